@@ -1,0 +1,103 @@
+"""The exceptions that callers of ags1 can act on.
+
+One class per failure with its own remedy. Real I/O trouble (a missing file, a full disk) stays the
+builtin ``OSError`` with its ``filename``. A class that means what a builtin means subclasses it.
+This module imports nothing, so that every floor may raise from it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Ags1Error",
+    "AuthenticationError",
+    "FormatError",
+    "KeyMetadataError",
+    "KeyReuseError",
+    "KmsAccessDeniedError",
+    "KmsError",
+    "KmsKeyNotFoundError",
+    "KmsUnavailableError",
+    "KmsUnwrapError",
+    "MissingFileLengthError",
+    "TruncatedError",
+]
+
+
+class Ags1Error(Exception):
+    """Base of all of them.
+
+    ``file`` is the name of the file concerned, ``block`` the number of the block, ``offset`` the
+    position in the encrypted file (bytes) where the block begins; each is None where unknown.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | None = None,
+        block: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.file = file
+        self.block = block
+        self.offset = offset
+
+    def __str__(self) -> str:
+        return self.message if self.file is None else f"{self.file}: {self.message}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments are lost by Exception's own pickling, and worker processes
+        # (multiprocessing, Spark) send exceptions that way.
+        return _rebuild, (type(self), self.message, self.file, self.block, self.offset)
+
+
+def _rebuild(
+    kind: type[Ags1Error], message: str, file: str | None, block: int | None, offset: int | None
+) -> Ags1Error:
+    return kind(message, file=file, block=block, offset=offset)
+
+
+class FormatError(Ags1Error, ValueError):
+    """Not an AGS1 file, a bad header, an impossible length, or bytes after the end."""
+
+
+class TruncatedError(Ags1Error, EOFError):
+    """The file is shorter than its trusted length."""
+
+
+class AuthenticationError(Ags1Error):
+    """A GCM tag does not verify: wrong key or AAD prefix, or the data was changed."""
+
+
+class MissingFileLengthError(Ags1Error, ValueError):
+    """The key metadata has no file length and the caller did not accept the file system's."""
+
+
+class KeyMetadataError(Ags1Error, ValueError):
+    """Bytes that are not a StandardKeyMetadata, or a key of a size that AES does not have."""
+
+
+class KeyReuseError(Ags1Error, ValueError):
+    """Going on would seal two contents under one key: a used key, a fork, or GCM's limit."""
+
+
+class KmsError(Ags1Error):
+    """A master key could not be used."""
+
+
+class KmsKeyNotFoundError(KmsError, LookupError):
+    """The KMS has no key of that name."""
+
+
+class KmsAccessDeniedError(KmsError, PermissionError):
+    """The KMS refused the caller."""
+
+
+class KmsUnavailableError(KmsError, ConnectionError):
+    """The KMS could not be reached or did not answer in time."""
+
+
+class KmsUnwrapError(KmsError):
+    """The wrapped key does not unwrap: another master key wrapped it, or it was changed."""
