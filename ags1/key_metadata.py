@@ -1,0 +1,220 @@
+"""What opens one file: its data key, its AAD prefix and its length.
+
+The bytes are Iceberg's ``StandardKeyMetadata`` (Java: ``core/.../encryption``): a version byte,
+then an Avro datum. The length is the trusted one: readers take it from here and never from the
+file system, because AGS1 itself does not authenticate where a file ends. Knows nothing of files,
+nor of the keys that wrap this one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import io
+import operator
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ._gcm import random_bytes
+from .errors import KeyMetadataError
+
+KEY_SIZES = (16, 24, 32)
+AAD_PREFIX_SIZE = 16
+_VERSION = b"\x01"
+_SCHEMA = {
+    "type": "record",
+    "name": "StandardKeyMetadata",
+    "fields": [
+        {"name": "encryption_key", "type": "bytes"},
+        {"name": "aad_prefix", "type": ["null", "bytes"], "default": None},
+        {"name": "file_length", "type": ["null", "long"], "default": None},
+    ],
+}
+
+
+class KeyMetadata:
+    """A file's key metadata; immutable, compared by value, never printed.
+
+    ``encryption_key`` is 16, 24 or 32 bytes; ``aad_prefix`` any bytes or None (kept apart from
+    empty in ``to_bytes``, the same to AES-GCM); ``file_length`` the encrypted file's size in bytes,
+    or None where nobody has said yet. Raises KeyMetadataError for anything else.
+
+    The object holds the key in the clear: ``to_bytes`` is the one way out, and what it returns has
+    to be wrapped before it is stored.
+    """
+
+    __slots__ = ("_aad_prefix", "_encryption_key", "_file_length")
+
+    def __init__(
+        self,
+        encryption_key: bytes,
+        aad_prefix: bytes | None = None,
+        file_length: int | None = None,
+    ) -> None:
+        self._encryption_key = bytes(memoryview(encryption_key))
+        if len(self._encryption_key) not in KEY_SIZES:
+            raise KeyMetadataError(
+                f"an AES key has 16, 24 or 32 bytes, not {len(self._encryption_key)}"
+            )
+        self._aad_prefix = None if aad_prefix is None else bytes(memoryview(aad_prefix))
+        self._file_length = None if file_length is None else _checked_length(file_length)
+
+    @classmethod
+    def trusted(
+        cls, encryption_key: bytes, aad_prefix: bytes | None, file_length: int | None
+    ) -> KeyMetadata:
+        """Make one of values known to be right, without the checks: small messages feel them."""
+        metadata = cls.__new__(cls)
+        metadata._encryption_key = encryption_key
+        metadata._aad_prefix = aad_prefix
+        metadata._file_length = file_length
+        return metadata
+
+    @property
+    def encryption_key(self) -> bytes:
+        """The data key, in the clear."""
+        return self._encryption_key
+
+    @property
+    def aad_prefix(self) -> bytes | None:
+        """The bytes before the block number in every block's AAD."""
+        return self._aad_prefix
+
+    @property
+    def file_length(self) -> int | None:
+        """The encrypted file's trusted size in bytes."""
+        return self._file_length
+
+    @classmethod
+    def generate(cls, key_size: int = 32) -> KeyMetadata:
+        """Return a fresh random key of ``key_size`` bytes with a fresh 16-byte AAD prefix."""
+        if key_size not in KEY_SIZES:
+            raise KeyMetadataError(f"an AES key has 16, 24 or 32 bytes, not {key_size}")
+        secret = random_bytes(key_size + AAD_PREFIX_SIZE)
+        return KeyMetadata.trusted(secret[:key_size], secret[key_size:], None)
+
+    def with_file_length(self, file_length: int) -> KeyMetadata:
+        """Return the same key metadata with that file length (bytes)."""
+        return KeyMetadata.trusted(
+            self._encryption_key, self._aad_prefix, _checked_length(file_length)
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return Java's ``StandardKeyMetadata`` bytes. They hold the key in the clear."""
+        return _VERSION + _encode(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> KeyMetadata:
+        """Parse ``StandardKeyMetadata`` bytes.
+
+        Optional fields that a newer writer appended are passed over, as Java does. Raises
+        KeyMetadataError for another version, a cut datum, trailing bytes that cannot be such
+        fields, or a key of a wrong length.
+        """
+        data = bytes(data)
+        if data[:1] != _VERSION:
+            version = f"version {data[0]}" if data else "nothing"
+            raise KeyMetadataError(f"key metadata must have version 1; this has {version}")
+        datum = io.BytesIO(data[1:])
+        try:
+            fields = _codec()[0](datum)
+            metadata = cls(fields["encryption_key"], fields["aad_prefix"], fields["file_length"])
+        except KeyMetadataError:
+            raise
+        except Exception:
+            # The decoder's own message could quote the bytes, and they hold a key.
+            raise KeyMetadataError("these bytes are not a StandardKeyMetadata datum") from None
+        end = 1 + datum.tell()
+        # The decoder takes a length beyond the end for whatever is there; encoding again shows it.
+        if not hmac.compare_digest(metadata.to_bytes(), data[:end]):
+            raise KeyMetadataError("these bytes are not a whole StandardKeyMetadata datum")
+        if not _are_optional_fields(data[end:]):
+            raise KeyMetadataError(f"{len(data) - end} unknown bytes follow the key metadata")
+        return metadata
+
+    def __repr__(self) -> str:
+        prefix = "None" if self._aad_prefix is None else f"<{len(self._aad_prefix)} bytes>"
+        return (
+            f"KeyMetadata(encryption_key=<{len(self._encryption_key)} bytes>, "
+            f"aad_prefix={prefix}, file_length={self._file_length})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KeyMetadata):
+            return NotImplemented
+        return (
+            hmac.compare_digest(self._encryption_key, other._encryption_key)
+            and self._aad_prefix == other._aad_prefix
+            and self._file_length == other._file_length
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # a hash of a key has no business in a table
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("key metadata holds a key and is not pickled or copied: see to_bytes()")
+
+
+def _checked_length(file_length: int) -> int:
+    length = operator.index(file_length)
+    if not 0 <= length < 2**63:
+        raise KeyMetadataError(f"a file length cannot be {length}")
+    return length
+
+
+@functools.cache
+def _codec() -> tuple[Callable[[io.BytesIO], dict[str, Any]], Callable[[dict[str, Any]], bytes]]:
+    # fastavro takes a while to import, and only a program that stores keys needs it.
+    import fastavro
+
+    schema = fastavro.parse_schema(_SCHEMA)
+
+    def read(datum: io.BytesIO) -> dict[str, Any]:
+        fields: dict[str, Any] = fastavro.schemaless_reader(datum, schema, None)  # type: ignore[assignment]
+        return fields
+
+    def write(fields: dict[str, Any]) -> bytes:
+        datum = io.BytesIO()
+        fastavro.schemaless_writer(datum, schema, fields)
+        return datum.getvalue()
+
+    return read, write
+
+
+def _encode(metadata: KeyMetadata) -> bytes:
+    return _codec()[1](
+        {
+            "encryption_key": metadata.encryption_key,
+            "aad_prefix": metadata.aad_prefix,
+            "file_length": metadata.file_length,
+        }
+    )
+
+
+def _are_optional_fields(data: bytes) -> bool:
+    """Whether ``data`` can be Avro's unions of null and a number, or of null and bytes.
+
+    A newer version of the format can only append such fields. Their types are not known here, so
+    every reading is tried: ``ends`` holds the positions that a field could end at.
+    """
+    ends = {0}
+    for start in range(len(data)):
+        if start not in ends:
+            continue
+        if data[start] == 0:  # the union's branch 0: null
+            ends.add(start + 1)
+        elif data[start] == 2:  # its branch 1: a zigzag varint, or one that counts bytes
+            end, number = _varint(data, start + 1)
+            if end is not None:
+                ends.add(end)
+                if number % 2 == 0 and end + number // 2 <= len(data):
+                    ends.add(end + number // 2)
+    return len(data) in ends
+
+
+def _varint(data: bytes, start: int) -> tuple[int | None, int]:
+    number = 0
+    for i, byte in enumerate(data[start : start + 10]):
+        number |= (byte & 0x7F) << (7 * i)
+        if byte < 0x80:
+            return start + i + 1, number
+    return None, 0
