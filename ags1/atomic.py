@@ -1,0 +1,136 @@
+"""Output files that appear whole or not at all.
+
+The bytes go to a temporary name in the target's own folder. ``commit`` gives them the final name in
+one step; anything else, a crash included, leaves the target as it was. Knows nothing of AGS1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from types import TracebackType
+
+
+class AtomicFile:
+    """A file under construction, open for writing at ``fd``.
+
+    ``overwrite=False`` raises FileExistsError when the target exists, at once or at ``commit``;
+    ``durable`` syncs file and folder before ``commit`` returns. ``mode`` is the permission bits of
+    the finished file; None leaves the existing target's, or else what the umask allows. A target
+    that exists and is no regular file is refused: replacing ``/dev/null`` helps nobody.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        durable: bool = True,
+        mode: int | None = None,
+    ) -> None:
+        self.name = os.fsdecode(target)
+        # A symbolic link is followed, as open() does; the temporary file belongs beside its end.
+        self._path = os.path.realpath(self.name)
+        self._overwrite = overwrite
+        self._durable = durable
+        self._mode = mode
+        self.fd = -1
+        try:
+            existing = os.stat(self._path)
+        except FileNotFoundError:
+            pass
+        else:
+            if stat.S_ISDIR(existing.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
+            if not overwrite:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name)
+            if not stat.S_ISREG(existing.st_mode):
+                raise OSError(errno.EINVAL, "Not a regular file", self.name)
+            if mode is None:
+                self._mode = stat.S_IMODE(existing.st_mode)
+        folder, base = os.path.split(self._path)
+        # The whole name must fit where the target's does.
+        self._temporary = os.path.join(folder, f".{base[:200]}.{secrets.token_hex(6)}.tmp")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            self.fd = os.open(self._temporary, flags, 0o666 if self._mode is None else 0o600)
+        except OSError as error:
+            raise _named(error, self.name) from None
+
+    def commit(self) -> None:
+        """Give the file its final name. Raises OSError; then the file is gone."""
+        try:
+            if self._mode is not None:
+                os.fchmod(self.fd, self._mode)
+            if self._durable:
+                os.fsync(self.fd)
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+            self._publish()
+            if self._durable:
+                _sync_folder(os.path.dirname(self._path))
+        except OSError as error:
+            self.discard()
+            raise _named(error, self.name) from None
+        except BaseException:
+            self.discard()
+            raise
+
+    def _publish(self) -> None:
+        if self._overwrite:
+            os.rename(self._temporary, self._path)
+            return
+        try:
+            # Unlike rename, a link never replaces a target that appeared meanwhile.
+            os.link(self._temporary, self._path)
+        except FileExistsError:
+            raise
+        except OSError:
+            # A file system without hard links: the check is all that can be had.
+            if os.path.lexists(self._path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name) from None
+            os.rename(self._temporary, self._path)
+        else:
+            os.unlink(self._temporary)
+
+    def discard(self) -> None:
+        """Remove the temporary file. Does nothing after ``commit``."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._temporary)
+
+    def __enter__(self) -> AtomicFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.discard()
+
+
+def _named(error: OSError, name: str) -> OSError:
+    return OSError(error.errno, error.strerror, name)
+
+
+def _sync_folder(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some file systems cannot sync a folder, and have nothing to sync there either.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
