@@ -1,0 +1,58 @@
+"""Apache Iceberg's AES-GCM stream format (AGS1): encrypted files, read and written fast.
+
+>>> sealed, km = ags1.encrypt(b"data")
+>>> ags1.decrypt(sealed, km)
+b'data'
+"""
+
+from ._gcm import BlockCipher
+from .bulk import decrypt_file, encrypt_file, verify_file
+from .errors import (
+    Ags1Error,
+    AuthenticationError,
+    FormatError,
+    KeyMetadataError,
+    KeyReuseError,
+    KmsAccessDeniedError,
+    KmsError,
+    KmsKeyNotFoundError,
+    KmsUnavailableError,
+    KmsUnwrapError,
+    MissingFileLengthError,
+    TruncatedError,
+)
+from .key_metadata import KeyMetadata
+from .oneshot import Sealed, decrypt, decrypt_into, encrypt, encrypt_into
+from .reader import Reader
+from .stream import open
+from .writer import Writer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Ags1Error",
+    "AuthenticationError",
+    "BlockCipher",
+    "FormatError",
+    "KeyMetadata",
+    "KeyMetadataError",
+    "KeyReuseError",
+    "KmsAccessDeniedError",
+    "KmsError",
+    "KmsKeyNotFoundError",
+    "KmsUnavailableError",
+    "KmsUnwrapError",
+    "MissingFileLengthError",
+    "Reader",
+    "Sealed",
+    "TruncatedError",
+    "Writer",
+    "decrypt",
+    "decrypt_file",
+    "decrypt_into",
+    "encrypt",
+    "encrypt_file",
+    "encrypt_into",
+    "open",
+    "verify_file",
+]

@@ -1,0 +1,101 @@
+"""Where encrypted bytes go: a caller's file object, or a path that gets its file when it is whole.
+
+Knows nothing of blocks or keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+from typing import Any, Protocol
+
+from .atomic import AtomicFile
+
+
+class Sink(Protocol):
+    """``discard`` leaves nothing that a reader could take for a whole file."""
+
+    name: str | None
+
+    def write(self, data: memoryview) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+
+class FileSink(Sink):
+    """A file object, which stays the caller's: it is flushed and not closed."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        name = getattr(file, "name", None)
+        self.name: str | None = name if isinstance(name, str) else None
+        self._start: int | None = None
+        with contextlib.suppress(OSError, AttributeError, ValueError):
+            if file.seekable():
+                self._start = file.tell()
+
+    def write(self, data: memoryview) -> None:
+        while data.nbytes:
+            written = self._file.write(data)
+            if written is None:
+                raise BlockingIOError(errno.EAGAIN, "the target takes no data now and would block")
+            data = data[written:]
+
+    def commit(self) -> None:
+        self._flush()
+
+    def _flush(self) -> None:
+        flush = getattr(self._file, "flush", None)
+        if flush is not None:
+            flush()
+
+    def discard(self) -> None:
+        if self._start is not None:
+            with contextlib.suppress(OSError, AttributeError, ValueError):
+                self._file.seek(self._start)
+                self._file.truncate()
+                return
+        # What went down a pipe stays there. One byte after the last whole block makes its length
+        # impossible, whichever length a reader is made to believe.
+        with contextlib.suppress(Exception):
+            self._file.write(b"\0")
+            self._flush()
+
+
+class PathSink(Sink):
+    """A path of this machine."""
+
+    def __init__(self, path: Any, *, overwrite: bool, durable: bool) -> None:
+        self._file = AtomicFile(path, overwrite=overwrite, durable=durable)
+        self.name: str | None = self._file.name
+
+    def write(self, data: memoryview) -> None:
+        while data.nbytes:
+            try:
+                data = data[os.write(self._file.fd, data) :]
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self._file.name) from None
+
+    def commit(self) -> None:
+        self._file.commit()
+
+    def discard(self) -> None:
+        self._file.discard()
+
+
+def open_sink(file: Any, *, overwrite: bool, durable: bool) -> Sink:
+    """Return the sink for a path or a file object.
+
+    Raises TypeError for anything else, a text file included; OSError when it cannot be made.
+    """
+    if isinstance(file, (str, bytes, os.PathLike)):
+        return PathSink(file, overwrite=overwrite, durable=durable)
+    if isinstance(file, io.TextIOBase):
+        raise TypeError("a text file was given: open it in binary mode")
+    if not hasattr(file, "write"):
+        raise TypeError(f"a path or a binary file object is needed, not {type(file).__name__}")
+    return FileSink(file)

@@ -1,0 +1,236 @@
+"""Where encrypted bytes come from: a path, a file object, or anything with ranged reads.
+
+A source hands out exact ranges of the encrypted file, into memory that the caller lends or, where
+the bytes lie in memory already, without a copy. Knows nothing of blocks or keys.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .errors import FormatError, TruncatedError
+from .memory import flat
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class RangedReader(Protocol):
+    """What a caller's own storage has to offer: ``pread(offset, size)`` in bytes, thread-safe.
+
+    It may return fewer bytes only at the end. A ``size`` attribute (bytes) is used if there is one.
+    """
+
+    def pread(self, offset: int, size: int, /) -> Buffer: ...
+
+
+class Source(Protocol):
+    """``size`` is in bytes, None where it cannot be told. Unless ``random_access``, ranges must be
+    asked for from the beginning to the end without a gap, by one thread."""
+
+    size: int | None
+    random_access: bool
+
+    def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
+        """Return exactly ``size`` bytes from ``offset``, in ``scratch`` or elsewhere.
+
+        Raises TruncatedError when the source ends before, and what the storage raises.
+        """
+        ...
+
+    def check_end(self) -> None:
+        """Raise FormatError when more bytes follow, where the size has not told already."""
+        return
+
+    def close(self) -> None: ...
+
+
+def _cut(got: int, offset: int, size: int) -> TruncatedError:
+    return TruncatedError(
+        f"the file ends at byte {offset + got}, within the {size} bytes wanted from {offset}",
+        offset=offset,
+    )
+
+
+class PathSource(Source):
+    """A regular file of this machine, read with ``pread``: any number of threads at once."""
+
+    random_access = True
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd = fd
+        self.size: int | None = size
+
+    def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
+        view = scratch[:size]
+        done = os.preadv(self._fd, [view], offset)
+        while done < size:
+            got = os.preadv(self._fd, [view[done:]], offset + done)
+            if not got:
+                raise _cut(done, offset, size)
+            done += got
+        return view
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class MemorySource(Source):
+    """An ``io.BytesIO``, from its position on: read where it lies, without a copy."""
+
+    random_access = True
+
+    def __init__(self, file: io.BytesIO) -> None:
+        self._file = file
+        self._base = file.tell()
+        self.size: int | None = file.getbuffer().nbytes - self._base
+
+    def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
+        begin = self._base + offset
+        view = self._file.getbuffer()[begin : begin + size]
+        if view.nbytes < size:
+            raise _cut(view.nbytes, offset, size)
+        return view
+
+    def close(self) -> None:
+        pass
+
+
+class RangedSource(Source):
+    """A caller's object with ``pread(offset, size)``."""
+
+    random_access = True
+
+    def __init__(self, reader: RangedReader) -> None:
+        self._reader = reader
+        size = getattr(reader, "size", None)
+        self.size: int | None = size if isinstance(size, int) else None
+
+    def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
+        view = flat(self._reader.pread(offset, size))
+        if view.nbytes < size:
+            raise _cut(view.nbytes, offset, size)
+        return view[:size]
+
+    def close(self) -> None:
+        pass
+
+
+class SeekableSource(Source):
+    """A seekable file object, from its position on, one read at a time."""
+
+    random_access = True
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._base: int = file.tell()
+        self.size: int | None = file.seek(0, os.SEEK_END) - self._base
+        file.seek(self._base)
+
+    def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
+        view = scratch[:size]
+        with self._lock:
+            self._file.seek(self._base + offset)
+            done = read_full(self._file, view)
+        if done < size:
+            raise _cut(done, offset, size)
+        return view
+
+    def close(self) -> None:
+        pass
+
+
+class PipeSource(Source):
+    """A file object that only moves forward."""
+
+    random_access = False
+    size: int | None = None
+
+    def __init__(self, file: Any, *, owned: bool = False) -> None:
+        self._file = file
+        self._owned = owned
+        self._position = 0
+
+    def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
+        if offset != self._position:
+            raise io.UnsupportedOperation("this source cannot seek")
+        view = scratch[:size]
+        done = read_full(self._file, view)
+        self._position += done
+        if done < size:
+            raise _cut(done, offset, size)
+        return view
+
+    def check_end(self) -> None:
+        if self._file.read(1):
+            raise FormatError(
+                f"more bytes follow the trusted length of {self._position}: something was "
+                "appended, or these keys belong to another file"
+            )
+
+    def close(self) -> None:
+        if self._owned:
+            self._file.close()
+
+
+def read_full(file: Any, view: memoryview) -> int:
+    """Read from a binary file object until ``view`` is full or the file ends; return the bytes."""
+    done = 0
+    while done < view.nbytes:
+        if hasattr(file, "readinto"):
+            got = file.readinto(view[done:])
+        else:
+            data = file.read(view.nbytes - done)
+            got = None if data is None else len(data)
+            view[done : done + (got or 0)] = data or b""
+        if got is None:
+            raise BlockingIOError(errno.EAGAIN, "the source has no data yet and would block")
+        if not got:
+            break
+        done += got
+    return done
+
+
+def open_source(file: Any) -> tuple[Source, str | None]:
+    """Return the source for a path or a file object, and its name for messages.
+
+    Raises TypeError for anything else, a text file included; OSError when it cannot be opened.
+    """
+    if isinstance(file, (str, bytes, os.PathLike)):
+        return _open_path(file), os.fsdecode(file)
+    if isinstance(file, io.TextIOBase):
+        raise TypeError("a text file was given: open it in binary mode")
+    name = getattr(file, "name", None)
+    name = name if isinstance(name, str) else None
+    if type(file) is io.BytesIO:
+        return MemorySource(file), name
+    if hasattr(file, "pread"):
+        return RangedSource(file), name
+    if not hasattr(file, "read"):
+        raise TypeError(f"a path or a binary file object is needed, not {type(file).__name__}")
+    seekable = getattr(file, "seekable", None)
+    if seekable() if seekable is not None else hasattr(file, "seek"):
+        return SeekableSource(file), name
+    return PipeSource(file), name
+
+
+def _open_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Source:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(path))
+        if stat.S_ISREG(status.st_mode):
+            return PathSource(fd, status.st_size)
+        return PipeSource(os.fdopen(fd, "rb", buffering=0), owned=True)
+    except BaseException:
+        os.close(fd)
+        raise

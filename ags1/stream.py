@@ -1,0 +1,171 @@
+"""``open``: encrypted files as Python's own file objects, the way ``gzip.open`` does it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from types import TracebackType
+from typing import Any, Literal, overload
+
+from . import layout
+from .geometry import DEFAULT_MAX_BLOCK_SIZE
+from .key_metadata import KeyMetadata
+from .reader import Reader
+from .writer import Writer
+
+
+class TextWriter(io.TextIOWrapper):
+    """Text over a ``Writer``, which is its ``buffer``: an exception inside ``with``, or dropping
+    the object unclosed, leaves no file."""
+
+    buffer: Writer
+
+    @property
+    def key_metadata(self) -> KeyMetadata:
+        """As ``Writer.key_metadata``."""
+        return self.buffer.key_metadata
+
+    def abort(self) -> None:
+        """As ``Writer.abort``."""
+        self.buffer.abort()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(ValueError):
+            self.buffer.__del__()
+
+
+_ReadMode = Literal["r", "rb"]
+_WriteMode = Literal["w", "wb", "x", "xb"]
+_File = Any
+
+
+@overload
+def open(
+    file: _File,
+    mode: _ReadMode = "rb",
+    km: KeyMetadata | None = None,
+    *,
+    block_size: int | None = None,
+    max_block_size: int = DEFAULT_MAX_BLOCK_SIZE,
+    threads: int = 1,
+    trust_file_size: bool = False,
+) -> Reader: ...
+@overload
+def open(
+    file: _File,
+    mode: _WriteMode,
+    km: KeyMetadata | None = None,
+    *,
+    key_size: int = 32,
+    block_size: int | None = None,
+    threads: int = 1,
+    reuse_key: bool = False,
+    durable: bool = True,
+) -> Writer: ...
+@overload
+def open(
+    file: _File,
+    mode: Literal["rt"],
+    km: KeyMetadata | None = None,
+    *,
+    block_size: int | None = None,
+    max_block_size: int = DEFAULT_MAX_BLOCK_SIZE,
+    threads: int = 1,
+    trust_file_size: bool = False,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+) -> io.TextIOWrapper: ...
+@overload
+def open(
+    file: _File,
+    mode: Literal["wt", "xt"],
+    km: KeyMetadata | None = None,
+    *,
+    key_size: int = 32,
+    block_size: int | None = None,
+    threads: int = 1,
+    reuse_key: bool = False,
+    durable: bool = True,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+) -> TextWriter: ...
+
+
+def open(
+    file: _File,
+    mode: str = "rb",
+    km: KeyMetadata | None = None,
+    *,
+    key_size: int = 32,
+    block_size: int | None = None,
+    max_block_size: int = DEFAULT_MAX_BLOCK_SIZE,
+    threads: int = 1,
+    trust_file_size: bool = False,
+    reuse_key: bool = False,
+    durable: bool = True,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+) -> Reader | Writer | io.TextIOWrapper | TextWriter:
+    """Open an encrypted file, as ``gzip.open`` does a compressed one.
+
+    ``file`` is a path, a binary file object (used from its position on, and left open by
+    ``close``), or for reading an object with ``pread(offset, size)``. ``mode`` is ``rb`` (the
+    default), ``wb``, ``xb``, their text forms ``rt``, ``wt``, ``xt`` with ``encoding``, ``errors``
+    and ``newline``, or ``r``, ``w``, ``x``, which are binary.
+
+    Reading needs ``km`` with its file length; ``trust_file_size`` takes the source's size instead
+    where there is none. ``block_size`` pins the block size (bytes), else the header's is taken up
+    to ``max_block_size``. Raises FormatError, TruncatedError, MissingFileLengthError.
+
+    Writing makes a fresh key of ``key_size`` bytes unless ``km`` gives one that has sealed no file
+    yet (``reuse_key`` insists); ``key_metadata`` of the closed stream opens the file. A path gets
+    the file when ``close`` succeeds, not before; ``durable`` syncs it to disk. Java and
+    iceberg-rust read no other ``block_size`` than the default of 1 MiB. Raises KeyReuseError.
+
+    ``threads`` above one works on blocks ahead in the background.
+    """
+    kind, text = mode.replace("t", "").replace("b", ""), "t" in mode
+    if kind not in ("r", "w", "x") or ("b" in mode and text) or len(mode) > 2:
+        raise ValueError(f"mode must be one of rb, wb, xb, rt, wt, xt, not {mode!r}")
+    if not text and (encoding, errors, newline) != (None, None, None):
+        raise ValueError("encoding, errors and newline go with a text mode")
+    if kind == "r":
+        if km is None:
+            raise TypeError("reading an encrypted file needs its key metadata (km)")
+        reader = Reader(
+            file,
+            km,
+            block_size=block_size,
+            max_block_size=max_block_size,
+            threads=threads,
+            trust_file_size=trust_file_size,
+        )
+        if not text:
+            return reader
+        return io.TextIOWrapper(reader, io.text_encoding(encoding), errors, newline)
+    writer = Writer(
+        file,
+        km,
+        key_size=key_size,
+        block_size=layout.DEFAULT_BLOCK_SIZE if block_size is None else block_size,
+        threads=threads,
+        reuse_key=reuse_key,
+        durable=durable,
+        exclusive=kind == "x",
+    )
+    if not text:
+        return writer
+    return TextWriter(writer, io.text_encoding(encoding), errors, newline)
