@@ -454,6 +454,7 @@ class Reader(ReadWindow, Stream):
         Ranges in the same or in adjacent blocks are read from the source together, and each block
         is decrypted once.
         """
+        self._check_positioned(0, 0)
         wanted = [(operator.index(offset), operator.index(size)) for offset, size in ranges]
         for offset, size in wanted:
             self._check_positioned(offset, size)

@@ -158,12 +158,17 @@ class PipeSource(Source):
         self._file = file
         self._owned = owned
         self._position = 0
+        self._broken = False
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
+        if self._broken:
+            raise OSError(errno.EIO, "the source failed in the middle of a block before")
         if offset != self._position:
             raise io.UnsupportedOperation("this source cannot seek")
         view = scratch[:size]
+        self._broken = True
         done = read_full(self._file, view)
+        self._broken = False
         self._position += done
         if done < size:
             raise _cut(done, offset, size)

@@ -154,6 +154,8 @@ class Writer(WriteBatch, Stream):
             except BaseException as error:
                 if not self.closed:
                     self._error = error
+                    # Small writes would go on filling it, unheard.
+                    self.drop_batch()
                 raise
             finally:
                 self.busy = False
