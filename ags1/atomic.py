@@ -52,8 +52,9 @@ class AtomicFile:
             if mode is None:
                 self._mode = stat.S_IMODE(existing.st_mode)
         folder, base = os.path.split(self._path)
-        # The whole name must fit where the target's does.
-        self._temporary = os.path.join(folder, f".{base[:200]}.{secrets.token_hex(6)}.tmp")
+        # The whole name must fit where the target's does, and file systems count bytes.
+        short = os.fsdecode(os.fsencode(base)[:200])
+        self._temporary = os.path.join(folder, f".{short}.{secrets.token_hex(6)}.tmp")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             self.fd = os.open(self._temporary, flags, 0o666 if self._mode is None else 0o600)
@@ -69,32 +70,13 @@ class AtomicFile:
                 os.fsync(self.fd)
             fd, self.fd = self.fd, -1
             os.close(fd)
-            self._publish()
-            if self._durable:
-                _sync_folder(os.path.dirname(self._path))
+            publish(self._temporary, self._path, overwrite=self._overwrite, durable=self._durable)
         except OSError as error:
             self.discard()
             raise _named(error, self.name) from None
         except BaseException:
             self.discard()
             raise
-
-    def _publish(self) -> None:
-        if self._overwrite:
-            os.rename(self._temporary, self._path)
-            return
-        try:
-            # Unlike rename, a link never replaces a target that appeared meanwhile.
-            os.link(self._temporary, self._path)
-        except FileExistsError:
-            raise
-        except OSError:
-            # A file system without hard links: the check is all that can be had.
-            if os.path.lexists(self._path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name) from None
-            os.rename(self._temporary, self._path)
-        else:
-            os.unlink(self._temporary)
 
     def discard(self) -> None:
         """Remove the temporary file. Does nothing after ``commit``."""
@@ -118,6 +100,30 @@ class AtomicFile:
             self.commit()
         else:
             self.discard()
+
+
+def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> None:
+    """Give the finished file ``temporary`` the name ``target`` in the same folder, in one step.
+
+    Raises FileExistsError when the target exists and ``overwrite`` is not set, and OSError.
+    """
+    if overwrite:
+        os.rename(temporary, target)
+    else:
+        try:
+            # Unlike rename, a link never replaces a target that appeared meanwhile.
+            os.link(temporary, target)
+        except FileExistsError:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+        except OSError:
+            # A file system without hard links: the check is all that can be had.
+            if os.path.lexists(target):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+            os.rename(temporary, target)
+        else:
+            os.unlink(temporary)
+    if durable:
+        _sync_folder(os.path.dirname(target))
 
 
 def _named(error: OSError, name: str) -> OSError:
