@@ -1,0 +1,189 @@
+"""The envelope: master key (KMS) → key encryption key (KEK) → key metadata of one file.
+
+An ``EncryptedKey`` is an entry of the ``encryption-keys`` list in a table's metadata.json, and so
+is each entry of a loose file's sidecar. A KEK entry is wrapped by the KMS; a key metadata entry is
+AES-GCM under the KEK, with the KEK's timestamp as additional data. Follows the Iceberg
+specification "Encryption Keys" and Java's ``EncryptedKeyParser`` and ``StandardEncryptionManager``.
+Pure over bytes and dicts, and a KMS client handed in.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+from .._gcm import open as open_sealed
+from .._gcm import random_bytes, seal
+from ..errors import AuthenticationError, KeyMetadataError
+from ..key_metadata import KEY_SIZES, KeyMetadata
+
+KEY_TIMESTAMP = "KEY_TIMESTAMP"
+# The spelling in the text proposed for the specification; Java writes the one above.
+KEY_TIMESTAMP_PROPOSED = "key-timestamp"
+_KEY_ID_SIZE = 16
+
+
+class KeyWrapper(Protocol):
+    """The part of a KMS client that the envelope needs."""
+
+    def wrap_key(self, key: bytes, key_id: str) -> bytes: ...
+
+    def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EncryptedKey:
+    """One entry of ``encryption-keys``. Holds no key in the clear."""
+
+    key_id: str
+    encrypted_key_metadata: bytes = field(repr=False)
+    encrypted_by_id: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, entry: object) -> EncryptedKey:
+        """Parse an entry as JSON gives it. Unknown properties are kept.
+
+        Raises KeyMetadataError, naming the field.
+        """
+        if not isinstance(entry, dict):
+            raise KeyMetadataError("an entry of encryption-keys is not an object")
+        properties = entry.get("properties")
+        if properties is None:
+            properties = {}
+        if not isinstance(properties, dict) or not all(
+            isinstance(value, str) for value in properties.values()
+        ):
+            raise KeyMetadataError("'properties' of an encrypted key is not a map of strings")
+        encrypted_by_id = entry.get("encrypted-by-id")
+        if encrypted_by_id is not None and not isinstance(encrypted_by_id, str):
+            raise KeyMetadataError("'encrypted-by-id' of an encrypted key is not a string")
+        text = _string(entry, "encrypted-key-metadata")
+        try:
+            encrypted_key_metadata = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise KeyMetadataError(
+                "'encrypted-key-metadata' of an encrypted key is not base64"
+            ) from None
+        return cls(_string(entry, "key-id"), encrypted_key_metadata, encrypted_by_id, properties)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry in Java's field order; absent and empty fields are left out."""
+        entry: dict[str, Any] = {
+            "key-id": self.key_id,
+            "encrypted-key-metadata": base64.b64encode(self.encrypted_key_metadata).decode(),
+        }
+        if self.encrypted_by_id is not None:
+            entry["encrypted-by-id"] = self.encrypted_by_id
+        if self.properties:
+            entry["properties"] = dict(self.properties)
+        return entry
+
+    @property
+    def timestamp(self) -> str | None:
+        """The KEK's creation time (epoch ms) as it stands in the properties; None without one.
+
+        The text itself is what the KEK's seals are bound to. Raises KeyMetadataError when both
+        spellings are there and differ.
+        """
+        written = self.properties.get(KEY_TIMESTAMP)
+        proposed = self.properties.get(KEY_TIMESTAMP_PROPOSED)
+        if written is not None and proposed is not None and written != proposed:
+            raise KeyMetadataError(
+                f"the key {self.key_id!r} has two different timestamps, "
+                f"{KEY_TIMESTAMP} and {KEY_TIMESTAMP_PROPOSED}"
+            )
+        return proposed if written is None else written
+
+
+class KeyEncryptionKey:
+    """An unwrapped KEK together with its entry. The key is never printed, pickled or copied."""
+
+    __slots__ = ("_aad", "_key", "entry")
+
+    def __init__(self, entry: EncryptedKey, key: bytes) -> None:
+        if len(key) not in KEY_SIZES:
+            raise KeyMetadataError(
+                f"the key {entry.key_id!r} unwraps to {len(key)} bytes; an AES key has 16, 24 or 32"
+            )
+        timestamp = entry.timestamp
+        if timestamp is None:
+            raise KeyMetadataError(f"the key {entry.key_id!r} has no {KEY_TIMESTAMP}")
+        try:
+            self._aad = timestamp.encode()
+        except UnicodeEncodeError:  # JSON can spell half a character
+            raise KeyMetadataError(f"the {KEY_TIMESTAMP} of {entry.key_id!r} is no text") from None
+        self.entry = entry
+        self._key = key
+
+    @classmethod
+    def generate(
+        cls, kms: KeyWrapper, master_key_id: str, *, key_size: int, timestamp_ms: int | None = None
+    ) -> KeyEncryptionKey:
+        """Make a KEK of ``key_size`` bytes and have ``kms`` wrap it; one KMS call."""
+        key = random_bytes(key_size)
+        now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+        wrapped_key = kms.wrap_key(key, master_key_id)
+        properties = {KEY_TIMESTAMP: str(now_ms)}
+        entry = EncryptedKey(new_key_id(), wrapped_key, master_key_id, properties)
+        return cls(entry, key)
+
+    @classmethod
+    def unwrap(cls, kms: KeyWrapper, entry: EncryptedKey) -> KeyEncryptionKey:
+        """Have ``kms`` unwrap a KEK's entry; one KMS call."""
+        if entry.encrypted_by_id is None:
+            raise KeyMetadataError(f"the key {entry.key_id!r} does not say which key wrapped it")
+        return cls(entry, kms.unwrap_key(entry.encrypted_key_metadata, entry.encrypted_by_id))
+
+    def wrap_key_metadata(self, km: KeyMetadata) -> EncryptedKey:
+        """Return a new entry that holds ``km`` sealed under this KEK."""
+        sealed = seal(self._key, km.to_bytes(), self._aad)
+        return EncryptedKey(new_key_id(), sealed, self.entry.key_id)
+
+    def unwrap_key_metadata(self, entry: EncryptedKey) -> KeyMetadata:
+        """Return the key metadata that ``entry`` holds. Raises AuthenticationError."""
+        try:
+            data = open_sealed(self._key, entry.encrypted_key_metadata, self._aad)
+        except (AuthenticationError, ValueError):
+            raise AuthenticationError(
+                f"the wrapped key metadata {entry.key_id!r} does not verify: "
+                "it was changed, or another key wrapped it"
+            ) from None
+        return KeyMetadata.from_bytes(data)
+
+    def __repr__(self) -> str:
+        return f"KeyEncryptionKey({self.entry!r}, key=<{len(self._key)} bytes>)"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a key encryption key is not pickled or copied; its entry can be")
+
+
+def new_key_id() -> str:
+    """Return a fresh key id as Java makes them: base64 of 16 random bytes."""
+    return base64.b64encode(random_bytes(_KEY_ID_SIZE)).decode()
+
+
+def parse_encryption_keys(entries: object) -> tuple[EncryptedKey, ...]:
+    """Parse an ``encryption-keys`` list. Raises KeyMetadataError, also when two have one id."""
+    if not isinstance(entries, list):
+        raise KeyMetadataError("'encryption-keys' is not a list")
+    keys = tuple(map(EncryptedKey.from_dict, entries))
+    if len({key.key_id for key in keys}) != len(keys):
+        raise KeyMetadataError("'encryption-keys' has two entries of one key id")
+    return keys
+
+
+def print_encryption_keys(keys: Iterable[EncryptedKey]) -> list[dict[str, Any]]:
+    """Return the ``encryption-keys`` list as it stands in JSON."""
+    return [key.to_dict() for key in keys]
+
+
+def _string(entry: Mapping[str, object], name: str) -> str:
+    value = entry.get(name)
+    if not isinstance(value, str) or not value:
+        raise KeyMetadataError(f"{name!r} of an encrypted key is missing or not a string")
+    return value

@@ -1,0 +1,42 @@
+"""Small private files, keyrings and sidecars: read within a limit, written whole or not at all.
+
+Knows nothing of what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ..atomic import AtomicFile
+
+
+def read(path: str, size_limit: int) -> tuple[bytes, os.stat_result]:
+    """Return a regular file's bytes and its status. Raises OSError, also for a larger file."""
+    # Not blocking: a FIFO of that name must not hang us.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file")
+        if status.st_size > size_limit:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(size_limit), status
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    finally:
+        os.close(fd)
+
+
+def write(path: str, data: bytes, *, overwrite: bool, durable: bool) -> None:
+    """Write a file that only its owner may read. Raises OSError."""
+    with AtomicFile(path, overwrite=overwrite, durable=durable, mode=0o600) as out:
+        try:
+            with open(out.fd, "wb", closefd=False) as file:
+                file.write(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None

@@ -1,0 +1,112 @@
+"""The sidecar ``FILE.keys``: the wrapped keys of one loose file, in the form that a table uses.
+
+::
+
+    {"encryption-keys": [KEK entry, wrapped key metadata entry], "key-id": "<the latter's id>"}
+
+It holds no key in the clear, but without it the file is lost. A sidecar may hold the keys of more
+than one file: while a file is being replaced its sidecar opens the old and the new one, so that no
+crash in between leaves either without its key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import KeyMetadataError
+from ..key_metadata import KeyMetadata
+from . import files
+from .envelope import EncryptedKey, KeyEncryptionKey, parse_encryption_keys, print_encryption_keys
+
+SUFFIX = ".keys"
+# A sidecar of two keys has under 1 KiB: far more than that is another file.
+_MAX_SIZE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """The entries of a sidecar, and the id of the one that opens the file."""
+
+    encryption_keys: tuple[EncryptedKey, ...]
+    key_id: str
+
+    @classmethod
+    def seal(cls, km: KeyMetadata, kek: KeyEncryptionKey) -> Sidecar:
+        """Return the sidecar that holds ``km`` under ``kek``."""
+        wrapped = kek.wrap_key_metadata(km)
+        return cls((kek.entry, wrapped), wrapped.key_id)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Sidecar:
+        """Parse a sidecar. Raises KeyMetadataError."""
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError):
+            raise KeyMetadataError("the sidecar is damaged: it is not JSON") from None
+        if not isinstance(document, dict):
+            raise KeyMetadataError("the sidecar is damaged: it is not a JSON object")
+        try:
+            keys = parse_encryption_keys(document.get("encryption-keys"))
+        except KeyMetadataError as error:
+            raise KeyMetadataError(f"the sidecar is damaged: {error.message}") from None
+        sidecar = cls(keys, str(document.get("key-id")))
+        if not sidecar.file_keys or sidecar.file_keys[0].key_id != sidecar.key_id:
+            raise KeyMetadataError("the sidecar is damaged: its 'key-id' names no file's key in it")
+        return sidecar
+
+    def to_bytes(self) -> bytes:
+        """Return the JSON document, one line per entry's field, ending in a newline."""
+        document = {
+            "encryption-keys": print_encryption_keys(self.encryption_keys),
+            "key-id": self.key_id,
+        }
+        return json.dumps(document, indent=2).encode() + b"\n"
+
+    def with_keys_of(self, other: Sidecar) -> Sidecar:
+        """Return this sidecar with the entries of ``other`` as well."""
+        known = {key.key_id for key in self.encryption_keys}
+        more = tuple(key for key in other.encryption_keys if key.key_id not in known)
+        return Sidecar(self.encryption_keys + more, self.key_id)
+
+    @property
+    def file_keys(self) -> tuple[EncryptedKey, ...]:
+        """The key metadata entries, the one that ``key_id`` names first."""
+        ids = {key.key_id for key in self.encryption_keys}
+        wrapped = [key for key in self.encryption_keys if key.encrypted_by_id in ids]
+        return tuple(sorted(wrapped, key=lambda key: key.key_id != self.key_id))
+
+    def kek_entry(self, wrapped: EncryptedKey) -> EncryptedKey:
+        """Return the entry of the KEK that ``wrapped`` is sealed under."""
+        for key in self.encryption_keys:
+            if key.key_id == wrapped.encrypted_by_id:
+                return key
+        raise KeyMetadataError("the sidecar is damaged: the KEK of its key is missing")
+
+    def open(
+        self, unwrap_kek: Callable[[EncryptedKey], KeyEncryptionKey], wrapped: EncryptedKey
+    ) -> KeyMetadata:
+        """Return the key metadata in the entry ``wrapped``; ``unwrap_kek`` asks the KMS."""
+        return unwrap_kek(self.kek_entry(wrapped)).unwrap_key_metadata(wrapped)
+
+
+def sidecar_path(file: str) -> str:
+    """Return the usual name of the sidecar of an encrypted file."""
+    return file + SUFFIX
+
+
+def read_sidecar(path: str) -> Sidecar:
+    """Read a sidecar. Raises OSError, or KeyMetadataError with ``path`` as its file."""
+    data, _ = files.read(path, _MAX_SIZE)
+    try:
+        return Sidecar.from_bytes(data)
+    except KeyMetadataError as error:
+        raise KeyMetadataError(error.message, file=path) from None
+
+
+def write_sidecar(
+    path: str, sidecar: Sidecar, *, overwrite: bool = False, durable: bool = True
+) -> None:
+    """Write a sidecar with mode 0600, whole or not at all."""
+    files.write(path, sidecar.to_bytes(), overwrite=overwrite, durable=durable)
