@@ -42,3 +42,5 @@ cdef Py_ssize_t open_run(
 ) noexcept nogil
 cdef object unauthentic(uint64_t block, size_t block_size)
 cdef void wipe(void *memory, size_t size) noexcept nogil
+cdef object libcrypto_error(str what)
+cdef size_t run_blocks(size_t block_size, size_t text_size, long long first_block) except 0

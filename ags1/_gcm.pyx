@@ -6,8 +6,9 @@ do; no byte is copied but by AES itself. Beside it stand ``seal`` and ``open`` f
 with the caller's own AAD, which key wrapping needs. Knows nothing of files or of Iceberg.
 
 Nonces are random, 96 bits, from OpenSSL's generator (NIST SP 800-38D, 8.2.2), at most 2**32 a key.
-A failed open zeroes the whole output range of the call before it raises. Until a call returns, its
-output may hold bytes not yet verified: no other thread may look at it.
+A failed call zeroes its whole output range before it raises. Until a call returns, its output may
+hold bytes not yet verified: no other thread may look at it. Nor may anybody change the input
+meanwhile: OpenSSL may read it twice, once to verify and once to decrypt.
 
 Our C copies of the key (here and in OpenSSL's contexts) are wiped when the object goes; Python
 ``bytes`` that the caller passed in cannot be. A forked child may open but not seal with a cipher
@@ -16,11 +17,10 @@ under the GIL, and that is why this module does not declare itself free-threadin
 """
 
 from cpython.buffer cimport (
-    PyBUF_SIMPLE, PyBUF_WRITABLE, PyBUF_WRITE, PyBuffer_FillInfo, PyBuffer_Release,
+    PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release,
     PyObject_CheckBuffer, PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.number cimport PyNumber_Index
 from libc.limits cimport INT_MAX
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
@@ -36,9 +36,9 @@ from openssl.evp cimport (
     EVP_CIPHER, EVP_CIPHER_CTX_ctrl, EVP_CIPHER_CTX_free, EVP_CIPHER_CTX_new, EVP_CIPHER_fetch,
     EVP_CTRL_AEAD_GET_TAG, EVP_CTRL_AEAD_SET_TAG, EVP_DecryptFinal_ex, EVP_DecryptInit_ex2,
     EVP_DecryptUpdate, EVP_EncryptFinal_ex, EVP_EncryptInit_ex2, EVP_EncryptUpdate,
-    EVP_default_properties_is_fips_enabled,
+    EVP_RAND_reseed, EVP_default_properties_is_fips_enabled,
 )
-from openssl.rand cimport RAND_bytes, RAND_priv_bytes
+from openssl.rand cimport RAND_bytes, RAND_get0_primary, RAND_priv_bytes
 from pthread cimport (
     pthread_atfork, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
 )
@@ -82,11 +82,14 @@ cdef EVP_CIPHER *aes_256_gcm
 
 
 # ---- fork -------------------------------------------------------------------------------------
-# OpenSSL reseeds its generators in a child, but a child forked while another thread is inside one
-# would inherit a lock that nobody will ever release. So no fork happens while we draw.
+# OpenSSL notices a fork by the process id alone, and in another PID namespace, or when numbers come
+# round, a child has its parent's: both would draw the same keys and nonces. So we count forks
+# ourselves and reseed; the threads' generators follow the primary one. Nor does a fork happen while
+# we draw: a child would inherit a lock that nobody will ever release.
 
 cdef pthread_mutex_t random_lock
 cdef unsigned long fork_count = 0
+cdef unsigned long seeded_fork = 0
 
 
 cdef void before_fork() noexcept nogil:
@@ -107,16 +110,30 @@ cdef unsigned long forks() noexcept nogil:
     return fork_count
 
 
+def fork_number():
+    """How many forks lie between the start of the first process and this one."""
+    return fork_count
+
+
+cdef int reseed() noexcept nogil:
+    global seeded_fork
+    if seeded_fork != fork_count:
+        if EVP_RAND_reseed(RAND_get0_primary(NULL), 0, NULL, 0, NULL, 0) != 1:
+            return 0
+        seeded_fork = fork_count
+    return 1
+
+
 cdef int draw_nonces(unsigned char *out, int size) noexcept nogil:
     pthread_mutex_lock(&random_lock)
-    cdef int ok = RAND_bytes(out, size)
+    cdef int ok = reseed() and RAND_bytes(out, size) == 1
     pthread_mutex_unlock(&random_lock)
     return ok
 
 
 cdef int draw_key(unsigned char *out, int size) noexcept nogil:
     pthread_mutex_lock(&random_lock)
-    cdef int ok = RAND_priv_bytes(out, size)
+    cdef int ok = reseed() and RAND_priv_bytes(out, size) == 1
     pthread_mutex_unlock(&random_lock)
     return ok
 
@@ -174,29 +191,34 @@ cdef Py_ssize_t seal_run(
     Lane *lane, const unsigned char *text, size_t text_stride, unsigned char *slots,
     size_t block_size, size_t text_size, uint32_t first_block, bint has_nonce,
 ) noexcept nogil:
-    """Return 0, or -1 when libcrypto fails. An empty text is one empty block.
+    """Return 0, or -1 when libcrypto fails; then all the slots are zero.
 
-    Every block gets a fresh nonce; with ``has_nonce`` the first one's stands in its slot already.
+    An empty text is one empty block. Every block gets a fresh nonce; with ``has_nonce`` the first
+    one's stands in its slot already.
     """
     cdef unsigned char nonces[NONCE_BATCH * NONCE_SIZE]
     cdef size_t blocks = (text_size + block_size - 1) // block_size if text_size else 1
     cdef size_t i, size, batch, first_drawn = 0, drawn = 1 if has_nonce else 0
+    cdef unsigned char *slot = slots
     for i in range(blocks):
         if i == drawn:
             batch = min(blocks - i, <size_t>NONCE_BATCH)
-            if draw_nonces(nonces, <int>(batch * NONCE_SIZE)) != 1:
-                return -1
+            if not draw_nonces(nonces, <int>(batch * NONCE_SIZE)):
+                break
             first_drawn = i
             drawn = i + batch
         size = min(text_size - i * block_size, block_size)
         if i or not has_nonce:
-            memcpy(slots, nonces + (i - first_drawn) * NONCE_SIZE, NONCE_SIZE)
+            memcpy(slot, nonces + (i - first_drawn) * NONCE_SIZE, NONCE_SIZE)
         put_int32(lane.aad + lane.prefix_size, first_block + <uint32_t>i)
-        if not seal_message(lane.ctx, lane.aad, lane.prefix_size + 4, text, size, slots):
-            return -1
+        if not seal_message(lane.ctx, lane.aad, lane.prefix_size + 4, text, size, slot):
+            break
         text += text_stride
-        slots += block_size + BLOCK_OVERHEAD
-    return 0
+        slot += block_size + BLOCK_OVERHEAD
+    else:
+        return 0
+    OPENSSL_cleanse(slots, text_size + blocks * BLOCK_OVERHEAD)
+    return -1
 
 
 cdef Py_ssize_t open_run(
@@ -307,13 +329,26 @@ cdef bytes uninitialised_bytes(Py_ssize_t size):
     return data
 
 
+cdef class Filling:
+    """The way into a ``bytes`` that is being made. It owns the object: a thread that still writes
+    when its caller has given up writes into memory that nobody else has."""
+
+    cdef bytes data
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, PyBytes_AS_STRING(self.data), len(self.data), 0, flags)
+
+
 def new_bytes(Py_ssize_t size):
     """Return a new, uninitialised ``bytes`` and a writable view through which to fill it.
 
     The view must not outlive the filling: the object is a ``bytes`` like any other afterwards.
     """
-    cdef bytes data = uninitialised_bytes(size)
-    return data, PyMemoryView_FromMemory(PyBytes_AS_STRING(data), size, PyBUF_WRITE)
+    if size < 0:
+        raise ValueError(f"bytes cannot have a size of {size}")
+    cdef Filling filling = Filling.__new__(Filling)
+    filling.data = uninitialised_bytes(size)
+    return filling.data, memoryview(filling)
 
 
 def random_bytes(Py_ssize_t size):
@@ -321,7 +356,7 @@ def random_bytes(Py_ssize_t size):
     if not 0 <= size <= INT_MAX:
         raise ValueError(f"cannot draw {size} random bytes")
     cdef bytes data = PyBytes_FromStringAndSize(NULL, size)
-    if draw_key(<unsigned char *>PyBytes_AS_STRING(data), <int>size) != 1:
+    if not draw_key(<unsigned char *>PyBytes_AS_STRING(data), <int>size):
         raise libcrypto_error("OpenSSL's random generator failed")
     return data
 
@@ -376,6 +411,8 @@ cdef EVP_CIPHER *cipher_of(Py_ssize_t key_size) except NULL:
 
 cdef Lane *new_lane(const unsigned char *key, int key_size, bytes aad_prefix) except NULL:
     cdef EVP_CIPHER *cipher = cipher_of(key_size)
+    if len(aad_prefix) > INT_MAX - 4:
+        raise ValueError("the AAD prefix is too long")
     lane = <Lane *>calloc(1, sizeof(Lane))
     if lane == NULL:
         raise MemoryError
@@ -415,8 +452,6 @@ cdef class BlockCipher:
         cdef Py_buffer view
         self.block_size = check_block_size(PyNumber_Index(block_size))
         self._aad_prefix = b"" if aad_prefix is None else bytes(memoryview(aad_prefix))
-        if len(self._aad_prefix) > INT_MAX - 4:
-            raise ValueError("the AAD prefix is too long")
         take_input(key, &view)
         try:
             cipher_of(view.len)
@@ -608,13 +643,15 @@ def seal_stream(plaintext, bytes key, bytes aad_prefix, int key_size, block_size
         put_int32(at + 4, <uint32_t>full)
         if is_fresh:
             cipher_of(key_size)
-            # The generator's cost is by the call, so the first nonce comes along.
-            if draw_key(fresh, key_size + AAD_PREFIX_SIZE + NONCE_SIZE) != 1:
-                raise libcrypto_error("OpenSSL's random generator failed")
-            key = PyBytes_FromStringAndSize(<char *>fresh, key_size)
-            aad_prefix = PyBytes_FromStringAndSize(<char *>fresh + key_size, AAD_PREFIX_SIZE)
-            memcpy(at + HEADER_SIZE, fresh + key_size + AAD_PREFIX_SIZE, NONCE_SIZE)
-            OPENSSL_cleanse(fresh, sizeof(fresh))
+            try:
+                # The generator's cost is by the call, so the first nonce comes along.
+                if not draw_key(fresh, key_size + AAD_PREFIX_SIZE + NONCE_SIZE):
+                    raise libcrypto_error("OpenSSL's random generator failed")
+                key = PyBytes_FromStringAndSize(<char *>fresh, key_size)
+                aad_prefix = PyBytes_FromStringAndSize(<char *>fresh + key_size, AAD_PREFIX_SIZE)
+                memcpy(at + HEADER_SIZE, fresh + key_size + AAD_PREFIX_SIZE, NONCE_SIZE)
+            finally:
+                OPENSSL_cleanse(fresh, sizeof(fresh))
         lane = new_lane(<const unsigned char *>key, <int>len(key), aad_prefix or b"")
         with nogil:
             failed = seal_run(lane, <const unsigned char *>src.buf, full,
@@ -712,7 +749,7 @@ def seal(key, data, aad=b""):
             at = <unsigned char *>PyBytes_AS_STRING(sealed)
             ctx = message_context(key)
             with nogil:
-                ok = draw_nonces(at, NONCE_SIZE) == 1 and seal_message(
+                ok = draw_nonces(at, NONCE_SIZE) and seal_message(
                     ctx, <const unsigned char *>extra.buf, extra.len,
                     <const unsigned char *>text.buf, text.len, at,
                 )

@@ -9,14 +9,18 @@ look at ``bytes_done`` or call ``stop`` meanwhile.
 from libc cimport errno
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport free, malloc
+from posix.fcntl cimport F_DUPFD_CLOEXEC, fcntl
 from posix.types cimport off_t
+from posix.unistd cimport close
 
-from ags1._gcm cimport BlockCipher, Lane, open_run, seal_run, unauthentic, wipe
+from ags1._gcm cimport (
+    BlockCipher, Lane, libcrypto_error, open_run, run_blocks, seal_run, unauthentic, wipe,
+)
 from sys_uio cimport iovec, preadv, pwritev
 
 import os
 
-from .errors import Ags1Error, TruncatedError
+from .errors import TruncatedError
 
 cdef enum:
     HEADER_SIZE = 8
@@ -136,10 +140,41 @@ cdef Outcome pump(
 
 
 cdef class Pump:
-    """One thread's work: to seal, open or verify a range of blocks."""
+    """One thread's work: to seal, open or verify a range of blocks.
+
+    ``source`` and ``target`` are seekable descriptors, whose positions are neither used nor moved;
+    without a target, blocks are only verified.
+    """
 
     cdef volatile long long _bytes_done
     cdef volatile bint _stopping
+    cdef int _source
+    cdef int _target
+
+    def __cinit__(self):
+        self._source = self._target = -1
+
+    def __init__(self, int source, int target=-1):
+        # Our own numbers: whatever becomes of our caller's descriptors while a thread is at work,
+        # a number used again for another file is never written to.
+        self._source = fcntl(source, F_DUPFD_CLOEXEC, 0)
+        if self._source < 0:
+            raise OSError(errno.errno, os.strerror(errno.errno), "source")
+        if target >= 0:
+            self._target = fcntl(target, F_DUPFD_CLOEXEC, 0)
+            if self._target < 0:
+                raise OSError(errno.errno, os.strerror(errno.errno), "target")
+
+    def __dealloc__(self):
+        self.close()
+
+    cpdef close(self):
+        """Let go of the descriptors. Not while a call is under way."""
+        if self._source >= 0:
+            close(self._source)
+        if self._target >= 0:
+            close(self._target)
+        self._source = self._target = -1
 
     @property
     def bytes_done(self):
@@ -150,29 +185,32 @@ cdef class Pump:
         """Make the call under way return False before its next batch."""
         self._stopping = True
 
-    def seal(self, BlockCipher cipher not None, int source, int target,
-             uint32_t first_block, long long text_size):
-        """Read ``text_size`` bytes of ``source`` from where block ``first_block`` begins, and write
-        them sealed to where they belong in ``target``.
+    def seal(self, BlockCipher cipher not None, uint32_t first_block, long long text_size):
+        """Read ``text_size`` bytes of the source from where block ``first_block`` begins, and write
+        them sealed to where they belong in the target.
 
-        Both are seekable descriptors; their positions are neither used nor moved. Returns False
-        when stopped. Raises TruncatedError when the source ends early, and OSError whose
-        ``filename`` is the word ``source`` or ``target``.
+        Returns False when stopped. Raises TruncatedError when the source ends early, and OSError
+        whose ``filename`` is the word ``source`` or ``target``.
         """
-        cdef size_t blocks = (text_size + cipher.block_size - 1) // cipher.block_size
-        cipher.claim(max(blocks, <size_t>1))
-        return self.run(cipher, source, target, first_block, text_size, True)
+        if self._target < 0:
+            raise ValueError("sealing needs a target")
+        cipher.claim(self.check(cipher, first_block, text_size))
+        return self.run(cipher, first_block, text_size, True)
 
-    def open(self, BlockCipher cipher not None, int source, int target,
-             uint32_t first_block, long long text_size):
+    def open(self, BlockCipher cipher not None, uint32_t first_block, long long text_size):
         """The reverse: read the blocks that hold ``text_size`` bytes, and write them opened.
 
-        With ``target`` -1 they are only verified. Raises AuthenticationError besides.
+        Raises AuthenticationError besides.
         """
-        return self.run(cipher, source, target, first_block, text_size, False)
+        self.check(cipher, first_block, text_size)
+        return self.run(cipher, first_block, text_size, False)
 
-    cdef run(self, BlockCipher cipher, int source, int target, uint32_t first_block,
-             long long text_size, bint sealing):
+    cdef size_t check(self, BlockCipher cipher, long long first_block, long long text_size) except 0:
+        if text_size < 0 or self._source < 0:
+            raise ValueError(f"no file has {text_size} bytes")
+        return run_blocks(cipher.block_size, text_size, first_block)
+
+    cdef run(self, BlockCipher cipher, uint32_t first_block, long long text_size, bint sealing):
         cdef Range r
         cdef Lane *lane
         cdef Outcome outcome
@@ -181,8 +219,8 @@ cdef class Pump:
         cdef size_t stride = cipher.block_size + BLOCK_OVERHEAD
         r.batch = <int>min(max(BATCH_SIZE // stride, <size_t>1), <size_t>MAX_BATCH_BLOCKS)
         cdef size_t room = min(r.batch * stride, text_size + <size_t>r.batch * BLOCK_OVERHEAD)
-        r.source = source
-        r.target = target
+        r.source = self._source
+        r.target = self._target
         r.block_size = cipher.block_size
         r.first_block = first_block
         r.text_size = text_size
@@ -207,7 +245,7 @@ cdef class Pump:
         if outcome == CUT_SHORT:
             raise TruncatedError("the file became shorter while it was read")
         if outcome == NOT_SEALED:
-            raise Ags1Error("OpenSSL could not encrypt")
+            raise libcrypto_error("OpenSSL could not encrypt")
         if outcome == NOT_AUTHENTIC:
             raise unauthentic(failed_block, cipher.block_size)
         return outcome == DONE

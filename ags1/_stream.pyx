@@ -42,6 +42,9 @@ cdef class ReadWindow:
         self.drop_window()
         PyObject_GetBuffer(buffer, &self._buffer, PyBUF_SIMPLE)
         self._attached = True
+        if offset < 0 or size < 0 or size > self._buffer.len - offset or start < 0:
+            self.drop_window()
+            raise ValueError("the window is larger than its buffer")
         self._data = <const unsigned char *>self._buffer.buf + offset
         self._start = start
         self._size = size
@@ -176,6 +179,8 @@ cdef class WriteBatch:
     cpdef set_batch(self, slots, Py_ssize_t block_size):
         """Fill ``slots`` from now on: a writable buffer of whole slots."""
         self.drop_batch()
+        if block_size < 1:
+            raise ValueError("a block has at least one byte")
         PyObject_GetBuffer(slots, &self._buffer, PyBUF_SIMPLE | PyBUF_WRITABLE)
         self._attached = True
         self._block_size = block_size

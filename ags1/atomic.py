@@ -9,9 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
+import warnings
 from types import TracebackType
+
+from ._gcm import fork_number
+
+_PERMISSIONS = 0o777
 
 
 class AtomicFile:
@@ -19,8 +23,9 @@ class AtomicFile:
 
     ``overwrite=False`` raises FileExistsError when the target exists, at once or at ``commit``;
     ``durable`` syncs file and folder before ``commit`` returns. ``mode`` is the permission bits of
-    the finished file; None leaves the existing target's, or else what the umask allows. A target
-    that exists and is no regular file is refused: replacing ``/dev/null`` helps nobody.
+    the finished file (setuid, setgid and sticky bits are dropped); None leaves the existing
+    target's, or else what the umask allows. A target that exists and is no regular file is refused:
+    replacing ``/dev/null`` helps nobody.
     """
 
     def __init__(
@@ -36,8 +41,13 @@ class AtomicFile:
         self._path = os.path.realpath(self.name)
         self._overwrite = overwrite
         self._durable = durable
-        self._mode = mode
+        self._mode = None if mode is None else mode & _PERMISSIONS
         self.fd = -1
+        self.published = False
+        self._fork = fork_number()
+        if not overwrite and os.path.lexists(self.name):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name)
+        _refuse_planted_link(self.name)
         try:
             existing = os.stat(self._path)
         except FileNotFoundError:
@@ -45,16 +55,14 @@ class AtomicFile:
         else:
             if stat.S_ISDIR(existing.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
-            if not overwrite:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name)
             if not stat.S_ISREG(existing.st_mode):
                 raise OSError(errno.EINVAL, "Not a regular file", self.name)
             if mode is None:
-                self._mode = stat.S_IMODE(existing.st_mode)
+                self._mode = existing.st_mode & _PERMISSIONS
         folder, base = os.path.split(self._path)
         # The whole name must fit where the target's does, and file systems count bytes.
         short = os.fsdecode(os.fsencode(base)[:200])
-        self._temporary = os.path.join(folder, f".{short}.{secrets.token_hex(6)}.tmp")
+        self._temporary = os.path.join(folder, f".{short}.{os.urandom(6).hex()}.tmp")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             self.fd = os.open(self._temporary, flags, 0o666 if self._mode is None else 0o600)
@@ -62,30 +70,44 @@ class AtomicFile:
             raise _named(error, self.name) from None
 
     def commit(self) -> None:
-        """Give the file its final name. Raises OSError; then the file is gone."""
+        """Give the file its final name.
+
+        Raises OSError; then the file is gone. Once it has its name it stays, even if the folder
+        cannot be synced: that is a RuntimeWarning.
+        """
+        status = None
         try:
             if self._mode is not None:
                 os.fchmod(self.fd, self._mode)
             if self._durable:
                 os.fsync(self.fd)
+            status = os.fstat(self.fd)
             fd, self.fd = self.fd, -1
             os.close(fd)
             publish(self._temporary, self._path, overwrite=self._overwrite, durable=self._durable)
+            self.published = True
         except OSError as error:
             self.discard()
             raise _named(error, self.name) from None
         except BaseException:
+            # Ctrl-C may come when the name is given already. What it replaced is gone by then;
+            # what is new can be taken back.
+            self.published = _is_file(self._path, status)
+            if self.published and not self._overwrite:
+                os.unlink(self._path)
+                self.published = False
             self.discard()
             raise
 
     def discard(self) -> None:
-        """Remove the temporary file. Does nothing after ``commit``."""
+        """Remove the temporary file, unless it is a parent process's. Nothing after ``commit``."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             with contextlib.suppress(OSError):
                 os.close(fd)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._temporary)
+        if self._fork == fork_number():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._temporary)
 
     def __enter__(self) -> AtomicFile:
         return self
@@ -100,6 +122,13 @@ class AtomicFile:
             self.commit()
         else:
             self.discard()
+
+
+def _is_file(path: str, status: os.stat_result | None) -> bool:
+    try:
+        return status is not None and os.path.samestat(os.lstat(path), status)
+    except OSError:
+        return False
 
 
 def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> None:
@@ -123,7 +152,30 @@ def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> N
         else:
             os.unlink(temporary)
     if durable:
-        _sync_folder(os.path.dirname(target))
+        try:
+            _sync_folder(os.path.dirname(target))
+        except OSError as error:
+            # The file has its name, and raising now would lose the key of what it holds.
+            warnings.warn(
+                f"{target}: written, but its folder could not be synced: {error.strerror}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _refuse_planted_link(name: str) -> None:
+    """Refuse a link that somebody else laid in a folder where anybody may (``/tmp``).
+
+    The kernel does so for an ``open`` (``fs.protected_symlinks``), which following links ourselves
+    gets around.
+    """
+    if not os.path.islink(name):
+        return
+    folder = os.stat(os.path.dirname(os.path.abspath(name)))
+    anybody = stat.S_ISVTX | stat.S_IWOTH
+    owner = os.lstat(name).st_uid
+    if folder.st_mode & anybody == anybody and owner not in (os.geteuid(), folder.st_uid):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
 
 
 def _named(error: OSError, name: str) -> OSError:

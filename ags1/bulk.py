@@ -23,7 +23,14 @@ from ._pump import Pump
 from .atomic import AtomicFile
 from .cpu import usable_cpus
 from .errors import Ags1Error
-from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_length, check_unused, survey
+from .geometry import (
+    DEFAULT_MAX_BLOCK_SIZE,
+    Geometry,
+    check_length,
+    check_unused,
+    claim_key,
+    survey,
+)
 from .key_metadata import KeyMetadata
 
 Path: TypeAlias = "str | os.PathLike[str]"
@@ -60,8 +67,7 @@ def encrypt_file(
     """
     if km is None:
         km = KeyMetadata.generate(key_size)
-    else:
-        check_unused(km, reuse_key=reuse_key)
+    check_unused(km, reuse_key=reuse_key)
     cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=block_size)
     with _source(source) as (fd, status):
         size = status.st_size
@@ -71,11 +77,12 @@ def encrypt_file(
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
 
             def seal(pump: Pump, first: int, text_size: int) -> None:
-                pump.seal(cipher, fd, out.fd, first, text_size)
+                pump.seal(cipher, first, text_size)
 
+            claim_key(km, reuse_key=reuse_key)
             with _name_errors(source, target):
                 _write_header(out.fd, block_size)
-                _share_out(seal, geometry, threads, progress)
+                _share_out(seal, lambda: Pump(fd, out.fd), geometry, threads, progress)
             after = os.fstat(fd)
             if (after.st_size, after.st_mtime_ns) != (size, status.st_mtime_ns):
                 raise Ags1Error("the file changed while it was read", file=os.fsdecode(source))
@@ -110,10 +117,10 @@ def decrypt_file(
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
 
             def open_(pump: Pump, first: int, text_size: int) -> None:
-                pump.open(cipher, fd, out.fd, first, text_size)
+                pump.open(cipher, first, text_size)
 
             with _name_errors(source, target):
-                _share_out(open_, geometry, threads, progress)
+                _share_out(open_, lambda: Pump(fd, out.fd), geometry, threads, progress)
     return geometry.plaintext_size
 
 
@@ -136,9 +143,9 @@ def verify_file(
         cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
 
         def verify(pump: Pump, first: int, text_size: int) -> None:
-            pump.open(cipher, fd, -1, first, text_size)
+            pump.open(cipher, first, text_size)
 
-        _share_out(verify, geometry, threads, progress)
+        _share_out(verify, lambda: Pump(fd), geometry, threads, progress)
     return geometry.plaintext_size
 
 
@@ -206,6 +213,7 @@ def _survey(
 
 def _share_out(
     work: Callable[[Pump, int, int], None],
+    new_pump: Callable[[], Pump],
     geometry: Geometry,
     threads: int | None,
     progress: Progress | None,
@@ -217,15 +225,17 @@ def _share_out(
         raise ValueError(f"threads must be at least 1, not {threads}")
     if geometry.plaintext_size <= SMALL_FILE:
         if geometry.block_count:
-            work(Pump(), 0, geometry.plaintext_size)
+            with contextlib.closing(new_pump()) as pump:
+                work(pump, 0, geometry.plaintext_size)
     else:
-        _run_threads(work, geometry, threads, progress)
+        _run_threads(work, new_pump, geometry, threads, progress)
     if progress is not None:
         progress(geometry.plaintext_size, geometry.plaintext_size)
 
 
 def _run_threads(
     work: Callable[[Pump, int, int], None],
+    new_pump: Callable[[], Pump],
     geometry: Geometry,
     threads: int,
     progress: Progress | None,
@@ -245,7 +255,7 @@ def _run_threads(
     workers: list[threading.Thread] = []
     try:
         for first in range(0, geometry.block_count, share):
-            pumps.append(Pump())
+            pumps.append(new_pump())
             workers.append(threading.Thread(target=run, args=(pumps[-1], first), name="ags1-bulk"))
             workers[-1].start()
         for worker in workers:
@@ -260,19 +270,20 @@ def _run_threads(
 
 
 def _end(pumps: list[Pump], workers: list[threading.Thread]) -> None:
-    """Stop the workers and wait for them, whatever arrives meanwhile.
-
-    They write to descriptors that our caller closes next; a number that is closed too early may
-    be another file's by the time of the write. So a second Ctrl-C waits its turn.
-    """
+    """Stop the workers and wait for them; a second Ctrl-C waits its turn, too."""
     interrupt: BaseException | None = None
+    while True:
+        try:
+            for pump in pumps:
+                pump.stop()
+            for worker in workers:
+                if worker.ident is not None:
+                    worker.join()
+            break
+        except BaseException as error:
+            interrupt = error
+    # An exception may keep the pumps alive for a while, and they the space of a removed file.
     for pump in pumps:
-        pump.stop()
-    for worker in workers:
-        while worker.ident is not None and worker.is_alive():
-            try:
-                worker.join()
-            except BaseException as error:
-                interrupt = error
+        pump.close()
     if interrupt is not None:
         raise interrupt

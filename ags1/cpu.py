@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from pathlib import Path
 
 _RELEVANT = ("aes", "pclmulqdq", "avx2", "avx512f", "vaes", "vpclmulqdq", "pmull", "sha3")
@@ -53,6 +52,8 @@ def features() -> list[str]:
                 break
     except OSError:
         if platform.system() == "Darwin":
+            import subprocess
+
             found = subprocess.run(["sysctl", "hw.optional"], capture_output=True, text=True)
             flags = {"aes", "pmull"} if "FEAT_AES: 1" in found.stdout else set()
     return [flag for flag in _RELEVANT if flag in flags]

@@ -96,20 +96,25 @@ class Scratch:
 
 
 class Lock:
-    """A lock that says so when its own holder comes again (from a signal handler, say), instead of
-    waiting for ever; and that a forked child may throw away."""
+    """A lock that tells its own holder (a signal handler that uses the stream it interrupted) from
+    others, who wait."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holder = 0
+        # Taken and given back in C: no signal comes between the lock and the knowledge of it.
+        self._lock = threading.RLock()
 
-    def acquire(self) -> None:
-        me = threading.get_ident()
-        if self._holder == me:
+    @property
+    def mine(self) -> bool:
+        """Whether this thread holds it."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
+
+    def check_not_mine(self) -> None:
+        """Raise RuntimeError when this thread holds it."""
+        if self.mine:
             raise RuntimeError("the stream is in use further up in this thread")
-        self._lock.acquire()
-        self._holder = me
 
-    def release(self) -> None:
-        self._holder = 0
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
         self._lock.release()

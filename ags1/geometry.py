@@ -7,7 +7,7 @@ size from the header within the caller's limits. Pure: no I/O.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import layout
 from .errors import FormatError, KeyReuseError, MissingFileLengthError, TruncatedError
@@ -16,8 +16,7 @@ from .key_metadata import KeyMetadata
 DEFAULT_MAX_BLOCK_SIZE = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(NamedTuple):
     """The sizes of one file (bytes, blocks)."""
 
     block_size: int
@@ -112,10 +111,19 @@ def survey(
 
 
 def check_unused(km: KeyMetadata, *, reuse_key: bool) -> None:
-    """Raise KeyReuseError when ``km`` already belongs to a file and the caller didn't say so."""
+    """Raise KeyReuseError when ``km`` has sealed a file before and the caller didn't insist."""
     check_km(km)
-    if km.file_length is not None and not reuse_key:
+    if km.used and not reuse_key:
         raise KeyReuseError(
-            "this key metadata carries a file length, so its key has sealed a file already; "
-            "a key seals one file (reuse_key=True insists)"
+            "a key seals one file, and this one carries a file length, was given to a writer "
+            "before, or was made before a fork (reuse_key=True insists)"
         )
+
+
+def claim_key(km: KeyMetadata, *, reuse_key: bool) -> None:
+    """Take ``km`` for the file that is about to be sealed; whatever becomes of that, it is used.
+
+    Raises KeyReuseError as ``check_unused`` does.
+    """
+    check_unused(km, reuse_key=reuse_key)
+    km.claim()

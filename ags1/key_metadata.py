@@ -8,6 +8,7 @@ nor of the keys that wrap this one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hmac
 import io
@@ -15,11 +16,12 @@ import operator
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ._gcm import random_bytes
+from ._gcm import fork_number, random_bytes
 from .errors import KeyMetadataError
 
 KEY_SIZES = (16, 24, 32)
 AAD_PREFIX_SIZE = 16
+MAX_AAD_PREFIX_SIZE = 1 << 16
 _VERSION = b"\x01"
 _SCHEMA = {
     "type": "record",
@@ -43,7 +45,7 @@ class KeyMetadata:
     to be wrapped before it is stored.
     """
 
-    __slots__ = ("_aad_prefix", "_encryption_key", "_file_length")
+    __slots__ = ("_aad_prefix", "_claimed", "_encryption_key", "_file_length", "_fork")
 
     def __init__(
         self,
@@ -57,7 +59,14 @@ class KeyMetadata:
                 f"an AES key has 16, 24 or 32 bytes, not {len(self._encryption_key)}"
             )
         self._aad_prefix = None if aad_prefix is None else bytes(memoryview(aad_prefix))
+        if self._aad_prefix is not None and len(self._aad_prefix) > MAX_AAD_PREFIX_SIZE:
+            raise KeyMetadataError(
+                f"an AAD prefix of {len(self._aad_prefix)} bytes is above the limit of "
+                f"{MAX_AAD_PREFIX_SIZE}"
+            )
         self._file_length = None if file_length is None else _checked_length(file_length)
+        self._claimed = False
+        self._fork = fork_number()
 
     @classmethod
     def trusted(
@@ -68,6 +77,8 @@ class KeyMetadata:
         metadata._encryption_key = encryption_key
         metadata._aad_prefix = aad_prefix
         metadata._file_length = file_length
+        metadata._claimed = False
+        metadata._fork = fork_number()
         return metadata
 
     @property
@@ -99,6 +110,16 @@ class KeyMetadata:
             self._encryption_key, self._aad_prefix, _checked_length(file_length)
         )
 
+    @property
+    def used(self) -> bool:
+        """Whether the key has sealed a file already, as far as this object can know: it carries a
+        file length, a writer took it, or it was made before a fork (the parent has it too)."""
+        return self._file_length is not None or self._claimed or self._fork != fork_number()
+
+    def claim(self) -> None:
+        """Mark the key as used, which a writer does before its first block."""
+        self._claimed = True
+
     def to_bytes(self) -> bytes:
         """Return Java's ``StandardKeyMetadata`` bytes. They hold the key in the clear."""
         return _VERSION + _encode(self)
@@ -116,14 +137,13 @@ class KeyMetadata:
             version = f"version {data[0]}" if data else "nothing"
             raise KeyMetadataError(f"key metadata must have version 1; this has {version}")
         datum = io.BytesIO(data[1:])
-        try:
+        fields: dict[str, Any] | None = None
+        # Raised outside: the decoder's own exception could quote the bytes, and they hold a key.
+        with contextlib.suppress(Exception):
             fields = _codec()[0](datum)
-            metadata = cls(fields["encryption_key"], fields["aad_prefix"], fields["file_length"])
-        except KeyMetadataError:
-            raise
-        except Exception:
-            # The decoder's own message could quote the bytes, and they hold a key.
-            raise KeyMetadataError("these bytes are not a StandardKeyMetadata datum") from None
+        if fields is None:
+            raise KeyMetadataError("these bytes are not a StandardKeyMetadata datum")
+        metadata = cls(fields["encryption_key"], fields["aad_prefix"], fields["file_length"])
         end = 1 + datum.tell()
         # The decoder takes a length beyond the end for whatever is there; encoding again shows it.
         if not hmac.compare_digest(metadata.to_bytes(), data[:end]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, wait
 from typing import TYPE_CHECKING
 
 from ._gcm import FlatBuffer
@@ -18,6 +18,15 @@ def flat(buffer: Buffer) -> memoryview:
     if view.format == "B" and view.ndim == 1 and view.contiguous:
         return view
     return memoryview(FlatBuffer(buffer))
+
+
+def is_private(view: memoryview) -> bool:
+    """Whether nobody outside this process can change the memory while it is read.
+
+    OpenSSL may read ciphertext twice, to verify and to decrypt: shared memory (a mapped file, say)
+    could be one thing the first time and another the second.
+    """
+    return type(view.obj) in (bytes, bytearray)
 
 
 def wipe(view: memoryview) -> None:
@@ -35,16 +44,23 @@ def run_all(pool: Executor, work: Callable[[int], object], arguments: Iterable[i
     They write to memory that belongs to our caller again as soon as we return, so nothing, Ctrl-C
     included, makes us leave before.
     """
-    jobs = [pool.submit(work, argument) for argument in arguments]
+    jobs: list[Future[object]] = []
     interrupt: BaseException | None = None
-    for job in jobs:
-        while not job.done():
-            try:
-                job.exception()
-            except BaseException as error:
-                interrupt = interrupt or error
-                for other in jobs:
-                    other.cancel()
+    try:
+        for argument in arguments:
+            jobs.append(pool.submit(work, argument))
+        wait(jobs)
+    except BaseException as error:
+        interrupt = error
+    while True:
+        try:
+            if interrupt is not None:
+                for job in jobs:
+                    job.cancel()
+            wait(jobs)
+            break
+        except BaseException as error:
+            interrupt = error
     if interrupt is not None:
         raise interrupt
     for job in jobs:

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import layout
 from ._gcm import BlockCipher, new_bytes, open_stream, overlapping, seal_stream
-from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_km, check_length, check_unused, survey
+from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_km, check_length, claim_key, survey
 from .key_metadata import KeyMetadata
-from .memory import flat, run_all, wipe
+from .memory import flat, is_private, run_all, wipe
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+# What is copied at a time from memory that others can write to.
+_COPY_SIZE = 1 << 20
 
 
 class Sealed(NamedTuple):
@@ -46,7 +49,7 @@ def encrypt(
     Java and iceberg-rust read no other ``block_size`` (bytes) than the default.
     """
     if km is not None:
-        check_unused(km, reuse_key=reuse_key)
+        claim_key(km, reuse_key=reuse_key)
     if threads == 1:
         key, aad_prefix = (None, None) if km is None else (km.encryption_key, km.aad_prefix)
         sealed, key, aad_prefix = seal_stream(data, key, aad_prefix, key_size, block_size)
@@ -79,8 +82,7 @@ def encrypt_into(
     room = _room(out, size, text)
     if km is None:
         km = KeyMetadata.generate(key_size)
-    else:
-        check_unused(km, reuse_key=reuse_key)
+    claim_key(km, reuse_key=reuse_key)
     _encrypt(text, room, km, block_size, threads)
     return km.with_file_length(size)
 
@@ -102,7 +104,7 @@ def decrypt(
     """
     check_km(km)
     length = km.file_length
-    if threads == 1 and block_size is None and length is not None:
+    if threads == 1 and block_size is None and length is not None and type(sealed) is bytes:
         plaintext = open_stream(sealed, km.encryption_key, km.aad_prefix, length, max_block_size)
         if plaintext is not None:
             return plaintext
@@ -184,22 +186,31 @@ def _decrypt(
 ) -> None:
     cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
 
-    def open_(first: int, count: int) -> None:
+    def open_run(first: int, count: int, copy: memoryview | None = None) -> None:
         begin = first * geometry.block_size
-        at, slots_size = geometry.slots(first, count)
-        cipher.open_blocks(
-            slots[at : at + slots_size],
-            out[begin : begin + geometry.text_size(first, count)],
-            first,
-        )
+        at, size = geometry.slots(first, count)
+        run = slots[at : at + size]
+        if copy is not None:
+            copy[:size] = run
+            run = copy[:size]
+        cipher.open_blocks(run, out[begin : begin + geometry.text_size(first, count)], first)
+
+    def open_share(first: int, count: int) -> None:
+        if is_private(slots):
+            open_run(first, count)
+            return
+        chunk = min(count, max(1, _COPY_SIZE // (geometry.block_size + layout.BLOCK_OVERHEAD)))
+        copy = memoryview(bytearray(geometry.slots(first, chunk)[1]))
+        for begin in range(first, first + count, chunk):
+            open_run(begin, min(chunk, first + count - begin), copy)
 
     if not geometry.block_count:
         return
-    if threads == 1:
-        cipher.open_blocks(slots[layout.HEADER_SIZE : geometry.encrypted_size], out)
-        return
     try:
-        _in_threads(open_, geometry, threads)
+        if threads == 1:
+            open_share(0, geometry.block_count)
+        else:
+            _in_threads(open_share, geometry, threads)
     except BaseException:
         wipe(out)
         raise

@@ -15,9 +15,11 @@ from .atomic import AtomicFile
 
 
 class Sink(Protocol):
-    """``discard`` leaves nothing that a reader could take for a whole file."""
+    """``discard`` leaves nothing that a reader could take for a whole file. ``published`` is set
+    when the file is there for others to see."""
 
     name: str | None
+    published: bool
 
     def write(self, data: memoryview) -> None: ...
 
@@ -31,6 +33,7 @@ class FileSink(Sink):
 
     def __init__(self, file: Any) -> None:
         self._file = file
+        self.published = False
         name = getattr(file, "name", None)
         self.name: str | None = name if isinstance(name, str) else None
         self._start: int | None = None
@@ -40,13 +43,19 @@ class FileSink(Sink):
 
     def write(self, data: memoryview) -> None:
         while data.nbytes:
-            written = self._file.write(data)
+            # Released at once: the memory holds the next blocks' plaintext soon, and a target that
+            # kept the view, against the rules of io, must not send that instead.
+            with data[:] as view:
+                written = self._file.write(view)
             if written is None:
                 raise BlockingIOError(errno.EAGAIN, "the target takes no data now and would block")
+            if not 0 < written <= data.nbytes:
+                raise OSError(errno.EIO, f"the target claims to have written {written} bytes")
             data = data[written:]
 
     def commit(self) -> None:
         self._flush()
+        self.published = True
 
     def _flush(self) -> None:
         flush = getattr(self._file, "flush", None)
@@ -79,6 +88,10 @@ class PathSink(Sink):
                 data = data[os.write(self._file.fd, data) :]
             except OSError as error:
                 raise OSError(error.errno, error.strerror, self._file.name) from None
+
+    @property
+    def published(self) -> bool:  # type: ignore[override]
+        return self._file.published
 
     def commit(self) -> None:
         self._file.commit()

@@ -14,10 +14,12 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .errors import FormatError, TruncatedError
-from .memory import flat
+from .memory import flat, is_private
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+_WOULD_BLOCK = "the source has no data yet and would block"
 
 
 class RangedReader(Protocol):
@@ -47,6 +49,10 @@ class Source(Protocol):
         """Raise FormatError when more bytes follow, where the size has not told already."""
         return
 
+    def after_fork(self) -> None:
+        """Forget, in a forked child, what the parent's threads were doing."""
+        return
+
     def close(self) -> None: ...
 
 
@@ -57,29 +63,40 @@ def _cut(got: int, offset: int, size: int) -> TruncatedError:
     )
 
 
+class _Descriptor:
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 class PathSource(Source):
     """A regular file of this machine, read with ``pread``: any number of threads at once."""
 
     random_access = True
 
     def __init__(self, fd: int, size: int) -> None:
-        self._fd = fd
         self.size: int | None = size
+        # Closed when its last user lets go of it: a thread in the middle of a read keeps the
+        # descriptor, so that its number cannot become another file's under it.
+        self._file: _Descriptor | None = _Descriptor(fd)
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
+        file = self._file
+        if file is None:
+            raise ValueError("I/O operation on closed file")
         view = scratch[:size]
-        done = os.preadv(self._fd, [view], offset)
+        done = os.preadv(file.fd, [view], offset)
         while done < size:
-            got = os.preadv(self._fd, [view[done:]], offset + done)
+            got = os.preadv(file.fd, [view[done:]], offset + done)
             if not got:
                 raise _cut(done, offset, size)
             done += got
         return view
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._file = None
 
 
 class MemorySource(Source):
@@ -117,7 +134,10 @@ class RangedSource(Source):
         view = flat(self._reader.pread(offset, size))
         if view.nbytes < size:
             raise _cut(view.nbytes, offset, size)
-        return view[:size]
+        if is_private(view):
+            return view[:size]
+        scratch[:size] = view[:size]
+        return scratch[:size]
 
     def close(self) -> None:
         pass
@@ -134,6 +154,9 @@ class SeekableSource(Source):
         self._base: int = file.tell()
         self.size: int | None = file.seek(0, os.SEEK_END) - self._base
         file.seek(self._base)
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
         view = scratch[:size]
@@ -175,7 +198,10 @@ class PipeSource(Source):
         return view
 
     def check_end(self) -> None:
-        if self._file.read(1):
+        more = self._file.read(1)
+        if more is None:
+            raise BlockingIOError(errno.EAGAIN, _WOULD_BLOCK)
+        if more:
             raise FormatError(
                 f"more bytes follow the trusted length of {self._position}: something was "
                 "appended, or these keys belong to another file"
@@ -195,11 +221,14 @@ def read_full(file: Any, view: memoryview) -> int:
         else:
             data = file.read(view.nbytes - done)
             got = None if data is None else len(data)
-            view[done : done + (got or 0)] = data or b""
+            if got is not None and got <= view.nbytes - done:
+                view[done : done + got] = data
         if got is None:
-            raise BlockingIOError(errno.EAGAIN, "the source has no data yet and would block")
+            raise BlockingIOError(errno.EAGAIN, _WOULD_BLOCK)
         if not got:
             break
+        if not 0 < got <= view.nbytes - done:
+            raise OSError(errno.EIO, f"the source claims to have read {got} bytes")
         done += got
     return done
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal, NoReturn, overload
 
 from . import layout
 from .geometry import DEFAULT_MAX_BLOCK_SIZE
@@ -14,11 +14,21 @@ from .reader import Reader
 from .writer import Writer
 
 
+class TextReader(io.TextIOWrapper):
+    """Text over a ``Reader``, which is its ``buffer``."""
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("an encrypted stream holds a key and cannot be pickled")
+
+
 class TextWriter(io.TextIOWrapper):
     """Text over a ``Writer``, which is its ``buffer``: an exception inside ``with``, or dropping
     the object unclosed, leaves no file."""
 
     buffer: Writer
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("an encrypted stream holds a key and cannot be pickled")
 
     @property
     def key_metadata(self) -> KeyMetadata:
@@ -85,7 +95,7 @@ def open(
     encoding: str | None = None,
     errors: str | None = None,
     newline: str | None = None,
-) -> io.TextIOWrapper: ...
+) -> TextReader: ...
 @overload
 def open(
     file: _File,
@@ -118,7 +128,7 @@ def open(
     encoding: str | None = None,
     errors: str | None = None,
     newline: str | None = None,
-) -> Reader | Writer | io.TextIOWrapper | TextWriter:
+) -> Reader | Writer | TextReader | TextWriter:
     """Open an encrypted file, as ``gzip.open`` does a compressed one.
 
     ``file`` is a path, a binary file object (used from its position on, and left open by
@@ -155,7 +165,7 @@ def open(
         )
         if not text:
             return reader
-        return io.TextIOWrapper(reader, io.text_encoding(encoding), errors, newline)
+        return TextReader(reader, io.text_encoding(encoding), errors, newline)
     writer = Writer(
         file,
         km,

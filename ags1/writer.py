@@ -8,26 +8,28 @@ nothing of how keys are wrapped. Counterpart in Java: ``AesGcmOutputStream``.
 from __future__ import annotations
 
 import collections
-import contextlib
+import copy
 import io
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 from . import layout
 from ._gcm import BlockCipher
 from ._stream import WriteBatch
-from .errors import KeyReuseError
+from .errors import Ags1Error, KeyReuseError
 from .filelike import CHUNK_SIZE, Lock, Scratch, Stream
-from .geometry import check_unused
+from .geometry import check_unused, claim_key
 from .key_metadata import KeyMetadata
 from .memory import flat
-from .sink import Sink, open_sink
+from .sink import open_sink
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+_P = ParamSpec("_P")
 
 
 class Writer(WriteBatch, Stream):
@@ -52,13 +54,11 @@ class Writer(WriteBatch, Stream):
         exclusive: bool = False,
     ) -> None:
         self.closed = True
-        self._sink: Sink | None = None
         if threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
         if km is None:
             km = KeyMetadata.generate(key_size)
-        else:
-            check_unused(km, reuse_key=reuse_key)
+        check_unused(km, reuse_key=reuse_key)
         self.mode = "xb" if exclusive else "wb"
         self._block_size = block_size
         self._km = km
@@ -73,12 +73,14 @@ class Writer(WriteBatch, Stream):
         self._pool = ThreadPoolExecutor(threads, "ags1-writer")
         self._sealing: collections.deque[tuple[memoryview, int, Future[int]]] = collections.deque()
         self._lock = Lock()
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
+        self._aborting = False
         self._finished: KeyMetadata | None = None
         self._sink = open_sink(file, overwrite=not exclusive, durable=durable)
         self.name = self._sink.name
         self.closed = False
         try:
+            claim_key(km, reuse_key=reuse_key)
             self._sink.write(memoryview(layout.build_header(block_size)))
         except BaseException:
             self.abort()
@@ -121,46 +123,57 @@ class Writer(WriteBatch, Stream):
 
     def _write_slow(self, data: Buffer) -> int:
         view = flat(data)
-        with self._exclusively():
-            self._check_open()
-            rest = view
-            while rest.nbytes:
-                if self._threads == 1 and not self.batch_used and rest.nbytes >= self._room:
-                    rest = rest[self._write_straight(rest[: self._room]) :]
-                else:
-                    rest = rest[self.fill_batch(rest) :]
-                    if self.batch_full:
-                        self._emit()
+        self._serially(self._write, view)
         return view.nbytes
 
-    @property
-    def _room(self) -> int:
-        return self._chunk * self._block_size
+    def _serially(
+        self, work: Callable[_P, None], /, *arguments: _P.args, **named: _P.kwargs
+    ) -> None:
+        """Call ``work`` while no other thread uses the stream."""
+        self._check_process()
+        self._lock.check_not_mine()
+        with self._lock:
+            self._check_open()
+            self._for_good(work, *arguments, **named)
 
-    @contextlib.contextmanager
-    def _exclusively(self) -> Iterator[None]:
+    def _check_process(self) -> None:
         if self.forked:
             raise KeyReuseError(
                 "this stream was opened before a fork: its parent writes under the same key",
                 file=self.name,
             )
-        self._lock.acquire()
+
+    def _for_good(
+        self, work: Callable[_P, None], /, *arguments: _P.args, **named: _P.kwargs
+    ) -> None:
+        """Call ``work``, holding the lock. Whatever it raises is the end of the stream."""
+        if self._error is not None:
+            raise copy.copy(self._error)
+        self.busy = True
         try:
-            self.busy = True
-            try:
-                if self._error is not None:
-                    raise self._error.with_traceback(None)
-                yield
-            except BaseException as error:
-                if not self.closed:
-                    self._error = error
-                    # Small writes would go on filling it, unheard.
-                    self.drop_batch()
-                raise
-            finally:
-                self.busy = False
+            work(*arguments, **named)
+        except BaseException as error:
+            self._error = _remembered(error)
+            # Small writes would go on filling it, unheard.
+            self.drop_batch()
+            raise
         finally:
-            self._lock.release()
+            self.busy = False
+            if self._aborting:
+                self._finish(discard=True)
+
+    def _write(self, rest: memoryview) -> None:
+        while rest.nbytes:
+            if self._threads == 1 and not self.batch_used and rest.nbytes >= self._room:
+                rest = rest[self._write_straight(rest[: self._room]) :]
+            else:
+                rest = rest[self.fill_batch(rest) :]
+                if self.batch_full:
+                    self._emit()
+
+    @property
+    def _room(self) -> int:
+        return self._chunk * self._block_size
 
     def _write_straight(self, text: memoryview) -> int:
         """Seal a whole batch from where the caller's data lies."""
@@ -194,7 +207,8 @@ class Writer(WriteBatch, Stream):
             self._slots.give(batch)
 
     def _send(self, data: memoryview) -> None:
-        assert self._sink is not None
+        if self._aborting:
+            raise Ags1Error("the stream was aborted", file=self.name)
         self._sink.write(data)
 
     def close(self) -> None:
@@ -205,37 +219,63 @@ class Writer(WriteBatch, Stream):
         if self.closed:
             return
         try:
-            with self._exclusively():
-                if not self.position:
-                    empty = memoryview(bytearray(layout.BLOCK_OVERHEAD))
-                    self._cipher.seal_in_place(empty, 0)
-                    self._send(empty)
-                if self.batch_used:
-                    self._emit()
-                self._send_sealed(0)
-                length = layout.encrypted_size(self.position, self._block_size)
-                assert self._sink is not None
-                self._sink.commit()
-                self.closed = True
-                self._finished = self._km.with_file_length(length)
+            self._check_process()
+        except KeyReuseError:
+            self._finish(discard=False)
+            raise
+        self._lock.check_not_mine()
+        with self._lock:
+            # Another thread may have closed it while we waited.
+            if not self.closed:
+                try:
+                    self._for_good(self._complete)
+                finally:
+                    self._finish(discard=self._finished is None)
+
+    def _complete(self) -> None:
+        if not self.position:
+            empty = memoryview(bytearray(layout.BLOCK_OVERHEAD))
+            self._cipher.seal_in_place(empty, 0)
+            self._send(empty)
+        if self.batch_used:
+            self._emit()
+        self._send_sealed(0)
+        length = layout.encrypted_size(self.position, self._block_size)
+        try:
+            self._sink.commit()
         finally:
-            # After a success there is nothing left to discard.
-            self._release(discard=self._finished is None)
+            # A file that is there has a key, even if Ctrl-C came right after.
+            if self._sink.published:
+                self._finished = self._km.with_file_length(length)
 
     def abort(self) -> None:
-        """Give up: close the stream and leave no file. Does nothing once it is closed."""
-        if not self.closed:
-            self._release(discard=True)
+        """Give up: close the stream and leave no file. Does nothing once it is closed.
 
-    def _release(self, *, discard: bool) -> None:
+        A write that is under way in another thread, or further up in this one, fails.
+        """
+        if self.closed:
+            return
+        self._aborting = True
+        if self.forked:
+            self._finish(discard=False)
+        elif not self._lock.mine:
+            with self._lock:
+                if not self.closed:
+                    self._finish(discard=True)
+
+    def _finish(self, *, discard: bool) -> None:
+        if self.closed:
+            return
         self.closed = True
-        if not self.forked:
-            self._pool.shutdown(cancel_futures=True)
-        self._sealing.clear()
-        self.drop_batch()
-        # A forked child has no part in what its parent is writing.
-        if discard and self._sink is not None and not self.forked:
-            self._sink.discard()
+        try:
+            # A forked child has neither the threads nor a part in what its parent writes.
+            if not self.forked:
+                self._pool.shutdown(cancel_futures=True)
+        finally:
+            self._sealing.clear()
+            self.drop_batch()
+            if discard and not self.forked:
+                self._sink.discard()
 
     def __exit__(
         self,
@@ -250,10 +290,21 @@ class Writer(WriteBatch, Stream):
 
     def __del__(self) -> None:
         if not self.closed:
-            if not self.forked:
-                message = f"unclosed {self!r}: no file is left"
-                warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
-            self.abort()
+            try:
+                if not self.forked:
+                    message = f"unclosed {self!r}: no file is left"
+                    warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
+            finally:
+                self.abort()
+
+
+def _remembered(error: BaseException) -> Exception:
+    """Return what later calls raise: the same, without the frames and the buffers in them."""
+    if isinstance(error, Ags1Error):
+        return copy.copy(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        return OSError(error.errno, error.strerror, error.filename)
+    return Ags1Error(f"the stream failed before ({type(error).__name__}); no file is left")
 
 
 io.BufferedIOBase.register(Writer)

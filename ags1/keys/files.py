@@ -25,7 +25,10 @@ def read(path: str, size_limit: int) -> tuple[bytes, os.stat_result]:
         if status.st_size > size_limit:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         with open(fd, "rb", closefd=False) as file:
-            return file.read(size_limit), status
+            data = file.read(size_limit + 1)
+        if len(data) > size_limit:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        return data, status
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from None
     finally:

@@ -23,7 +23,6 @@ import os
 import re
 import stat
 import struct
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -72,7 +71,6 @@ class LocalKms:
     def __init__(self, path: str | None = None) -> None:
         self.path = default_keyring_path() if path is None else path
         self._keys: Mapping[str, _MasterKey] | None = None
-        self._lock = threading.Lock()
 
     def names(self) -> list[str]:
         """Return the names of the master keys."""
@@ -106,8 +104,7 @@ class LocalKms:
         raise NotImplementedError("a keyring does not generate keys; wrap one")
 
     def close(self) -> None:
-        with self._lock:
-            self._keys = None
+        self._keys = None
 
     def __repr__(self) -> str:
         return f"LocalKms({self.path!r})"
@@ -132,10 +129,11 @@ class LocalKms:
         return keys[name]
 
     def _read(self, again: bool = False) -> Mapping[str, _MasterKey]:
-        with self._lock:
-            if self._keys is None or again:
-                self._keys = _parse(_load(self.path), self.path)
-            return self._keys
+        # Without a lock, which a forked child could inherit held: two threads at worst both read.
+        keys = self._keys
+        if keys is None or again:
+            keys = self._keys = _parse(_load(self.path), self.path)
+        return keys
 
 
 def create_key(path: str, name: str) -> int:
@@ -204,10 +202,12 @@ def _load(path: str) -> dict[str, Any]:
             f"the keyring {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}); "
             "it is not used until chmod 600 closes it, and others may know its keys"
         )
-    try:
+    document = None
+    # Raised outside: the decoder's exception holds the whole text, keys and all.
+    with contextlib.suppress(ValueError, RecursionError):
         document = json.loads(data)
-    except (ValueError, RecursionError):
-        raise KmsError(f"the keyring {path} is damaged: it is not JSON") from None
+    if document is None:
+        raise KmsError(f"the keyring {path} is damaged: it is not JSON")
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise KmsError(f"{path} is not a keyring of ags1")
     if document.get("version") != _VERSION:
@@ -231,7 +231,8 @@ def _parse(document: Mapping[str, Any], path: str) -> Mapping[str, _MasterKey]:
             whole = current in versions and all(
                 len(key) == _KEY_SIZE and 0 < number < 2**32 for number, key in versions.items()
             )
-        except (AttributeError, KeyError, TypeError, ValueError):
+            whole = whole and [str(number) for number in versions] == list(entry["versions"])
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             whole = False
         if not whole:
             # Not the entry itself: it holds the key.

@@ -33,4 +33,11 @@ cdef extern from "openssl/evp.h" nogil:
                           const unsigned char *data, int inl)
     int EVP_DecryptFinal_ex(EVP_CIPHER_CTX *ctx, unsigned char *outm, int *outl)
 
+    ctypedef struct EVP_RAND_CTX:
+        pass
+
+    int EVP_RAND_reseed(EVP_RAND_CTX *ctx, int prediction_resistance,
+                        const unsigned char *ent, size_t ent_len,
+                        const unsigned char *addin, size_t addin_len)
+
     int EVP_default_properties_is_fips_enabled(OSSL_LIB_CTX *libctx)
