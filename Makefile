@@ -1,0 +1,76 @@
+# Everything runs in $(VENV), made on first use with $(PYTHON): `make test PYTHON=python3.13`.
+# AGS1_OPENSSL picks the libcrypto (see build_openssl.py). `make test TESTS=` leaves nothing out.
+PYTHON ?= python3
+VENV ?= .venv
+TESTS ?= -m "not slow and not interop"
+BIN := $(abspath $(VENV))/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+NATIVE := $(BIN)/python -W ignore setup.py --quiet build_ext --inplace
+export PATH := $(BIN):$(PATH)
+
+.NOTPARALLEL:
+.PHONY: venv native dev demo test bench bench-smoke bench-peers lint wheel debug sanitize clean
+
+dev: native $(VENV)/.with-test
+
+venv: $(VENV)/.made
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ags1 needs Python 3.10 or newer: make PYTHON=python3.12")'
+	@echo "== making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip 'setuptools>=77' 'Cython>=3.3,<3.4'
+	@touch $@
+
+# Always asked: setup.py knows best what is out of date, and needs a second to see that nothing is.
+native: $(VENV)/.made
+	@echo "== compiling the extensions (the first time: OpenSSL too, a minute or two)"
+	@$(NATIVE)
+
+$(VENV)/.with-%: pyproject.toml | native
+	@echo "== installing ags1 in place, with its $* dependencies"
+	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation --editable '.[$*]'
+	@touch $@
+
+demo: dev
+	@$(BIN)/python -m bench.demo
+
+test: dev
+	$(BIN)/python -m pytest $(TESTS)
+
+bench: native $(VENV)/.with-bench
+	$(BIN)/python -m pytest bench $(BENCH)
+
+bench-smoke: native $(VENV)/.with-bench
+	$(BIN)/python -m bench.compare --quick --out build/bench $(BENCH)
+
+bench-peers: native $(VENV)/.with-bench $(VENV)/.with-peers
+	$(BIN)/python -m bench.compare $(BENCH)
+
+lint: native $(VENV)/.with-lint
+	ruff check .
+	ruff format --check .
+	cython-lint ags1 include
+	mypy
+
+# The wheel is built from the source distribution, so that both are known to be whole.
+wheel: dev
+	@rm -rf build/wheel dist
+	AGS1_OPENSSL=vendored $(BIN)/python -m build --outdir build/wheel
+	auditwheel repair --wheel-dir dist build/wheel/*.whl
+	@cp build/wheel/*.tar.gz dist/
+	AGS1_WHEEL="$$(ls -d $(CURDIR)/dist/*.whl)" $(BIN)/python -m pytest tests/test_build.py
+
+# Another kind of build lives in a copy of the tree, so that the one in place stays as it is.
+sanitize: CHECKED := LD_PRELOAD="$$(cc -print-file-name=libasan.so)" PYTHONMALLOC=malloc \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
+debug sanitize: dev
+	@rm -rf build/$@/ags1 build/$@/tests && mkdir -p build/$@
+	@tar -cf - --exclude='*.so' --exclude=__pycache__ ags1 bench include tests setup.py \
+		build_openssl.py pyproject.toml | tar -xf - -C build/$@
+	@echo "== compiling the extensions for $@ in build/$@"
+	@cd build/$@ && AGS1_BUILD=$@ $(NATIVE)
+	cd build/$@ && AGS1_BUILD=$@ PYTHONPATH="$(CURDIR)/build/$@" $(CHECKED) \
+		$(BIN)/python -m pytest $(TESTS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info ags1/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
