@@ -11,7 +11,7 @@ from libc.stdint cimport uint32_t
 from libc.stdlib cimport free, malloc
 from posix.fcntl cimport F_DUPFD_CLOEXEC, fcntl
 from posix.types cimport off_t
-from posix.unistd cimport close
+from posix.unistd cimport close as close_fd
 
 from ags1._gcm cimport (
     BlockCipher, Lane, libcrypto_error, open_run, run_blocks, seal_run, unauthentic, wipe,
@@ -94,7 +94,7 @@ cdef Outcome pump(
     cdef off_t text_at, slots_at
     cdef size_t text_size
     cdef ssize_t moved, bad
-    cdef int blocks, i
+    cdef int blocks
     while True:
         if stopping[0]:
             return STOPPED
@@ -171,9 +171,9 @@ cdef class Pump:
     cpdef close(self):
         """Let go of the descriptors. Not while a call is under way."""
         if self._source >= 0:
-            close(self._source)
+            close_fd(self._source)
         if self._target >= 0:
-            close(self._target)
+            close_fd(self._target)
         self._source = self._target = -1
 
     @property
@@ -205,7 +205,9 @@ cdef class Pump:
         self.check(cipher, first_block, text_size)
         return self.run(cipher, first_block, text_size, False)
 
-    cdef size_t check(self, BlockCipher cipher, long long first_block, long long text_size) except 0:
+    cdef size_t check(
+        self, BlockCipher cipher, long long first_block, long long text_size
+    ) except 0:
         if text_size < 0 or self._source < 0:
             raise ValueError(f"no file has {text_size} bytes")
         return run_blocks(cipher.block_size, text_size, first_block)
@@ -218,7 +220,9 @@ cdef class Pump:
         cdef long long failed_block = 0
         cdef size_t stride = cipher.block_size + BLOCK_OVERHEAD
         r.batch = <int>min(max(BATCH_SIZE // stride, <size_t>1), <size_t>MAX_BATCH_BLOCKS)
-        cdef size_t room = min(r.batch * stride, text_size + <size_t>r.batch * BLOCK_OVERHEAD)
+        cdef size_t room = min(
+            r.batch * stride, <size_t>text_size + <size_t>r.batch * BLOCK_OVERHEAD
+        )
         r.source = self._source
         r.target = self._target
         r.block_size = cipher.block_size

@@ -144,7 +144,7 @@ cdef class ReadWindow:
         return self._readline_slow(limit)
 
     def peek(self, Py_ssize_t size=0, /):
-        """Return some of the bytes that follow without moving on: at least one unless at the end."""
+        """Return some of the bytes that follow, at least one unless at the end; don't move on."""
         cdef Py_ssize_t at_hand = self.ahead(self.position)
         if self.busy or at_hand == 0:
             return self._peek_slow()

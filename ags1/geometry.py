@@ -15,6 +15,11 @@ from .key_metadata import KeyMetadata
 
 DEFAULT_MAX_BLOCK_SIZE = 64 << 20
 
+_USED = (
+    "a key seals one file, and this one carries a file length, was given to a writer before, or "
+    "was made before a fork (reuse_key=True insists)"
+)
+
 
 class Geometry(NamedTuple):
     """The sizes of one file (bytes, blocks)."""
@@ -114,10 +119,7 @@ def check_unused(km: KeyMetadata, *, reuse_key: bool) -> None:
     """Raise KeyReuseError when ``km`` has sealed a file before and the caller didn't insist."""
     check_km(km)
     if km.used and not reuse_key:
-        raise KeyReuseError(
-            "a key seals one file, and this one carries a file length, was given to a writer "
-            "before, or was made before a fork (reuse_key=True insists)"
-        )
+        raise KeyReuseError(_USED)
 
 
 def claim_key(km: KeyMetadata, *, reuse_key: bool) -> None:
@@ -126,4 +128,5 @@ def claim_key(km: KeyMetadata, *, reuse_key: bool) -> None:
     Raises KeyReuseError as ``check_unused`` does.
     """
     check_unused(km, reuse_key=reuse_key)
-    km.claim()
+    if not km.claim() and not reuse_key:
+        raise KeyReuseError(_USED)

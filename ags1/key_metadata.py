@@ -45,7 +45,7 @@ class KeyMetadata:
     to be wrapped before it is stored.
     """
 
-    __slots__ = ("_aad_prefix", "_claimed", "_encryption_key", "_file_length", "_fork")
+    __slots__ = ("_aad_prefix", "_encryption_key", "_file_length", "_fork", "_ticket")
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class KeyMetadata:
                 f"{MAX_AAD_PREFIX_SIZE}"
             )
         self._file_length = None if file_length is None else _checked_length(file_length)
-        self._claimed = False
+        self._ticket = [None]
         self._fork = fork_number()
 
     @classmethod
@@ -77,7 +77,7 @@ class KeyMetadata:
         metadata._encryption_key = encryption_key
         metadata._aad_prefix = aad_prefix
         metadata._file_length = file_length
-        metadata._claimed = False
+        metadata._ticket = [None]
         metadata._fork = fork_number()
         return metadata
 
@@ -114,11 +114,16 @@ class KeyMetadata:
     def used(self) -> bool:
         """Whether the key has sealed a file already, as far as this object can know: it carries a
         file length, a writer took it, or it was made before a fork (the parent has it too)."""
-        return self._file_length is not None or self._claimed or self._fork != fork_number()
+        return self._file_length is not None or not self._ticket or self._fork != fork_number()
 
-    def claim(self) -> None:
-        """Mark the key as used, which a writer does before its first block."""
-        self._claimed = True
+    def claim(self) -> bool:
+        """Mark the key as used, which a writer does before its first block; return whether it was
+        the first to do so, however many threads try."""
+        try:
+            self._ticket.pop()
+        except IndexError:
+            return False
+        return True
 
     def to_bytes(self) -> bytes:
         """Return Java's ``StandardKeyMetadata`` bytes. They hold the key in the clear."""
