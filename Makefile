@@ -41,7 +41,7 @@ bench: native $(VENV)/.with-bench
 	$(BIN)/python -m pytest bench $(BENCH)
 
 bench-smoke: native $(VENV)/.with-bench
-	$(BIN)/python -m bench.compare --quick --out build/bench $(BENCH)
+	$(BIN)/python -m pytest bench --smoke -q $(BENCH)
 
 bench-peers: native $(VENV)/.with-bench $(VENV)/.with-peers
 	$(BIN)/python -m bench.compare $(BENCH)

@@ -1,0 +1,138 @@
+"""Measuring several contestants fairly: in turns, in one process.
+
+A machine's speed drifts (clock, neighbours, memory). So the contestants run A B C A B C …, and a
+ratio is formed within each round, where both met the same machine, before the median is taken.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """``run`` does the work once and returns the seconds it took.
+
+    ``size`` (bytes of plaintext) or ``count`` (operations) says how much work that is. A slow
+    contestant takes part in the first ``rounds`` rounds only.
+    """
+
+    name: str
+    run: Callable[[], float]
+    size: int = 0
+    count: int = 1
+    rounds: int | None = None
+    warm_up: bool = True
+
+
+@dataclass(slots=True)
+class Series:
+    """The seconds that one contestant took, round by round."""
+
+    name: str
+    size: int
+    count: int
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def rate(self) -> float:
+        """Bytes of plaintext per second, by the median."""
+        return self.size / self.median
+
+    @property
+    def each(self) -> float:
+        """Seconds per operation, by the median."""
+        return self.median / self.count
+
+
+@dataclass(slots=True)
+class Contest:
+    """One comparison: the same work done by each contestant in turn."""
+
+    subject: str
+    name: str
+    series: dict[str, Series] = field(default_factory=dict)
+
+    def ratio(self, name: str, other: str) -> float | None:
+        """How many times faster ``name`` is than ``other`` per unit of work; None if one is absent.
+
+        Computed in each round that both took part in, then the median.
+        """
+        ours, theirs = self.series.get(name), self.series.get(other)
+        if not (ours and theirs and ours.seconds and theirs.seconds):
+            return None
+        work = (ours.size or ours.count) / (theirs.size or theirs.count)
+        return statistics.median(
+            work * b / a for a, b in zip(ours.seconds, theirs.seconds, strict=False)
+        )
+
+
+def timed(work: Callable[[], object]) -> Callable[[], float]:
+    """Return a function that does ``work`` and returns the seconds it took."""
+
+    def run() -> float:
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+
+    return run
+
+
+def repeated(work: Callable[[], object], count: int) -> Callable[[], float]:
+    """The same for work too short to be timed alone: ``count`` times in a loop."""
+    turns = range(count)
+
+    def run() -> float:
+        begin = time.perf_counter()
+        for _ in turns:
+            work()
+        return time.perf_counter() - begin
+
+    return run
+
+
+def compete(
+    subject: str,
+    name: str,
+    contestants: Sequence[Contestant],
+    rounds: int,
+    *,
+    between: Callable[[], None] | None = None,
+) -> Contest:
+    """Let the contestants run in turns, after one untimed run each.
+
+    ``between`` is called before every run, outside its time.
+    """
+    series = {c.name: Series(c.name, c.size, c.count) for c in contestants}
+    contest = Contest(subject, name, series)
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(-1, rounds):
+            for contestant in contestants:
+                if number == -1 and not contestant.warm_up:
+                    continue
+                if contestant.rounds is not None and number >= contestant.rounds:
+                    continue
+                if between is not None:
+                    between()
+                seconds = contestant.run()
+                if number >= 0:
+                    contest.series[contestant.name].seconds.append(seconds)
+    finally:
+        if was_enabled:
+            gc.enable()
+    return contest

@@ -1,0 +1,55 @@
+"""How much to measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Sizes in bytes."""
+
+    rounds: int = 9
+    size: int = 256 * MIB
+    grid_size: int = 128 * MIB
+    file_size: int = 2048 * MIB
+    pread_size: int = 1024 * MIB
+    preads: int = 1000
+    messages: int = 5000
+    peers: tuple[str, ...] = ()
+    folder: Path | None = None
+
+    @property
+    def slow_rounds(self) -> int:
+        """For work that takes seconds a time."""
+        return max(1, min(self.rounds, 5))
+
+
+QUICK = Settings(
+    rounds=3,
+    size=64 * MIB,
+    grid_size=32 * MIB,
+    file_size=256 * MIB,
+    pread_size=128 * MIB,
+    preads=200,
+    messages=1000,
+)
+SMOKE = Settings(
+    rounds=1,
+    size=4 * MIB,
+    grid_size=4 * MIB,
+    file_size=4 * MIB,
+    pread_size=4 * MIB,
+    preads=10,
+    messages=20,
+)
+
+
+def size_name(size: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (MIB, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:g} {name}"
+    return f"{size} bytes"

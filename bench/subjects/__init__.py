@@ -1,0 +1,22 @@
+"""What is compared. Each module's ``measure`` yields one ``Contest`` after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from bench.rounds import Contest
+from bench.settings import Settings
+
+from . import bulk, engine, grid, messages, oneshot, streams
+
+# What could not be measured here, and why, is put into the second argument.
+Measure = Callable[[Settings, dict[str, str]], Iterator[Contest]]
+
+ALL_SUBJECTS: dict[str, Measure] = {
+    "engine": engine.measure,
+    "grid": grid.measure,
+    "oneshot": oneshot.measure,
+    "messages": messages.measure,
+    "streams": streams.measure,
+    "bulk": bulk.measure,
+}

@@ -1,0 +1,39 @@
+"""The engine over key sizes and block sizes, next to the bare loop and ``cryptography``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from bench.contenders import ENGINE, Engine
+from bench.material import make_material, with_key
+from bench.peers import PycaInto
+from bench.rounds import Contest
+from bench.settings import Settings, size_name
+
+from .pairs import in_buffers, seal_then_open, the_limit, the_peer
+
+SUBJECT = "grid"
+BLOCK_SIZES = tuple(4096 << shift for shift in range(0, 13, 2))
+
+
+def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
+    material = make_material(settings.grid_size)
+    for key_size in (16, 24, 32):
+        for block_size in BLOCK_SIZES:
+            if block_size > settings.grid_size:
+                continue
+            shaped = with_key(material, key_size, block_size)
+            engine = Engine(shaped)
+            entrants = [in_buffers(ENGINE, engine.seal, engine.open, shaped)]
+            entrants += the_limit(shaped, skipped)
+            with contextlib.ExitStack() as stack:
+                if "cryptography" in settings.peers:
+                    peer = PycaInto()
+                    if started := the_peer(peer, shaped, skipped):
+                        stack.callback(peer.stop)
+                        entrants += started
+                name = f"AES-{key_size * 8} {size_name(block_size)} blocks"
+                yield from seal_then_open(
+                    SUBJECT, name, entrants, settings.grid_size, settings.rounds
+                )

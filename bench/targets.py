@@ -1,0 +1,180 @@
+"""What the figures have to show, each row with its measured value."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.contenders import ENGINE, LIMIT
+from bench.peers import IcebergJava, PycaInto, PycaNaive
+from bench.rounds import Contest
+from bench.subjects import bulk, engine, messages, oneshot, streams
+
+PROJECT = Path(__file__).resolve().parent.parent
+TAMPER_TESTS = PROJECT / "tests" / "test_tamper.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``ours`` must be at least ``at_least`` times as fast as ``theirs`` in that contest.
+
+    With ``as_time`` the row is read the other way round: ours takes at most so many times as long.
+    """
+
+    measure: str
+    subject: str
+    contest: str
+    ours: str
+    theirs: str
+    at_least: float
+    as_time: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    measure: str
+    target: str
+    measured: str
+    passed: bool | None
+    """None where this run did not measure it."""
+
+
+def _rows() -> list[Target]:
+    rows: list[Target] = []
+    for bits in (256, 128):
+        for verb in ("seal", "open"):
+            what, name = f"{verb} in kept buffers, AES-{bits}", f"AES-{bits} {verb}"
+            for other, at_least in ((LIMIT, 0.97), (PycaInto.name, 1.0), (IcebergJava.name, 2.0)):
+                label = f"{what}, vs {other}"
+                rows.append(Target(label, engine.SUBJECT, name, ENGINE, other, at_least))
+            rows.append(
+                Target(
+                    f"{what}, two threads vs one",
+                    engine.SUBJECT,
+                    f"AES-{bits} threads {verb}",
+                    engine.TWO_THREADS,
+                    engine.ONE_THREAD,
+                    1.85,
+                )
+            )
+    for function, verb in (("encrypt", "seal"), ("decrypt", "open")):
+        label = f"{function} to new bytes, vs {PycaNaive.name}"
+        rows.append(Target(label, oneshot.SUBJECT, f"AES-256 {verb}", ENGINE, PycaNaive.name, 2.0))
+    rows += [
+        Target(
+            f"4 KiB message with fresh keys, vs {messages.NAIVE}",
+            messages.SUBJECT,
+            messages.FRESH,
+            ENGINE,
+            messages.NAIVE,
+            2.0,
+        ),
+        Target(
+            f"4 KiB message with a kept BlockCipher, vs {messages.NAIVE_OWN_KEY}",
+            messages.SUBJECT,
+            messages.KEPT,
+            messages.KEPT_CIPHER,
+            messages.NAIVE_OWN_KEY,
+            3.0,
+        ),
+    ]
+    for verb in ("encrypt", "decrypt"):
+        for kind, other in (("not durable", bulk.CP), ("durable", bulk.CP_FSYNC)):
+            rows.append(
+                Target(
+                    f"{verb}_file, two threads, {kind}, time vs {other}",
+                    bulk.SUBJECT,
+                    f"{verb}_file, {kind}",
+                    f"{verb}_file, 2 threads",
+                    other,
+                    1 / 1.1,
+                    as_time=True,
+                )
+            )
+    # The engine reads memory. From a file there is the kernel's copying too, so the bare loop that
+    # a Reader is held against there makes the same preads.
+    for piece, at_least in (("1 MiB", 0.9), ("4 KiB", 0.6)):
+        for place, other in (
+            ("memory", streams.ENGINE_BLOCKS),
+            ("page cache", streams.BARE_FILE),
+        ):
+            rows.append(
+                Target(
+                    f"Reader.readinto of {piece} from {place}, vs {other}",
+                    streams.SUBJECT,
+                    f"read {piece} pieces from {place}",
+                    streams.READER,
+                    other,
+                    at_least,
+                )
+            )
+    rows.append(
+        Target(
+            "random 4 KiB pread, time vs pread and opening of one bare block",
+            streams.SUBJECT,
+            streams.RANDOM_READS,
+            streams.PREAD,
+            streams.BARE_BLOCK,
+            1 / 1.1,
+            as_time=True,
+        )
+    )
+    return rows
+
+
+TARGETS = _rows()
+
+
+def judge(contests: Sequence[Contest]) -> list[Outcome]:
+    """One outcome per row, in the order of the rows."""
+    found = {(contest.subject, contest.name): contest for contest in contests}
+    return [_judge(target, found.get((target.subject, target.contest))) for target in TARGETS]
+
+
+def _judge(target: Target, contest: Contest | None) -> Outcome:
+    if target.as_time:
+        wanted = f"at most {1 / target.at_least:.2f}x the time"
+    else:
+        wanted = f"at least {target.at_least:.2f}x"
+    ratio = contest.ratio(target.ours, target.theirs) if contest else None
+    if ratio is None:
+        return Outcome(target.measure, wanted, "not measured", None)
+    shown = f"{1 / ratio:.2f}x the time" if target.as_time else f"{ratio:.2f}x"
+    return Outcome(target.measure, wanted, shown, ratio >= target.at_least)
+
+
+def tamper_matrix() -> Outcome:
+    """Run the tests that tamper with files; each case must raise and return nothing unverified."""
+    measure, wanted = "tamper matrix", "100 % raised, 0 unverified bytes returned"
+    if not TAMPER_TESTS.exists():
+        return Outcome(measure, wanted, "not measured", None)
+    with tempfile.TemporaryDirectory(prefix="ags1-bench-") as folder:
+        report = Path(folder, "report.xml")
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider"),
+                *(f"--junitxml={report}", TAMPER_TESTS),
+            ],
+            cwd=PROJECT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+        if not report.exists():
+            return Outcome(measure, wanted, "its tests can't be run", False)
+        cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    ran = [case for case in cases if case.find("skipped") is None]
+    bad = [
+        case.get("name", "?")
+        for case in ran
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    measured = f"{len(ran) - len(bad)} of {len(ran)} tests passed"
+    if bad:
+        measured += f"; the first that did not: {bad[0]}"
+    return Outcome(measure, wanted, measured, bool(ran) and not bad)

@@ -1,0 +1,99 @@
+"""The comparison itself: that its contestants do the same work, and that it says what it found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import compare, report
+from bench.contenders import Engine, EngineByBlock, Into
+from bench.limits import EvpLoop
+from bench.machine import this_machine
+from bench.material import make_material
+from bench.peers import ALL_PEERS
+from bench.rounds import Contest, Contestant, Series, compete
+from bench.settings import MIB, SMOKE
+from bench.subjects import ALL_SUBJECTS, bulk, grid, streams
+from bench.targets import TARGETS, judge
+
+
+def test_contestants_run_in_turns_and_slow_ones_drop_out() -> None:
+    order: list[str] = []
+
+    def runner(name: str) -> Contestant:
+        def run() -> float:
+            order.append(name)
+            return 1.0
+
+        return Contestant(name, run, rounds=1 if name == "slow" else None)
+
+    contest = compete("subject", "name", [runner("a"), runner("slow")], 3)
+    assert order == ["a", "slow", "a", "slow", "a", "a"]  # the first two are the untimed ones
+    assert [len(series.seconds) for series in contest.series.values()] == [3, 1]
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
+    ours = Series("ours", 100, 1, [1.0, 2.0, 1.0])
+    theirs = Series("theirs", 100, 1, [3.0, 4.0, 8.0])
+    contest = Contest("subject", "name", {"ours": ours, "theirs": theirs})
+    assert contest.ratio("ours", "theirs") == 3.0
+    assert contest.ratio("ours", "nobody") is None
+
+
+def test_what_one_contestant_seals_the_others_open() -> None:
+    material = make_material(2 * MIB + 5)
+    contestants: list[Engine | EvpLoop | Into]
+    contestants = [Engine(material), EvpLoop(material), Into(material, 1), Into(material, 2)]
+    for sealer in contestants:
+        sealer.seal()
+        EngineByBlock(material).open()
+        for opener in contestants:
+            opener.open()
+            material.check_opened()
+
+
+@pytest.mark.parametrize("name", ["cryptography", "naive", "joined", "tink", "aws"])
+def test_a_peer_gives_the_plaintext_back(name: str) -> None:
+    peer = ALL_PEERS[name]()
+    if reason := peer.missing():
+        pytest.skip(f"lacking: {reason}")
+    peer.start(make_material(2 * MIB + 5))
+    assert peer.seal() > 0
+    assert peer.open() > 0
+    peer.check()
+    peer.stop()
+
+
+def test_each_target_names_a_contest_that_is_held(tmp_path: Path) -> None:
+    """With every peer that needs no other process; those of Java stay open."""
+    skipped: dict[str, str] = {}
+    settings = dataclasses.replace(SMOKE, peers=("cryptography", "naive"), folder=tmp_path)
+    contests = [
+        contest for measure in ALL_SUBJECTS.values() for contest in measure(settings, skipped)
+    ]
+    assert not skipped
+    open_rows = [
+        target.theirs
+        for target, outcome in zip(TARGETS, judge(contests), strict=True)
+        if outcome.passed is None
+    ]
+    assert set(open_rows) <= {"Iceberg Java"}
+    results = report.Results(this_machine(), settings, "any", contests, judge(contests), {}, {})
+    report.write_json(results, tmp_path / "results.json")
+    report.write_markdown(results, tmp_path / "results.md")
+    assert len(json.loads((tmp_path / "results.json").read_text())["contests"]) == len(contests)
+    text = (tmp_path / "results.md").read_text()
+    assert all(target.measure in text for target in TARGETS)
+    assert all(name in text for name in (bulk.CP_FSYNC, streams.PREAD, grid.SUBJECT.capitalize()))
+    pytest.importorskip("matplotlib")
+    from bench.plots import write_plots
+
+    assert all(path.stat().st_size for path in write_plots(results, tmp_path))
+
+
+def test_an_unknown_subject_is_refused() -> None:
+    with pytest.raises(SystemExit, match="unknown: engin"):
+        compare.main(["--subjects", "engin"])
