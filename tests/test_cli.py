@@ -25,11 +25,10 @@ from conftest import RunPython, python_environment
 
 import ags1
 from ags1 import cli
-from ags1.keys import Keychain
 from ags1.cli.sealing import Sealing
 from ags1.cli.sealing import encrypt as seal
 from ags1.cli.sources import Job
-from ags1.keys import read_sidecar
+from ags1.keys import Keychain, read_sidecar
 from ags1.kms import LocalKms, create_key
 
 BLOCK = 1 << 20
@@ -588,6 +587,18 @@ def test_a_sidecar_of_another_file_does_not_open(home: Path) -> None:
         (home / name).write_bytes(TEXT)
     succeed("encrypt", "a", "b")
     assert "a.ags1: block 0" in fail(2, "verify", "a.ags1", "--sidecar", "b.ags1.keys")
+
+
+def test_a_pair_of_file_and_sidecar_can_be_exchanged(home: Path) -> None:
+    # A limit of the format that SECURITY.md states, not a feature: neither says whose it is.
+    for name in ("a", "b"):
+        (home / name).write_bytes(name.encode() * 100)
+        run("encrypt", name)
+    for ending in (".ags1", ".ags1.keys"):
+        (home / f"a{ending}").rename(home / "held")
+        (home / f"b{ending}").rename(home / f"a{ending}")
+        (home / "held").rename(home / f"b{ending}")
+    assert run("cat", "a.ags1").stdout_bytes == b"b" * 100
 
 
 def test_a_changed_sidecar_does_not_open(home: Path) -> None:

@@ -1,0 +1,391 @@
+"""Kills, full disks, crowds, exits and memory: what must hold when things go wrong."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import reference
+from conftest import RunPython, python_environment
+
+import ags1
+from ags1 import KeyMetadata, layout
+
+MIB = 1 << 20
+SIZE = 20 * MIB + 12345
+KEY = bytes(range(32))
+needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+
+
+def is_whole(path: Path, expected: bytes) -> bool:
+    stream = path.read_bytes()
+    return reference.decrypt(stream, KEY, None, layout.encrypted_size(SIZE)) == expected
+
+
+# ---- killed ------------------------------------------------------------------------------------
+
+KILLED = {
+    "encrypt_file": """
+    ags1.encrypt_file(source, target, km=km, threads=2, overwrite=True, durable=durable)
+""",
+    "decrypt_file": """
+    ags1.decrypt_file(sealed, target, km.with_file_length(length), overwrite=True, durable=durable)
+""",
+    "Writer": """
+    with ags1.open(target, "wb", km, durable=durable) as file:
+        for at in range(0, len(data), 100_000):
+            file.write(data[at : at + 100_000])
+""",
+    "Writer in threads": """
+    with ags1.open(target, "wb", km, durable=durable, threads=2) as file:
+        file.write(data)
+""",
+}
+BEFORE_KILLED = """
+import itertools, sys
+import ags1
+source, sealed, target, length = *sys.argv[1:4], int(sys.argv[4])
+data = open(source, "rb").read()
+print("ready", flush=True)
+for durable in itertools.cycle([False, False, True]):
+    km = ags1.KeyMetadata(bytes(range(32)))"""
+
+
+@pytest.mark.parametrize("what", KILLED)
+def test_a_killed_process_leaves_the_target_whole_or_absent(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    source, sealed, target = tmp_path / "source", tmp_path / "sealed", folder / "target"
+    data = reference.pattern(SIZE)
+    source.write_bytes(data)
+    sealed.write_bytes(reference.encrypt(data, KEY))
+    arguments = [source, sealed, target, str(layout.encrypted_size(SIZE))]
+    picker = random.Random(what)
+    amid_the_work = 0
+    for attempt in range(8):
+        if attempt % 4 == 0:
+            shutil.rmtree(folder)
+            folder.mkdir()
+        child = subprocess.Popen(
+            [sys.executable, "-c", BEFORE_KILLED + KILLED[what], *arguments],
+            env=python_environment(),
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+        assert child.stdout is not None
+        with child.stdout:
+            assert child.stdout.readline() == b"ready\n"
+            time.sleep(picker.uniform(0.001, 0.012) if attempt % 2 == 0 else picker.uniform(0, 0.2))
+            child.send_signal(signal.SIGKILL)
+            assert child.wait() == -signal.SIGKILL
+        if target.exists() and what == "decrypt_file":
+            assert target.read_bytes() == data
+        elif target.exists():
+            assert is_whole(target, data)
+        # A temporary file may stay, and looks like one.
+        for left in set(folder.iterdir()) - {target}:
+            amid_the_work += 1
+            assert left.name.startswith(".target.")
+            assert left.name.endswith(".tmp")
+        # And it is in nobody's way.
+        km = ags1.encrypt_file(source, target, overwrite=True, durable=False)
+        assert ags1.verify_file(target, km) == SIZE
+        target.unlink()
+    assert amid_the_work
+
+
+# ---- a full disk -------------------------------------------------------------------------------
+
+FULL = """
+import errno, os, resource, sys
+from pathlib import Path
+import ags1
+folder, limit = Path(sys.argv[1]), int(sys.argv[2])
+outside = Path(sys.argv[3])
+data = bytes(9 << 20)
+(outside / "plain").write_bytes(data)
+sealed, km = ags1.encrypt(data)
+(outside / "sealed").write_bytes(sealed)
+del sealed
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+def write(threads):
+    with ags1.open(folder / "target", "wb", threads=threads, durable=False) as file:
+        for _ in range(9):
+            file.write(bytes(1 << 20))
+
+for threads in (1, 2):
+    for call in (
+        lambda: ags1.encrypt_file(outside / "plain", folder / "target", threads=threads),
+        lambda: ags1.decrypt_file(outside / "sealed", folder / "target", km, threads=threads),
+        lambda: write(threads),
+    ):
+        for existing in (False, True):
+            if existing:
+                (folder / "target").write_bytes(b"old")
+            try:
+                ags1.verify_file(outside / "sealed", km)
+                call()
+            except FileExistsError:
+                assert existing
+            except OSError as error:
+                assert error.errno in (errno.ENOSPC, errno.EFBIG), error
+                assert error.filename == str(folder / "target"), error.filename
+            else:
+                sys.exit("nothing was raised")
+            left = {p.name: p.read_bytes() for p in folder.iterdir()}
+            assert left == ({"target": b"old"} if existing else {}), left.keys()
+            (folder / "target").unlink(missing_ok=True)
+
+# A file object: what is left of it must not pass for a file.
+for threads in (1, 2):
+    km = ags1.KeyMetadata(bytes(16))
+    with open(folder / "object", "wb", buffering=0) as target:
+        try:
+            with ags1.open(target, "wb", km, threads=threads) as file:
+                file.write(data)
+        except OSError as error:
+            assert error.errno in (errno.ENOSPC, errno.EFBIG), error
+        else:
+            sys.exit("nothing was raised")
+    left = (folder / "object").read_bytes()
+    try:
+        ags1.decrypt(left, km, trust_file_size=True)
+    except ags1.Ags1Error:
+        pass
+    else:
+        sys.exit("what was left of the file opens")
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("limit", [5, 100_000, MIB + 100, 5 * MIB])
+def test_a_limit_on_file_sizes(run_python: RunPython, tmp_path: Path, limit: int) -> None:
+    (tmp_path / "folder").mkdir()
+    assert run_python(FULL, tmp_path / "folder", limit, tmp_path).stdout == "fine\n"
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    folder, small = tmp_path / "folder", tmp_path / "small"
+    folder.mkdir()
+    small.mkdir()
+    mount = 'mount -t tmpfs -o size=3m tmpfs "$1"'
+    may = (
+        subprocess.run(["unshare", "-rm", "sh", "-c", mount, "sh", str(small)], check=False)
+        if (shutil.which("unshare"))
+        else None
+    )
+    if may is None or may.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    script = [sys.executable, "-c", FULL, small, "0", folder]
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", f'{mount} && shift && exec "$@"', "sh", small, *script],
+        env=python_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("fine\n", "", 0)
+
+
+# ---- a crowd -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_64_threads_on_one_reader(tmp_path: Path, threads: int) -> None:
+    data = random.Random(3).randbytes(12 * MIB + 99)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    km = ags1.encrypt_file(path, tmp_path / "sealed", durable=False)
+
+    def work(seed: int) -> int:
+        picker = random.Random(seed)
+        for _ in range(12):
+            at, size = picker.randrange(len(data)), picker.choice([1, 4096, 100_000, 3 * MIB])
+            assert file.pread(at, size) == data[at : at + size]
+            ranges = [(picker.randrange(len(data)), 1000) for _ in range(3)]
+            assert file.readv(ranges) == [data[o : o + n] for o, n in ranges]
+        return seed
+
+    with ags1.open(tmp_path / "sealed", "rb", km, threads=threads) as file:
+        with concurrent.futures.ThreadPoolExecutor(64) as pool:
+            assert list(pool.map(work, range(64))) == list(range(64))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_64_threads_meet_one_bad_block(tmp_path: Path, threads: int) -> None:
+    data = reference.pattern(200_000)
+    stream = bytearray(reference.encrypt(data, KEY, None, 1000))
+    stream[layout.block_offset(100, 1000)] ^= 1
+    km = KeyMetadata(KEY, None, len(stream))
+    path = tmp_path / "file"
+    path.write_bytes(stream)
+
+    def work(seed: int) -> str:
+        picker = random.Random(seed)
+        try:
+            for _ in range(50):
+                at = picker.randrange(200_000)
+                part = file.pread(at, 700)
+                assert part == data[at : at + 700]
+                assert at + len(part) <= 100_000 or at >= 101_000
+        except ags1.AuthenticationError as error:
+            return f"block {error.block} refused"
+        return "read"
+
+    with ags1.open(path, "rb", km, threads=threads) as file:
+        with concurrent.futures.ThreadPoolExecutor(64) as pool:
+            outcomes = list(pool.map(work, range(64)))
+    assert set(outcomes) <= {"read", "block 100 refused"}
+    assert "block 100 refused" in outcomes
+
+
+# ---- exits -------------------------------------------------------------------------------------
+
+EXITS = """
+import sys, threading, time
+import ags1
+from ags1 import _gcm
+cipher = _gcm.BlockCipher(bytes(32))
+data = bytearray(8 << 20)
+slots = bytearray((8 << 20) + 8 * 28)
+sealed = ags1.encrypt(data)
+reader = ags1.open(__import__("io").BytesIO(sealed.data), "rb", sealed.key_metadata, threads=2)
+reader.read(10)
+
+def work():
+    mine = bytearray(len(slots))
+    while True:
+        cipher.seal_blocks(data, mine)
+        _gcm.random_bytes(32)
+        _gcm.seal(bytes(16), b"data")
+
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.05)
+if sys.argv[1] == "raise":
+    raise SystemExit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "raise"])
+def test_an_exit_amid_daemon_threads(run_python: RunPython, how: str) -> None:
+    for _ in range(5):
+        done = run_python(EXITS, how, check=False, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+MEMORY = """
+import sys
+import ags1
+task, source, target, threads = *sys.argv[1:4], int(sys.argv[4])
+
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+
+imported = peak()
+km = ags1.KeyMetadata(bytes(32), b"prefix")
+if task == "encrypt_file":
+    km = ags1.encrypt_file(source, target, km=km, threads=threads, durable=False)
+elif task == "Writer":
+    with open(source, "rb", buffering=0) as plain:
+        with ags1.open(target, "wb", km, threads=threads, durable=False) as file:
+            while part := plain.read(1 << 20):
+                file.write(part)
+else:
+    import os
+    km = km.with_file_length(os.stat(source).st_size)
+    if task == "verify_file":
+        ags1.verify_file(source, km, threads=threads)
+    elif task == "decrypt_file":
+        ags1.decrypt_file(source, target, km, threads=threads, durable=False)
+    else:
+        with ags1.open(source, "rb", km, threads=threads) as file:
+            if task == "read":
+                while file.read(1 << 20):
+                    pass
+            elif task == "readinto":
+                buffer = bytearray(100_000)
+                while file.readinto(buffer):
+                    pass
+            else:
+                for at in range(0, file.plaintext_size, 10_000_000):
+                    file.pread(at, 4096)
+print(imported, peak())
+"""
+
+
+def peak_memory(run_python: RunPython, *arguments: object) -> int:
+    """Return a process's peak resident size in KiB, all of Python and its imports included."""
+    imported, peak = run_python(MEMORY, *arguments, timeout=600).stdout.split()
+    print(f"{arguments[0]}: {int(imported) // 1024} MiB after import, {int(peak) // 1024} at most")
+    return int(peak)
+
+
+def check_memory(run_python: RunPython, folder: Path, size: int, threads: int, limit: int) -> None:
+    plain, sealed, again = folder / "plain", folder / "sealed", folder / "again"
+    with plain.open("wb") as file:
+        file.truncate(size)
+    try:
+        for task in ("Writer", "encrypt_file"):
+            sealed.unlink(missing_ok=True)
+            assert peak_memory(run_python, task, plain, sealed, threads) < limit
+        for task in ("verify_file", "read", "readinto", "pread"):
+            assert peak_memory(run_python, task, sealed, again, threads) < limit
+        assert peak_memory(run_python, "decrypt_file", sealed, again, threads) < limit
+        assert again.stat().st_size == size
+    finally:
+        for path in (plain, sealed, again):
+            path.unlink(missing_ok=True)
+
+
+@needs_proc
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_is_bounded(run_python: RunPython, tmp_path: Path, threads: int) -> None:
+    # Far above what a bounded stream needs, far below the file.
+    check_memory(run_python, tmp_path, 200 * MIB, threads, 64 << 10)
+
+
+@needs_proc
+@pytest.mark.slow
+def test_4_gib_go_through_64_mib(run_python: RunPython, tmp_path: Path) -> None:
+    check_memory(run_python, tmp_path, 4 << 30, 1, 64 << 10)
+
+
+@needs_proc
+@pytest.mark.slow
+def test_beyond_4_gib_offsets_are_right(tmp_path: Path) -> None:
+    # Past what 32 bits address, on both sides of the border.
+    path, size = tmp_path / "plain", (4 << 30) + 3 * MIB + 7
+    marks = {0: b"begin", (2 << 30) - 2: b"2 GiB", (4 << 30) - 2: b"4 GiB", size - 4: b"last"}
+    with path.open("wb") as file:
+        file.truncate(size)
+        for at, mark in marks.items():
+            os.pwrite(file.fileno(), mark, at)
+    km = ags1.encrypt_file(path, tmp_path / "sealed", durable=False)
+    assert km.file_length == layout.encrypted_size(size)
+    with ags1.open(tmp_path / "sealed", "rb", km) as reader:
+        for at, mark in marks.items():
+            assert reader.pread(at, len(mark)) == mark
+            assert reader.seek(at) == at
+            assert reader.read(len(mark)) == mark
+        assert reader.pread(size, 1) == b""
+    path.unlink()
+    assert ags1.decrypt_file(tmp_path / "sealed", path, km, durable=False) == size
+    with path.open("rb") as file:
+        for at, mark in marks.items():
+            assert os.pread(file.fileno(), len(mark), at) == mark
+    path.unlink()
+    (tmp_path / "sealed").unlink()

@@ -1,0 +1,424 @@
+"""encrypt, decrypt and their _into forms: round trips, lengths, keys, overlaps, arguments."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import os
+import pickle
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ags1
+from ags1 import KeyMetadata, layout
+
+threads = pytest.mark.parametrize("threads", [1, 2, 5])
+MIB = 1 << 20
+
+
+def open_by_reference(sealed: ags1.Sealed) -> bytes:
+    km = sealed.key_metadata
+    return reference.decrypt(sealed.data, km.encryption_key, km.aad_prefix, km.file_length)
+
+
+@given(
+    st.binary(max_size=400),
+    st.integers(1, 60),
+    st.sampled_from([16, 24, 32]),
+    st.integers(1, 4),
+)
+def test_round_trip(data: bytes, block_size: int, key_size: int, threads: int) -> None:
+    sealed = ags1.encrypt(data, key_size=key_size, block_size=block_size, threads=threads)
+    km = sealed.key_metadata
+    assert type(sealed.data) is bytes
+    assert len(km.encryption_key) == key_size
+    assert km.aad_prefix is not None
+    assert len(km.aad_prefix) == 16
+    assert km.file_length == len(sealed.data) == layout.encrypted_size(len(data), block_size)
+    assert open_by_reference(sealed) == data
+    for count in (1, 2, 7):
+        opened = ags1.decrypt(sealed.data, km, threads=count)
+        assert type(opened) is bytes
+        assert opened == data
+    assert ags1.decrypt(sealed.data, km, block_size=block_size) == data
+
+
+@given(
+    st.binary(max_size=400),
+    st.integers(1, 60),
+    st.none() | st.binary(max_size=40),
+    st.integers(1, 4),
+    st.integers(0, 50),
+)
+def test_round_trip_into_buffers(
+    data: bytes, block_size: int, prefix: bytes | None, threads: int, margin: int
+) -> None:
+    km = KeyMetadata(bytes(16), prefix)
+    size = layout.encrypted_size(len(data), block_size)
+    sealed = bytearray(b"\xaa" * (size + margin))
+    full = ags1.encrypt_into(data, sealed, km=km, block_size=block_size, threads=threads)
+    assert full == km.with_file_length(size)
+    assert sealed[size:] == b"\xaa" * margin
+    stream = bytes(sealed[:size])
+    assert reference.decrypt(stream, bytes(16), prefix, size) == data
+    out = bytearray(b"\xaa" * (len(data) + margin))
+    assert ags1.decrypt_into(stream, out, full, threads=threads) == len(data)
+    assert out == data + b"\xaa" * margin
+
+
+@given(st.binary(max_size=300), st.integers(1, 60), st.integers(1, 4))
+def test_the_references_streams_are_read(data: bytes, block_size: int, threads: int) -> None:
+    stream = reference.encrypt(data, bytes(24), b"prefix", block_size)
+    km = KeyMetadata(bytes(24), b"prefix", len(stream))
+    assert ags1.decrypt(stream, km, threads=threads) == data
+
+
+@threads
+@pytest.mark.parametrize("size", [0, 1, MIB - 1, MIB, MIB + 1, 5 * MIB + 17])
+def test_default_blocks(size: int, threads: int) -> None:
+    data = reference.pattern(size)
+    sealed = ags1.encrypt(data, threads=threads)
+    assert sealed.data[:8] == b"AGS1\0\0\x10\0"
+    assert len(sealed.key_metadata.encryption_key) == 32
+    assert open_by_reference(sealed) == data
+    assert ags1.decrypt(sealed.data, sealed.key_metadata, threads=threads) == data
+
+
+def test_threads_give_the_nonces_of_their_own() -> None:
+    sealed = ags1.encrypt(bytes(5000), block_size=1, threads=4).data
+    nonces = {slot[:12] for slot in reference.slots(sealed)}
+    assert len(nonces) == 5000
+
+
+def test_every_call_has_a_fresh_key_and_prefix() -> None:
+    made = [ags1.encrypt(b"same").key_metadata for _ in range(50)]
+    assert len({km.encryption_key for km in made}) == 50
+    assert len({km.aad_prefix for km in made}) == 50
+
+
+def test_sealed_is_a_named_pair() -> None:
+    sealed = ags1.encrypt(b"data")
+    data, km = sealed
+    assert (data, km) == (sealed.data, sealed.key_metadata)
+    with pytest.raises(TypeError):
+        pickle.dumps(sealed)
+
+
+# ---- key metadata ------------------------------------------------------------------------------
+
+
+def test_a_given_key_is_used() -> None:
+    km = KeyMetadata(bytes(16), b"")
+    sealed = ags1.encrypt(b"data", km=km)
+    assert sealed.key_metadata == km.with_file_length(len(sealed.data))
+    assert km.file_length is None
+
+
+@pytest.mark.parametrize("prefix", [None, b""])
+def test_a_null_and_an_empty_prefix_stay_apart_and_read_alike(prefix: bytes | None) -> None:
+    sealed = ags1.encrypt(b"data", km=KeyMetadata(bytes(16), prefix))
+    assert sealed.key_metadata.aad_prefix == prefix
+    for other in (None, b""):
+        km = KeyMetadata(bytes(16), other, len(sealed.data))
+        assert ags1.decrypt(sealed.data, km) == b"data"
+
+
+def test_a_used_key_is_refused_unless_insisted_on() -> None:
+    used = ags1.encrypt(b"data").key_metadata
+    out = bytearray(b"\xaa" * 100)
+    with pytest.raises(ags1.KeyReuseError):
+        ags1.encrypt(b"other", km=used)
+    with pytest.raises(ags1.KeyReuseError):
+        ags1.encrypt_into(b"other", out, km=used)
+    assert out == b"\xaa" * 100
+    again = ags1.encrypt(b"other data", km=used, reuse_key=True)
+    assert again.key_metadata == used.with_file_length(len(again.data))
+    assert ags1.decrypt(again.data, again.key_metadata) == b"other data"
+
+
+def test_no_trusted_length_no_reading() -> None:
+    sealed = ags1.encrypt(b"data", km=KeyMetadata(bytes(16)))
+    km = KeyMetadata(bytes(16))
+    with pytest.raises(ags1.MissingFileLengthError, match="trust_file_size"):
+        ags1.decrypt(sealed.data, km)
+    out = bytearray(b"\xaa" * 4)
+    with pytest.raises(ags1.MissingFileLengthError):
+        ags1.decrypt_into(sealed.data, out, km)
+    assert out == b"\xaa" * 4
+    assert ags1.decrypt(sealed.data, km, trust_file_size=True) == b"data"
+
+
+def test_trusting_the_size_does_not_override_a_trusted_length() -> None:
+    sealed = ags1.encrypt(bytes(64), block_size=16)
+    with pytest.raises(ags1.TruncatedError):
+        ags1.decrypt(sealed.data[:-44], sealed.key_metadata, trust_file_size=True)
+
+
+def test_lengths_that_differ_are_both_named() -> None:
+    sealed = ags1.encrypt(bytes(64), block_size=16)
+    size = len(sealed.data)
+    with pytest.raises(ags1.TruncatedError, match=rf"{size - 5}.*{size}"):
+        ags1.decrypt(sealed.data[:-5], sealed.key_metadata)
+    with pytest.raises(ags1.FormatError, match=rf"{size + 5}.*{size}"):
+        ags1.decrypt(sealed.data + bytes(5), sealed.key_metadata)
+
+
+def test_a_header_alone_is_a_file_only_when_the_trusted_length_says_so() -> None:
+    header = layout.build_header(16)
+    assert ags1.decrypt(header, KeyMetadata(bytes(16), None, 8)) == b""
+    with pytest.raises((ags1.FormatError, ags1.TruncatedError)):
+        ags1.decrypt(header, KeyMetadata(bytes(16)), trust_file_size=True)
+    with pytest.raises(ags1.TruncatedError):
+        ags1.decrypt(header, KeyMetadata(bytes(16), None, 36))
+
+
+# ---- block sizes -------------------------------------------------------------------------------
+
+
+def test_a_pinned_block_size_must_be_the_headers() -> None:
+    sealed = ags1.encrypt(b"data", block_size=100)
+    for other in (99, 101, MIB):
+        with pytest.raises(ags1.FormatError, match=f"100.*{other}"):
+            ags1.decrypt(sealed.data, sealed.key_metadata, block_size=other)
+
+
+def test_large_block_sizes_are_refused_unless_allowed() -> None:
+    block_size = (64 << 20) + 1
+    sealed = ags1.encrypt(b"data", block_size=block_size)
+    with pytest.raises(ags1.FormatError, match="max_block_size"):
+        ags1.decrypt(sealed.data, sealed.key_metadata)
+    for allowed in ({"max_block_size": block_size}, {"block_size": block_size}):
+        assert ags1.decrypt(sealed.data, sealed.key_metadata, **allowed) == b"data"
+    just_right = ags1.encrypt(b"data", block_size=64 << 20)
+    assert ags1.decrypt(just_right.data, just_right.key_metadata) == b"data"
+    with pytest.raises(ags1.FormatError):
+        ags1.decrypt(just_right.data, just_right.key_metadata, max_block_size=(64 << 20) - 1)
+
+
+@pytest.mark.parametrize("block_size", [0, -1, layout.MAX_BLOCK_SIZE + 1, 2**40])
+def test_block_sizes_that_do_not_exist_are_refused(block_size: int) -> None:
+    with pytest.raises(ags1.FormatError):
+        ags1.encrypt(b"", block_size=block_size)
+    with pytest.raises(ags1.FormatError):
+        ags1.encrypt_into(b"", bytearray(100), block_size=block_size)
+
+
+@pytest.mark.parametrize("stated", [1, 16, MIB, 64 << 20, 2**31 - 1 - 28, 2**31 - 1])
+@threads
+def test_a_hostile_header_allocates_nothing(stated: int, threads: int) -> None:
+    sealed = ags1.encrypt(bytes(40), block_size=40)
+    hostile = b"AGS1" + stated.to_bytes(4, "little") + sealed.data[8:]
+    tracemalloc.start()
+    try:
+        opened = ags1.decrypt(hostile, sealed.key_metadata, threads=threads)
+        assert opened == bytes(40)
+        assert 40 <= stated <= 64 << 20
+    except (ags1.FormatError, ags1.AuthenticationError):
+        assert not 40 <= stated <= 64 << 20
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+# ---- buffers -----------------------------------------------------------------------------------
+
+
+DTYPES = ["u1", "?", "<u2", ">i4", "f2", "f8", "c16", "S4", "U1", [("a", "<i4"), ("b", "<f4")]]
+
+
+@threads
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numpy_arrays_of_every_type(dtype: Any, threads: int) -> None:
+    text = reference.pattern(96)
+    source = np.frombuffer(text, dtype).reshape(2, -1)
+    sealed = ags1.encrypt(source, block_size=20, threads=threads)
+    assert ags1.decrypt(sealed.data, sealed.key_metadata, threads=threads) == text
+    out = np.zeros((4, 32), "u1").view(dtype)
+    assert ags1.decrypt_into(sealed.data, out, sealed.key_metadata, threads=threads) == 96
+    assert out.tobytes() == text + bytes(32)
+    room = np.zeros(256, "u1").view(dtype)
+    km = ags1.encrypt_into(source, room, block_size=20, threads=threads)
+    assert ags1.decrypt(room.tobytes()[: km.file_length], km) == text
+    for empty in (np.zeros(0, dtype), np.zeros((3, 0), dtype)):
+        nothing = ags1.encrypt(empty, threads=threads)
+        assert ags1.decrypt_into(nothing.data, empty, nothing.key_metadata, threads=threads) == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        bytearray,
+        memoryview,
+        lambda data: array.array("I", data),
+        lambda data: (ctypes.c_char * len(data)).from_buffer_copy(data),
+        lambda data: (ctypes.c_int32 * (len(data) // 4)).from_buffer_copy(data),
+        lambda data: memoryview(data).cast("B", (4, len(data) // 4)),
+    ],
+)
+def test_other_buffers(make: Any) -> None:
+    text = reference.pattern(96)
+    sealed = ags1.encrypt(make(text), block_size=28)
+    assert len(sealed.data) == 216
+    assert ags1.decrypt(make(sealed.data), sealed.key_metadata) == text
+    out = make(bytes(100))
+    if not memoryview(out).readonly:
+        ags1.decrypt_into(sealed.data, out, sealed.key_metadata)
+        assert bytes(out) == text + bytes(4)
+
+
+@threads
+def test_buffers_with_gaps_are_refused(threads: int) -> None:
+    sealed = ags1.encrypt(bytes(48))
+    gaps = memoryview(bytearray(400))[::2]
+    for call in (
+        lambda: ags1.encrypt(gaps, threads=threads),
+        lambda: ags1.encrypt_into(b"data", gaps, threads=threads),
+        lambda: ags1.decrypt(gaps, sealed.key_metadata, threads=threads),
+        lambda: ags1.decrypt_into(sealed.data, gaps, sealed.key_metadata, threads=threads),
+    ):
+        with pytest.raises((TypeError, BufferError, ValueError)):
+            call()
+    assert bytes(gaps) == bytes(200)
+
+
+def test_read_only_outputs_are_refused() -> None:
+    sealed = ags1.encrypt(b"data")
+    for count in (1, 2):
+        with pytest.raises(TypeError):
+            ags1.encrypt_into(b"data", bytes(100), threads=count)
+        with pytest.raises(TypeError):
+            ags1.decrypt_into(sealed.data, bytes(100), sealed.key_metadata, threads=count)
+
+
+def test_small_outputs_are_refused_and_left_alone() -> None:
+    sealed = ags1.encrypt(bytes(50), block_size=16)
+    for count in (1, 2):
+        out = bytearray(b"\xaa" * (len(sealed.data) - 1))
+        with pytest.raises(ValueError, match=str(len(sealed.data))):
+            ags1.encrypt_into(bytes(50), out, block_size=16, threads=count)
+        small = bytearray(b"\xaa" * 49)
+        with pytest.raises(ValueError, match="50"):
+            ags1.decrypt_into(sealed.data, small, sealed.key_metadata, threads=count)
+        assert set(out) == set(small) == {0xAA}
+
+
+@given(st.data())
+def test_overlapping_buffers_are_refused(data: st.DataObject) -> None:
+    block_size, size = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 90))
+    count = data.draw(st.integers(1, 4))
+    room = layout.encrypted_size(size, block_size)
+    text_at = data.draw(st.integers(0, 200))
+    sealed_at = data.draw(st.integers(0, 200))
+    if text_at + size <= sealed_at or sealed_at + room <= text_at:
+        return
+    exact = text_at == sealed_at + 20 and size <= block_size
+    km = KeyMetadata(bytes(16))
+    text = os.urandom(size)
+    buffer = bytearray(os.urandom(4000))
+    view = memoryview(buffer)
+    inside, outside = view[text_at : text_at + size], view[sealed_at : sealed_at + room]
+
+    inside[:] = text
+    before = bytes(buffer)
+    try:
+        km = ags1.encrypt_into(inside, outside, km=km, block_size=block_size, threads=count)
+    except ValueError:
+        assert buffer == before
+        km = km.with_file_length(room)
+    else:
+        assert exact
+        assert reference.decrypt(bytes(outside), bytes(16), None, room) == text
+
+    outside[:] = reference.encrypt(text, bytes(16), None, block_size)
+    before = bytes(buffer)
+    try:
+        ags1.decrypt_into(outside, inside, km, threads=count)
+    except ags1.Ags1Error:
+        raise
+    except ValueError:
+        assert buffer == before
+    else:
+        assert exact
+        assert inside == text
+
+
+@pytest.mark.parametrize("bad", [None, "text", 5, 1.5, [1, 2]])
+@threads
+def test_what_is_no_buffer_is_refused(bad: Any, threads: int) -> None:
+    sealed = ags1.encrypt(b"data")
+    for call in (
+        lambda: ags1.encrypt(bad, threads=threads),
+        lambda: ags1.encrypt_into(bad, bytearray(100), threads=threads),
+        lambda: ags1.encrypt_into(b"", bad, threads=threads),
+        lambda: ags1.decrypt(bad, sealed.key_metadata, threads=threads),
+        lambda: ags1.decrypt_into(bad, bytearray(100), sealed.key_metadata, threads=threads),
+        lambda: ags1.decrypt_into(sealed.data, bad, sealed.key_metadata, threads=threads),
+    ):
+        with pytest.raises(TypeError):
+            call()
+
+
+@pytest.mark.parametrize("count", [0, -1, -100])
+def test_there_is_at_least_one_thread(count: int) -> None:
+    sealed = ags1.encrypt(b"data")
+    out = bytearray(b"\xaa" * 100)
+    for call in (
+        lambda: ags1.encrypt(b"data", threads=count),
+        lambda: ags1.encrypt_into(b"data", out, threads=count),
+        lambda: ags1.decrypt(sealed.data, sealed.key_metadata, threads=count),
+        lambda: ags1.decrypt_into(sealed.data, out, sealed.key_metadata, threads=count),
+    ):
+        with pytest.raises(ValueError, match="thread"):
+            call()
+
+
+@pytest.mark.parametrize("key_size", [0, 1, 15, 17, 64, 128, 256])
+def test_key_sizes_that_aes_does_not_have(key_size: int) -> None:
+    with pytest.raises(ags1.KeyMetadataError):
+        ags1.encrypt(b"", key_size=key_size)
+
+
+def test_buffers_are_let_go() -> None:
+    data, sealed, out = bytearray(100), bytearray(1000), bytearray(100)
+    for count in (1, 2):
+        km = ags1.encrypt_into(data, sealed, block_size=16, threads=count)
+        ags1.decrypt_into(memoryview(sealed)[: km.file_length], out, km, threads=count)
+        sealed[50] ^= 1
+        with pytest.raises(ags1.AuthenticationError):
+            ags1.decrypt_into(memoryview(sealed)[: km.file_length], out, km, threads=count)
+        gc.collect()
+        for buffer in (data, sealed, out):
+            buffer.append(0)  # raises BufferError while somebody holds it
+            buffer.pop()
+
+
+@threads
+@pytest.mark.parametrize("bad_block", [0, 3, 6])
+def test_a_failure_in_any_share_zeroes_the_whole_output(threads: int, bad_block: int) -> None:
+    sealed = ags1.encrypt(reference.pattern(200), block_size=30)
+    changed = bytearray(sealed.data)
+    changed[8 + bad_block * 58 + 12] ^= 4
+    out = bytearray(b"\xaa" * 250)
+    with pytest.raises(ags1.AuthenticationError) as caught:
+        ags1.decrypt_into(changed, out, sealed.key_metadata, threads=threads)
+    assert (caught.value.block, caught.value.offset) == (bad_block, 8 + bad_block * 58)
+    assert out == bytes(200) + b"\xaa" * 50
+
+
+@threads
+def test_the_first_bad_block_is_named(threads: int) -> None:
+    sealed = ags1.encrypt(reference.pattern(200), block_size=30)
+    changed = bytearray(sealed.data)
+    for block in (6, 2, 4):
+        changed[8 + block * 58] ^= 1
+    with pytest.raises(ags1.AuthenticationError) as caught:
+        ags1.decrypt(changed, sealed.key_metadata, threads=threads)
+    assert caught.value.block == 2

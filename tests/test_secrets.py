@@ -1,0 +1,294 @@
+"""Keys stay where they belong: out of texts, errors, pickles and files, and out of memory after."""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference
+from conftest import python_environment
+from reading import WAYS, Attempt
+
+import ags1
+from ags1 import KeyMetadata, _gcm
+
+# No byte of it is a printable character, so that it cannot hide in a text by chance.
+KEY = bytes(0x80 | byte for byte in os.urandom(32))
+
+
+def shapes_of(secret: bytes) -> set[str]:
+    """Return the ways in which a secret, or a half of it, could stand in a text."""
+    found = set()
+    for part in (secret, secret[: len(secret) // 2], secret[len(secret) // 2 :]):
+        found |= {part.hex(), part.hex().upper(), part.hex(" "), part.hex(":")}
+        found |= {repr(part)[2:-1], repr(list(part))[1:-1], str(int.from_bytes(part, "big"))}
+        found |= {part.decode("latin-1"), part.decode("utf-8", "replace").strip("\ufffd")}
+        for encode in (base64.b64encode, base64.urlsafe_b64encode, base64.b32encode):
+            found.add(encode(part).decode().rstrip("=")[:-1])
+    return {shape for shape in found if len(shape) > 8}
+
+
+def assert_no_key(text: str, key: bytes = KEY) -> None:
+    # The message must not print what was found.
+    assert not any(shape in text for shape in shapes_of(key)), "a key stands in a text"
+
+
+def assert_no_key_in_bytes(data: bytes, key: bytes = KEY) -> None:
+    for part in (key, key[:16], key[16:]):
+        assert part not in data, "a key stands in the bytes"
+    assert_no_key(data.decode("latin-1"), key)
+
+
+def test_the_search_finds_what_it_should() -> None:
+    for text in (repr(KEY), KEY.hex(), f"key={KEY.hex().upper()}", str(list(KEY)), f"{KEY[16:]!r}"):
+        with pytest.raises(AssertionError):
+            assert_no_key(text)
+    for kind in (base64.b64encode, base64.urlsafe_b64encode):
+        with pytest.raises(AssertionError):
+            assert_no_key(kind(KEY).decode())
+
+
+def objects() -> dict[str, Any]:
+    sealed = ags1.encrypt(b"data", km=KeyMetadata(KEY, b"prefix"))
+    return {
+        "KeyMetadata": sealed.key_metadata,
+        "Sealed": sealed,
+        "BlockCipher": ags1.BlockCipher(KEY, b"prefix"),
+        "Reader": ags1.open(io.BytesIO(sealed.data), "rb", sealed.key_metadata),
+        "TextReader": ags1.open(io.BytesIO(sealed.data), "rt", sealed.key_metadata),
+        "Writer": ags1.open(io.BytesIO(), "wb", KeyMetadata(KEY)),
+        "TextWriter": ags1.open(io.BytesIO(), "wt", KeyMetadata(KEY)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("name", list(objects()))
+def test_no_text_of_an_object_holds_its_key(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    value = objects()[name]
+    texts = [repr(value), str(value), f"{value}", f"{value!r:>50}"]
+    texts += [repr([value]), repr({"km": value}), ascii(value)]
+    with caplog.at_level(logging.DEBUG):
+        logging.getLogger("test").warning("%s %r", value, [value])
+    texts.append(caplog.text)
+    if hasattr(value, "__dict__"):
+        texts.append(repr(vars(value)))
+    for text in texts:
+        assert_no_key(text)
+    value.close() if hasattr(value, "close") else None
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("name", list(objects()))
+def test_nothing_that_holds_a_key_is_pickled(name: str) -> None:
+    value = objects()[name]
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        for what in (value, [value], {"km": value}):
+            with pytest.raises(TypeError):
+                pickle.dumps(what, protocol)
+    value.close() if hasattr(value, "close") else None
+
+
+def failures(path: Path) -> dict[str, Callable[[], object]]:
+    """Return calls that fail, with the key at hand in every one of them."""
+    sealed = ags1.encrypt(reference.pattern(100), km=KeyMetadata(KEY, b"p"), block_size=16)
+    km = sealed.key_metadata
+    forged = sealed.data[:-1] + bytes([sealed.data[-1] ^ 1])
+    path.write_bytes(sealed.data)
+    raw = km.to_bytes()
+    calls: dict[str, Callable[[], object]] = {
+        "a longer key": lambda: KeyMetadata(KEY + b"x"),
+        "a shorter key": lambda: KeyMetadata(KEY[:-1]),
+        "a bad length": lambda: KeyMetadata(KEY, None, -1),
+        "a prefix of the wrong type": lambda: KeyMetadata(KEY, "text"),  # type: ignore[arg-type]
+        "a key as text": lambda: KeyMetadata(KEY.hex()),  # type: ignore[arg-type]
+        "a cipher with a longer key": lambda: ags1.BlockCipher(KEY + b"x"),
+        "a cipher with bad blocks": lambda: ags1.BlockCipher(KEY, block_size=0),
+        "trailing rubbish": lambda: KeyMetadata.from_bytes(raw + b"\x01"),
+        "another version": lambda: KeyMetadata.from_bytes(b"\x02" + raw[1:]),
+        "no version": lambda: KeyMetadata.from_bytes(raw[1:]),
+        "the key alone": lambda: KeyMetadata.from_bytes(KEY),
+        "a version and the key": lambda: KeyMetadata.from_bytes(b"\x01" + KEY),
+        "a used key": lambda: ags1.encrypt(b"", km=km),
+        "a used key for a writer": lambda: ags1.open(io.BytesIO(), "wb", km),
+        "a used key for a file": lambda: ags1.encrypt_file(path, str(path) + ".new", km=km),
+        "a forged message": lambda: _gcm.open(KEY, bytes(40)),
+        "no length": lambda: ags1.decrypt(sealed.data, KeyMetadata(KEY, b"p")),
+        "pickling": lambda: pickle.dumps(km),
+        "the key metadata as file": lambda: ags1.open(km, "rb", km),
+        "the key as key metadata": lambda: ags1.decrypt(sealed.data, KEY),  # type: ignore[arg-type]
+        "raw key metadata as key metadata": lambda: ags1.decrypt(sealed.data, raw),  # type: ignore[arg-type]
+    }
+    for cut in range(0, len(raw), 3):
+        calls[f"key metadata cut to {cut}"] = lambda cut=cut: KeyMetadata.from_bytes(raw[:cut])
+    for name, stream in (("forged", forged), ("cut", forged[:-1]), ("longer", forged + b"x")):
+        for way, run in WAYS.items():
+
+            def call(run: Callable[[Attempt], None] = run, stream: bytes = stream) -> None:
+                path.write_bytes(stream)
+                run(Attempt(stream, path, km, 2, {}, 100))
+
+            calls[f"{name} {way}"] = call
+    return calls
+
+
+def test_no_error_holds_a_key(tmp_path: Path) -> None:
+    tried = 0
+    for name, call in failures(tmp_path / "file").items():
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            call()
+        error = caught.value
+        assert not isinstance(error, AssertionError), name
+        text = "".join(traceback.format_exception(error))
+        attributes = repr(getattr(error, "__dict__", {}))
+        for shown in (str(error), repr(error), repr(error.args), text, attributes):
+            assert_no_key(shown)
+        if isinstance(error, ags1.Ags1Error):
+            dumped = pickle.dumps(error)
+            assert_no_key_in_bytes(dumped)
+            again = pickle.loads(dumped)
+            assert type(again) is type(error)
+            assert (again.file, again.block, again.offset) == (
+                error.file,
+                error.block,
+                error.offset,
+            )
+            assert str(again) == str(error)
+        tried += 1
+    assert tried == 21 + 3 * len(WAYS) + 14
+
+
+def test_no_local_variable_of_ours_shows_a_key_when_reading_fails(tmp_path: Path) -> None:
+    # Error reporters print the variables of every frame.
+    tried = 0
+    for name, call in failures(tmp_path / "file").items():
+        if not name.startswith(("forged ", "cut ", "longer ", "used ", "no length")):
+            continue
+        with pytest.raises(ags1.Ags1Error) as caught:
+            call()
+        frames = list(traceback.walk_tb(caught.value.__traceback__))
+        ours = [frame for frame, _ in frames if frame.f_globals["__name__"].startswith("ags1")]
+        assert ours
+        for frame in ours:
+            # The output of a call that failed is fresh memory, and may hold what we freed above.
+            kept = {k: v for k, v in frame.f_locals.items() if k not in ("data", "out", "results")}
+            assert_no_key(repr(kept))
+        tried += 1
+    assert tried == 3 * len(WAYS) + 1
+
+
+def test_no_file_holds_key_or_plaintext(tmp_path: Path) -> None:
+    text = b"\x90plain\x91text\x92" * 1000
+    (tmp_path / "plain").write_bytes(text)
+    for threads in (1, 2):
+        ags1.encrypt_file(
+            tmp_path / "plain", tmp_path / "sealed", km=KeyMetadata(KEY), overwrite=True
+        )
+        with ags1.open(tmp_path / "other", "wb", KeyMetadata(KEY), threads=threads) as file:
+            file.write(text)
+        for name in ("sealed", "other"):
+            stream = (tmp_path / name).read_bytes()
+            assert_no_key_in_bytes(stream)
+            assert b"plain" not in stream
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+# The child gets its secrets straight into buffers that it can wipe, and stops to be looked at.
+CHILD = """
+import gc, os, sys
+from ags1 import _gcm
+
+def show(word):
+    print(word, flush=True)
+    sys.stdin.readline()
+
+def receive():
+    secret = bytearray(32)
+    assert os.readv(int(sys.argv[1]), [secret]) == 32
+    return secret
+
+control, key = receive(), receive()
+data, slots, text = bytearray(5000), bytearray(8000), bytearray(5000)
+show("received")
+cipher = _gcm.BlockCipher(key, b"prefix", block_size=100)
+for _ in range(3):
+    size = cipher.seal_blocks(data, slots)
+    cipher.open_blocks(memoryview(slots)[:size], text)
+sealed = _gcm.seal(key, data, b"aad")
+_gcm.open(key, sealed, b"aad")
+try:
+    _gcm.open(key, sealed, b"other")
+except Exception:
+    pass
+try:
+    _gcm.BlockCipher(key, b"prefix", block_size=0)
+except Exception:
+    pass
+key[:] = bytes(32)
+show("cipher")
+del cipher
+gc.collect()
+show("gone")
+"""
+
+
+def occurrences(pid: int, secret: bytes) -> int:
+    """Count a secret in the writable memory of another process."""
+    count = 0
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            span, mode = line.split()[:2]
+            if not mode.startswith("rw"):
+                continue
+            begin, end = (int(number, 16) for number in span.split("-"))
+            memory.seek(begin)
+            try:
+                count += memory.read(end - begin).count(secret)
+            except OSError:
+                continue
+    return count
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="looks into /proc/PID/mem")
+def test_a_key_is_gone_from_memory_with_its_cipher() -> None:
+    control, key = os.urandom(32), os.urandom(32)
+    read, write = os.pipe()
+    os.write(write, control + key)
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(read)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[read],
+        env=python_environment(),
+        bufsize=0,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        counts = {}
+        for word in ("received", "cipher", "gone"):
+            assert child.stdout.readline().decode().strip() == word
+            try:
+                counts[word] = occurrences(child.pid, control), occurrences(child.pid, key)
+            except PermissionError:
+                child.kill()
+                pytest.skip("another process's memory may not be read here")
+            child.stdin.write(b"\n")
+    os.close(read)
+    os.close(write)
+    assert child.returncode == 0
+    assert counts["received"] == (1, 1)
+    # Alive, the cipher holds it: that shows that the search would find it.
+    assert counts["cipher"][0] == 1
+    assert counts["cipher"][1] >= 1
+    assert counts["gone"] == (1, 0)
