@@ -27,6 +27,7 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
+from ags1.layout cimport BLOCK_OVERHEAD, HEADER_SIZE, NONCE_SIZE, TAG_SIZE
 from openssl.crypto cimport (
     OPENSSL_INIT_LOAD_CONFIG, OPENSSL_INIT_NO_ATEXIT, OPENSSL_VERSION, OPENSSL_cleanse,
     OPENSSL_init_crypto, OpenSSL_version,
@@ -63,10 +64,6 @@ cdef extern from *:
 cdef const char *MAGIC = b"AGS1"
 
 cdef enum:
-    HEADER_SIZE = 8
-    NONCE_SIZE = 12
-    TAG_SIZE = 16
-    BLOCK_OVERHEAD = NONCE_SIZE + TAG_SIZE
     AAD_PREFIX_SIZE = 16
     NONCE_BATCH = 64
     # Below this a huge page costs more to clear than the page faults that it saves.

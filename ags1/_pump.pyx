@@ -16,6 +16,7 @@ from posix.unistd cimport close as close_fd
 from ags1._gcm cimport (
     BlockCipher, Lane, libcrypto_error, open_run, run_blocks, seal_run, unauthentic, wipe,
 )
+from ags1.layout cimport BLOCK_OVERHEAD, HEADER_SIZE, NONCE_SIZE
 from sys_uio cimport iovec, preadv, pwritev
 
 import os
@@ -23,9 +24,6 @@ import os
 from .errors import TruncatedError
 
 cdef enum:
-    HEADER_SIZE = 8
-    NONCE_SIZE = 12
-    BLOCK_OVERHEAD = 28
     # As many blocks a batch as make about a mebibyte, which stays in the cache.
     BATCH_SIZE = 1 << 20
     MAX_BATCH_BLOCKS = 256

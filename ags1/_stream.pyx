@@ -15,10 +15,9 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.string cimport memchr, memcpy, memset
 
 from ags1._gcm cimport forks
+from ags1.layout cimport BLOCK_OVERHEAD, NONCE_SIZE
 
 cdef enum:
-    NONCE_SIZE = 12
-    BLOCK_OVERHEAD = 28
     # What peek() shows: enough for anybody who sniffs a format, cheap for readline.
     PEEK_SIZE = 8192
 

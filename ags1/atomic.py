@@ -36,6 +36,7 @@ class AtomicFile:
         durable: bool = True,
         mode: int | None = None,
     ) -> None:
+        self.published = True  # nothing to discard yet
         self.name = os.fsdecode(target)
         # A symbolic link is followed, as open() does; the temporary file belongs beside its end.
         self._path = os.path.realpath(self.name)
@@ -43,7 +44,6 @@ class AtomicFile:
         self._durable = durable
         self._mode = None if mode is None else mode & _PERMISSIONS
         self.fd = -1
-        self.published = False
         self._fork = fork_number()
         if not overwrite and os.path.lexists(self.name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name)
@@ -64,6 +64,7 @@ class AtomicFile:
         short = os.fsdecode(os.fsencode(base)[:200])
         self._temporary = os.path.join(folder, f".{short}.{os.urandom(6).hex()}.tmp")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self.published = False
         try:
             self.fd = os.open(self._temporary, flags, 0o666 if self._mode is None else 0o600)
         except OSError as error:
@@ -108,6 +109,11 @@ class AtomicFile:
         if self._fork == fork_number():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._temporary)
+
+    def __del__(self) -> None:
+        # An interrupt may come when the file exists and nobody has hold of this object yet.
+        if not self.published:
+            self.discard()
 
     def __enter__(self) -> AtomicFile:
         return self

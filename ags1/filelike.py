@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import threading
+from _thread import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -95,26 +95,20 @@ class Scratch:
         self._idle.append(buffer)
 
 
-class Lock:
+class Lock(RLock):  # type: ignore[misc]  # final to the checker, not to Python
     """A lock that tells its own holder (a signal handler that uses the stream it interrupted) from
-    others, who wait."""
+    others, who wait.
 
-    def __init__(self) -> None:
-        # Taken and given back in C: no signal comes between the lock and the knowledge of it.
-        self._lock = threading.RLock()
+    It is the C class, so that ``with`` takes it without running Python code: no signal handler can
+    raise between the lock and the block that gives it back.
+    """
 
     @property
     def mine(self) -> bool:
         """Whether this thread holds it."""
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
+        return bool(self._is_owned())  # type: ignore[attr-defined]
 
     def check_not_mine(self) -> None:
         """Raise RuntimeError when this thread holds it."""
         if self.mine:
             raise RuntimeError("the stream is in use further up in this thread")
-
-    def __enter__(self) -> None:
-        self._lock.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()

@@ -83,7 +83,10 @@ def _markdown(results: Results) -> Iterator[str]:
     in_memory, in_files = size_name(settings.size), size_name(settings.file_size)
     yield f"- {machine.date}, {settings.rounds} rounds, {in_memory} in memory, {in_files} in files"
     yield ""
-    yield "Contestants run in turns; a ratio is formed within each round, and the median is shown."
+    yield (
+        "Contestants run in turns; a ratio is formed within each round, and the median is shown "
+        "(for files, the ratio of the best runs)."
+    )
     yield ""
     yield "## What it must show"
     yield ""

@@ -1,7 +1,9 @@
 """Measuring several contestants fairly: in turns, in one process.
 
-A machine's speed drifts (clock, neighbours, memory). So the contestants run A B C A B C …, and a
+A machine's speed drifts (clock, neighbours, memory). So the contestants run A B C B C A …, and a
 ratio is formed within each round, where both met the same machine, before the median is taken.
+Where a disk takes part, what disturbs it lasts for seconds and doubles the time or more; there the
+best runs are compared instead.
 """
 
 from __future__ import annotations
@@ -64,16 +66,20 @@ class Contest:
     subject: str
     name: str
     series: dict[str, Series] = field(default_factory=dict)
+    by_best: bool = False
 
     def ratio(self, name: str, other: str) -> float | None:
         """How many times faster ``name`` is than ``other`` per unit of work; None if one is absent.
 
-        Computed in each round that both took part in, then the median.
+        Computed in each round that both took part in, then the median; or with ``by_best`` of the
+        best runs.
         """
         ours, theirs = self.series.get(name), self.series.get(other)
         if not (ours and theirs and ours.seconds and theirs.seconds):
             return None
         work = (ours.size or ours.count) / (theirs.size or theirs.count)
+        if self.by_best:
+            return work * theirs.best / ours.best
         return statistics.median(
             work * b / a for a, b in zip(ours.seconds, theirs.seconds, strict=False)
         )
@@ -110,19 +116,22 @@ def compete(
     rounds: int,
     *,
     between: Callable[[], None] | None = None,
+    by_best: bool = False,
 ) -> Contest:
     """Let the contestants run in turns, after one untimed run each.
 
     ``between`` is called before every run, outside its time.
     """
     series = {c.name: Series(c.name, c.size, c.count) for c in contestants}
-    contest = Contest(subject, name, series)
+    contest = Contest(subject, name, series, by_best)
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         for number in range(-1, rounds):
-            for contestant in contestants:
+            # Whoever comes first meets what the last one left behind: each has its turn at that.
+            start = max(number, 0) % len(contestants)
+            for contestant in [*contestants[start:], *contestants[:start]]:
                 if number == -1 and not contestant.warm_up:
                     continue
                 if contestant.rounds is not None and number >= contestant.rounds:

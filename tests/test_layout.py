@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import struct
+from pathlib import Path
 
 import pytest
 import reference
@@ -207,3 +209,13 @@ def test_numbers_beyond_int32_have_no_aad(number: int) -> None:
 def test_the_arithmetic_knows_no_io() -> None:
     imported = {line for line in inspect.getsource(layout).splitlines() if "import" in line}
     assert not [line for line in imported if any(w in line for w in (" io", " os", "_gcm"))]
+
+
+def test_compiled_code_has_the_same_constants() -> None:
+    source = Path(__file__).parents[1] / "ags1" / "layout.pxd"
+    if not source.exists():
+        pytest.skip("the sources are not beside these tests")
+    constants = re.findall(r"(\w+) = (\d+)", source.read_text())
+    assert len(constants) == 4
+    for name, value in constants:
+        assert getattr(layout, name) == int(value)

@@ -84,6 +84,7 @@ def _contest(
         [Contestant(name, timed(work), settings.file_size) for name, work in works.items()],
         settings.slow_rounds,
         between=clean,
+        by_best=True,
     )
 
 
