@@ -16,6 +16,8 @@ from types import TracebackType
 from ._gcm import fork_number
 
 _PERMISSIONS = 0o777
+# What a killed process leaves can be told by its name.
+TEMPORARY_PREFIX, TEMPORARY_SUFFIX = ".ags1-", ".tmp"
 
 
 class AtomicFile:
@@ -59,10 +61,8 @@ class AtomicFile:
                 raise OSError(errno.EINVAL, "Not a regular file", self.name)
             if mode is None:
                 self._mode = existing.st_mode & _PERMISSIONS
-        folder, base = os.path.split(self._path)
-        # The whole name must fit where the target's does, and file systems count bytes.
-        short = os.fsdecode(os.fsencode(base)[:200])
-        self._temporary = os.path.join(folder, f".{short}.{os.urandom(6).hex()}.tmp")
+        name = f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+        self._temporary = os.path.join(os.path.dirname(self._path), name)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self.published = False
         try:

@@ -22,7 +22,7 @@ from ._gcm import BlockCipher
 from ._pump import Pump
 from .atomic import AtomicFile
 from .cpu import usable_cpus
-from .errors import Ags1Error
+from .errors import Ags1Error, TruncatedError
 from .geometry import (
     DEFAULT_MAX_BLOCK_SIZE,
     Geometry,
@@ -39,6 +39,8 @@ Progress: TypeAlias = Callable[[int, int], object]
 PROGRESS_SECONDS = 0.1
 # A thread costs more than it saves on less than this.
 SMALL_FILE = 4 << 20
+
+_CHANGED = "the file changed while it was read, or its size is not what the system says"
 
 
 def encrypt_file(
@@ -77,15 +79,21 @@ def encrypt_file(
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
 
             def seal(pump: Pump, first: int, text_size: int) -> None:
-                pump.seal(cipher, first, text_size)
+                try:
+                    pump.seal(cipher, first, text_size)
+                except TruncatedError:
+                    raise Ags1Error(_CHANGED) from None
 
             claim_key(km, reuse_key=reuse_key)
             with _name_errors(source, target):
                 _write_header(out.fd, block_size)
                 _share_out(seal, lambda: Pump(fd, out.fd), geometry, threads, progress)
             after = os.fstat(fd)
-            if (after.st_size, after.st_mtime_ns) != (size, status.st_mtime_ns):
-                raise Ags1Error("the file changed while it was read", file=os.fsdecode(source))
+            # Files of the kernel's (/proc) have no size and hold something all the same.
+            if (after.st_size, after.st_mtime_ns) != (size, status.st_mtime_ns) or os.pread(
+                fd, 1, size
+            ):
+                raise Ags1Error(_CHANGED, file=os.fsdecode(source))
     return km.with_file_length(geometry.encrypted_size)
 
 

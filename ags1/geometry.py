@@ -50,7 +50,9 @@ class Geometry(NamedTuple):
 def check_km(km: object) -> None:
     """Raise TypeError when ``km`` is no KeyMetadata: a bare key, say."""
     if not isinstance(km, KeyMetadata):
-        raise TypeError(f"km must be a KeyMetadata, not {type(km).__name__}")
+        raise TypeError(
+            f"km must be a KeyMetadata, not {type(km).__name__} (KeyMetadata.from_bytes makes one)"
+        )
 
 
 def check_length(actual_size: int | None, km: KeyMetadata, *, trust_file_size: bool) -> int:
@@ -80,7 +82,8 @@ def check_length(actual_size: int | None, km: KeyMetadata, *, trust_file_size: b
     if actual_size is not None:
         if actual_size < trusted:
             raise TruncatedError(
-                f"the file is cut: it has {actual_size} bytes of its trusted length of {trusted}"
+                f"the file is cut: it has {actual_size} bytes of its trusted length of {trusted}, "
+                "or these keys belong to another file"
             )
         if actual_size > trusted:
             raise FormatError(

@@ -137,7 +137,7 @@ class KeyMetadata:
         KeyMetadataError for another version, a cut datum, trailing bytes that cannot be such
         fields, or a key of a wrong length.
         """
-        data = bytes(data)
+        data = bytes(memoryview(data))
         if data[:1] != _VERSION:
             version = f"version {data[0]}" if data else "nothing"
             raise KeyMetadataError(f"key metadata must have version 1; this has {version}")

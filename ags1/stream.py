@@ -147,6 +147,8 @@ def open(
 
     ``threads`` above one works on blocks ahead in the background.
     """
+    if not isinstance(mode, str):
+        raise TypeError(f"mode must be a str, not {type(mode).__name__}")
     kind, text = mode.replace("t", "").replace("b", ""), "t" in mode
     if kind not in ("r", "w", "x") or ("b" in mode and text) or len(mode) > 2:
         raise ValueError(f"mode must be one of rb, wb, xb, rt, wt, xt, not {mode!r}")

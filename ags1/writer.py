@@ -90,7 +90,8 @@ class Writer(WriteBatch, Stream):
     def key_metadata(self) -> KeyMetadata:
         """What opens the file, with its length. Raises ValueError until ``close`` has succeeded."""
         if self._finished is None:
-            raise ValueError("there is no key metadata until the stream is closed")
+            why = "closed without a file" if self.closed else "the stream is not closed yet"
+            raise ValueError(f"there is no key metadata: {why}")
         return self._finished
 
     @property

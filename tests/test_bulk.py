@@ -345,6 +345,34 @@ def test_the_targets_mode_is_the_sources(
     assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == mode
 
 
+def test_setuid_and_its_kind_are_dropped(
+    tmp_path: Path, call: tuple[BothCalls, Path, bytes]
+) -> None:
+    # The target is ours: it must not run or share as its source's owner meant theirs to.
+    run, source, _ = call
+    target = tmp_path / "target"
+    for bits in (stat.S_ISUID, stat.S_ISGID, stat.S_ISVTX):
+        source.chmod(0o755 | bits)
+        run(source, target, overwrite=True)
+        assert stat.S_IMODE(target.stat().st_mode) == 0o755
+    target.chmod(0o755 | stat.S_ISUID)
+    ags1.open(target, "wb").close()
+    assert stat.S_IMODE(target.stat().st_mode) == 0o755
+
+
+def test_a_dangling_link_is_no_free_name(
+    tmp_path: Path, call: tuple[BothCalls, Path, bytes]
+) -> None:
+    run, source, _ = call
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with nothing_new_in(tmp_path):
+        with pytest.raises(FileExistsError):
+            run(source, tmp_path / "link")
+        with pytest.raises(FileExistsError):
+            ags1.open(tmp_path / "link", "xb")
+    assert not (tmp_path / "nowhere").exists()
+
+
 @pytest.mark.usefixtures("eager_progress")
 def test_nobody_else_can_read_the_temporary_file(
     tmp_path: Path, call: tuple[BothCalls, Path, bytes]
@@ -764,3 +792,13 @@ def test_a_long_name_that_is_not_ascii(tmp_path: Path) -> None:
     source.write_bytes(b"data")
     km = ags1.encrypt_file(source, target)
     assert ags1.decrypt(target.read_bytes(), km) == b"data"
+
+
+def test_a_file_without_a_size_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    source = Path("/proc/self/status")
+    if not source.exists() or source.stat().st_size:
+        pytest.skip("there is no such file here")
+    with nothing_new_in(tmp_path):
+        with pytest.raises(ags1.Ags1Error, match="size") as caught:
+            ags1.encrypt_file(source, tmp_path / "target")
+    assert caught.value.file == str(source)

@@ -293,6 +293,16 @@ def test_an_existing_folder_or_a_slash_takes_the_file_in(home: Path) -> None:
     assert names(home / "there") == names(home / "new") == ["a.ags1", "a.ags1.keys"]
 
 
+def test_what_a_killed_run_left_is_passed_over(home: Path) -> None:
+    (home / "in").mkdir()
+    (home / "in" / ".ags1-0123456789abcdef.tmp").write_bytes(b"half a file")
+    (home / "in" / "a").write_bytes(TEXT)
+    result = run("encrypt", "in", "-o", "out")
+    assert result.exit_code == 0
+    assert "unfinished work" in result.stderr
+    assert names(home / "out") == ["a.ags1", "a.ags1.keys"]
+
+
 def test_links_to_folders_are_not_followed_and_pipes_passed_over(home: Path) -> None:
     make_tree(home / "in")
     (home / "in" / "loop").symlink_to(home / "in")

@@ -93,7 +93,7 @@ def test_a_killed_process_leaves_the_target_whole_or_absent(tmp_path: Path, what
         # A temporary file may stay, and looks like one.
         for left in set(folder.iterdir()) - {target}:
             amid_the_work += 1
-            assert left.name.startswith(".target.")
+            assert left.name.startswith(".ags1-")
             assert left.name.endswith(".tmp")
         # And it is in nobody's way.
         km = ags1.encrypt_file(source, target, overwrite=True, durable=False)

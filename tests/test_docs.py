@@ -46,4 +46,4 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     names: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), names)
     assert names["stored"] == names["km"]
-    assert (tmp_path / "flights.csv.ags1").exists()
+    assert (tmp_path / "numbers.ags1").exists()

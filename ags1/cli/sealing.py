@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from .. import layout
-from ..atomic import publish
+from ..atomic import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, publish
 from ..bulk import encrypt_file
 from ..cpu import usable_cpus
 from ..errors import Ags1Error, KeyMetadataError
@@ -52,7 +52,9 @@ def encrypt(job: Job, keychain: Keychain, how: Sealing) -> tuple[KeyMetadata, Si
     # A link is followed, as it is in all writing; the temporary file belongs beside its end.
     target = os.path.realpath(job.target)
     _check_targets(job, overwrite=how.overwrite)
-    staged = os.path.join(os.path.dirname(target), f".ags1-{secrets.token_hex(8)}.tmp")
+    staged = os.path.join(
+        os.path.dirname(target), f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
+    )
     try:
         with _errors_about(staged, job.target):
             if job.is_pipe:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import click
 
 from .. import layout
+from ..atomic import TEMPORARY_PREFIX, TEMPORARY_SUFFIX
 from ..keys.sidecar import SUFFIX as SIDECAR_SUFFIX
 from ..keys.sidecar import sidecar_path
 from .standard import STDIN
@@ -171,6 +172,9 @@ def _walk(
                 plan.notes.append(f"{path}: a link to a folder, not followed")
         for name in sorted(names):
             path = os.path.join(inner, name)
+            if name.startswith(TEMPORARY_PREFIX) and name.endswith(TEMPORARY_SUFFIX):
+                plan.notes.append(f"{path}: unfinished work of ags1, passed over")
+                continue
             try:
                 if passed_over(path):
                     if reason is not None:
