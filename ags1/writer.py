@@ -161,7 +161,7 @@ class Writer(WriteBatch, Stream):
         finally:
             self.busy = False
             if self._aborting:
-                self._finish(discard=True)
+                self._finish(discard=self._finished is None)
 
     def _write(self, rest: memoryview) -> None:
         while rest.nbytes:
