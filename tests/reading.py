@@ -7,6 +7,7 @@ error can be judged too, and checks the memory that it lent when a call failed.
 from __future__ import annotations
 
 import io
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +65,32 @@ def decrypt(a: Attempt) -> None:
 def decrypt_into(a: Attempt) -> None:
     a.lend(
         lambda out: ags1.decrypt_into(a.stream, out, a.km, threads=a.threads, **a.options),
+        0,
+        a.output_size,
+    )
+
+
+def decrypt_bytearray(a: Attempt) -> None:
+    sealed = bytearray(a.stream)
+    a.returned.append((0, ags1.decrypt(sealed, a.km, threads=a.threads, **a.options)))
+
+
+def shared(data: bytes) -> Any:
+    """Return a buffer that, for all anybody knows, another process may change."""
+    area = mmap.mmap(-1, max(1, len(data)))
+    area[: len(data)] = data
+    return memoryview(area)[: len(data)]
+
+
+def decrypt_shared(a: Attempt) -> None:
+    sealed = shared(a.stream)
+    a.returned.append((0, ags1.decrypt(sealed, a.km, threads=a.threads, **a.options)))
+
+
+def decrypt_shared_into(a: Attempt) -> None:
+    sealed = shared(a.stream)
+    a.lend(
+        lambda out: ags1.decrypt_into(sealed, out, a.km, threads=a.threads, **a.options),
         0,
         a.output_size,
     )
@@ -174,6 +201,18 @@ def from_ranges(a: Attempt) -> None:
         _in_pieces(a, file, lambda: file.read(a.piece))
 
 
+class Shared(Sized):
+    """The same, in memory that others may change."""
+
+    def pread(self, offset: int, size: int) -> Any:  # a view, where the others return bytes
+        return shared(super().pread(offset, size))
+
+
+def from_shared_ranges(a: Attempt) -> None:
+    with a.open(Shared(a.stream)) as file:
+        a.returned.append((0, file.read()))
+
+
 def from_file_object(a: Attempt) -> None:
     with a.path.open("rb") as source, a.open(source) as file:
         a.lend(file.readinto, 0, a.output_size)
@@ -206,6 +245,9 @@ WAYS: dict[str, Callable[[Attempt], None]] = {
     for way in (
         decrypt,
         decrypt_into,
+        decrypt_bytearray,
+        decrypt_shared,
+        decrypt_shared_into,
         read,
         read_pieces,
         read1_pieces,
@@ -220,6 +262,7 @@ WAYS: dict[str, Callable[[Attempt], None]] = {
         text,
         from_memory,
         from_ranges,
+        from_shared_ranges,
         from_file_object,
         from_pipe,
         verify_file,

@@ -865,7 +865,7 @@ def test_an_interrupted_decryption_leaves_nothing(home: Path) -> None:
         with open("fifo", "wb") as fifo:
             fifo.write((home / "a.ags1").read_bytes()[: 3 * BLOCK])
             fifo.flush()
-            wait_for(lambda: any(path.stat().st_size >= BLOCK for path in home.glob(".b.*")))
+            wait_for(lambda: any(path.stat().st_size >= BLOCK for path in home.glob(".ags1-*.tmp")))
             process.send_signal(signal.SIGINT)
             process.wait(60)
     assert process.returncode == 130

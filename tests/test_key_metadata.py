@@ -170,6 +170,24 @@ def test_every_cut_is_refused(km: KeyMetadata) -> None:
             KeyMetadata.from_bytes(data[:end])
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x01\xa0\x00" + KEY + b"\x00\x00",  # lengths and branches in more bytes than they need
+        b"\x01\x20" + KEY + b"\x80\x00\x00",
+        b"\x01\x20" + KEY + b"\x02\x82\x00x\x00",
+        b"\x01\x20" + KEY + b"\x00\x02\xc8\x00",
+        b"\x01\x1f" + KEY + b"\x00\x00",  # a negative length
+        b"\x01\x20" + KEY + b"\x04\x00",  # branches that do not exist
+        b"\x01\x20" + KEY + b"\x01\x00",
+        b"\x01\x20" + KEY + b"\x00\x01",
+    ],
+)
+def test_bytes_that_no_writer_writes_are_refused(data: bytes) -> None:
+    with pytest.raises(KeyMetadataError):
+        KeyMetadata.from_bytes(data)
+
+
 @given(st.binary(max_size=80))
 def test_any_bytes_give_key_metadata_or_its_error(data: bytes) -> None:
     for candidate in (data, b"\x01" + data):

@@ -99,6 +99,19 @@ def test_a_key_from_before_a_fork_is_the_parents(writer: Write, tmp_path: Path) 
 
 
 @WRITERS
+def test_of_two_writers_that_both_found_the_key_unused_one_gets_it(
+    writer: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if another thread had come between the look and the taking.
+    monkeypatch.setattr(KeyMetadata, "used", False)
+    km = KeyMetadata.generate()
+    writer(km, tmp_path)
+    with pytest.raises(ags1.KeyReuseError):
+        writer(km, tmp_path)
+    writer(km, tmp_path, reuse_key=True)
+
+
+@WRITERS
 def test_of_many_threads_one_gets_the_key(writer: Write, tmp_path: Path) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

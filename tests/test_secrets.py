@@ -242,6 +242,63 @@ show("gone")
 """
 
 
+# The same for plaintext that was decrypted and did not verify.
+FORGED = """
+import gc, io, os, sys, tempfile
+import ags1
+from ags1 import _gcm
+
+def show(word):
+    print(word, flush=True)
+    sys.stdin.readline()
+
+def receive(size):
+    data = bytearray(size)
+    done = 0
+    while done < size:
+        done += os.readv(int(sys.argv[1]), [memoryview(data)[done:]])
+    return bytes(data)
+
+message, stream = receive(int(sys.argv[2])), receive(int(sys.argv[3]))
+km = ags1.KeyMetadata(bytes(16), None, len(stream))
+folder = tempfile.TemporaryDirectory()
+path = os.path.join(folder.name, "file")
+with open(path, "wb") as file:
+    file.write(stream)
+out = bytearray(len(stream))
+show("received")
+cipher = _gcm.BlockCipher(bytes(16), block_size=5000)
+
+def refused(call):
+    try:
+        call()
+    except ags1.AuthenticationError:
+        return
+    sys.exit("not refused")
+
+refused(lambda: _gcm.open(bytes(16), message))
+refused(lambda: cipher.open_blocks(stream[8:], out))
+refused(lambda: cipher.open_in_place(bytearray(stream[8:])))
+for threads in (1, 2):
+    refused(lambda: ags1.decrypt(stream, km, threads=threads))
+    refused(lambda: ags1.decrypt(bytearray(stream), km, threads=threads))
+    refused(lambda: ags1.decrypt_into(stream, out, km, threads=threads))
+    refused(lambda: ags1.verify_file(path, km, threads=threads))
+    refused(lambda: ags1.decrypt_file(path, path + ".out", km, threads=threads))
+    for call in (
+        lambda f: f.read(), lambda f: f.read(10), lambda f: f.readinto(out), lambda f: f.peek(),
+        lambda f: f.pread(0, 9000), lambda f: f.pread(5, 10), lambda f: f.readv([(1, 2), (5, 5)]),
+    ):
+        def read(source):
+            with ags1.open(source, "rb", km, threads=threads) as file:
+                call(file)
+        refused(lambda: read(path))
+        refused(lambda: read(io.BytesIO(stream)))
+gc.collect()
+show("refused")
+"""
+
+
 def occurrences(pid: int, secret: bytes) -> int:
     """Count a secret in the writable memory of another process."""
     count = 0
@@ -292,3 +349,39 @@ def test_a_key_is_gone_from_memory_with_its_cipher() -> None:
     assert counts["cipher"][0] == 1
     assert counts["cipher"][1] >= 1
     assert counts["gone"] == (1, 0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="looks into /proc/PID/mem")
+def test_plaintext_that_did_not_verify_is_gone_from_memory() -> None:
+    secret = os.urandom(64)
+    message = bytearray(_gcm.seal(bytes(16), secret))
+    message[-1] ^= 1
+    stream = bytearray(reference.encrypt(secret * 60, bytes(16), None, 5000))
+    stream[-1] ^= 1
+    read, write = os.pipe()
+    os.write(write, message + stream)
+    with subprocess.Popen(
+        [sys.executable, "-c", FORGED, str(read), str(len(message)), str(len(stream))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[read],
+        env=python_environment(),
+        bufsize=0,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        counts = {}
+        for word in ("received", "refused"):
+            assert child.stdout.readline().decode().strip() == word
+            try:
+                # The ciphertext shows that the search would find it.
+                counts[word] = occurrences(child.pid, secret), occurrences(child.pid, stream[-80:])
+            except PermissionError:
+                child.kill()
+                pytest.skip("another process's memory may not be read here")
+            child.stdin.write(b"\n")
+    os.close(read)
+    os.close(write)
+    assert child.returncode == 0
+    assert counts["received"][0] == counts["refused"][0] == 0
+    assert min(counts["received"][1], counts["refused"][1]) >= 1

@@ -14,6 +14,7 @@ import os
 import pickle
 import random
 import shutil
+import signal
 import struct
 import tarfile
 import threading
@@ -625,6 +626,28 @@ def test_errors_name_the_block_and_stay(tmp_path: Path, threads: int) -> None:
             assert "block 5" in str(error)
 
 
+@threads
+def test_after_an_error_what_lies_in_memory_is_not_served_either(threads: int) -> None:
+    stream, km = sealed(reference.pattern(1000), 100)
+    changed = bytearray(stream)
+    changed[layout.block_offset(5, 100)] ^= 1
+    for call in (
+        lambda f: f.read(5),
+        lambda f: f.read1(5),
+        lambda f: f.readinto(bytearray(5)),
+        lambda f: f.readline(5),
+        lambda f: f.peek(),
+        lambda f: f.pread(0, 5),
+        lambda f: f.readv([(0, 5)]),
+    ):
+        with ags1.open(io.BytesIO(changed), "rb", km, threads=threads) as file:
+            assert file.read(10) == reference.pattern(10)
+            with pytest.raises(ags1.AuthenticationError):
+                file.pread(550, 10)
+            with pytest.raises(ags1.AuthenticationError):
+                call(file)
+
+
 def test_a_failure_zeroes_what_the_call_could_have_written_and_no_more() -> None:
     stream, km = sealed(reference.pattern(100))
     for count in (1, 2):
@@ -775,6 +798,7 @@ def test_a_forked_child_reads_on(tmp_path: Path, threads: int) -> None:
         assert file.read(10_500) == data[:10_500]
         child = os.fork()
         if child == 0:
+            signal.alarm(60)
             try:
                 assert file.pread(50_000, 5000) == data[50_000:55_000]
                 assert file.read(20_000) == data[10_500:30_500]
