@@ -16,8 +16,7 @@ from types import TracebackType
 from ._gcm import fork_number
 
 _PERMISSIONS = 0o777
-# What a killed process leaves can be told by its name.
-TEMPORARY_PREFIX, TEMPORARY_SUFFIX = ".ags1-", ".tmp"
+_TEMPORARY_PREFIX, _TEMPORARY_SUFFIX = ".ags1-", ".tmp"
 
 
 class AtomicFile:
@@ -61,8 +60,7 @@ class AtomicFile:
                 raise OSError(errno.EINVAL, "Not a regular file", self.name)
             if mode is None:
                 self._mode = existing.st_mode & _PERMISSIONS
-        name = f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
-        self._temporary = os.path.join(os.path.dirname(self._path), name)
+        self._temporary = temporary_path(self._path)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self.published = False
         try:
@@ -128,6 +126,17 @@ class AtomicFile:
             self.commit()
         else:
             self.discard()
+
+
+def temporary_path(target: str) -> str:
+    """Return a new name in the folder of ``target``, for a file under construction."""
+    name = f"{_TEMPORARY_PREFIX}{os.urandom(8).hex()}{_TEMPORARY_SUFFIX}"
+    return os.path.join(os.path.dirname(target), name)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether that is the name of a file under construction, or one that a killed process left."""
+    return name.startswith(_TEMPORARY_PREFIX) and name.endswith(_TEMPORARY_SUFFIX)
 
 
 def _is_file(path: str, status: os.stat_result | None) -> bool:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from .. import layout
-from ..atomic import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, publish
+from ..atomic import publish, temporary_path
 from ..bulk import encrypt_file
 from ..cpu import usable_cpus
 from ..errors import Ags1Error, KeyMetadataError
@@ -52,9 +51,7 @@ def encrypt(job: Job, keychain: Keychain, how: Sealing) -> tuple[KeyMetadata, Si
     # A link is followed, as it is in all writing; the temporary file belongs beside its end.
     target = os.path.realpath(job.target)
     _check_targets(job, overwrite=how.overwrite)
-    staged = os.path.join(
-        os.path.dirname(target), f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
-    )
+    staged = temporary_path(target)
     try:
         with _errors_about(staged, job.target):
             if job.is_pipe:

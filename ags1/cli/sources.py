@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import click
 
 from .. import layout
-from ..atomic import TEMPORARY_PREFIX, TEMPORARY_SUFFIX
+from ..atomic import is_temporary
 from ..keys.sidecar import SUFFIX as SIDECAR_SUFFIX
 from ..keys.sidecar import sidecar_path
 from .standard import STDIN
@@ -172,7 +172,7 @@ def _walk(
                 plan.notes.append(f"{path}: a link to a folder, not followed")
         for name in sorted(names):
             path = os.path.join(inner, name)
-            if name.startswith(TEMPORARY_PREFIX) and name.endswith(TEMPORARY_SUFFIX):
+            if is_temporary(name):
                 plan.notes.append(f"{path}: unfinished work of ags1, passed over")
                 continue
             try:
