@@ -14,7 +14,9 @@ __all__ = [
     "KeyMetadataError",
     "KeyReuseError",
     "KmsAccessDeniedError",
+    "KmsConfigurationError",
     "KmsError",
+    "KmsKeyDisabledError",
     "KmsKeyNotFoundError",
     "KmsUnavailableError",
     "KmsUnwrapError",
@@ -85,6 +87,14 @@ class KeyReuseError(Ags1Error, ValueError):
 
 class KmsError(Ags1Error):
     """A master key could not be used."""
+
+
+class KmsConfigurationError(KmsError, ValueError):
+    """The KMS client's properties are missing, wrong or contradictory, or its library is."""
+
+
+class KmsKeyDisabledError(KmsError):
+    """The KMS has the key, but it is disabled or about to be deleted."""
 
 
 class KmsKeyNotFoundError(KmsError, LookupError):

@@ -18,6 +18,7 @@ INTRODUCTIONS = {
     "oneshot": "From whole bytes to whole new bytes.",
     "messages": "4 KiB, sealed and opened again.",
     "streams": "Sequential pieces through `ags1.open`, and random 4 KiB reads.",
+    "keys": "A table's keys, each of a manifest list, under one KEK that is unwrapped once.",
     "bulk": "Whole files in the page cache; the disk is synced between runs.",
 }
 

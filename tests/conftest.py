@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,5 +56,40 @@ def run_python() -> RunPython:
         if check and done.returncode:
             pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done
+
+    return run
+
+
+@pytest.fixture
+def in_a_fork() -> Callable[[Callable[[], object]], None]:
+    """Call a function in a forked child; fail with what it raised, or when it hangs."""
+
+    def run(work: Callable[[], object], timeout: float = 60) -> None:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                work()
+                code = 0
+            except BaseException:
+                os.write(writing, traceback.format_exc().encode()[-4000:])
+            finally:
+                os._exit(code)
+        os.close(writing)
+        deadline = time.monotonic() + timeout
+        while True:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                break
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                os.close(reading)
+                pytest.fail(f"the child was still running after {timeout:.0f} s")
+            time.sleep(0.01)
+        with open(reading, "rb") as said:
+            if status:
+                pytest.fail(f"in the forked child: {said.read().decode()}")
 
     return run

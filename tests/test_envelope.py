@@ -17,6 +17,7 @@ from ags1._gcm import open as open_sealed
 from ags1._gcm import seal
 from ags1.keys import EncryptedKey, KeyEncryptionKey, Sidecar, read_sidecar, write_sidecar
 from ags1.keys.envelope import KEY_TIMESTAMP, parse_encryption_keys, print_encryption_keys
+from ags1.kms import GeneratedKey
 
 VECTORS = Path(__file__).parent / "vectors"
 WRAPPED = json.loads((VECTORS / "wrapped.json").read_text())
@@ -33,6 +34,8 @@ ENTRY = {
 class JavaTestKms:
     """Wraps as the KMS does that made the vectors: nonce, ciphertext, tag, no additional data."""
 
+    supports_key_generation = False
+
     def __init__(self, master: bytes = JAVA["master"]) -> None:
         self._master = master
         self.calls = 0
@@ -44,6 +47,12 @@ class JavaTestKms:
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         self.calls += 1
         return open_sealed(self._master, wrapped_key)
+
+    def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
 
 
 def java_kek(**properties: str) -> EncryptedKey:

@@ -3,15 +3,26 @@
 Bytes, dicts and a KMS client handed in; knows nothing of tables or the command line.
 """
 
-from .envelope import EncryptedKey, KeyEncryptionKey
+from .cache import KekCache
+from .envelope import (
+    EncryptedKey,
+    KeyEncryptionKey,
+    parse_encryption_keys,
+    print_encryption_keys,
+)
 from .keychain import Keychain
+from .manager import EncryptionManager
 from .sidecar import Sidecar, read_sidecar, sidecar_path, write_sidecar
 
 __all__ = [
     "EncryptedKey",
+    "EncryptionManager",
+    "KekCache",
     "KeyEncryptionKey",
     "Keychain",
     "Sidecar",
+    "parse_encryption_keys",
+    "print_encryption_keys",
     "read_sidecar",
     "sidecar_path",
     "write_sidecar",

@@ -11,28 +11,23 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hmac
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
+from .._gcm import fork_number, random_bytes, seal
 from .._gcm import open as open_sealed
-from .._gcm import random_bytes, seal
-from ..errors import AuthenticationError, KeyMetadataError
+from ..errors import AuthenticationError, KeyMetadataError, KeyReuseError, KmsError
 from ..key_metadata import KEY_SIZES, KeyMetadata
+from ..kms.client import GeneratedKey, KmsClient, Rewrapper
+from ..memory import wipe
 
 KEY_TIMESTAMP = "KEY_TIMESTAMP"
 # The spelling in the text proposed for the specification; Java writes the one above.
 KEY_TIMESTAMP_PROPOSED = "key-timestamp"
 _KEY_ID_SIZE = 16
-
-
-class KeyWrapper(Protocol):
-    """The part of a KMS client that the envelope needs."""
-
-    def wrap_key(self, key: bytes, key_id: str) -> bytes: ...
-
-    def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +96,16 @@ class EncryptedKey:
 
 
 class KeyEncryptionKey:
-    """An unwrapped KEK together with its entry. The key is never printed, pickled or copied."""
+    """An unwrapped KEK together with its entry. The key is never printed, pickled or copied, and is
+    wiped when nobody uses it any more.
 
-    __slots__ = ("_aad", "_key", "entry")
+    Seals are AES-GCM with random nonces, so that one KEK can serve many processes; a forked child
+    still asks the KMS for its own.
+    """
 
-    def __init__(self, entry: EncryptedKey, key: bytes) -> None:
+    __slots__ = ("_aad", "_fork", "_key", "entry")
+
+    def __init__(self, entry: EncryptedKey, key: bytes | bytearray | memoryview) -> None:
         if len(key) not in KEY_SIZES:
             raise KeyMetadataError(
                 f"the key {entry.key_id!r} unwraps to {len(key)} bytes; an AES key has 16, 24 or 32"
@@ -118,31 +118,55 @@ class KeyEncryptionKey:
         except UnicodeEncodeError:  # JSON can spell half a character
             raise KeyMetadataError(f"the {KEY_TIMESTAMP} of {entry.key_id!r} is no text") from None
         self.entry = entry
-        self._key = key
+        self._fork = fork_number()
+        self._key = bytearray(key)
+
+    def __del__(self) -> None:
+        # An object whose making failed has no key yet.
+        if (key := getattr(self, "_key", None)) is not None:
+            wipe(memoryview(key))
 
     @classmethod
     def generate(
-        cls, kms: KeyWrapper, master_key_id: str, *, key_size: int, timestamp_ms: int | None = None
+        cls, kms: KmsClient, master_key_id: str, *, key_size: int, timestamp_ms: int | None = None
     ) -> KeyEncryptionKey:
-        """Make a KEK of ``key_size`` bytes and have ``kms`` wrap it; one KMS call."""
-        key = random_bytes(key_size)
+        """Make a KEK of ``key_size`` bytes under the master key; one KMS call.
+
+        The KMS makes the key where it can, else OpenSSL does. Raises KmsError.
+        """
+        made = _generated(kms, master_key_id, key_size)
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-        wrapped_key = kms.wrap_key(key, master_key_id)
         properties = {KEY_TIMESTAMP: str(now_ms)}
-        entry = EncryptedKey(new_key_id(), wrapped_key, master_key_id, properties)
-        return cls(entry, key)
+        entry = EncryptedKey(new_key_id(), made.wrapped_key, master_key_id, properties)
+        return cls(entry, made.key)
 
     @classmethod
-    def unwrap(cls, kms: KeyWrapper, entry: EncryptedKey) -> KeyEncryptionKey:
-        """Have ``kms`` unwrap a KEK's entry; one KMS call."""
-        if entry.encrypted_by_id is None:
-            raise KeyMetadataError(f"the key {entry.key_id!r} does not say which key wrapped it")
-        return cls(entry, kms.unwrap_key(entry.encrypted_key_metadata, entry.encrypted_by_id))
+    def unwrap(
+        cls, kms: KmsClient, entry: EncryptedKey, master_key_id: str | None = None
+    ) -> KeyEncryptionKey:
+        """Have ``kms`` unwrap a KEK's entry; one KMS call.
 
-    def wrap_key_metadata(self, km: KeyMetadata) -> EncryptedKey:
-        """Return a new entry that holds ``km`` sealed under this KEK."""
+        ``master_key_id`` is the master key to use; None takes the entry's word, which is for
+        entries from a trusted place. Raises KmsError, or KeyMetadataError when what was wrapped is
+        no KEK.
+        """
+        master_key_id = entry.encrypted_by_id if master_key_id is None else master_key_id
+        if master_key_id is None:
+            raise KeyMetadataError(f"the key {entry.key_id!r} does not say which key wrapped it")
+        return cls(entry, kms.unwrap_key(entry.encrypted_key_metadata, master_key_id))
+
+    @property
+    def key_size(self) -> int:
+        """The key's size in bytes."""
+        return len(self._key)
+
+    def wrap_key_metadata(self, km: KeyMetadata, key_id: str | None = None) -> EncryptedKey:
+        """Return an entry that holds ``km`` sealed under this KEK, with a new id unless one is
+        given. Raises KeyReuseError in a child forked since the KEK was unwrapped."""
+        if self._fork != fork_number():
+            raise KeyReuseError("a forked child does not seal under its parent's KEK")
         sealed = seal(self._key, km.to_bytes(), self._aad)
-        return EncryptedKey(new_key_id(), sealed, self.entry.key_id)
+        return EncryptedKey(key_id or new_key_id(), sealed, self.entry.key_id)
 
     def unwrap_key_metadata(self, entry: EncryptedKey) -> KeyMetadata:
         """Return the key metadata that ``entry`` holds. Raises AuthenticationError."""
@@ -155,11 +179,44 @@ class KeyEncryptionKey:
             ) from None
         return KeyMetadata.from_bytes(data)
 
+    def rewrap(self, kms: KmsClient, master_key_id: str) -> KeyEncryptionKey:
+        """Return the same KEK wrapped under another master key of ``kms``, or under the newest
+        version of its own: same id, same timestamp. Two KMS calls.
+
+        The second one unwraps what the first one wrapped, because the old master key may be
+        destroyed next. Raises KmsError.
+        """
+        entry = self.entry
+        if isinstance(kms, Rewrapper) and master_key_id == entry.encrypted_by_id:
+            wrapped_key = kms.rewrap_key(entry.encrypted_key_metadata, master_key_id)
+        else:
+            wrapped_key = kms.wrap_key(bytes(self._key), master_key_id)
+        if not hmac.compare_digest(kms.unwrap_key(wrapped_key, master_key_id), self._key):
+            raise KmsError(f"the KMS does not unwrap what it wrapped under {master_key_id!r}")
+        new_entry = EncryptedKey(entry.key_id, wrapped_key, master_key_id, entry.properties)
+        return KeyEncryptionKey(new_entry, self._key)
+
     def __repr__(self) -> str:
         return f"KeyEncryptionKey({self.entry!r}, key=<{len(self._key)} bytes>)"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a key encryption key is not pickled or copied; its entry can be")
+
+
+def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKey:
+    if kms.supports_key_generation:
+        try:
+            made = kms.generate_key(master_key_id, key_size)
+        except NotImplementedError:  # not of this size
+            pass
+        else:
+            if len(made.key) != key_size:
+                raise KmsError(
+                    f"the KMS made a key of {len(made.key)} bytes where {key_size} were asked for"
+                )
+            return made
+    key = random_bytes(key_size)
+    return GeneratedKey(key, kms.wrap_key(key, master_key_id))
 
 
 def new_key_id() -> str:

@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Collection, Iterator
 
-from ..errors import Ags1Error, AuthenticationError, KeyMetadataError
+from ..errors import Ags1Error, AuthenticationError, KeyMetadataError, KmsError
 from ..key_metadata import KeyMetadata
+from ..kms.client import KmsClient
+from ..kms.process import PerProcess
 from ..stream import open as open_stream
-from .envelope import EncryptedKey, KeyEncryptionKey, KeyWrapper
+from .cache import KekCache
+from .envelope import EncryptedKey, KeyEncryptionKey
 from .sidecar import Sidecar, read_sidecar
 
 FILE_KEY_SIZE = 32
-# Unwrapped KEKs kept: a folder's files mostly share one.
-_KEKS_KEPT = 100
 
 
 class Keychain:
-    """Seals and opens sidecars with the master keys of a KMS."""
+    """Seals and opens sidecars with the master keys of a KMS.
 
-    def __init__(self, kms: KeyWrapper, master_key_id: str = "default") -> None:
+    ``master_key_id`` wraps what is sealed. A sidecar says itself which master key wrapped it, and
+    may come from a place where others can write: ``trusted_key_ids`` are the master keys that are
+    accepted. None accepts every key of a KMS that has only its owner's keys, and of one where a key
+    id may name a stranger's key (``KmsClient.accepts_foreign_keys``) only ``master_key_id``.
+    """
+
+    def __init__(
+        self,
+        kms: KmsClient,
+        master_key_id: str = "default",
+        *,
+        trusted_key_ids: Collection[str] | None = None,
+    ) -> None:
         self._kms = kms
-        self._master_key_id = master_key_id
-        self._new_kek: KeyEncryptionKey | None = None
-        self._unwrapped: dict[tuple[str | None, bytes], KeyEncryptionKey] = {}
+        if trusted_key_ids is None and getattr(kms, "accepts_foreign_keys", True):
+            trusted_key_ids = {master_key_id}
+        self._trusted_key_ids = trusted_key_ids
+        self._keks = KekCache(kms)
+        self._new_kek = PerProcess(
+            lambda: KeyEncryptionKey.generate(kms, master_key_id, key_size=FILE_KEY_SIZE)
+        )
 
     def prepare(self) -> None:
         """Make the KEK for new sidecars; one KMS call. Raises KmsError. ``seal`` does it otherwise;
         whoever has long work to do before would rather know at once."""
-        self._new_kek = KeyEncryptionKey.generate(
-            self._kms, self._master_key_id, key_size=FILE_KEY_SIZE
-        )
+        self._new_kek.get()
 
     def seal(self, km: KeyMetadata) -> Sidecar:
         """Return a sidecar that holds ``km``. Raises KmsError."""
-        if self._new_kek is None:
-            self.prepare()
-        assert self._new_kek is not None
-        return Sidecar.seal(km, self._new_kek)
+        return Sidecar.seal(km, self._new_kek.get())
 
     def open(self, sidecar_file: str, encrypted_file: str | None) -> KeyMetadata:
         """Return the key metadata of ``encrypted_file`` from its sidecar.
@@ -46,7 +60,7 @@ class Keychain:
         """
         sidecar = find_sidecar(sidecar_file)
         candidates = sidecar.file_keys
-        try:
+        with _errors_about(sidecar_file):
             first = sidecar.open(self._unwrap, candidates[0])
             if encrypted_file is None or len(candidates) == 1 or _opens(encrypted_file, first):
                 return first
@@ -54,21 +68,34 @@ class Keychain:
                 km = sidecar.open(self._unwrap, wrapped)
                 if _opens(encrypted_file, km):
                     return km
-        except AuthenticationError as error:
-            raise AuthenticationError(error.message, file=sidecar_file) from None
-        except KeyMetadataError as error:
-            raise KeyMetadataError(error.message, file=sidecar_file) from None
         return first
 
+    def rewrap(self, sidecar_file: str, kms: KmsClient, master_key_id: str) -> Sidecar:
+        """Return the sidecar with its KEKs wrapped under another master key, maybe of another KMS.
+        Nothing is written. Raises KmsError, KeyMetadataError."""
+        sidecar = find_sidecar(sidecar_file)
+        with _errors_about(sidecar_file):
+            keks = map(self._unwrap, sidecar.kek_entries)
+            return sidecar.with_entries([kek.rewrap(kms, master_key_id).entry for kek in keks])
+
     def _unwrap(self, entry: EncryptedKey) -> KeyEncryptionKey:
-        wanted = (entry.encrypted_by_id, entry.encrypted_key_metadata)
-        kek = self._unwrapped.get(wanted)
-        if kek is None or kek.entry != entry:
-            kek = KeyEncryptionKey.unwrap(self._kms, entry)
-            while len(self._unwrapped) >= _KEKS_KEPT:
-                del self._unwrapped[next(iter(self._unwrapped))]
-            self._unwrapped[wanted] = kek
-        return kek
+        trusted = self._trusted_key_ids
+        if trusted is not None and entry.encrypted_by_id not in trusted:
+            raise KeyMetadataError(
+                f"the sidecar names the master key {entry.encrypted_by_id!r}, which is not among "
+                "those to trust"
+            )
+        return self._keks.unwrap(entry)
+
+
+@contextlib.contextmanager
+def _errors_about(sidecar_file: str) -> Iterator[None]:
+    try:
+        yield
+    except (AuthenticationError, KeyMetadataError, KmsError) as error:
+        if error.file is None:
+            error.file = sidecar_file
+        raise
 
 
 def find_sidecar(path: str) -> Sidecar:

@@ -12,7 +12,7 @@ crash in between leaves either without its key.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..errors import KeyMetadataError
@@ -69,6 +69,18 @@ class Sidecar:
         known = {key.key_id for key in self.encryption_keys}
         more = tuple(key for key in other.encryption_keys if key.key_id not in known)
         return Sidecar(self.encryption_keys + more, self.key_id)
+
+    def with_entries(self, entries: Iterable[EncryptedKey]) -> Sidecar:
+        """Return this sidecar with each of ``entries`` in the place of the one of the same id."""
+        changed = {entry.key_id: entry for entry in entries}
+        keys = tuple(changed.get(key.key_id, key) for key in self.encryption_keys)
+        return Sidecar(keys, self.key_id)
+
+    @property
+    def kek_entries(self) -> tuple[EncryptedKey, ...]:
+        """The entries of the KEKs, which a KMS wrapped."""
+        ids = {key.key_id for key in self.encryption_keys}
+        return tuple(key for key in self.encryption_keys if key.encrypted_by_id not in ids)
 
     @property
     def file_keys(self) -> tuple[EncryptedKey, ...]:

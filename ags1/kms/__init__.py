@@ -1,9 +1,23 @@
-"""Where master keys live: the client protocol and its embedded default, a keyring file.
+"""Where master keys live: one protocol, a client for each service, and an embedded default.
 
-Knows nothing of the keys that the master keys wrap.
+Each client imports its service's library when it is made. Knows nothing of the keys that the master
+keys wrap.
 """
 
-from .client import GeneratedKey, KmsClient
+from .client import GeneratedKey, KeyAdmin, KeyInfo, KeyVersion, KmsClient, Rewrapper
 from .local import LocalKms, create_key, default_keyring_path
+from .registry import from_properties, kms_types
 
-__all__ = ["GeneratedKey", "KmsClient", "LocalKms", "create_key", "default_keyring_path"]
+__all__ = [
+    "GeneratedKey",
+    "KeyAdmin",
+    "KeyInfo",
+    "KeyVersion",
+    "KmsClient",
+    "LocalKms",
+    "Rewrapper",
+    "create_key",
+    "default_keyring_path",
+    "from_properties",
+    "kms_types",
+]

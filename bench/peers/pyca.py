@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import io
 import os
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from ags1 import layout
 from bench.material import Material
@@ -13,6 +16,15 @@ from bench.material import Material
 from .process import PeerError
 
 NAME = "cryptography"
+_KEY_METADATA = {
+    "type": "record",
+    "name": "key_metadata",
+    "fields": [
+        {"name": "encryption_key", "type": "bytes"},
+        {"name": "aad_prefix", "type": ["null", "bytes"]},
+        {"name": "file_length", "type": ["null", "long"]},
+    ],
+}
 
 
 def missing() -> str | None:
@@ -50,6 +62,24 @@ def naive_decrypt(sealed: bytes | bytearray, key: bytes, aad_prefix: bytes) -> b
         aad = aad_prefix + number.to_bytes(4, "little")
         out += AESGCM(key).decrypt(slot[: layout.NONCE_SIZE], slot[layout.NONCE_SIZE :], aad)
     return bytes(out)
+
+
+def open_key_metadata(
+    kek: bytes, timestamp: bytes, wrapped: Sequence[bytes]
+) -> list[tuple[bytes, bytes, int]]:
+    """Unwrap the key metadata of manifest lists: key, AAD prefix and file length of each."""
+    import fastavro
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    schema = fastavro.parse_schema(_KEY_METADATA)
+    opened = []
+    for sealed in wrapped:
+        datum = AESGCM(kek).decrypt(
+            sealed[: layout.NONCE_SIZE], sealed[layout.NONCE_SIZE :], timestamp
+        )
+        fields: Any = fastavro.schemaless_reader(io.BytesIO(datum[1:]), schema, None)
+        opened.append((fields["encryption_key"], fields["aad_prefix"], fields["file_length"]))
+    return opened
 
 
 def joined_encrypt(data: bytes | bytearray, key: bytes, aad_prefix: bytes) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from bench.rounds import Contest
 from bench.settings import Settings
 
-from . import bulk, engine, grid, messages, oneshot, streams
+from . import bulk, engine, grid, keys, messages, oneshot, streams
 
 # What could not be measured here, and why, is put into the second argument.
 Measure = Callable[[Settings, dict[str, str]], Iterator[Contest]]
@@ -18,5 +18,6 @@ ALL_SUBJECTS: dict[str, Measure] = {
     "oneshot": oneshot.measure,
     "messages": messages.measure,
     "streams": streams.measure,
+    "keys": keys.measure,
     "bulk": bulk.measure,
 }

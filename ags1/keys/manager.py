@@ -1,0 +1,321 @@
+"""A table's keys: which KEK to use, its manifest lists' keys wrapped and unwrapped.
+
+Follows Java's ``StandardEncryptionManager`` and the Iceberg specification, "Encryption Keys". The
+list of keys goes in as it was parsed from metadata.json and comes out as it is to be written there;
+committing it is somebody else's work. Knows nothing of files, snapshots or catalogs.
+
+The list may come from a place where others can write. So the id of the master key never comes from
+it: ``table_key_id`` is the caller's, from the catalog or from configuration.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from ..errors import KeyMetadataError, KmsUnwrapError
+from ..key_metadata import KEY_SIZES, KeyMetadata
+from ..kms.client import KmsClient
+from ..kms.process import PerProcess
+from .cache import KekCache
+from .envelope import EncryptedKey, KeyEncryptionKey, parse_encryption_keys
+
+TABLE_KEY_ID = "encryption.key-id"
+DATA_KEY_LENGTH = "encryption.data-key-length"
+DEFAULT_DATA_KEY_LENGTH = 16
+
+# NIST SP 800-57 part 1 rev. 5, 5.3.6: the time a KEK may be used to protect new keys.
+KEK_LIFETIME_MS = 730 * 24 * 60 * 60 * 1000
+# Clocks of writers differ. A KEK from further in the future would outlive its time.
+CLOCK_SKEW_MS = 24 * 60 * 60 * 1000
+
+Clock = Callable[[], int]
+
+
+def now_ms() -> int:
+    """Return the time in epoch milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class EncryptionManager:
+    """The keys of one version of a table's metadata, and the ones added to it.
+
+    ``table_key_id`` is the table property ``encryption.key-id``; ``encryption_keys`` the list in
+    the metadata; ``data_key_length`` (bytes) the size of new keys. ``clock_ms`` returns epoch
+    milliseconds. ``cache`` is a ``KekCache`` of the same KMS client to share with other tables.
+
+    Threads may share a manager. ``rewrap``, ``rotate``, ``prune`` and ``shred`` leave it as it is
+    and return another one: whoever commits takes that one's ``encryption_keys`` for the whole list.
+    A pickle has the wrapped keys only.
+    """
+
+    def __init__(
+        self,
+        kms: KmsClient,
+        table_key_id: str,
+        encryption_keys: Iterable[EncryptedKey] = (),
+        data_key_length: int = DEFAULT_DATA_KEY_LENGTH,
+        *,
+        clock_ms: Clock = now_ms,
+        cache: KekCache | None = None,
+    ) -> None:
+        if not isinstance(table_key_id, str) or not table_key_id:
+            raise KeyMetadataError("the table's key id is missing")
+        if data_key_length not in KEY_SIZES:
+            raise KeyMetadataError(f"a data key has 16, 24 or 32 bytes, not {data_key_length}")
+        if cache is not None and cache.kms is not kms:
+            raise ValueError("the cache belongs to another KMS client")
+        self.kms = kms
+        self.table_key_id = table_key_id
+        self.data_key_length = data_key_length
+        self._clock_ms = clock_ms
+        self._cache = KekCache(kms) if cache is None else cache
+        self._entries = {key.key_id: key for key in encryption_keys}
+        self._making = PerProcess(threading.Lock)
+
+    @classmethod
+    def from_metadata(
+        cls,
+        metadata: Mapping[str, Any],
+        kms: KmsClient,
+        *,
+        table_key_id: str | None = None,
+        clock_ms: Clock = now_ms,
+        cache: KekCache | None = None,
+    ) -> EncryptionManager:
+        """Return the manager for a table's metadata.json, parsed.
+
+        ``table_key_id`` is the key id that the catalog, or the caller, knows the table by; None
+        takes the metadata's word for it. Raises KeyMetadataError when the two differ, when the
+        table is not encrypted, or when its keys are malformed.
+        """
+        properties = metadata.get("properties") or {}
+        stated = properties.get(TABLE_KEY_ID)
+        if stated is None:
+            raise KeyMetadataError(f"the table is not encrypted: it has no {TABLE_KEY_ID!r}")
+        if table_key_id is not None and stated != table_key_id:
+            raise KeyMetadataError(
+                f"the metadata names {stated!r} as the table's key, not {table_key_id!r}"
+            )
+        length = properties.get(DATA_KEY_LENGTH, str(DEFAULT_DATA_KEY_LENGTH))
+        if length not in map(str, KEY_SIZES):
+            raise KeyMetadataError(f"the table's {DATA_KEY_LENGTH!r} is not 16, 24 or 32")
+        keys = parse_encryption_keys(metadata.get("encryption-keys", []))
+        return cls(kms, stated, keys, int(length), clock_ms=clock_ms, cache=cache)
+
+    @property
+    def encryption_keys(self) -> tuple[EncryptedKey, ...]:
+        """The list as it goes into metadata.json (see ``print_encryption_keys``)."""
+        return tuple(self._entries.values())
+
+    @property
+    def key_encryption_keys(self) -> tuple[EncryptedKey, ...]:
+        """The entries of the list that are KEKs."""
+        return tuple(filter(self._is_kek, self.encryption_keys))
+
+    def new_file_key(self) -> KeyMetadata:
+        """Return a fresh key and a fresh 16-byte AAD prefix for one file of the table."""
+        return KeyMetadata.generate(self.data_key_length)
+
+    def add_manifest_list_key(self, km: KeyMetadata) -> str:
+        """Wrap the key metadata of a manifest list, add it to the list; return its id, which the
+        snapshot is to name as ``key-id``.
+
+        Makes a KEK when there is none that may still be used: a KMS call. Raises KmsError, or
+        KeyMetadataError when ``km`` has no file length, without which no reader opens the file.
+        """
+        if km.file_length is None:
+            raise KeyMetadataError("a manifest list's key metadata needs the file's length")
+        with self._making.get():
+            entry = self._kek_for_sealing().wrap_key_metadata(km)
+            self._entries[entry.key_id] = entry
+        return entry.key_id
+
+    def manifest_list_key(self, key_id: str) -> KeyMetadata:
+        """Return the key metadata of the manifest list whose snapshot names ``key_id``.
+
+        Raises KeyMetadataError when the entry or its KEK is not there or is something else,
+        AuthenticationError when it was changed, KmsError.
+        """
+        entry = self._entry(key_id)
+        if self._is_kek(entry):
+            raise KeyMetadataError(f"{key_id!r} is a KEK and not a manifest list's key")
+        return self._kek_of(entry).unwrap_key_metadata(entry)
+
+    def rewrap(
+        self, kms: KmsClient | None = None, table_key_id: str | None = None
+    ) -> EncryptionManager:
+        """Return a manager with every KEK, the expired too, under another master key or KMS, or
+        under the newest version of the present one. No other entry changes, and no file.
+
+        Java unwraps every KEK with the table's key: the new list, the table's ``encryption.key-id``
+        and where the catalog keeps it have to change in one commit. Each KEK is unwrapped again
+        from its new form before this returns. Three KMS calls a KEK. Raises KmsError.
+        """
+        kms = self.kms if kms is None else kms
+        table_key_id = self.table_key_id if table_key_id is None else table_key_id
+        cache = KekCache(kms)
+        entries = {entry.key_id: entry for entry in self.encryption_keys}
+        for entry in self.key_encryption_keys:
+            kek = self._unwrap(entry).rewrap(kms, table_key_id)
+            cache.put(kek)
+            entries[entry.key_id] = kek.entry
+        return EncryptionManager(
+            kms,
+            table_key_id,
+            entries.values(),
+            self.data_key_length,
+            clock_ms=self._clock_ms,
+            cache=cache,
+        )
+
+    def rotate(self) -> EncryptionManager:
+        """Return a manager with one new KEK, every manifest list's key wrapped anew under it, and
+        the other KEKs gone. Entries keep their ids, so that snapshots need no change.
+
+        Java picks any unexpired KEK for its next commit, so a KEK that is to be used no more must
+        not stay. Raises KeyMetadataError or AuthenticationError when an entry does not open:
+        nothing may be lost on the way.
+        """
+        kek = self._new_kek()
+        entries: list[EncryptedKey] = [kek.entry]
+        for entry in self.encryption_keys:
+            if not self._is_kek(entry):
+                km = self._kek_of(entry).unwrap_key_metadata(entry)
+                entries.append(kek.wrap_key_metadata(km, entry.key_id))
+        return self._with(entries)
+
+    def prune(self, live_key_ids: Collection[str]) -> EncryptionManager:
+        """Return a manager without the entries that no live snapshot needs.
+
+        ``live_key_ids`` are the ``key-id``s of the snapshots that stay. A KEK stays when one of
+        them needs it, or when the next commit would use it. Java never drops any. Raises
+        KeyMetadataError when one of ``live_key_ids`` or its KEK is not in the list.
+        """
+        live = [self._entry(key_id) for key_id in live_key_ids]
+        kept = {entry.key_id for entry in live}
+        kept.update(self._kek_entry(entry).key_id for entry in live)
+        kept.update(entry.key_id for entry in self._usable_keks()[:1])
+        return self._with(entry for entry in self.encryption_keys if entry.key_id in kept)
+
+    def shred(self, kek_id: str) -> EncryptionManager:
+        """Return a manager without a KEK and without the keys that it wraps: in this list, their
+        snapshots can be read no more.
+
+        That is only as final as the list is. Older metadata files still hold the KEK, and a Java
+        writer that has it in memory puts it back with its next commit. Destroying the master key's
+        version in the KMS is what is final. Raises KeyMetadataError.
+        """
+        if not self._is_kek(self._entry(kek_id)):
+            raise KeyMetadataError(f"{kek_id!r} is not a KEK")
+        return self._with(
+            entry
+            for entry in self.encryption_keys
+            if kek_id not in (entry.key_id, entry.encrypted_by_id)
+        )
+
+    def _kek_for_sealing(self) -> KeyEncryptionKey:
+        for entry in self._usable_keks():
+            kek = self._unwrap(entry)
+            # A data key is no stronger than the KEK that wraps it.
+            if kek.key_size >= self.data_key_length:
+                return kek
+        kek = self._new_kek()
+        self._entries[kek.entry.key_id] = kek.entry
+        return kek
+
+    def _new_kek(self) -> KeyEncryptionKey:
+        kek = KeyEncryptionKey.generate(
+            self.kms,
+            self.table_key_id,
+            key_size=self.data_key_length,
+            timestamp_ms=self._clock_ms(),
+        )
+        self._cache.put(kek)
+        return kek
+
+    def _usable_keks(self) -> list[EncryptedKey]:
+        """Return the KEKs that may still seal, the newest first."""
+        now = self._clock_ms()
+        usable = [
+            (timestamp_ms, entry)
+            for entry in self.encryption_keys
+            if entry.encrypted_by_id == self.table_key_id
+            and (timestamp_ms := _timestamp_ms(entry)) is not None
+            and -CLOCK_SKEW_MS <= now - timestamp_ms < KEK_LIFETIME_MS
+        ]
+        return [entry for _, entry in sorted(usable, key=lambda found: found[0], reverse=True)]
+
+    def _kek_of(self, entry: EncryptedKey) -> KeyEncryptionKey:
+        return self._unwrap(self._kek_entry(entry))
+
+    def _unwrap(self, kek_entry: EncryptedKey) -> KeyEncryptionKey:
+        try:
+            return self._cache.unwrap(kek_entry, self.table_key_id)
+        except KmsUnwrapError as error:
+            if kek_entry.encrypted_by_id in (None, self.table_key_id):
+                raise
+            raise KmsUnwrapError(
+                f"the KEK {kek_entry.key_id!r} says that {kek_entry.encrypted_by_id!r} wrapped it, "
+                f"and the table's key is {self.table_key_id!r}: {error.message}"
+            ) from None
+
+    def _entry(self, key_id: str) -> EncryptedKey:
+        entry = self._entries.get(key_id)
+        if entry is None:
+            raise KeyMetadataError(f"the table's encryption keys have no {key_id!r}")
+        return entry
+
+    def _kek_entry(self, entry: EncryptedKey) -> EncryptedKey:
+        kek_entry = self._entries.get(entry.encrypted_by_id or "")
+        if kek_entry is None:
+            raise KeyMetadataError(
+                f"the KEK {entry.encrypted_by_id!r}, which wraps the key {entry.key_id!r}, is not "
+                "among the table's encryption keys"
+            )
+        return kek_entry
+
+    def _is_kek(self, entry: EncryptedKey) -> bool:
+        return entry.encrypted_by_id == self.table_key_id or entry.timestamp is not None
+
+    def _with(self, entries: Iterable[EncryptedKey]) -> EncryptionManager:
+        return EncryptionManager(
+            self.kms,
+            self.table_key_id,
+            entries,
+            self.data_key_length,
+            clock_ms=self._clock_ms,
+            cache=self._cache,
+        )
+
+    def __repr__(self) -> str:
+        keks = len(self.key_encryption_keys)
+        return (
+            f"EncryptionManager({self.table_key_id!r}, {keks} KEKs, "
+            f"{len(self._entries) - keks} other keys, {self.kms!r})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (
+            self.kms,
+            self.table_key_id,
+            self.encryption_keys,
+            self.data_key_length,
+            self._clock_ms,
+        )
+
+
+def _rebuild(
+    kms: KmsClient, table_key_id: str, keys: tuple[EncryptedKey, ...], length: int, clock_ms: Clock
+) -> EncryptionManager:
+    return EncryptionManager(kms, table_key_id, keys, length, clock_ms=clock_ms)
+
+
+def _timestamp_ms(entry: EncryptedKey) -> int | None:
+    timestamp = entry.timestamp
+    if timestamp is None or not re.fullmatch(r"-?\d{1,19}", timestamp, re.ASCII):
+        return None
+    return int(timestamp)

@@ -1,0 +1,65 @@
+"""One value a process: what a forked child must not share with its parent.
+
+Connections, gRPC channels, locks that another thread held, keys in the clear: none survives a fork
+in a usable or welcome state. Knows nothing of KMSs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, NoReturn, TypeVar
+
+from .._gcm import fork_number
+
+T = TypeVar("T")
+
+
+class _State(Generic[T]):
+    __slots__ = ("lock", "value")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.value: T | None = None
+
+
+class PerProcess(Generic[T]):
+    """Makes a value when it is first asked for, once, and again in a forked child.
+
+    ``make`` is called by one thread at a time; what it raises, ``get`` raises, and the next ``get``
+    tries again. The parent's value is dropped in the child, not closed: its connections are still
+    the parent's.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._states: dict[int, _State[T]] = {}
+
+    def get(self) -> T:
+        """Return this process's value."""
+        state = self._state()
+        if state.value is None:
+            with state.lock:
+                if state.value is None:
+                    state.value = self._make()
+        return state.value
+
+    def take(self) -> T | None:
+        """Return the value if there is one, and forget it: whoever closes it calls this."""
+        state = self._state()
+        with state.lock:
+            value, state.value = state.value, None
+        return value
+
+    def _state(self) -> _State[T]:
+        fork = fork_number()
+        state = self._states.get(fork)
+        if state is None:
+            # No lock around it, which a fork could copy held: setdefault is one step under the GIL.
+            state = self._states.setdefault(fork, _State())
+            for other in [number for number in self._states if number != fork]:
+                self._states.pop(other, None)
+        return state
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("what belongs to one process is not pickled")

@@ -1,0 +1,156 @@
+"""Reading a KMS client's properties: text in, checked values out, and which of them are secret.
+
+The names are Iceberg's own where Iceberg has one. Messages name a property, never its value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from ..errors import KmsConfigurationError
+
+CONNECT_TIMEOUT_MS = "kms.connect-timeout-ms"
+READ_TIMEOUT_MS = "kms.read-timeout-ms"
+MAX_ATTEMPTS = "kms.max-attempts"
+
+DEFAULT_CONNECT_TIMEOUT_MS = 3_000
+DEFAULT_READ_TIMEOUT_MS = 10_000
+DEFAULT_MAX_ATTEMPTS = 4
+
+# Whatever is named so is neither shown nor pickled. A catalog's properties are often handed over
+# whole, so those of Iceberg's file systems and REST client are here too. A name that goes on
+# (token-file, token-expires-at) is another property.
+_SECRET = re.compile(
+    r"(^|[._-])"
+    r"(secret([_-](id|key|access[_-]key))?|password|passphrase|token|credentials?(-json)?|jwt"
+    r"|authorization|connection-string|(account|private|api|encryption|decryption)[._-]key|sse\.key)$"
+    r"|^encryption\.kms\.key\."
+    r"|^adls\.(sas-token|connection-string)\.",  # then the account
+    re.IGNORECASE,
+)
+# Whatever its name is: https://user:password@host
+_PASSWORD_IN_URL = re.compile(r"://[^/\s]*:[^/\s]+@")
+
+
+class Properties:
+    """A client's properties. Each getter takes names in order of preference; first one given wins.
+
+    Raises KmsConfigurationError, naming the property.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        for name, value in values.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise KmsConfigurationError(f"the property {name!r} is not text")
+        self._values = dict(values)
+
+    def get(self, *names: str) -> str | None:
+        """Return a property's value, None when it is absent or empty."""
+        return self._first(names)[1]
+
+    def require(self, *names: str, hint: str = "") -> str:
+        """Return a property's value, which must be there."""
+        value = self.get(*names)
+        if value is None:
+            raise KmsConfigurationError(
+                f"the property {names[0]!r} is missing{hint and ': '}{hint}"
+            )
+        return value
+
+    def number(self, *names: str, default: int, minimum: int = 1, maximum: int = 3_600_000) -> int:
+        """Return a property's value as an integer between the bounds."""
+        name, text = self._first(names)
+        if text is None:
+            return default
+        # Not \d, which takes other scripts' digits too.
+        if not re.fullmatch(r"[0-9]{1,12}", text) or not minimum <= int(text) <= maximum:
+            raise KmsConfigurationError(
+                f"the property {name!r} is not a number from {minimum} to {maximum}"
+            )
+        return int(text)
+
+    def flag(self, *names: str, default: bool) -> bool:
+        """Return a property's value as a boolean."""
+        name, text = self._first(names)
+        if text is None:
+            return default
+        if text.lower() not in ("true", "false"):
+            raise KmsConfigurationError(f"the property {name!r} is not 'true' or 'false'")
+        return text.lower() == "true"
+
+    def choice(self, *names: str, default: str, choices: Sequence[str]) -> str:
+        """Return a property's value, one of ``choices``."""
+        name, value = self._first(names)
+        if value is None:
+            return default
+        if value not in choices:
+            raise KmsConfigurationError(
+                f"the property {name!r} is none of {', '.join(map(repr, choices))}"
+            )
+        return value
+
+    def with_prefix(self, prefix: str) -> dict[str, str]:
+        """Return the properties that begin with ``prefix``, without it."""
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self._values.items()
+            if name.startswith(prefix)
+        }
+
+    @property
+    def connect_timeout_ms(self) -> int:
+        return self.number(CONNECT_TIMEOUT_MS, default=DEFAULT_CONNECT_TIMEOUT_MS)
+
+    @property
+    def read_timeout_ms(self) -> int:
+        return self.number(READ_TIMEOUT_MS, default=DEFAULT_READ_TIMEOUT_MS)
+
+    @property
+    def max_attempts(self) -> int:
+        """How often a call is tried in all."""
+        return self.number(MAX_ATTEMPTS, default=DEFAULT_MAX_ATTEMPTS, maximum=100)
+
+    def secrets(self) -> list[str]:
+        """Return the names of the properties whose values are secret."""
+        return sorted(
+            name
+            for name, value in self._values.items()
+            if _SECRET.search(name) or _PASSWORD_IN_URL.search(value)
+        )
+
+    def to_pickle(self) -> dict[str, str]:
+        """Return the properties for a pickle. Raises TypeError when one of them is secret: what is
+        pickled is stored and sent around."""
+        if secrets := self.secrets():
+            raise TypeError(
+                f"a KMS client with {secrets[0]!r} in its properties is not pickled: let each "
+                "process find its own credentials (a file, the environment, its identity)"
+            )
+        return dict(self._values)
+
+    def _first(self, names: Sequence[str]) -> tuple[str, str | None]:
+        """Return the first of ``names`` that is there and not empty, with its value."""
+        for name in names:
+            if value := self._values.get(name):
+                return name, value
+        return names[0], None
+
+    def __repr__(self) -> str:
+        hidden = set(self.secrets())
+        shown = {k: "<hidden>" if k in hidden else v for k, v in sorted(self._values.items())}
+        return f"Properties({shown!r})"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("properties may hold secrets: see to_pickle()")
+
+
+def missing_library(extra: str, error: ImportError) -> KmsConfigurationError:
+    """Return the error for a client whose SDK is not installed."""
+    return KmsConfigurationError(
+        f"the library for this KMS is not installed ({error.name or error}): "
+        f"pip install 'ags1[{extra}]'"
+    )

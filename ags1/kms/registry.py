@@ -1,0 +1,108 @@
+"""Which client a set of properties means: Iceberg's ``encryption.kms-type`` and ``-impl``.
+
+A client's library is imported when the client is made, not before. Follows Java's
+``EncryptionUtil.createKmsClient``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import re
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+from ..errors import KmsConfigurationError
+from .client import KmsClient
+from .properties import Properties
+
+KMS_TYPE = "encryption.kms-type"
+KMS_IMPL = "encryption.kms-impl"
+ENTRY_POINT_GROUP = "ags1.kms"
+
+_BUILT_IN = {
+    "local": "ags1.kms.local:LocalKms",
+    "memory": "ags1.kms.memory:MemoryKms",
+    "aws": "ags1.kms.aws:AwsKms",
+    "vault": "ags1.kms.vault:VaultKms",
+    "gcp": "ags1.kms.gcp:GcpKms",
+    "azure": "ags1.kms.azure:AzureKms",
+}
+# A catalog's configuration that Java uses too keeps working.
+_JAVA = {
+    "org.apache.iceberg.aws.AwsKeyManagementClient": "aws",
+    "org.apache.iceberg.azure.keymanagement.AzureKeyManagementClient": "azure",
+    "org.apache.iceberg.gcp.GcpKeyManagementClient": "gcp",
+}
+_PLACE = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<name>\w+(?:\.\w+)*)")
+
+
+def kms_types() -> list[str]:
+    """Return what ``encryption.kms-type`` may say: ours, and what other packages have registered
+    in the entry-point group ``ags1.kms``."""
+    return sorted({*_BUILT_IN, *(found.name for found in entry_points(group=ENTRY_POINT_GROUP))})
+
+
+def from_properties(properties: Mapping[str, str]) -> KmsClient:
+    """Return the KMS client that ``properties`` describe; it connects when it is first used.
+
+    ``encryption.kms-type`` is one of ``kms_types()``, in any case where it is ours; or
+    ``encryption.kms-impl`` is ``package.module:Name`` of a class or function, or Java's class name
+    of a client we have. Its ``from_properties``, else itself, is called with ``properties``. Raises
+    KmsConfigurationError: neither or both given, an unknown type, one that two packages registered,
+    a library that is not installed, a property that is missing or wrong.
+
+    Properties come from the caller. Not from a table or a catalog server: ``encryption.kms-impl``
+    names code to run.
+    """
+    checked = Properties(properties)
+    kms_type, impl = checked.get(KMS_TYPE), checked.get(KMS_IMPL)
+    if kms_type and impl:
+        raise KmsConfigurationError(f"both {KMS_TYPE} and {KMS_IMPL} are given: one is meant")
+    if impl:
+        kms_type = _JAVA.get(impl)
+        if kms_type is None:
+            return _make(_load(impl), properties)
+    if not kms_type:
+        raise KmsConfigurationError(
+            f"no KMS is configured: {KMS_TYPE} is one of {', '.join(kms_types())}"
+        )
+    if place := _BUILT_IN.get(kms_type.lower()):
+        return _make(_load(place), properties)
+    # Not the value itself, which may name extras behind the place.
+    places = {
+        f"{found.module}:{found.attr}"
+        for found in entry_points(group=ENTRY_POINT_GROUP, name=kms_type)
+    }
+    if not places:
+        raise KmsConfigurationError(
+            f"{KMS_TYPE} is {kms_type!r}; it is one of {', '.join(kms_types())}"
+        )
+    if len(places) > 1:
+        raise KmsConfigurationError(
+            f"{KMS_TYPE} is {kms_type!r}, which is registered more than once: say which is meant "
+            f"with {KMS_IMPL}: {', '.join(sorted(places))}"
+        )
+    return _make(_load(places.pop()), properties)
+
+
+def _load(place: str) -> Any:
+    parts = _PLACE.fullmatch(place)
+    if parts is None:
+        raise KmsConfigurationError(
+            f"the KMS client {place!r} is neither of the form package.module:Name nor "
+            f"one of {', '.join(sorted(_JAVA))}"
+        )
+    try:
+        return operator.attrgetter(parts["name"])(importlib.import_module(parts["module"]))
+    except (ImportError, AttributeError) as error:
+        raise KmsConfigurationError(f"cannot load the KMS client {place!r}: {error}") from error
+
+
+def _make(factory: Any, properties: Mapping[str, str]) -> KmsClient:
+    make = getattr(factory, "from_properties", factory)
+    client = make(dict(properties)) if callable(make) else None
+    if not all(callable(getattr(client, name, None)) for name in ("wrap_key", "unwrap_key")):
+        raise KmsConfigurationError(f"{factory!r} does not make a KMS client")
+    return cast("KmsClient", client)
