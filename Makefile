@@ -9,7 +9,7 @@ NATIVE := $(BIN)/python -W ignore setup.py --quiet build_ext --inplace
 export PATH := $(BIN):$(PATH)
 
 .NOTPARALLEL:
-.PHONY: venv native dev demo test bench bench-smoke bench-peers lint wheel debug sanitize clean
+.PHONY: venv native dev demo test interop bench bench-smoke bench-peers lint wheel debug sanitize clean
 
 dev: native $(VENV)/.with-test
 
@@ -36,6 +36,10 @@ demo: dev
 
 test: dev
 	$(BIN)/python -m pytest $(TESTS)
+
+# Against the released Java and Spark (JDK 17, Maven) and a real Vault (Go): minutes the first time.
+interop: native $(VENV)/.with-interop
+	$(BIN)/python -m pytest -m interop
 
 bench: native $(VENV)/.with-bench
 	$(BIN)/python -m pytest bench $(BENCH)

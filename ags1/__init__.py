@@ -20,7 +20,9 @@ from .errors import (
     KmsKeyNotFoundError,
     KmsUnavailableError,
     KmsUnwrapError,
+    MetadataIntegrityError,
     MissingFileLengthError,
+    NotEncryptedError,
     TruncatedError,
 )
 from .key_metadata import KeyMetadata
@@ -46,7 +48,9 @@ __all__ = [
     "KmsKeyNotFoundError",
     "KmsUnavailableError",
     "KmsUnwrapError",
+    "MetadataIntegrityError",
     "MissingFileLengthError",
+    "NotEncryptedError",
     "Reader",
     "Sealed",
     "TruncatedError",

@@ -20,7 +20,9 @@ __all__ = [
     "KmsKeyNotFoundError",
     "KmsUnavailableError",
     "KmsUnwrapError",
+    "MetadataIntegrityError",
     "MissingFileLengthError",
+    "NotEncryptedError",
     "TruncatedError",
 ]
 
@@ -111,3 +113,11 @@ class KmsUnavailableError(KmsError, ConnectionError):
 
 class KmsUnwrapError(KmsError):
     """The wrapped key does not unwrap: another master key wrapped it, or it was changed."""
+
+
+class MetadataIntegrityError(Ags1Error, ValueError):
+    """A table's metadata is not what its trusted place says, or its parts don't fit each other."""
+
+
+class NotEncryptedError(MetadataIntegrityError):
+    """A file of an encrypted table that has to be encrypted is not: a downgrade."""

@@ -5,7 +5,13 @@ keys wrap.
 """
 
 from .client import GeneratedKey, KeyAdmin, KeyInfo, KeyVersion, KmsClient, Rewrapper
-from .local import LocalKms, create_key, default_keyring_path
+from .local import (
+    LocalKms,
+    create_key,
+    default_keyring_path,
+    remove_passphrase,
+    set_passphrase,
+)
 from .registry import from_properties, kms_types
 
 __all__ = [
@@ -20,4 +26,6 @@ __all__ = [
     "default_keyring_path",
     "from_properties",
     "kms_types",
+    "remove_passphrase",
+    "set_passphrase",
 ]

@@ -70,11 +70,9 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
         )
     if place := _BUILT_IN.get(kms_type.lower()):
         return _make(_load(place), properties)
-    # Not the value itself, which may name extras behind the place.
-    places = {
-        f"{found.module}:{found.attr}"
-        for found in entry_points(group=ENTRY_POINT_GROUP, name=kms_type)
-    }
+    found = entry_points(group=ENTRY_POINT_GROUP, name=kms_type)
+    # A value may name extras behind the place: "package.module:Name [extra]".
+    places = {entry.value.partition("[")[0].strip() for entry in found}
     if not places:
         raise KmsConfigurationError(
             f"{KMS_TYPE} is {kms_type!r}; it is one of {', '.join(kms_types())}"
