@@ -26,7 +26,7 @@ Record = dict[int, Any]
 
 def records(sealed: bytes, km: KeyMetadata) -> list[Record]:
     """Decrypt an AGS1 stream of Avro and return its records, each by field id."""
-    reader = fastavro.reader(io.BytesIO(ags1.decrypt(sealed, km)))
+    reader: Any = fastavro.reader(io.BytesIO(ags1.decrypt(sealed, km)))
     schema = reader.writer_schema
     return [_by_id(record, schema) for record in reader]
 

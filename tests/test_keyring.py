@@ -34,7 +34,8 @@ from ags1.errors import (
 )
 from ags1.kms import KeyAdmin, KmsClient, LocalKms, Rewrapper, create_key, default_keyring_path
 from ags1.kms import from_properties as kms_from_properties
-from ags1.kms import local as local_module
+from ags1.kms import keyring as keyring_module
+from ags1.kms import passphrase as passphrase_module
 from ags1.kms.local import remove_passphrase, set_passphrase
 
 KEY = bytes(range(32))
@@ -485,7 +486,7 @@ def test_a_deleted_keyring_wraps_no_more(keyring: Path) -> None:
 
 @pytest.fixture
 def cheap_scrypt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_module, "_SCRYPT_N", 1 << 10)
+    monkeypatch.setattr(passphrase_module, "_SCRYPT_N", 1 << 10)
 
 
 @pytest.fixture
@@ -586,14 +587,14 @@ def test_what_another_program_sealed_so_opens(protected: Path) -> None:
 def test_keys_are_derived_as_in_the_rfc(
     password: bytes, salt: bytes, n: int, r: int, p: int, first_half: str
 ) -> None:
-    assert local_module._Protection(n, r, p, salt).derive(password).hex() == first_half
+    assert passphrase_module.Protection(n, r, p, salt).derive(password).hex() == first_half
 
 
 @pytest.mark.parametrize(("n", "r", "p"), [(2, 1, 1), (1 << 15, 1, 4), (2, 1000, 4), (4, 2, 3)])
 def test_memory_is_allowed_for_whatever_is_within_the_bounds(n: int, r: int, p: int) -> None:
     salt = os.urandom(16)
     fields = {"kdf": "scrypt", "n": n, "r": r, "p": p, "salt": base64.b64encode(salt).decode()}
-    derived = local_module._Protection.from_dict(fields, "k").derive(PASSPHRASE)
+    derived = passphrase_module.Protection.from_dict(fields, "k").derive(PASSPHRASE)
     assert derived == Scrypt(salt=salt, length=32, n=n, r=r, p=p).derive(PASSPHRASE)
 
 
@@ -1121,9 +1122,10 @@ def test_a_child_forked_meanwhile_does_not_keep_the_lock(
     run_python(
         """
 import os, signal, sys, threading
-from ags1.kms import LocalKms, local
+from ags1 import private_file
+from ags1.kms import LocalKms
 
-write, children = local.files.write, []
+write, children = private_file.write, []
 
 def forking(*args, **kwargs):
     child = os.fork()
@@ -1132,10 +1134,10 @@ def forking(*args, **kwargs):
     children.append(child)
     write(*args, **kwargs)
 
-local.files.write = forking
+private_file.write = forking
 kms = LocalKms(sys.argv[1])
 kms.rotate_key("default")
-local.files.write = write
+private_file.write = write
 second = threading.Thread(target=kms.rotate_key, args=("default",), daemon=True)
 second.start()
 second.join(30)
@@ -1180,7 +1182,7 @@ def test_a_keyring_too_large_to_read_is_not_written(
     keyring: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = keyring.read_bytes()
-    monkeypatch.setattr(local_module, "_MAX_SIZE", len(before) + 10)
+    monkeypatch.setattr(keyring_module, "_MAX_SIZE", len(before) + 10)
     with pytest.raises(KmsError, match="would be larger"):
         LocalKms(str(keyring)).rotate_key("default")
     assert keyring.read_bytes() == before

@@ -67,7 +67,7 @@ def test_a_key_that_java_wrapped_unwraps() -> None:
 )
 def test_the_keys_in_javas_tables_unwrap(table: str, manifest_lists: int) -> None:
     """``tables/`` holds the last metadata.json of tables that Spark wrote with UnitestKMS."""
-    (path,) = (TESTS / "tables" / table).glob("*.metadata.json")
+    path = sorted((TESTS / "tables" / table / "metadata").glob("*.metadata.json"))[-1]
     metadata = json.loads(path.read_text())
     assert metadata["properties"]["encryption.key-id"] == "keyA"
     keys = parse_encryption_keys(metadata.get("encryption-keys", []))

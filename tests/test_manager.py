@@ -472,6 +472,20 @@ class TestRewrap:
             if key.key_id not in keks:
                 assert fresh.manifest_list_key(key.key_id) == manager.manifest_list_key(key.key_id)
 
+    def test_the_proposed_timestamp_gets_javas_spelling_too(self, kms: Watched) -> None:
+        made = kek_entry(0)
+        entry = EncryptedKey(
+            made.key_id, made.encrypted_key_metadata, "keyA", {"key-timestamp": str(NOW)}
+        )
+        manager = EncryptionManager(kms, "keyA", [entry], clock_ms=at(NOW))
+        (key_id,) = (made_keys := added(manager))
+        moved = manager.rewrap(None, "keyB")
+        assert moved.encryption_keys[0].properties == {
+            "key-timestamp": str(NOW),
+            "KEY_TIMESTAMP": str(NOW),
+        }
+        assert moved.manifest_list_key(key_id) == made_keys[key_id]
+
     def test_the_old_manager_stays_as_it_was(self, manager: EncryptionManager) -> None:
         before = manager.encryption_keys
         manager.rewrap(None, "keyB")

@@ -181,7 +181,7 @@ class KeyEncryptionKey:
 
     def rewrap(self, kms: KmsClient, master_key_id: str) -> KeyEncryptionKey:
         """Return the same KEK wrapped under another master key of ``kms``, or under the newest
-        version of its own: same id, same timestamp. Two KMS calls.
+        version of its own: same id, same timestamp, in the spelling that Java reads. Two KMS calls.
 
         The second one unwraps what the first one wrapped, because the old master key may be
         destroyed next. Raises KmsError.
@@ -193,8 +193,11 @@ class KeyEncryptionKey:
             wrapped_key = kms.wrap_key(bytes(self._key), master_key_id)
         if not hmac.compare_digest(kms.unwrap_key(wrapped_key, master_key_id), self._key):
             raise KmsError(f"the KMS does not unwrap what it wrapped under {master_key_id!r}")
-        new_entry = EncryptedKey(entry.key_id, wrapped_key, master_key_id, entry.properties)
-        return KeyEncryptionKey(new_entry, self._key)
+        # Java reads this spelling only.
+        properties = {**entry.properties, KEY_TIMESTAMP: self._aad.decode()}
+        return KeyEncryptionKey(
+            EncryptedKey(entry.key_id, wrapped_key, master_key_id, properties), self._key
+        )
 
     def __repr__(self) -> str:
         return f"KeyEncryptionKey({self.entry!r}, key=<{len(self._key)} bytes>)"

@@ -15,9 +15,9 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from .. import private_file
 from ..errors import KeyMetadataError
 from ..key_metadata import KeyMetadata
-from . import files
 from .envelope import EncryptedKey, KeyEncryptionKey, parse_encryption_keys, print_encryption_keys
 
 SUFFIX = ".keys"
@@ -110,7 +110,7 @@ def sidecar_path(file: str) -> str:
 
 def read_sidecar(path: str) -> Sidecar:
     """Read a sidecar. Raises OSError, or KeyMetadataError with ``path`` as its file."""
-    data, _ = files.read(path, _MAX_SIZE)
+    data, _ = private_file.read(path, _MAX_SIZE)
     try:
         return Sidecar.from_bytes(data)
     except KeyMetadataError as error:
@@ -121,4 +121,4 @@ def write_sidecar(
     path: str, sidecar: Sidecar, *, overwrite: bool = False, durable: bool = True
 ) -> None:
     """Write a sidecar with mode 0600, whole or not at all."""
-    files.write(path, sidecar.to_bytes(), overwrite=overwrite, durable=durable)
+    private_file.write(path, sidecar.to_bytes(), overwrite=overwrite, durable=durable)

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 
-from ..atomic import AtomicFile
+from .atomic import AtomicFile
 
 
 def read(path: str, size_limit: int) -> tuple[bytes, os.stat_result]:

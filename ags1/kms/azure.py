@@ -1,0 +1,512 @@
+"""Azure Key Vault: RSA keys, whose public half wraps and whose private half never leaves the vault.
+
+A wrapped key is the bare ciphertext, as of Java's ``AzureKeyManagementClient``: each reads what the
+other wrapped, as long as the key was not rotated. Java always takes a key's latest version; here an
+older one unwraps what the latest does not. Wrapping too is asked of the vault, over the SDK's own
+pipeline: the SDK's CryptographyClient would fetch the public key first, wrap here, and not notice
+that the key is disabled. Knows nothing of what the keys are for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
+
+from ..errors import (
+    KmsAccessDeniedError,
+    KmsConfigurationError,
+    KmsError,
+    KmsKeyDisabledError,
+    KmsKeyNotFoundError,
+    KmsUnavailableError,
+    KmsUnwrapError,
+)
+from .client import KeyInfo, KeyVersion
+from .process import PerProcess
+from .properties import Properties, missing_library
+
+VAULT_URL = "azure.keyvault.url"
+KEY_WRAP_ALGORITHM = "azure.keyvault.key-wrap-algorithm"
+TOKEN = "kms.azure.token"
+_JAVA_CREDENTIALS = "adls.token-credential-provider"
+
+_RSA_OAEP_256 = "RSA-OAEP-256"
+_RSA1_5 = "RSA1_5"
+_RSA = (_RSA_OAEP_256, "RSA-OAEP", _RSA1_5)
+# A managed HSM's symmetric keys.
+_AES = ("A128KW", "A192KW", "A256KW", "CKM_AES_KEY_WRAP", "CKM_AES_KEY_WRAP_PAD")
+
+_NAME = re.compile(r"[0-9A-Za-z-]{1,127}")
+_VERSION = re.compile(r"[0-9A-Za-z]{1,64}")
+_CODE = re.compile(r"[A-Za-z]{1,60}")
+_DISABLED = frozenset(("KeyDisabled", "KeyExpired", "KeyNotYetValid"))
+_DISABLED_MESSAGE = re.compile(r"not allowed on an? (disabled|expired|not yet valid) key")
+
+_NEW_KEY_BITS = 3072
+# How many versions unwrap_key tries, the newest first.
+_MAX_VERSIONS = 20
+_MAX_RETRY_AFTER_S = 10.0
+_TRANSIENT_HTTP = frozenset((408, 429, 500, 502, 503, 504))
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    client: Any
+    credential: Any
+
+
+class AzureKms:
+    """A KMS client for Azure Key Vault and managed HSMs.
+
+    A key id is a key's name, which means its latest version; ``name/version``; or the key's whole
+    identifier, ``https://<vault>/keys/<name>[/<version>]``, if it is in the configured vault: no
+    other is sent a token. A name without a version unwraps by all its enabled versions, the latest
+    first, which needs the permission to list keys once that one does not fit.
+
+    Properties: ``azure.keyvault.url``; ``azure.keyvault.key-wrap-algorithm`` (``RSA-OAEP-256``).
+    RSA1_5 unwraps what Java wrapped with it, and does not wrap. Credentials: ``kms.azure.token``, a
+    bearer token for the vault, else azure-identity's DefaultAzureCredential, as Java's. As there,
+    ``adls.token`` is not used: it is for storage. Java's ``adls.token-credential-provider`` names a
+    Java class and is refused. Time-outs and attempts as for every remote client; a time-out is one
+    attempt's.
+    """
+
+    accepts_foreign_keys = False
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._properties = Properties(properties)
+        self._vault = _vault_url(
+            self._properties.require(VAULT_URL, hint="the vault, https://<name>.vault.azure.net")
+        )
+        self._algorithm = self._properties.choice(
+            KEY_WRAP_ALGORITHM, default=_RSA_OAEP_256, choices=(*_RSA, *_AES)
+        )
+        if self._properties.get(_JAVA_CREDENTIALS) and not self._properties.get(TOKEN):
+            raise KmsConfigurationError(
+                f"the property {_JAVA_CREDENTIALS!r} names a Java class: take it out, and "
+                "DefaultAzureCredential finds the credentials"
+            )
+        self._connect_timeout_s = self._properties.connect_timeout_ms / 1000
+        self._read_timeout_s = self._properties.read_timeout_ms / 1000
+        self._retries = self._properties.max_attempts - 1
+        try:
+            import azure.identity
+            import azure.keyvault.keys  # noqa: F401
+        except ImportError as error:
+            raise missing_library("azure", error) from None
+        self._connection = PerProcess(self._connect)
+
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
+        """Return the ciphertext of ``key``. Raises as ``KmsClient`` says."""
+        if self._algorithm == _RSA1_5:
+            raise KmsConfigurationError(
+                f"{KEY_WRAP_ALGORITHM!r} is RSA1_5, which only unwraps here: its padding leaks to "
+                "whoever can have many ciphertexts tried; wrap with RSA-OAEP-256"
+            )
+        name, version = self._parse_key_id(key_id)
+        return self._operate("wrap", name, version, key, key_id)
+
+    def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
+        """Return the key. Raises as ``KmsClient`` says."""
+        name, version = self._parse_key_id(key_id)
+        if not wrapped_key:
+            raise KmsUnwrapError("the wrapped key is empty")
+        try:
+            return self._operate("unwrap", name, version, wrapped_key, key_id)
+        except (KmsUnwrapError, KmsKeyDisabledError) as error:
+            failure: KmsError = error
+        if version is None:
+            try:
+                older = self._enabled_versions(name, key_id)
+            except KmsAccessDeniedError:
+                failure = type(failure)(
+                    f"{failure.message}; older versions were not tried, because the caller may not "
+                    "list the key's versions"
+                )
+                older = []
+            for one in older:
+                try:
+                    return self._operate("unwrap", name, one, wrapped_key, key_id)
+                except (KmsUnwrapError, KmsKeyDisabledError):
+                    continue
+        # Raised outside of the handlers, so that it drags no other exception along.
+        raise failure
+
+    @property
+    def supports_key_generation(self) -> bool:
+        return False
+
+    def generate_key(self, key_id: str, key_size: int) -> NoReturn:
+        raise NotImplementedError("Azure Key Vault generates no wrapped keys; wrap one")
+
+    def list_keys(self) -> Iterator[KeyInfo]:
+        """Yield the vault's keys by name, but not those of certificates."""
+
+        def list_all() -> list[KeyInfo]:
+            client = self._connection.get().client
+            listed = [one for one in client.list_properties_of_keys() if not one.managed]
+            names = sorted(str(one.name) for one in listed)
+            return [_key_info(client.get_key(name)) for name in names]
+
+        yield from self._call("list the keys", None, list_all)
+
+    def describe_key(self, key_id: str) -> KeyInfo:
+        """Return a key with its versions and their public keys, oldest first."""
+        name, _ = self._parse_key_id(key_id)
+
+        def describe() -> KeyInfo:
+            client = self._connection.get().client
+            versions = [
+                client.get_key(name, one.version)
+                for one in client.list_properties_of_key_versions(name)
+            ]
+            return _key_info(client.get_key(name), versions)
+
+        return self._call("describe", key_id, describe)
+
+    def create_key(self, key_id: str) -> KeyInfo:
+        """Make an RSA key of 3072 bits that does nothing but wrap. Raises KmsError where there is
+        one of that name."""
+        name, version = self._parse_key_id(key_id)
+        if version is not None:
+            raise KmsError(f"a key to create has no version: {key_id!r}")
+        if self._algorithm not in _RSA:
+            raise KmsError(
+                f"a key for {self._algorithm} is made with the tools of the managed HSM, not here"
+            )
+
+        def create() -> None:
+            client = self._connection.get().client
+            client.create_rsa_key(
+                name,
+                size=_NEW_KEY_BITS,
+                key_operations=["wrapKey", "unwrapKey"],
+                retry_total=0,
+            )
+
+        # The vault would take it for a new version.
+        try:
+            self._call("find", key_id, lambda: self._connection.get().client.get_key(name))
+            exists = True
+        except KmsKeyNotFoundError:
+            exists = False
+        if exists:
+            raise KmsError(f"the vault {self._vault} has a key {name!r} already; it was kept")
+        self._call("create", key_id, create)
+        return self.describe_key(name)
+
+    def rotate_key(self, key_id: str) -> KeyInfo:
+        """Make a new version of a key. Java does not unwrap what older versions wrapped."""
+        name, _ = self._parse_key_id(key_id)
+        self._call(
+            "rotate",
+            key_id,
+            lambda: self._connection.get().client.rotate_key(name, retry_total=0),
+        )
+        return self.describe_key(name)
+
+    def close(self) -> None:
+        if connection := self._connection.take():
+            connection.client.close()
+            connection.credential.close()
+
+    def __repr__(self) -> str:
+        return f"AzureKms({self._vault!r})"
+
+    def __reduce__(self) -> tuple[type[AzureKms], tuple[dict[str, str]]]:
+        return AzureKms, (self._properties.to_pickle(),)
+
+    def _connect(self) -> _Connection:
+        from azure.core.pipeline.policies import RetryPolicy
+        from azure.identity import DefaultAzureCredential
+        from azure.keyvault.keys import KeyClient
+
+        class BoundedRetryPolicy(RetryPolicy):  # type: ignore[misc]
+            """A service under attack asks for minutes; a caller with a deadline has none."""
+
+            def get_retry_after(self, response: Any) -> float | None:
+                seconds: float | None = super().get_retry_after(response)
+                return None if seconds is None else min(seconds, _MAX_RETRY_AFTER_S)
+
+        token = self._properties.get(TOKEN)
+        credential: Any = _StaticCredential(token) if token else DefaultAzureCredential()
+        client = KeyClient(
+            self._vault,
+            credential,
+            retry_policy=BoundedRetryPolicy(
+                retry_total=self._retries,
+                retry_connect=self._retries,
+                retry_read=self._retries,
+                retry_status=self._retries,
+                retry_backoff_factor=0.1,
+                retry_backoff_max=2,
+            ),
+            connection_timeout=self._connect_timeout_s,
+            read_timeout=self._read_timeout_s,
+            # Neither the key nor the token goes where the vault points to, nor into a log.
+            permit_redirects=False,
+            logging_enable=False,
+        )
+        return _Connection(client, credential)
+
+    def _operate(
+        self, action: str, name: str, version: str | None, value: bytes, key_id: str
+    ) -> bytes:
+        """Have the vault wrap or unwrap ``value``."""
+
+        def operate() -> tuple[int, bytes]:
+            from azure.core.rest import HttpRequest
+
+            target = f"/keys/{name}/{version}" if version else f"/keys/{name}"
+            text = base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+            response = self._connection.get().client.send_request(
+                HttpRequest(
+                    "POST", f"{target}/{action}key", json={"alg": self._algorithm, "value": text}
+                ),
+                # Wrapping twice does no harm.
+                retry_on_methods=frozenset(("POST",)),
+            )
+            return int(response.status_code), bytes(response.content)
+
+        status, body = self._call(action, key_id, operate)
+        if status != 200:
+            raise self._refused(action, key_id, status, body)
+        answer = _json_object(body)
+        result = _from_base64url(answer.get("value"))
+        if not result:
+            raise self._nonsense(action, key_id)
+        return result
+
+    def _enabled_versions(self, name: str, key_id: str) -> list[str]:
+        """Return a key's enabled versions, newest first; none where there is but one."""
+
+        def list_all() -> list[Any]:
+            client = self._connection.get().client
+            return list(client.list_properties_of_key_versions(name))
+
+        versions = self._call("list the versions of", key_id, list_all)
+        if len(versions) < 2:
+            return []
+        # The newest is in it again: times are in seconds and may be equal.
+        versions.sort(key=lambda one: _created_ms(one) or 0, reverse=True)
+        return [str(one.version) for one in versions if one.enabled][:_MAX_VERSIONS]
+
+    def _parse_key_id(self, key_id: str) -> tuple[str, str | None]:
+        """Return a key id's name and version. Raises KmsError."""
+        path = key_id
+        if "://" in key_id:
+            prefix = f"{self._vault}/keys/"
+            start = key_id[: len(prefix)]
+            # Only the host is free of case.
+            if start.lower() != prefix.lower() or not start.endswith("/keys/"):
+                raise KmsConfigurationError(
+                    f"the key {key_id!r} is not in the vault {self._vault}, which {VAULT_URL!r} "
+                    "names; no other is asked"
+                )
+            path = key_id[len(prefix) :]
+        name, slash, version = path.partition("/")
+        if not _NAME.fullmatch(name) or (slash and not _VERSION.fullmatch(version)):
+            raise KmsKeyNotFoundError(
+                f"{key_id!r} names no key of Azure Key Vault, which would be NAME, NAME/VERSION or "
+                f"{self._vault}/keys/NAME"
+            )
+        return name, version or None
+
+    def _call(self, action: str, key_id: str | None, work: Callable[[], T]) -> T:
+        # Raised outside of the handler: the SDK's exceptions hold the request, key and all.
+        try:
+            return work()
+        except Exception as error:
+            caught = error
+        raise caught if isinstance(caught, KmsError) else self._failure(action, key_id, caught)
+
+    def _failure(self, action: str, key_id: str | None, error: Exception) -> KmsError:
+        """Return our exception for one of the SDK's. Quotes nothing but the service's codes: an
+        answer may repeat the request."""
+        from azure.core.exceptions import (
+            AzureError,
+            ClientAuthenticationError,
+            DecodeError,
+            HttpResponseError,
+            ServiceRequestError,
+            ServiceResponseError,
+        )
+
+        said = self._said(action, key_id)
+        response = getattr(error, "response", None)
+        status = getattr(response, "status_code", None)
+        if isinstance(error, ClientAuthenticationError) and status != 401:
+            return KmsAccessDeniedError(
+                f"no credentials for {said}: DefaultAzureCredential found none that work (az "
+                f"login, AZURE_CLIENT_ID and others, a managed identity), and {TOKEN!r} is not set"
+            )
+        if isinstance(error, DecodeError):
+            return self._nonsense(action, key_id)
+        if isinstance(error, HttpResponseError) and response is not None:
+            body = b""
+            with contextlib.suppress(AttributeError, AzureError):
+                body = bytes(response.body())
+            return self._refused(action, key_id, int(response.status_code), body)
+        if isinstance(error, (ServiceRequestError, ServiceResponseError)):
+            return KmsUnavailableError(
+                f"no answer to {said} after {self._retries + 1} attempts ({type(error).__name__}): "
+                "is the address right, and is the server's certificate trusted?"
+            )
+        if isinstance(error, ValueError):
+            # The SDK's check of where the vault sends us for a token.
+            return KmsAccessDeniedError(
+                f"the server that answered {said} asks for a token that is not for it, and was "
+                "sent none: is the address right?"
+            )
+        return self._nonsense(action, key_id)
+
+    def _refused(self, action: str, key_id: str | None, status: int, body: bytes) -> KmsError:
+        error = _json_object(body).get("error")
+        error = error if isinstance(error, dict) else {}
+        inner = error.get("innererror")
+        codes = [error.get("code"), inner.get("code") if isinstance(inner, dict) else None]
+        named = [code for code in codes if isinstance(code, str) and _CODE.fullmatch(code)]
+        shown = ", ".join([f"HTTP {status}", *named])
+        said = f"{self._said(action, key_id)} was refused ({shown})"
+        if not named and status not in (401, *_TRANSIENT_HTTP):
+            return KmsError(
+                f"{said}, but not in the form of Azure Key Vault: is the address right?"
+            )
+        if status == 403 and (
+            _DISABLED & set(named) or _DISABLED_MESSAGE.search(str(error.get("message")))
+        ):
+            return KmsKeyDisabledError(f"{said}: the key is disabled, expired or not valid yet")
+        if status == 401:
+            return KmsAccessDeniedError(f"{said}: the token is not valid, or no longer")
+        if status == 403:
+            return KmsAccessDeniedError(
+                f"{said}: the caller lacks the permission (a role like Key Vault Crypto Service "
+                "Encryption User), or the vault's firewall is in the way"
+            )
+        if status == 404:
+            return KmsKeyNotFoundError(f"{said}: there is no such key or version")
+        if status == 409:
+            return KmsError(f"{said}: a deleted key of that name may be waiting to be purged")
+        if status == 400 and action == "unwrap":
+            return KmsUnwrapError(
+                f"{said}: another key or another {KEY_WRAP_ALGORITHM!r} than {self._algorithm} "
+                "wrapped it, or it was changed"
+            )
+        if status in _TRANSIENT_HTTP:
+            return KmsUnavailableError(f"{said}, after all attempts")
+        return KmsError(said)
+
+    def _nonsense(self, action: str, key_id: str | None) -> KmsError:
+        return KmsError(
+            f"what answered {self._said(action, key_id)} is not Azure Key Vault: is the address "
+            "right?"
+        )
+
+    def _said(self, action: str, key_id: str | None) -> str:
+        what = action if key_id is None else f"{action} with the key {key_id!r}"
+        return f"the request to {what} in the vault {self._vault}"
+
+
+class _StaticCredential:
+    """A bearer token, as azure-core asks for one."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def get_token(self, *scopes: str, **options: Any) -> Any:
+        from azure.core.credentials import AccessToken
+
+        # Nobody says until when; the vault will.
+        return AccessToken(self._token, int(time.time()) + 3600)
+
+    def close(self) -> None:
+        """It has nothing open."""
+
+
+def _vault_url(text: str) -> str:
+    """Return a vault's address, ``https://host[:port]``. Raises KmsConfigurationError."""
+    wrong = KmsConfigurationError(f"the property {VAULT_URL!r} is not of the form https://host")
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise wrong from None
+    if (
+        parts.scheme != "https"
+        or not host
+        or not re.fullmatch(r"[a-z0-9.-]+", host)
+        or "@" in parts.netloc
+        or parts.path not in ("", "/")
+        or parts.query
+        or parts.fragment
+    ):
+        raise wrong
+    return f"https://{host}:{port}" if port not in (None, 443) else f"https://{host}"
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _from_base64url(text: object) -> bytes | None:
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9A-Za-z_-]*={0,2}", text):
+        return None
+    text = text.rstrip("=")
+    try:
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except binascii.Error:
+        return None
+
+
+def _created_ms(properties: Any) -> int | None:
+    return int(properties.created_on.timestamp() * 1000) if properties.created_on else None
+
+
+def _key_info(latest: Any, versions: list[Any] | None = None) -> KeyInfo:
+    shown = [
+        KeyVersion(
+            version=str(one.properties.version),
+            created_ms=_created_ms(one.properties),
+            enabled=bool(one.properties.enabled),
+            public_key=_public_key(one.key),
+        )
+        for one in versions or ()
+    ]
+    modulus = latest.key.n
+    kind = str(getattr(latest.key_type, "value", latest.key_type))
+    return KeyInfo(
+        key_id=str(latest.name),
+        algorithm=f"{kind} {len(modulus.lstrip(bytes(1))) * 8}" if modulus else kind,
+        enabled=bool(latest.properties.enabled),
+        current_version=str(latest.properties.version),
+        versions=tuple(sorted(shown, key=lambda version: version.created_ms or 0)),
+    )
+
+
+def _public_key(jwk: Any) -> str | None:
+    """Return an RSA key's public half as PEM."""
+    # The SDK depends on it.
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
+
+    if not jwk.n or not jwk.e:
+        return None
+    numbers = RSAPublicNumbers(int.from_bytes(jwk.e, "big"), int.from_bytes(jwk.n, "big"))
+    pem = numbers.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return pem.decode()

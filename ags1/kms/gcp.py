@@ -1,0 +1,546 @@
+"""Google Cloud KMS: symmetric keys by their resource names.
+
+Encrypt and Decrypt with no additional authenticated data, as in Java's ``GcpKeyManagementClient``:
+each reads what the other wrapped. CRC32C is checked in both directions, as Google's page on data
+integrity asks. Speaks the service's REST form, not gRPC: in a child of a process that has used
+gRPC, a new channel hangs too, unless GRPC_ENABLE_FORK_SUPPORT was set before and no thread was in a
+call at the fork. Workers are forked in just such places.
+Knows nothing of what the keys are for.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
+
+from ..errors import (
+    KmsAccessDeniedError,
+    KmsConfigurationError,
+    KmsError,
+    KmsKeyDisabledError,
+    KmsKeyNotFoundError,
+    KmsUnavailableError,
+    KmsUnwrapError,
+)
+from .client import KeyInfo, KeyVersion
+from .process import PerProcess
+from .properties import Properties, missing_library
+
+if TYPE_CHECKING:
+    from google.cloud.kms_v1 import KeyManagementServiceClient
+
+TOKEN = "gcs.oauth2.token"
+TOKEN_EXPIRES_AT = "gcs.oauth2.token-expires-at"
+ENDPOINT = "kms.gcp.endpoint"
+ANONYMOUS = "kms.gcp.anonymous"
+KEY_RING = "kms.gcp.key-ring"
+
+_DEFAULT_HOST = "cloudkms.googleapis.com"
+_RING_PATTERN = r"projects/[A-Za-z0-9][A-Za-z0-9.:_-]*/locations/[A-Za-z0-9-]+/keyRings/[\w-]+"
+_RING = re.compile(_RING_PATTERN, re.ASCII)
+_KEY = re.compile(
+    rf"(?P<key>(?P<ring>{_RING_PATTERN})/cryptoKeys/(?P<name>[\w-]+))"
+    r"(?:/cryptoKeyVersions/[0-9]+)?",
+    re.ASCII,
+)
+_KEY_FORM = "projects/P/locations/L/keyRings/R/cryptoKeys/K"
+_STATUS = re.compile(r"[A-Z_]{2,40}")
+_STATE = re.compile(r"state is:? ([A-Z_]{2,40})")
+
+_TRANSIENT_HTTP = frozenset((408, 429, 500, 502, 503, 504))
+_UNAVAILABLE = frozenset(
+    "ABORTED CANCELLED DEADLINE_EXCEEDED INTERNAL RESOURCE_EXHAUSTED UNAVAILABLE UNKNOWN".split()
+)
+
+T = TypeVar("T")
+
+
+class _CorruptedError(Exception):
+    """A checksum says that the request or the answer was changed on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    host: str
+    plaintext: bool
+
+    def __str__(self) -> str:
+        return f"http://{self.host}" if self.plaintext else self.host
+
+
+class GcpKms:
+    """A KMS client for Google Cloud KMS.
+
+    A key id is ``projects/P/locations/L/keyRings/R/cryptoKeys/K``. With ``/cryptoKeyVersions/N``
+    behind it, that version wraps; unwrapping finds the version by itself.
+
+    Properties: ``gcs.oauth2.token`` and ``gcs.oauth2.token-expires-at`` (epoch ms), else Google's
+    application default credentials. ``kms.gcp.endpoint``: ``host``, ``host:port`` or
+    ``https://host``; and ``http://`` for an emulator at a loopback address, which together with
+    ``kms.gcp.anonymous`` = true is sent no credentials. ``kms.gcp.key-ring``: what ``list_keys``
+    lists. Time-outs and attempts as for every remote client; a time-out is one attempt's.
+
+    Google's libraries log requests, plaintext keys included, at DEBUG. Connecting takes the bodies
+    out of these log records for the whole process.
+    """
+
+    accepts_foreign_keys = True
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._properties = Properties(properties)
+        self._endpoint = _endpoint(self._properties.get(ENDPOINT))
+        self._anonymous = self._properties.flag(ANONYMOUS, default=False)
+        if self._anonymous and self._properties.get(TOKEN):
+            raise KmsConfigurationError(f"both {ANONYMOUS!r} and {TOKEN!r} are given: one is meant")
+        if self._endpoint.plaintext and not self._anonymous:
+            raise KmsConfigurationError(
+                f"the property {ENDPOINT!r} is not https: credentials are not sent there; "
+                f"for an emulator, set {ANONYMOUS!r} to 'true'"
+            )
+        self._expires_at = _expiry(self._properties.get(TOKEN_EXPIRES_AT))
+        self._key_ring = self._properties.get(KEY_RING)
+        if self._key_ring and not _RING.fullmatch(self._key_ring):
+            raise KmsConfigurationError(
+                f"the property {KEY_RING!r} is not of the form projects/P/locations/L/keyRings/R"
+            )
+        self._timeout_s = (
+            self._properties.connect_timeout_ms / 1000,
+            self._properties.read_timeout_ms / 1000,
+        )
+        self._max_attempts = self._properties.max_attempts
+        try:
+            import google.cloud.kms_v1  # noqa: F401
+            import google_crc32c  # noqa: F401
+        except ImportError as error:
+            raise missing_library("gcp", error) from None
+        self._client = PerProcess(self._connect)
+
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
+        """Return the ciphertext that Encrypt gives. Raises as ``KmsClient`` says."""
+        _parse_key_id(key_id)
+        plaintext_crc32c = _crc32c(key)
+
+        def encrypt() -> bytes:
+            response = self._client.get().encrypt(
+                request={
+                    "name": key_id,
+                    "plaintext": key,
+                    "plaintext_crc32c": plaintext_crc32c,
+                },
+                **self._options(),
+            )
+            wrapped_key = bytes(response.ciphertext)
+            if (
+                not response.verified_plaintext_crc32c
+                or response.ciphertext_crc32c != _crc32c(wrapped_key)
+                or not wrapped_key
+            ):
+                raise _CorruptedError
+            return wrapped_key
+
+        return self._call("encrypt", key_id, encrypt)
+
+    def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
+        """Return the plaintext that Decrypt gives. Raises as ``KmsClient`` says."""
+        name = _parse_key_id(key_id)["key"]
+        if not wrapped_key:
+            raise KmsUnwrapError("the wrapped key is empty")
+        ciphertext_crc32c = _crc32c(wrapped_key)
+
+        def decrypt() -> bytes:
+            response = self._client.get().decrypt(
+                request={
+                    "name": name,
+                    "ciphertext": wrapped_key,
+                    "ciphertext_crc32c": ciphertext_crc32c,
+                },
+                **self._options(),
+            )
+            key = bytes(response.plaintext)
+            if response.plaintext_crc32c != _crc32c(key):
+                raise _CorruptedError
+            return key
+
+        return self._call("decrypt", key_id, decrypt)
+
+    @property
+    def supports_key_generation(self) -> bool:
+        return False
+
+    def generate_key(self, key_id: str, key_size: int) -> NoReturn:
+        raise NotImplementedError("Google Cloud KMS generates no wrapped keys; wrap one")
+
+    def list_keys(self) -> Iterator[KeyInfo]:
+        """Yield the keys for wrapping in the key ring that ``kms.gcp.key-ring`` names."""
+        if self._key_ring is None:
+            raise KmsConfigurationError(
+                f"the property {KEY_RING!r} is missing: Google Cloud KMS lists the keys of one "
+                "key ring, projects/P/locations/L/keyRings/R"
+            )
+        ring = self._key_ring
+
+        def list_all() -> list[Any]:
+            client = self._client.get()
+            return list(client.list_crypto_keys(request={"parent": ring}, **self._options()))
+
+        for key in self._call("list", ring, list_all):
+            if key.purpose.name == "ENCRYPT_DECRYPT":
+                yield _key_info(key)
+
+    def describe_key(self, key_id: str) -> KeyInfo:
+        """Return a key with its versions, oldest first. Raises as ``KmsClient`` says."""
+        name = _parse_key_id(key_id)["key"]
+
+        def describe() -> KeyInfo:
+            client = self._client.get()
+            key = client.get_crypto_key(request={"name": name}, **self._options())
+            versions = client.list_crypto_key_versions(request={"parent": name}, **self._options())
+            return _key_info(key, list(versions))
+
+        return self._call("describe", key_id, describe)
+
+    def create_key(self, key_id: str) -> KeyInfo:
+        """Make a symmetric key in an existing key ring. Raises KmsError where one of that name is
+        there already."""
+        match = _parse_key_id(key_id)
+        if match["key"] != key_id:
+            raise KmsError(f"a key to create has no version: {key_id!r}")
+        request = {
+            "parent": match["ring"],
+            "crypto_key_id": match["name"],
+            "crypto_key": {"purpose": "ENCRYPT_DECRYPT"},
+        }
+        self._call(
+            "create",
+            key_id,
+            lambda: self._client.get().create_crypto_key(request=request, **self._options()),
+            max_attempts=1,
+        )
+        return self.describe_key(key_id)
+
+    def rotate_key(self, key_id: str) -> KeyInfo:
+        """Make a new version of a key and let it wrap from now on. Raises KmsError when the version
+        is not ready yet; what was made stays, unused."""
+        name = _parse_key_id(key_id)["key"]
+
+        def rotate() -> None:
+            client = self._client.get()
+            version = client.create_crypto_key_version(
+                request={"parent": name, "crypto_key_version": {}}, **self._options()
+            )
+            number = str(version.name).rpartition("/")[2]
+            if version.state.name != "ENABLED":
+                raise KmsError(
+                    f"version {number} of the key {name!r} was made and is {version.state.name}, "
+                    "so that it does not wrap yet"
+                )
+            client.update_crypto_key_primary_version(
+                request={"name": name, "crypto_key_version_id": number}, **self._options()
+            )
+
+        # Tried once: an attempt whose answer was lost has made a version.
+        self._call("rotate", key_id, rotate, max_attempts=1)
+        return self.describe_key(key_id)
+
+    def close(self) -> None:
+        if client := self._client.take():
+            client.transport.close()
+
+    def __repr__(self) -> str:
+        return f"GcpKms({str(self._endpoint)!r})"
+
+    def __reduce__(self) -> tuple[type[GcpKms], tuple[dict[str, str]]]:
+        return GcpKms, (self._properties.to_pickle(),)
+
+    def _connect(self) -> KeyManagementServiceClient:
+        import requests.utils
+        from google.auth.credentials import AnonymousCredentials
+        from google.cloud.kms_v1 import KeyManagementServiceClient
+        from google.cloud.kms_v1.services.key_management_service.transports.rest import (
+            KeyManagementServiceRestTransport,
+        )
+        from google.oauth2.credentials import Credentials
+
+        _hide_bodies_in_logs()
+        credentials: Any = None  # Google's application default
+        if self._anonymous:
+            credentials = AnonymousCredentials()
+        elif token := self._properties.get(TOKEN):
+            credentials = Credentials(token=token, expiry=self._expires_at)
+        transport: Any = "rest"
+        if self._endpoint.plaintext:
+            if requests.utils.get_environ_proxies(str(self._endpoint)):
+                raise KmsConfigurationError(
+                    f"a proxy is configured for {self._endpoint}, which is not https: "
+                    "name it in NO_PROXY"
+                )
+            transport = functools.partial(KeyManagementServiceRestTransport, url_scheme="http")
+        client = KeyManagementServiceClient(
+            credentials=credentials,
+            transport=transport,
+            client_options={"api_endpoint": self._endpoint.host},
+        )
+        # A key goes to the endpoint and not where that points to. There is no public way to say so.
+        client.transport._session.max_redirects = 0
+        return client
+
+    def _options(self) -> dict[str, Any]:
+        from google.api_core.timeout import ConstantTimeout
+
+        # Retried in _call, where a failed checksum counts as an attempt too. The REST transport
+        # takes a pair: for the connection and for each read.
+        return {"retry": None, "timeout": ConstantTimeout(self._timeout_s)}
+
+    def _call(
+        self, action: str, key_id: str, attempt: Callable[[], T], max_attempts: int | None = None
+    ) -> T:
+        from google.api_core.retry import Retry
+
+        left = (self._max_attempts if max_attempts is None else max_attempts) - 1
+
+        def again(error: Exception) -> bool:
+            nonlocal left
+            left -= 1
+            return left >= 0 and _is_transient(error)
+
+        retry = Retry(predicate=again, initial=0.1, maximum=2.0, multiplier=2.0, timeout=None)
+        # Raised outside of the handler: Google's exceptions hold the request, key and all.
+        try:
+            result: T = retry(attempt)()
+            return result
+        except Exception as error:
+            caught = error
+        raise caught if isinstance(caught, KmsError) else self._failure(action, key_id, caught)
+
+    def _failure(self, action: str, key_id: str, error: Exception) -> KmsError:
+        """Return our exception for one of the libraries'. Quotes nothing but the service's codes:
+        an answer may repeat the request."""
+        import google.auth.exceptions
+        import requests
+        from google.api_core.exceptions import GoogleAPICallError
+
+        where = f"Google Cloud KMS ({self._endpoint})"
+        subject = f"to {action} with the key {key_id!r}"
+        if isinstance(error, _CorruptedError) or _is_corrupted_request(error):
+            return KmsUnavailableError(
+                f"the checksums of what was sent to or came from {where} {subject} do not match, "
+                "time and again: something on the way changes data"
+            )
+        if isinstance(error, google.auth.exceptions.TransportError):
+            return KmsUnavailableError(f"cannot reach Google for credentials {subject}")
+        if isinstance(error, google.auth.exceptions.GoogleAuthError):
+            cause = (
+                f"the token in {TOKEN!r} has expired or is not accepted"
+                if self._properties.get(TOKEN)
+                else "no usable application default credentials (gcloud auth application-default "
+                "login, or GOOGLE_APPLICATION_CREDENTIALS)"
+            )
+            return KmsAccessDeniedError(f"no credentials for {where} {subject}: {cause}")
+        if isinstance(error, requests.TooManyRedirects):
+            return KmsError(f"{where} points elsewhere {subject}: is the endpoint right?")
+        if isinstance(error, requests.exceptions.SSLError):
+            return KmsUnavailableError(f"no trusted TLS connection to {where} {subject}")
+        if isinstance(error, requests.RequestException):
+            kind = (
+                "no answer in time from" if isinstance(error, requests.Timeout) else "no reach to"
+            )
+            return KmsUnavailableError(f"{kind} {where} {subject} ({type(error).__name__})")
+        if isinstance(error, GoogleAPICallError):
+            return _service_failure(error, action, key_id, where)
+        return KmsError(
+            f"what {where} answered {subject} is no answer of that service "
+            f"({type(error).__name__}): is the endpoint right?"
+        )
+
+
+def _service_failure(error: Any, action: str, key_id: str, where: str) -> KmsError:
+    status, message, reason = _status(error)
+    if status is None:
+        code = int(error.code or 0)
+        said = f"{where} answered HTTP {code} to {action} with the key {key_id!r}"
+        if code in _TRANSIENT_HTTP:
+            return KmsUnavailableError(said)
+        if code in (401, 403):
+            return KmsAccessDeniedError(f"{said}, but not in that service's form: a proxy?")
+        return KmsError(f"{said}, but not in that service's form: is the endpoint right?")
+    codes = f"{status}, {reason}" if reason else status
+    said = f"{where} refused to {action} with the key {key_id!r} ({codes})"
+    if status == "NOT_FOUND":
+        return KmsKeyNotFoundError(f"{said}: it does not exist")
+    if status == "UNAUTHENTICATED":
+        return KmsAccessDeniedError(f"{said}: the credentials are not valid, or no longer")
+    if status == "PERMISSION_DENIED":
+        return KmsAccessDeniedError(
+            f"{said}: the caller lacks the permission (a role like "
+            "roles/cloudkms.cryptoKeyEncrypterDecrypter on it), or the key does not exist"
+        )
+    if status == "FAILED_PRECONDITION" and "purpose" not in message:
+        state = _STATE.search(message)
+        return KmsKeyDisabledError(
+            f"{said}: the key version is not enabled" + (f" but {state[1]}" if state else "")
+        )
+    if status == "INVALID_ARGUMENT" and action == "decrypt":
+        return KmsUnwrapError(f"{said}: another key wrapped it, or it was changed")
+    if status == "ALREADY_EXISTS":
+        return KmsError(f"{said}: there is a key of that name already; it was kept")
+    if status in _UNAVAILABLE:
+        return KmsUnavailableError(f"{said}, after all attempts")
+    return KmsError(said)
+
+
+def _status(error: Any) -> tuple[str | None, str, str]:
+    """Return the canonical code, the message and the reason in a REST answer's body; None for the
+    code where the answer is not Google's."""
+    try:
+        body = error.response.json()["error"]
+        status, message = body["status"], body["message"]
+        details = body.get("details", ())
+        reasons = [one.get("reason") for one in details if isinstance(one, dict)]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None, "", ""
+    if not isinstance(status, str) or not _STATUS.fullmatch(status):
+        return None, "", ""
+    codes = [one for one in reasons if isinstance(one, str) and _STATUS.fullmatch(one)]
+    return status, str(message), codes[0] if codes else ""
+
+
+def _is_transient(error: Exception) -> bool:
+    import google.auth.exceptions
+    import requests
+    from google.api_core.exceptions import GoogleAPICallError
+
+    if isinstance(error, GoogleAPICallError):
+        return error.code in _TRANSIENT_HTTP or _is_corrupted_request(error)
+    if isinstance(error, requests.exceptions.SSLError):
+        return False
+    return isinstance(
+        error,
+        (
+            _CorruptedError,
+            google.auth.exceptions.TransportError,
+            requests.ConnectionError,
+            requests.Timeout,
+            requests.exceptions.ChunkedEncodingError,
+        ),
+    )
+
+
+def _is_corrupted_request(error: Exception) -> bool:
+    """Tell whether the service found that what it got does not match our checksum."""
+    status, message, _ = _status(error)
+    return status == "INVALID_ARGUMENT" and "crc32c" in message
+
+
+def _crc32c(data: bytes) -> int:
+    import google_crc32c
+
+    return int(google_crc32c.value(data))
+
+
+def _parse_key_id(key_id: str) -> re.Match[str]:
+    match = _KEY.fullmatch(key_id)
+    if match is None:
+        raise KmsKeyNotFoundError(
+            f"{key_id!r} names no key of Google Cloud KMS, which would be {_KEY_FORM}"
+        )
+    return match
+
+
+def _endpoint(text: str | None) -> _Endpoint:
+    if text is None:
+        return _Endpoint(_DEFAULT_HOST, plaintext=False)
+    wrong = KmsConfigurationError(
+        f"the property {ENDPOINT!r} is none of host, host:port, https://host:port, and "
+        "http://host:port with a loopback address"
+    )
+    try:
+        parts = urlsplit(text if "://" in text else f"https://{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise wrong from None
+    host_form = re.compile(r"[a-z0-9.-]+|[0-9a-f:.]*:[0-9a-f:.]*")
+    if (
+        parts.scheme not in ("http", "https")
+        or not host
+        or not host_form.fullmatch(host)
+        or "@" in parts.netloc
+        or parts.path not in ("", "/")
+        or parts.query
+        or parts.fragment
+        or (parts.scheme == "http" and not _is_loopback(host))
+    ):
+        raise wrong
+    shown = f"[{host}]" if ":" in host else host
+    return _Endpoint(f"{shown}:{port}" if port else shown, plaintext=parts.scheme == "http")
+
+
+def _expiry(text: str | None) -> datetime | None:
+    """Return a time in epoch milliseconds as google-auth wants it: naive, in UTC."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) >= 253_402_300_800_000:
+        raise KmsConfigurationError(f"the property {TOKEN_EXPIRES_AT!r} is no time in epoch ms")
+    return datetime.fromtimestamp(int(text) / 1000, timezone.utc).replace(tzinfo=None)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _key_info(key: Any, versions: list[Any] | None = None) -> KeyInfo:
+    shown = tuple(
+        KeyVersion(
+            version=str(version.name).rpartition("/")[2],
+            created_ms=int(version.create_time.timestamp() * 1000) if version.create_time else None,
+            enabled=version.state.name == "ENABLED",
+        )
+        for version in versions or ()
+    )
+    primary = key.primary if key.primary and key.primary.name else None
+    return KeyInfo(
+        key_id=str(key.name),
+        algorithm=(primary or key.version_template).algorithm.name,
+        enabled=primary is not None and primary.state.name == "ENABLED",
+        current_version=str(primary.name).rpartition("/")[2] if primary else None,
+        versions=tuple(sorted(shown, key=lambda version: int(version.version))),
+    )
+
+
+# What of a logged request or answer is harmless.
+_LOGGED = frozenset(("method", "url", "requestMethod", "requestUrl", "status"))
+_CALLS_WITH_KEYS = (":encrypt", ":decrypt")
+
+
+def _hide_bodies(record: logging.LogRecord) -> bool:
+    for name in ("httpRequest", "httpResponse", "request", "response"):
+        logged = record.__dict__.get(name)
+        if logged is None:
+            continue
+        fields = logged if isinstance(logged, dict) else {}
+        if record.name.startswith("google.auth."):
+            # It serves other libraries too: only what is ours is hidden.
+            path = str(fields.get("url", "")).partition("?")[0]
+            if not path.endswith(_CALLS_WITH_KEYS):
+                continue
+        record.__dict__[name] = {key: fields[key] for key in _LOGGED & fields.keys()}
+    return True
+
+
+def _hide_bodies_in_logs() -> None:
+    """Take plaintext keys out of what Google's libraries log at DEBUG."""
+    for name in (
+        "google.cloud.kms_v1.services.key_management_service.transports.rest",
+        "google.auth.transport.requests",
+    ):
+        # The same function again changes nothing.
+        logging.getLogger(name).addFilter(_hide_bodies)

@@ -1,0 +1,304 @@
+"""The keyring file: named master keys, each with its versions.
+
+::
+
+    {"format": "ags1-keyring", "version": 1,
+     "keys": {"default": {"current": 1,
+                          "versions": {"1": {"created-ms": 1700000000000, "key": "<base64>"}}}}}
+
+Who can read the file has the master keys, so, as ssh does with private keys, a keyring of ours that
+others may access is refused; one that belongs to somebody else (a secret that root mounted) has the
+mode its owner chose, but nobody else may be able to write it.
+
+A passphrase protects the keys where the file alone must not do (a backup, a lost disk)::
+
+    {"format": "ags1-keyring", "version": 2,
+     "protection": {"kdf": "scrypt", "n": 131072, "r": 8, "p": 1, "salt": "<base64>"},
+     "keys": "<base64 of nonce(12) | ct | tag(16)>"}
+
+Then ``keys`` is the JSON of the first form under AES-256-GCM with the key that scrypt (RFC 7914)
+derives. The additional data is the JSON of ``format``, ``protection`` and ``version`` alone, sorted
+and without white space.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import private_file
+from .._gcm import open as open_sealed
+from .._gcm import random_bytes, seal
+from ..errors import (
+    AuthenticationError,
+    KmsAccessDeniedError,
+    KmsConfigurationError,
+    KmsError,
+    KmsKeyNotFoundError,
+)
+from .passphrase import Passphrase, Protection, checked, read_private
+
+_FORMAT = "ags1-keyring"
+_PLAIN, _PROTECTED = 1, 2
+_KEY_SIZE = 32
+_MAX_SIZE = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class KeyringVersion:
+    key: bytes = field(repr=False)
+    created_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MasterKey:
+    current: int
+    versions: Mapping[int, KeyringVersion]
+
+
+def new_version() -> dict[str, Any]:
+    return {
+        "created-ms": time.time_ns() // 1_000_000,
+        "key": base64.b64encode(random_bytes(_KEY_SIZE)).decode(),
+    }
+
+
+# A protection with its derived key, None for a keyring without a passphrase.
+_Seal = tuple[Protection, bytes] | None
+
+
+class Keyring:
+    """A keyring file as one process knows it: its keys in the clear, once they were needed."""
+
+    __slots__ = ("_derived", "_keys", "_lock", "_passphrase", "_path", "_seen")
+
+    def __init__(self, path: str, passphrase: Passphrase | None) -> None:
+        self._path = path
+        self._passphrase = passphrase
+        self._lock = threading.Lock()
+        self._keys: Mapping[str, MasterKey] | None = None
+        self._seen: object = None
+        self._derived: _Seal = None
+
+    def keys(self, *, fresh: bool = False) -> Mapping[str, MasterKey]:
+        """Return the master keys by name; ``fresh``: as they stand in the file now."""
+        keys = self._keys
+        if keys is not None and not fresh:
+            return keys
+        with self._lock:
+            return self._refresh()
+
+    def change(
+        self,
+        edit: Callable[[dict[str, Any]], None],
+        *,
+        create: bool = False,
+        protect: Callable[[_Seal], _Seal] = lambda before: before,
+    ) -> Mapping[str, MasterKey]:
+        """Let ``edit`` change the ``keys`` object and write the keyring. Returns the master keys.
+
+        ``create``: there need not be a keyring yet. ``protect`` turns the old seal into the new.
+        """
+        with self._lock:
+            new_seal: _Seal = None
+            try:
+                # Whoever has to be asked for the passphrase is, before others are locked out.
+                self._refresh()
+            except KmsKeyNotFoundError:
+                if not create:
+                    raise
+                if self._passphrase is not None and self._passphrase.at_hand:
+                    protection = Protection.new()
+                    new_seal = protection, protection.derive(checked(self._passphrase.ask()))
+                    self._derived = new_seal
+            # A keyring that is a symbolic link stays one.
+            path = os.path.realpath(self._path)
+            if create:
+                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            with _locked(path):
+                try:
+                    document, _ = _load(self._path)
+                    keys, seal_before = self._open(document)
+                    _parse(keys, self._path)
+                except KmsKeyNotFoundError:
+                    if not create:
+                        raise
+                    document, keys, seal_before = {"format": _FORMAT}, {}, new_seal
+                edit(keys)
+                master_keys = _parse(keys, self._path)
+                data = _print(document, keys, protect(seal_before))
+                if len(data) > _MAX_SIZE:
+                    raise KmsError(f"the keyring {self._path} would be larger than 16 MiB")
+                private_file.write(path, data, overwrite=True, durable=True)
+            return master_keys
+
+    def _refresh(self) -> Mapping[str, MasterKey]:
+        if self._keys is None or self._seen != self._identity():
+            document, status = _load(self._path)
+            keys, self._derived = self._open(document)
+            self._keys = _parse(keys, self._path)
+            self._seen = _identity(status)
+        return self._keys
+
+    def _identity(self) -> object:
+        try:
+            return _identity(os.stat(self._path))
+        except OSError:
+            return None  # reading it tells what is the matter
+
+    def _open(self, document: dict[str, Any]) -> tuple[dict[str, Any], _Seal]:
+        """Return the ``keys`` object, and how it was sealed."""
+        keys = document.get("keys")
+        if document["version"] == _PLAIN:
+            if not isinstance(keys, dict):
+                raise KmsError(f"the keyring {self._path} is damaged: it has no 'keys'")
+            if self._passphrase is not None and self._passphrase.at_hand:
+                raise KmsConfigurationError(
+                    f"there is a passphrase for the keyring {self._path}, which has none: "
+                    "it may not be the keyring that is meant"
+                )
+            return keys, None
+        protection = Protection.from_dict(document.get("protection"), self._path)
+        try:
+            sealed = base64.b64decode(keys if isinstance(keys, str) else "", validate=True)
+        except ValueError:
+            sealed = b""
+        if not sealed:
+            raise KmsError(f"the keyring {self._path} is damaged: it has no 'keys'")
+        derived_key = self._derive(protection)
+        try:
+            data = open_sealed(derived_key, sealed, _header(protection))
+        except AuthenticationError:
+            raise KmsAccessDeniedError(
+                f"the passphrase does not open the keyring {self._path}"
+            ) from None
+        opened = _decode(data)
+        if not isinstance(opened, dict):
+            raise KmsError(f"the keyring {self._path} is damaged: its 'keys' are no object")
+        return opened, (protection, derived_key)
+
+    def _derive(self, protection: Protection) -> bytes:
+        if self._derived is not None and self._derived[0] == protection:
+            return self._derived[1]
+        if self._passphrase is None:
+            raise KmsAccessDeniedError(
+                f"the keyring {self._path} is protected by a passphrase, and none was given"
+            )
+        derived_key = protection.derive(checked(self._passphrase.ask()))
+        # Kept though it may be wrong: asking or deriving again would not mend it.
+        self._derived = protection, derived_key
+        return derived_key
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    # Beside the keyring, because each write puts another file in the keyring's place. It stays:
+    # removing a lock file lets two holders in.
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    lock = os.open(f"{path}.lock", flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            # Closing is not enough: a child that another thread forked meanwhile has a copy.
+            fcntl.flock(lock, fcntl.LOCK_UN)
+    finally:
+        os.close(lock)
+
+
+def _identity(status: os.stat_result) -> object:
+    """Return what differs when a file was replaced or written."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
+    """Return the keyring's JSON document and the file's status. Raises KmsError."""
+    try:
+        data, status = read_private(path, _MAX_SIZE, "keyring")
+    except FileNotFoundError:
+        raise KmsKeyNotFoundError(
+            f"there is no keyring {path} (make one with: ags1 keygen)"
+        ) from None
+    document = _decode(data)
+    if document is None:
+        raise KmsError(f"the keyring {path} is damaged: it is not JSON")
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        raise KmsError(f"{path} is not a keyring of ags1")
+    version = document.get("version")
+    if type(version) is not int or version not in (_PLAIN, _PROTECTED):
+        raise KmsError(f"the keyring {path} has a version that this ags1 does not know")
+    return document, status
+
+
+def _decode(data: bytes) -> object:
+    """Return what JSON says, None for what is no JSON."""
+    # Not raised: the decoder's exception holds the whole text, keys and all.
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(data)
+    return None
+
+
+def _print(document: Mapping[str, Any], keys: Mapping[str, Any], sealing: _Seal) -> bytes:
+    """Return the keyring file's bytes. What else the document holds is kept."""
+    printed: dict[str, Any] = {"format": _FORMAT, "version": _PLAIN}
+    if sealing is None:
+        printed["keys"] = keys
+    else:
+        protection, derived_key = sealing
+        sealed = seal(derived_key, json.dumps(keys).encode(), _header(protection))
+        printed["version"] = _PROTECTED
+        printed["protection"] = protection.to_dict()
+        printed["keys"] = base64.b64encode(sealed).decode()
+    known = {"format", "version", "protection", "keys"}
+    printed.update((name, value) for name, value in document.items() if name not in known)
+    return json.dumps(printed, indent=2).encode() + b"\n"
+
+
+def _parse(keys: Mapping[str, Any], path: str) -> Mapping[str, MasterKey]:
+    """Return the master keys of a ``keys`` object by name. Raises KmsError, naming the key."""
+    master_keys = {}
+    for name, entry in keys.items():
+        try:
+            versions = {
+                int(number): KeyringVersion(
+                    base64.b64decode(version["key"], validate=True),
+                    _epoch_ms(version.get("created-ms")),
+                )
+                for number, version in entry["versions"].items()
+            }
+            current = entry["current"]
+            whole = (
+                type(current) is int
+                and current in versions
+                and all(
+                    len(version.key) == _KEY_SIZE and 0 < number < 2**32
+                    for number, version in versions.items()
+                )
+                and [str(number) for number in versions] == list(entry["versions"])
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
+            whole = False
+        if not whole:
+            # Not the entry itself: it holds the key.
+            raise KmsError(f"the keyring {path} is damaged: its key {name!r} is not whole")
+        master_keys[name] = MasterKey(current, versions)
+    return master_keys
+
+
+def _epoch_ms(value: object) -> int | None:
+    return value if type(value) is int else None
+
+
+def _header(protection: Protection) -> bytes:
+    """Return what the seal over the keys is bound to."""
+    header = {"format": _FORMAT, "version": _PROTECTED, "protection": protection.to_dict()}
+    return json.dumps(header, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,163 @@
+"""Secrets that a file or its owner gives: private files read, and a key derived from a passphrase.
+
+The key derivation is scrypt (RFC 7914), which Python's own OpenSSL has. Knows nothing of keyrings.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import private_file
+from .._gcm import random_bytes
+from ..errors import KmsAccessDeniedError, KmsConfigurationError, KmsError
+
+_MAX_PASSPHRASE_SIZE = 64 << 10
+_DERIVED_SIZE = 32
+# 128 MiB and a third of a second, once a process.
+_SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 1 << 17, 8, 1
+_SALT_SIZE = 16
+# What a file may ask of whoever opens it: four times the memory, and that at most four times over.
+_SCRYPT_MAX_MEMORY = 512 << 20
+_SCRYPT_MAX_P = 4
+
+
+def read_private(path: str, size_limit: int, what: str) -> tuple[bytes, os.stat_result]:
+    """Return a file's bytes and status, once its mode is seen to be safe.
+
+    Raises KmsError, and FileNotFoundError.
+    """
+    try:
+        data, status = private_file.read(path, size_limit)
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        raise KmsAccessDeniedError(f"cannot read the {what} {path}: {error.strerror}") from None
+    except OSError as error:
+        raise KmsError(f"cannot read the {what} {path}: {error.strerror}") from None
+    mine = status.st_uid == os.geteuid()
+    if status.st_mode & (0o077 if mine else 0o022):
+        raise KmsAccessDeniedError(
+            f"the {what} {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}); "
+            "it is not used until chmod 600 closes it, and others may know what it holds"
+        )
+    return data, status
+
+
+@dataclass(frozen=True, slots=True)
+class Passphrase:
+    """Where the passphrase comes from. ``at_hand``: nobody has to be asked for it."""
+
+    ask: Callable[[], bytes] = field(repr=False)
+    at_hand: bool
+    file: str | None = None
+
+
+def passphrase_source(
+    passphrase: bytes | Callable[[], bytes] | None, file: str | None
+) -> Passphrase | None:
+    if passphrase is not None and file is not None:
+        raise KmsConfigurationError("both a passphrase and a passphrase file are given")
+    if file is not None:
+        return Passphrase(functools.partial(read_passphrase, file), True, file)
+    if passphrase is None:
+        return None
+    if callable(passphrase):
+        return Passphrase(passphrase, False)
+    whole = checked(passphrase)
+    return Passphrase(lambda: whole, True)
+
+
+def checked(passphrase: bytes) -> bytes:
+    if not isinstance(passphrase, bytes):
+        raise KmsConfigurationError("the passphrase is not bytes")
+    if not passphrase:
+        raise KmsConfigurationError("the passphrase is empty")
+    return passphrase
+
+
+def read_passphrase(path: str) -> bytes:
+    try:
+        data, _ = read_private(path, _MAX_PASSPHRASE_SIZE, "passphrase file")
+    except FileNotFoundError:
+        raise KmsConfigurationError(f"there is no passphrase file {path}") from None
+    passphrase = data.removesuffix(b"\n")
+    if not passphrase:
+        raise KmsConfigurationError(f"the passphrase file {path} is empty")
+    return passphrase
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """How the key over a keyring's keys comes from the passphrase."""
+
+    n: int
+    r: int
+    p: int
+    salt: bytes
+
+    @classmethod
+    def new(cls) -> Protection:
+        return cls(_SCRYPT_N, _SCRYPT_R, _SCRYPT_P, random_bytes(_SALT_SIZE))
+
+    @classmethod
+    def from_dict(cls, fields: object, path: str) -> Protection:
+        """Parse a keyring's ``protection``. Raises KmsError, also for one that costs too much."""
+        if (
+            not isinstance(fields, dict)
+            or fields.get("kdf") != "scrypt"
+            or fields.keys() != {"kdf", "n", "r", "p", "salt"}
+        ):
+            raise KmsError(f"the keyring {path} has a protection that this ags1 does not know")
+        n, r, p = numbers = fields["n"], fields["r"], fields["p"]
+        # There is no least cost: the parameters are authenticated, so whoever lowers them only
+        # makes the keyring useless.
+        if (
+            any(type(number) is not int for number in numbers)
+            or min(numbers) < 1
+            or p > _SCRYPT_MAX_P
+            or 128 * r * n > _SCRYPT_MAX_MEMORY
+            or n & (n - 1)
+            or not 2 <= n < 1 << 16 * r
+        ):
+            raise KmsError(
+                f"the keyring {path} is damaged, or made to hurt: "
+                "its scrypt parameters are out of bounds"
+            )
+        try:
+            salt = base64.b64decode(fields["salt"], validate=True)
+        except (TypeError, ValueError):
+            salt = b""
+        if len(salt) != _SALT_SIZE:
+            raise KmsError(f"the keyring {path} is damaged: its salt is not {_SALT_SIZE} bytes")
+        return cls(n, r, p, salt)
+
+    def to_dict(self) -> dict[str, Any]:
+        salt = base64.b64encode(self.salt).decode()
+        return {"kdf": "scrypt", "n": self.n, "r": self.r, "p": self.p, "salt": salt}
+
+    def derive(self, passphrase: bytes) -> bytes:
+        """Return the key. Takes as long, and as much memory, as the parameters say."""
+        # What OpenSSL counts, to the byte: the vector, two blocks of scratch and p blocks.
+        memory = 128 * self.r * (self.n + 2 + self.p)
+        try:
+            return hashlib.scrypt(
+                passphrase,
+                salt=self.salt,
+                n=self.n,
+                r=self.r,
+                p=self.p,
+                maxmem=memory,
+                dklen=_DERIVED_SIZE,
+            )
+        except (AttributeError, ValueError):
+            raise KmsConfigurationError(
+                "a keyring with a passphrase needs scrypt, which this Python's OpenSSL lacks, "
+                "forbids (FIPS), or has too little memory for"
+            ) from None

@@ -1,0 +1,114 @@
+"""The Java that we test against: which releases, and where they lie on this machine.
+
+Maven fetches a jar once into the user's cache folder; pyspark brings Spark's own. Knows nothing of
+what the jars are for. Without Java or Maven a test is skipped, but on CI (CI=true) it fails.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+# GROUP:ARTIFACT:VERSION[:TYPE:CLASSIFIER]. Nothing else in this folder names a version.
+COORDINATES = {
+    "spark-runtime": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+    # UnitestKMS. The tests of 1.12.0 are not published; these run with its runtime.
+    "core-tests": "org.apache.iceberg:iceberg-core:1.11.0:jar:tests",
+    "aws-bundle": "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
+}
+PYSPARK = "4.1."  # the Spark of the runtime above
+# For every JVM: credentials of nobody, found before any other, and times that compare.
+JVM_OPTIONS = (
+    "-Daws.accessKeyId=testing",
+    "-Daws.secretAccessKey=testing",
+    "-Duser.timezone=UTC",
+    "-XX:-UsePerfData",  # which would write to the machine's temporary folder
+)
+_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
+_FETCH_TIMEOUT_S = 300
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Skip the test, which this machine cannot run; on CI fail, because there it must run."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def program(name: str) -> str:
+    """Return the path of a program, or skip."""
+    return shutil.which(name) or unavailable(f"{name} is not on this machine")
+
+
+def jar(name: str) -> Path:
+    """Return a jar of ``COORDINATES``, fetched if need be, or skip."""
+    coordinates = COORDINATES[name]
+    _, artifact, version, *rest = coordinates.split(":")
+    classifier = f"-{rest[1]}" if rest else ""
+    path = cache_folder() / "jars" / f"{artifact}-{version}{classifier}.jar"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path.parent / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                _fetch(coordinates, path)
+    return path
+
+
+def pyspark_jars(*names: str) -> list[Path]:
+    """Return the jars in pyspark's folder that are called NAME-VERSION.jar, or skip. Without names
+    it is only made sure that pyspark is there."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        unavailable("pyspark is not installed")
+    version = importlib.metadata.version("pyspark")
+    if not version.startswith(PYSPARK):
+        unavailable(f"pyspark is {version}, and Iceberg's runtime needs {PYSPARK}*")
+    folder = Path(found.origin).parent / "jars"
+    jars = []
+    for name in names:
+        matching = sorted(folder.glob(f"{name}-[0-9]*.jar"))
+        assert len(matching) == 1, (name, matching)
+        jars += matching
+    return jars
+
+
+def cache_folder() -> Path:
+    """Return this user's folder for what takes long to make or fetch."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "ags1"
+
+
+def _fetch(coordinates: str, path: Path) -> None:
+    maven = program("mvn")
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        command = [
+            *(maven, "--batch-mode", "--quiet", f"{_PLUGIN}:copy"),
+            *(f"-Dartifact={coordinates}", f"-DoutputDirectory={folder}"),
+        ]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=_FETCH_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            unavailable(f"Maven did not fetch {coordinates} within {_FETCH_TIMEOUT_S} s")
+        if done.returncode:
+            last_lines = " / ".join(done.stdout.strip().splitlines()[-3:])
+            unavailable(f"Maven cannot fetch {coordinates}: {last_lines}")
+        (Path(folder) / path.name).replace(path)

@@ -1,0 +1,1160 @@
+"""AWS KMS: against moto's server, and against faults that are answered in KMS's own shapes."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import logging
+import os
+import pickle
+import re
+import socket
+import sys
+import threading
+import types
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+boto3 = pytest.importorskip("boto3")
+pytest.importorskip("moto.server")
+
+from aws_server import ACCOUNT, REGION, aws_server, dummy_environment  # noqa: E402
+from kms_contract import KEY, KmsContract, everything_said, spellings  # noqa: E402
+
+from ags1.errors import (  # noqa: E402
+    KmsAccessDeniedError,
+    KmsConfigurationError,
+    KmsError,
+    KmsKeyDisabledError,
+    KmsKeyNotFoundError,
+    KmsUnavailableError,
+    KmsUnwrapError,
+)
+from ags1.keys import KeyEncryptionKey  # noqa: E402
+from ags1.kms import KeyAdmin, KmsClient, Rewrapper, from_properties  # noqa: E402
+from ags1.kms.aws import AwsKms  # noqa: E402
+
+OTHER_ACCOUNT = "111122223333"
+ROLE_ARN = f"arn:aws:iam::{OTHER_ACCOUNT}:role/encrypter"
+KEY_ID = "1234abcd-12ab-34cd-56ef-1234567890ab"
+KEY_ARN = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/{KEY_ID}"
+TOKEN = "IQoJb3JpZ2luX2VjTHISISASESSIONTOKEN"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody's real credentials, configuration or proxy."""
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name, value in dummy_environment("").items():
+        if value:
+            monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with aws_server() as url:
+        yield url
+
+
+@pytest.fixture
+def plain(endpoint: str) -> Any:
+    """The SDK's client by itself."""
+    return boto3.Session(region_name=REGION).client("kms", endpoint_url=endpoint)
+
+
+@pytest.fixture
+def kms(endpoint: str) -> Iterator[AwsKms]:
+    client = AwsKms({"client.region": REGION, "kms.endpoint": endpoint})
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def key_id(plain: Any) -> str:
+    return str(plain.create_key()["KeyMetadata"]["KeyId"])
+
+
+def unused_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class TestContract(KmsContract):
+    """Where moto's answer differs from that of KMS, the error is looser here; what KMS says is
+    tested by its shape, in test_what_kms_says_becomes_our_error."""
+
+    @pytest.fixture
+    def other_key_id(self, plain: Any) -> str:
+        return str(plain.create_key()["KeyMetadata"]["KeyId"])
+
+    @pytest.fixture
+    def missing_key_id(self) -> str:
+        return KEY_ID
+
+    @pytest.fixture
+    def unreachable(self) -> AwsKms:
+        return AwsKms(
+            {
+                "kms.endpoint": f"http://127.0.0.1:{unused_port()}",
+                "kms.connect-timeout-ms": "200",
+                "kms.read-timeout-ms": "200",
+                "kms.max-attempts": "2",
+            }
+        )
+
+    def test_another_master_key_does_not_unwrap(
+        self, kms: KmsClient, key_id: str, other_key_id: str
+    ) -> None:
+        # moto: AccessDeniedException; KMS: IncorrectKeyException
+        with pytest.raises((KmsUnwrapError, KmsAccessDeniedError)) as caught:
+            kms.unwrap_key(kms.wrap_key(KEY, key_id), other_key_id)
+        assert not any(form in everything_said(caught.value) for form in spellings(KEY))
+
+    @pytest.mark.parametrize("where", [0.0, 0.6, 1.0])
+    def test_a_changed_wrapped_key_does_not_unwrap(
+        self, kms: KmsClient, key_id: str, where: float
+    ) -> None:
+        wrapped = bytearray(kms.wrap_key(KEY, key_id))
+        wrapped[int(where * (len(wrapped) - 1))] ^= 1
+        # moto writes the key's id in front, unprotected, and denies access to a changed one.
+        error = KmsUnwrapError if where else KmsAccessDeniedError
+        with pytest.raises(error):
+            kms.unwrap_key(bytes(wrapped), key_id)
+
+
+# Both ways with the SDK itself, and with Java
+
+
+def test_the_sdk_reads_what_we_wrap_and_we_what_it_wraps(
+    kms: AwsKms, plain: Any, key_id: str
+) -> None:
+    wrapped = kms.wrap_key(KEY, key_id)
+    assert plain.decrypt(CiphertextBlob=wrapped)["Plaintext"] == KEY
+    wrapped = plain.encrypt(KeyId=key_id, Plaintext=KEY)["CiphertextBlob"]
+    assert kms.unwrap_key(wrapped, key_id) == KEY
+    made = kms.generate_key(key_id, 16)
+    assert plain.decrypt(CiphertextBlob=made.wrapped_key)["Plaintext"] == made.key
+
+
+def test_an_encryption_context_is_never_used(kms: AwsKms, plain: Any, key_id: str) -> None:
+    wrapped = plain.encrypt(KeyId=key_id, Plaintext=KEY, EncryptionContext={"table": "t"})
+    with pytest.raises(KmsUnwrapError):
+        kms.unwrap_key(wrapped["CiphertextBlob"], key_id)
+
+
+def test_every_name_of_a_master_key_works(kms: AwsKms, plain: Any) -> None:
+    metadata = plain.create_key()["KeyMetadata"]
+    plain.create_alias(AliasName="alias/every-name", TargetKeyId=metadata["KeyId"])
+    alias_arn = f"arn:aws:kms:{REGION}:{ACCOUNT}:alias/every-name"
+    names = [metadata["KeyId"], metadata["Arn"], "alias/every-name", alias_arn]
+    for wrapping in names:
+        wrapped = kms.wrap_key(KEY, wrapping)
+        assert [kms.unwrap_key(wrapped, name) for name in names] == [KEY] * 4
+        assert kms.generate_key(wrapping, 32).key
+
+
+@pytest.mark.parametrize("size", [16, 24, 32])
+def test_a_generated_key_has_the_size_asked_for(kms: AwsKms, key_id: str, size: int) -> None:
+    made = kms.generate_key(key_id, size)
+    assert len(made.key) == size
+    assert kms.unwrap_key(made.wrapped_key, key_id) == made.key
+
+
+@pytest.mark.parametrize("size", [0, -1, 1025])
+def test_sizes_that_kms_does_not_generate(kms: AwsKms, key_id: str, size: int) -> None:
+    with pytest.raises(NotImplementedError):
+        kms.generate_key(key_id, size)
+
+
+def test_a_key_encryption_key_goes_round(kms: AwsKms, key_id: str) -> None:
+    kek = KeyEncryptionKey.generate(kms, key_id, key_size=16)
+    again = KeyEncryptionKey.unwrap(kms, kek.entry)
+    assert again._key == kek._key
+
+
+def test_kms_rewraps_without_giving_the_key(kms: AwsKms, plain: Any, key_id: str) -> None:
+    assert isinstance(kms, Rewrapper)
+    wrapped = kms.wrap_key(KEY, key_id)
+    rewrapped = kms.rewrap_key(wrapped, key_id)
+    assert rewrapped != wrapped
+    assert plain.decrypt(CiphertextBlob=rewrapped)["Plaintext"] == KEY
+    with pytest.raises(KmsUnwrapError):
+        kms.rewrap_key(b"not wrapped", key_id)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"encryption.kms-type": "aws"},
+        {"encryption.kms-impl": "org.apache.iceberg.aws.AwsKeyManagementClient"},
+    ],
+)
+def test_the_properties_of_java_make_this_client(properties: dict[str, str]) -> None:
+    client = from_properties({**properties, "client.region": "eu-west-1"})
+    assert isinstance(client, AwsKms)
+    assert client.accepts_foreign_keys
+    assert repr(client) == "AwsKms(region='eu-west-1', endpoint=None)"
+
+
+# Managing master keys
+
+
+def test_keys_are_made_listed_and_rotated(kms: AwsKms, plain: Any) -> None:
+    assert isinstance(kms, KeyAdmin)
+    made = kms.create_key("orders")
+    assert made.key_id.startswith(f"arn:aws:kms:{REGION}:{ACCOUNT}:key/")
+    assert (made.aliases, made.algorithm, made.enabled) == (
+        ("alias/orders",),
+        "SYMMETRIC_DEFAULT",
+        True,
+    )
+    wrapped = kms.wrap_key(KEY, "alias/orders")
+    assert kms.unwrap_key(wrapped, made.key_id) == KEY
+    signing = plain.create_key(KeyUsage="SIGN_VERIFY", KeySpec="ECC_NIST_P256")["KeyMetadata"]
+    listed = {info.key_id: info for info in kms.list_keys()}
+    assert listed[made.key_id] == made
+    assert signing["Arn"] not in listed
+
+    before = kms.describe_key("alias/orders")
+    assert (before.key_id, before.current_version) == (made.key_id, "1")
+    assert before.aliases == ("alias/orders",)
+    after = kms.rotate_key("alias/orders")
+    assert (after.key_id, after.current_version) == (made.key_id, "2")
+    dates = [version.created_ms for version in after.versions]
+    assert None not in dates
+    assert dates == sorted(dates, key=lambda date: date or 0)
+    assert kms.unwrap_key(wrapped, "alias/orders") == KEY
+
+
+def test_an_alias_is_never_repointed(kms: AwsKms, plain: Any) -> None:
+    made = kms.create_key("alias/taken")
+    count = len(plain.list_keys()["Keys"])
+    for name in ("alias/taken", "taken"):
+        with pytest.raises(KmsError, match="exists already"):
+            kms.create_key(name)
+    assert kms.describe_key("alias/taken").key_id == made.key_id
+    assert len(plain.list_keys()["Keys"]) == count
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "alias/", "alias/aws/s3", "a b", KEY_ID, KEY_ARN, "x" * 300, "a\n", "mrk-" + KEY_ID],
+)
+def test_names_that_no_alias_can_have(kms: AwsKms, plain: Any, name: str) -> None:
+    count = len(plain.list_keys()["Keys"])
+    with pytest.raises(KmsError, match="cannot be the name"):
+        kms.create_key(name)
+    assert len(plain.list_keys()["Keys"]) == count
+
+
+def test_an_asymmetric_master_key_shows_its_public_key(endpoint: str, plain: Any) -> None:
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    kms = AwsKms({"kms.endpoint": endpoint, "kms.encryption-algorithm-spec": "RSAES_OAEP_SHA_256"})
+    assert not kms.supports_key_generation
+    made = kms.create_key("asymmetric")
+    assert made.algorithm == "RSA_4096"
+    (version,) = kms.describe_key(made.key_id).versions
+    assert version.public_key is not None
+    shown: Any = load_pem_public_key(version.public_key.encode())
+    assert shown.key_size == 4096
+    with pytest.raises(NotImplementedError, match="asymmetric"):
+        kms.generate_key(made.key_id, 16)
+
+
+def test_a_missing_key_is_neither_described_nor_rotated(kms: AwsKms) -> None:
+    with pytest.raises(KmsKeyNotFoundError, match="alias/nobody"):
+        kms.describe_key("alias/nobody")
+    with pytest.raises(KmsKeyNotFoundError, match=KEY_ID):
+        kms.rotate_key(KEY_ID)
+
+
+def test_a_missing_key_comes_with_a_hint(kms: AwsKms) -> None:
+    with pytest.raises(KmsKeyNotFoundError, match="client is for the region 'us-east-1'"):
+        kms.wrap_key(KEY, KEY_ARN.replace(REGION, "eu-west-1"))
+    with pytest.raises(KmsKeyNotFoundError, match="'alias/orders'"):
+        kms.wrap_key(KEY, "orders")
+    for name in ("", "x" * 2049):
+        with pytest.raises(KmsKeyNotFoundError, match="1 to 2048 characters"):
+            kms.wrap_key(KEY, name)
+
+
+# Faults
+
+
+Answer = Callable[["Handler", "Request"], None]
+
+
+@dataclass
+class Request:
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def operation(self) -> str:
+        if "action=" in self.body.decode("latin-1").lower():
+            return self.form["Action"]
+        return self.headers.get("x-amz-target", "").removeprefix("TrentService.")
+
+    @property
+    def json(self) -> dict[str, Any]:
+        parsed = json.loads(self.body)
+        assert isinstance(parsed, dict)
+        return parsed
+
+    @property
+    def form(self) -> dict[str, str]:
+        return dict(urllib.parse.parse_qsl(self.body.decode()))
+
+
+@dataclass
+class Faults:
+    """A server that answers by script, and the requests that it got. The last answer of the script
+    is given again and again; ``by_operation`` comes first."""
+
+    script: list[Answer] = field(default_factory=list)
+    by_operation: dict[str, Answer] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    url: str = ""
+
+    @property
+    def operations(self) -> list[str]:
+        return [request.operation for request in self.requests]
+
+    def kms(self, **properties: str) -> AwsKms:
+        return AwsKms(
+            {
+                "client.region": REGION,
+                "kms.endpoint": self.url,
+                "kms.max-attempts": "3",
+                **{name.replace("__", ".").replace("_", "-"): v for name, v in properties.items()},
+            }
+        )
+
+
+class Handler(BaseHTTPRequestHandler):
+    faults: Faults
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # one packet for head and body: Nagle would hold the second back
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        request = Request({name.lower(): value for name, value in self.headers.items()}, body)
+        faults = self.faults
+        faults.requests.append(request)
+        answer = faults.by_operation.get(request.operation)
+        if answer is None:
+            answer = faults.script.pop(0) if len(faults.script) > 1 else faults.script[0]
+        answer(self, request)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def faults() -> Iterator[Faults]:
+    faults = Faults()
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), type("OwnHandler", (Handler,), {"faults": faults})
+    )
+    server.daemon_threads = True
+    faults.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield faults
+    faults.stopping.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK's back-off between attempts takes no time, and it loads its data files once."""
+    import botocore.endpoint
+    import botocore.session
+
+    monkeypatch.setattr(botocore.endpoint, "time", types.SimpleNamespace(sleep=lambda seconds: 0))
+    monkeypatch.setattr(botocore.session, "create_loader", one_loader)
+
+
+@functools.cache
+def one_loader(search_path: str | None) -> Any:
+    from botocore.loaders import create_loader
+
+    return create_loader(search_path)
+
+
+def raw(status: int, body: bytes, content_type: str = "application/x-amz-json-1.1") -> Answer:
+    def answer(handler: Handler, request: Request) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Type", content_type)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.send_header("x-amzn-RequestId", "6f0b1a34-0000-0000-0000-000000000000")
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+def refusal(code: str, message: str = "", status: int = 400) -> Answer:
+    return raw(status, json.dumps({"__type": code, "message": message}).encode())
+
+
+def ok(**answer: Any) -> Answer:
+    return raw(200, json.dumps(answer).encode())
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def wrapped_ok(handler: Handler, request: Request) -> None:
+    ok(CiphertextBlob=encoded(b"wrapped"), KeyId=KEY_ARN, EncryptionAlgorithm="SYMMETRIC_DEFAULT")(
+        handler, request
+    )
+
+
+def slow(handler: Handler, request: Request) -> None:
+    handler.faults.stopping.wait(20)
+    handler.close_connection = True
+
+
+def hang_up(handler: Handler, request: Request) -> None:
+    handler.close_connection = True
+
+
+def cut_off(handler: Handler, request: Request) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/x-amz-json-1.1")
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"CiphertextBlob": "')
+    handler.close_connection = True
+
+
+PASSING = {
+    "throttled": refusal("ThrottlingException", "Rate exceeded"),
+    "throttled, 429": refusal("ThrottlingException", "Rate exceeded", 429),
+    "internal": refusal("KMSInternalException", "", 500),
+    "dependency": refusal("DependencyTimeoutException", "", 503),
+    "key unavailable": refusal("KeyUnavailableException", "", 500),
+    "load balancer": raw(503, b"<html><body>Service Unavailable</body></html>", "text/html"),
+    "hung up": hang_up,
+    "slow": slow,
+}
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_a_passing_fault_is_retried(faults: Faults, fault: str) -> None:
+    faults.script = [PASSING[fault], PASSING[fault], wrapped_ok]
+    assert faults.kms(kms__read_timeout_ms="200").wrap_key(KEY, KEY_ID) == b"wrapped"
+    assert faults.operations == ["Encrypt"] * 3
+    assert len({request.body for request in faults.requests}) == 1
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_attempts_are_bounded(faults: Faults, fault: str) -> None:
+    faults.script = [PASSING[fault]]
+    kms = faults.kms(kms__max_attempts="2", kms__read_timeout_ms="200")
+    with pytest.raises(KmsUnavailableError) as caught:
+        kms.wrap_key(KEY, KEY_ID)
+    assert faults.operations == ["Encrypt"] * 2
+    assert faults.url in str(caught.value)
+    assert_clean(caught.value)
+
+
+def test_max_attempts_includes_the_first(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "7")
+    monkeypatch.setenv("AWS_RETRY_MODE", "adaptive")
+    faults.script = [refusal("ThrottlingException")]
+    with pytest.raises(KmsUnavailableError):
+        faults.kms(kms__max_attempts="1").wrap_key(KEY, KEY_ID)
+    assert len(faults.requests) == 1
+
+
+def assert_clean(error: BaseException) -> None:
+    """No key, and nothing of the SDK's that holds the request."""
+    assert not any(form in everything_said(error) for form in spellings(KEY))
+    assert error.__cause__ is None
+    assert error.__context__ is None
+
+
+DENIED = (
+    f"User: arn:aws:sts::{ACCOUNT}:assumed-role/reader/me is not authorized to perform: "
+    f"kms:Decrypt on resource: {KEY_ARN} because no identity-based policy allows the action"
+)
+QUOTED = [
+    ("NotFoundException", f"Key '{KEY_ARN}' does not exist", KmsKeyNotFoundError),
+    ("InvalidArnException", "is not a valid ARN", KmsKeyNotFoundError),
+    ("DisabledException", f"{KEY_ARN} is disabled.", KmsKeyDisabledError),
+    ("KMSInvalidStateException", f"{KEY_ARN} is pending deletion.", KmsKeyDisabledError),
+    ("AccessDeniedException", DENIED, KmsAccessDeniedError),
+    ("KeyUnavailableException", "try again later", KmsUnavailableError),
+    ("LimitExceededException", "a quota was exceeded", KmsUnavailableError),
+    ("com.amazonaws.kms#ThrottlingException", "Rate exceeded", KmsUnavailableError),
+    ("InvalidKeyUsageException", f"{KEY_ARN} key usage is SIGN_VERIFY", KmsConfigurationError),
+]
+UNQUOTED = [
+    ("ExpiredTokenException", KmsAccessDeniedError),
+    ("UnrecognizedClientException", KmsAccessDeniedError),
+    ("InvalidClientTokenId", KmsAccessDeniedError),
+    ("InvalidSignatureException", KmsAccessDeniedError),
+    ("MissingAuthenticationTokenException", KmsAccessDeniedError),
+    ("SomethingNewException", KmsError),
+]
+
+
+def errors_of_every_call(faults: Faults) -> Iterator[KmsError]:
+    kms = faults.kms(kms__max_attempts="1")
+    for call in (
+        lambda: kms.wrap_key(KEY, KEY_ID),
+        lambda: kms.unwrap_key(b"wrapped", KEY_ID),
+        lambda: kms.generate_key(KEY_ID, 16),
+        lambda: kms.rewrap_key(b"wrapped", KEY_ID),
+        lambda: kms.describe_key(KEY_ID),
+        lambda: list(kms.list_keys()),
+    ):
+        with pytest.raises(KmsError) as caught:
+            call()
+        assert_clean(caught.value)
+        assert faults.url in str(caught.value)
+        yield caught.value
+
+
+@pytest.mark.parametrize(("code", "message", "error"), QUOTED, ids=[row[0] for row in QUOTED])
+def test_what_kms_says_becomes_our_error(
+    faults: Faults, code: str, message: str, error: type[KmsError]
+) -> None:
+    faults.script = [refusal(code, message)]
+    for raised in errors_of_every_call(faults):
+        assert type(raised) is error
+        assert f"{code.rpartition('#')[2]}: {message}" in str(raised)
+
+
+@pytest.mark.parametrize(("code", "error"), UNQUOTED)
+def test_what_kms_says_may_be_left_out(faults: Faults, code: str, error: type[KmsError]) -> None:
+    faults.script = [refusal(code, "which may quote the request")]
+    for raised in errors_of_every_call(faults):
+        assert type(raised) is error
+        assert f"({code})" in str(raised)
+
+
+@pytest.mark.parametrize(
+    "code", ["InvalidCiphertextException", "IncorrectKeyException", "ValidationException"]
+)
+def test_what_does_not_unwrap_is_named_so(faults: Faults, code: str) -> None:
+    faults.script = [refusal(code)]
+    with pytest.raises(KmsUnwrapError, match=f"{KEY_ID}.*{code}"):
+        faults.kms().unwrap_key(b"wrapped", KEY_ID)
+    with pytest.raises(KmsUnwrapError, match=code):
+        faults.kms().rewrap_key(b"wrapped", KEY_ID)
+    assert len(faults.requests) == 2
+
+
+def test_what_kms_quotes_of_the_request_is_not_repeated(faults: Faults) -> None:
+    quoted = f"Value '{encoded(KEY)}' at 'plaintext'; x-amz-security-token:{TOKEN}"
+    for code in ("ValidationException", "InvalidSignatureException", "SerializationException"):
+        faults.script = [refusal(code, quoted)]
+        with pytest.raises(KmsError) as caught:
+            faults.kms().wrap_key(KEY, KEY_ID)
+        assert_clean(caught.value)
+        assert TOKEN not in str(caught.value)
+
+
+GARBAGE = {
+    "a page": raw(200, b"<html>Please log in</html>", "text/html"),
+    "a page, 403": raw(403, b"<html>blocked</html>", "text/html"),
+    "a page, 404": raw(404, b"not here", "text/plain"),
+    "a page, 500": raw(500, b"<!doctype html>oops", "text/html"),
+    "a redirect": raw(302, b"", "text/html"),
+    "nothing": raw(200, b""),
+    "an empty object": ok(),
+    "a list": raw(200, b"[]"),
+    "a text": raw(200, b'"x"'),
+    "a list, 400": raw(400, b"[]"),
+    "an odd code": raw(400, b'{"__type": 7, "message": {}}'),
+    "a hostile code": raw(400, b'{"__type": "\\u001b[2J", "message": "x"}'),
+    "null": ok(CiphertextBlob=None, Plaintext=None),
+    "no base64": ok(CiphertextBlob="*", Plaintext="*"),
+    "numbers": ok(CiphertextBlob=1, Plaintext=2),
+    "empty": ok(CiphertextBlob="", Plaintext=""),
+    "no UTF-8": raw(200, b'{"CiphertextBlob": "\xff"}'),
+    "cut off": cut_off,
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_is_no_answer(faults: Faults, garbage: str) -> None:
+    faults.script = [GARBAGE[garbage]]
+    for raised in errors_of_every_call(faults):
+        assert type(raised) is KmsUnavailableError
+        assert str(raised).isprintable()
+
+
+def test_a_generated_key_of_another_size_is_refused(faults: Faults) -> None:
+    faults.script = [ok(Plaintext=encoded(bytes(8)), CiphertextBlob=encoded(b"w"))]
+    with pytest.raises(KmsUnavailableError, match="8 bytes where 16"):
+        faults.kms().generate_key(KEY_ID, 16)
+
+
+def test_keys_that_kms_does_not_wrap_are_not_sent(faults: Faults) -> None:
+    for key in (b"", b"k" * 4097):
+        with pytest.raises(KmsError, match="1 to 4096 bytes"):
+            faults.kms().wrap_key(key, KEY_ID)
+    for wrapped in (b"", b"w" * 6145):
+        with pytest.raises(KmsUnwrapError, match="1 to 6144"):
+            faults.kms().unwrap_key(wrapped, KEY_ID)
+    assert faults.requests == []
+
+
+@pytest.mark.parametrize("algorithm", ["SYMMETRIC_DEFAULT", "RSAES_OAEP_SHA_256"])
+def test_the_requests_are_those_of_java(faults: Faults, algorithm: str) -> None:
+    faults.by_operation = {
+        "Encrypt": wrapped_ok,
+        "Decrypt": ok(Plaintext=encoded(KEY)),
+        "GenerateDataKey": ok(Plaintext=encoded(bytes(24)), CiphertextBlob=encoded(b"w")),
+    }
+    kms = faults.kms(kms__encryption_algorithm_spec=algorithm, kms__data_key_spec="AES_128")
+    kms.wrap_key(KEY, KEY_ARN)
+    kms.unwrap_key(b"wrapped", KEY_ARN)
+    assert [request.json for request in faults.requests] == [
+        {"KeyId": KEY_ARN, "EncryptionAlgorithm": algorithm, "Plaintext": encoded(KEY)},
+        {"KeyId": KEY_ARN, "EncryptionAlgorithm": algorithm, "CiphertextBlob": encoded(b"wrapped")},
+    ]
+    if kms.supports_key_generation:
+        kms.generate_key(KEY_ARN, 24)
+        assert faults.requests[2].json == {"KeyId": KEY_ARN, "NumberOfBytes": 24}
+
+
+def test_no_tls_is_unavailable(faults: Faults) -> None:
+    faults.script = [wrapped_ok]
+    kms = faults.kms(kms__endpoint=faults.url.replace("http", "https"), kms__max_attempts="1")
+    with pytest.raises(KmsUnavailableError, match="TLS"):
+        kms.wrap_key(KEY, KEY_ID)
+    assert faults.requests == []
+
+
+# Making keys when something goes wrong
+
+
+def metadata(key_id: str = KEY_ID) -> dict[str, Any]:
+    return {
+        "KeyId": key_id,
+        "Arn": f"arn:aws:kms:{REGION}:{ACCOUNT}:key/{key_id}",
+        "KeyState": "Enabled",
+        "KeySpec": "SYMMETRIC_DEFAULT",
+        "CreationDate": 1.7e9,
+    }
+
+
+def test_making_and_rotating_keys_is_not_repeated(faults: Faults) -> None:
+    faults.by_operation = {
+        "DescribeKey": refusal("NotFoundException"),
+        "CreateKey": refusal("KMSInternalException", status=500),
+        "RotateKeyOnDemand": refusal("KMSInternalException", status=500),
+    }
+    with pytest.raises(KmsUnavailableError):
+        faults.kms().create_key("orders")
+    assert faults.operations == ["DescribeKey", "CreateKey"]
+    faults.requests.clear()
+    faults.by_operation["DescribeKey"] = ok(KeyMetadata=metadata())
+    with pytest.raises(KmsUnavailableError):
+        faults.kms().rotate_key("alias/orders")
+    assert faults.operations == ["DescribeKey", "RotateKeyOnDemand"]
+    assert faults.requests[1].json == {"KeyId": KEY_ARN}
+
+
+def test_an_sdk_that_is_too_old_is_named(faults: Faults) -> None:
+    faults.by_operation["DescribeKey"] = ok(KeyMetadata=metadata())
+    kms = faults.kms()
+    # The SDK makes a class for each client from the operations that its data file lists.
+    delattr(type(kms._single_attempts.get().client), "rotate_key_on_demand")
+    with pytest.raises(KmsConfigurationError, match="boto3 is too old to know RotateKeyOnDemand"):
+        kms.rotate_key(KEY_ID)
+
+
+def test_a_key_whose_alias_fails_is_not_left_behind(faults: Faults) -> None:
+    faults.by_operation = {
+        "DescribeKey": refusal("NotFoundException"),
+        "CreateKey": ok(KeyMetadata=metadata()),
+        "CreateAlias": refusal("AccessDeniedException", "no kms:CreateAlias"),
+        "ScheduleKeyDeletion": ok(KeyId=KEY_ARN),
+    }
+    with pytest.raises(KmsAccessDeniedError, match=f"no kms:CreateAlias.*{KEY_ARN}.*7 days"):
+        faults.kms().create_key("orders")
+    assert faults.requests[-1].json == {"KeyId": KEY_ID, "PendingWindowInDays": 7}
+
+    faults.by_operation["ScheduleKeyDeletion"] = refusal("AccessDeniedException", "nor to delete")
+    with pytest.raises(KmsAccessDeniedError, match=f"{KEY_ARN}, is left behind.*nor to delete"):
+        faults.kms().create_key("orders")
+
+
+def test_an_alias_that_another_took_meanwhile_is_refused(faults: Faults) -> None:
+    other = "0" * 8 + KEY_ID[8:]
+    described = iter([refusal("NotFoundException"), ok(KeyMetadata=metadata(other))])
+    faults.by_operation = {
+        "DescribeKey": lambda handler, request: next(described)(handler, request),
+        "CreateKey": ok(KeyMetadata=metadata()),
+        "CreateAlias": refusal("AlreadyExistsException", "An alias with the name … exists"),
+        "ScheduleKeyDeletion": ok(KeyId=KEY_ARN),
+    }
+    with pytest.raises(KmsError, match="AlreadyExistsException"):
+        faults.kms().create_key("orders")
+    assert faults.requests[-1].json["KeyId"] == KEY_ID
+
+
+def test_an_alias_that_was_made_though_its_answer_got_lost_stays(faults: Faults) -> None:
+    described = iter([refusal("NotFoundException"), ok(KeyMetadata=metadata())])
+    aliased = iter([hang_up, refusal("AlreadyExistsException")])
+    faults.by_operation = {
+        "DescribeKey": lambda handler, request: next(described)(handler, request),
+        "CreateKey": ok(KeyMetadata=metadata()),
+        "CreateAlias": lambda handler, request: next(aliased)(handler, request),
+    }
+    assert faults.kms().create_key("orders").key_id == KEY_ARN
+    assert "ScheduleKeyDeletion" not in faults.operations
+
+
+def test_lists_go_over_several_pages(faults: Faults) -> None:
+    ids = [f"{n:08d}{KEY_ID[8:]}" for n in range(4)]
+    entries = [{"KeyId": one, "KeyArn": metadata(one)["Arn"]} for one in ids]
+
+    def keys(handler: Handler, request: Request) -> None:
+        at = int(request.json.get("Marker", "0"))
+        more = {"Truncated": at < 2, **({"NextMarker": str(at + 2)} if at < 2 else {})}
+        ok(Keys=entries[at : at + 2], **more)(handler, request)
+
+    def describe(handler: Handler, request: Request) -> None:
+        if request.json["KeyId"] == entries[3]["KeyArn"]:
+            return refusal("AccessDeniedException")(handler, request)
+        told = metadata(request.json["KeyId"].rpartition("/")[2])
+        return ok(KeyMetadata={**told, "KeyUsage": "ENCRYPT_DECRYPT"})(handler, request)
+
+    alias = {"AliasName": "alias/second", "TargetKeyId": ids[1]}
+    reserved = {"AliasName": "alias/aws/s3"}
+    faults.by_operation = {
+        "ListKeys": keys,
+        "ListAliases": ok(Aliases=[alias, reserved], Truncated=False),
+        "DescribeKey": describe,
+    }
+    listed = list(faults.kms().list_keys())
+    assert [info.key_id for info in listed] == [entry["KeyArn"] for entry in entries]
+    assert [info.aliases for info in listed] == [(), ("alias/second",), (), ()]
+    assert [info.algorithm for info in listed] == [*["SYMMETRIC_DEFAULT"] * 3, "unknown"]
+
+
+def test_what_may_not_be_asked_is_left_out(faults: Faults) -> None:
+    faults.script = [refusal("AccessDeniedException", "no")]
+    faults.by_operation["DescribeKey"] = ok(KeyMetadata={**metadata(), "KeyState": "Disabled"})
+    info = faults.kms().describe_key(KEY_ID)
+    assert (info.versions, info.aliases, info.current_version) == ((), (), None)
+    assert not info.enabled
+
+
+# Properties and credentials
+
+
+@pytest.mark.parametrize(
+    ("properties", "named"),
+    [
+        ({"kms.endpoint": "localhost:4566"}, "kms.endpoint"),
+        ({"kms.endpoint": "http://"}, "kms.endpoint"),
+        ({"kms.endpoint": "http://h:99999"}, "kms.endpoint"),
+        ({"kms.endpoint": "http://user:hunter2@h"}, "may not hold credentials"),
+        ({"kms.encryption-algorithm-spec": "AES"}, "kms.encryption-algorithm-spec"),
+        ({"kms.data-key-spec": "AES_192"}, "kms.data-key-spec"),
+        ({"kms.max-attempts": "0"}, "kms.max-attempts"),
+        ({"kms.connect-timeout-ms": "soon"}, "kms.connect-timeout-ms"),
+        ({"http-client.type": "netty"}, "http-client.type"),
+        ({"http-client.apache.socket-timeout-ms": "-1"}, "http-client.apache.socket-timeout-ms"),
+        ({"client.factory": "com.example.OurFactory"}, "client.factory"),
+        ({"client.credentials-provider": "com.example.P"}, "client.credentials-provider"),
+        ({"client.access-key-id": "AKIA"}, "only one is given"),
+        ({"client.secret-access-key": "hunter2"}, "only one is given"),
+        ({"client.session-token": "hunter2"}, "without 'client.access-key-id'"),
+        (
+            {
+                "client.access-key-id": "AKIA",
+                "client.secret-access-key": "hunter2",
+                "client.profile-name": "p",
+            },
+            "both name credentials",
+        ),
+        ({"client.assume-role.arn": "admin"}, "client.assume-role.arn"),
+        (
+            {"client.assume-role.arn": ROLE_ARN, "client.assume-role.timeout-sec": "10"},
+            "client.assume-role.timeout-sec",
+        ),
+        (
+            {"client.assume-role.arn": ROLE_ARN, "client.assume-role.session-name": "a b"},
+            "client.assume-role.session-name",
+        ),
+        (
+            {"client.factory": "org.apache.iceberg.aws.AssumeRoleAwsClientFactory"},
+            "client.assume-role.arn",
+        ),
+    ],
+)
+def test_properties_are_checked_at_once(properties: dict[str, str], named: str) -> None:
+    with pytest.raises(KmsConfigurationError, match=re.escape(named)) as caught:
+        AwsKms(properties)
+    assert b"hunter2" not in everything_said(caught.value)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"client.factory": "org.apache.iceberg.aws.AwsClientFactories$DefaultAwsClientFactory"},
+        {
+            "client.credentials-provider": (
+                "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+            )
+        },
+    ],
+)
+def test_java_classes_that_mean_the_default_are_accepted(
+    faults: Faults, properties: dict[str, str]
+) -> None:
+    faults.script = [wrapped_ok]
+    AwsKms({"kms.endpoint": faults.url, **properties}).wrap_key(KEY, KEY_ID)
+    assert "Credential=testing/" in faults.requests[0].headers["authorization"]
+
+
+def test_iceberg_names_of_timeouts_come_first() -> None:
+    def timeouts(**more: str) -> tuple[float, float]:
+        common = {"kms.connect-timeout-ms": "1100", "kms.read-timeout-ms": "1200"}
+        config = AwsKms({**common, **more})._connection.get().client.meta.config
+        return config.connect_timeout, config.read_timeout
+
+    apache = {
+        "http-client.apache.connection-timeout-ms": "2100",
+        "http-client.apache.socket-timeout-ms": "2200",
+    }
+    other = {
+        "http-client.urlconnection.connection-timeout-ms": "3100",
+        "http-client.urlconnection.socket-timeout-ms": "3200",
+    }
+    assert timeouts() == (1.1, 1.2)
+    assert timeouts(**apache, **other) == (2.1, 2.2)
+    assert timeouts(**apache, **other, **{"http-client.type": "urlconnection"}) == (3.1, 3.2)
+
+
+def test_credentials_in_the_properties_are_used_and_never_shown(faults: Faults) -> None:
+    faults.script = [wrapped_ok]
+    kms = AwsKms(
+        {
+            "kms.endpoint": faults.url,
+            "client.region": "eu-central-1",
+            "client.access-key-id": "AKIDOFTHEPROPERTIES",
+            "client.secret-access-key": "hunter2/hunter2",
+            "client.session-token": TOKEN,
+        }
+    )
+    kms.wrap_key(KEY, KEY_ID)
+    headers = faults.requests[0].headers
+    assert "Credential=AKIDOFTHEPROPERTIES/" in headers["authorization"]
+    assert "/eu-central-1/kms/" in headers["authorization"]
+    assert headers["x-amz-security-token"] == TOKEN
+    shown = repr(kms) + repr(vars(kms))
+    assert "hunter2" not in shown
+    assert TOKEN not in shown
+    with pytest.raises(TypeError, match=r"not pickled"):
+        pickle.dumps(kms)
+
+
+def test_a_pickle_finds_its_own_credentials(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults.script = [wrapped_ok]
+    kms = faults.kms()
+    kms.wrap_key(KEY, KEY_ID)
+    data = pickle.dumps(kms)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDOFTHEWORKER")
+    pickle.loads(data).wrap_key(KEY, KEY_ID)
+    assert "Credential=testing/" in faults.requests[0].headers["authorization"]
+    assert "Credential=AKIDOFTHEWORKER/" in faults.requests[1].headers["authorization"]
+
+
+def test_a_profile_is_used(faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("[lake]\naws_access_key_id = AKIDOFTHEPROFILE\naws_secret_access_key = s\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    faults.script = [wrapped_ok]
+    faults.kms(client__profile_name="lake").wrap_key(KEY, KEY_ID)
+    assert "Credential=AKIDOFTHEPROFILE/" in faults.requests[0].headers["authorization"]
+    with pytest.raises(KmsConfigurationError, match=r"client\.profile-name"):
+        faults.kms(client__profile_name="sea").wrap_key(KEY, KEY_ID)
+
+
+def test_missing_credentials_and_regions_are_named(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(KmsAccessDeniedError, match="no credentials") as caught:
+        faults.kms().wrap_key(KEY, KEY_ID)
+    assert_clean(caught.value)
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    with pytest.raises(KmsConfigurationError, match=r"client\.region"):
+        AwsKms({}).wrap_key(KEY, KEY_ID)
+    assert faults.requests == []
+
+
+def test_the_region_of_java_s_environment_is_the_last_resort(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-west-2")
+    faults.script = [wrapped_ok]
+    for default, expected in (("us-west-2", "us-west-2"), ("", "eu-west-2")):
+        monkeypatch.setenv("AWS_DEFAULT_REGION", default)
+        AwsKms({"kms.endpoint": faults.url}).wrap_key(KEY, KEY_ID)
+        assert f"/{expected}/kms/" in faults.requests[-1].headers["authorization"]
+
+
+def test_credentials_in_an_endpoint_of_the_environment_are_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", f"http://user:hunter2@127.0.0.1:{unused_port()}")
+    with pytest.raises(KmsUnavailableError, match=r"http://127\.0\.0\.1") as caught:
+        AwsKms({"kms.max-attempts": "1"}).wrap_key(KEY, KEY_ID)
+    assert b"hunter2" not in everything_said(caught.value)
+
+
+def test_a_missing_sdk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(KmsConfigurationError, match=r"ags1\[aws\]"):
+        AwsKms({})
+
+
+# Assuming a role
+
+
+def test_an_assumed_role_acts_in_its_own_account(
+    endpoint: str, kms: AwsKms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", endpoint)
+    role = AwsKms(
+        {
+            "kms.endpoint": endpoint,
+            "client.factory": "org.apache.iceberg.aws.AssumeRoleAwsClientFactory",
+            "client.assume-role.arn": ROLE_ARN,
+            "client.assume-role.region": REGION,
+        }
+    )
+    made = role.create_key("theirs")
+    assert f":{OTHER_ACCOUNT}:" in made.key_id
+    wrapped = role.wrap_key(KEY, "alias/theirs")
+    assert role.unwrap_key(wrapped, made.key_id) == KEY
+    with pytest.raises(KmsKeyNotFoundError):
+        kms.wrap_key(KEY, "alias/theirs")
+
+
+def assumed(expires_in: timedelta) -> Answer:
+    expiration = (datetime.now(timezone.utc) + expires_in).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return raw(
+        200,
+        f"""<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
+        <AssumeRoleResult><Credentials><AccessKeyId>ASIAOFTHEROLE</AccessKeyId>
+        <SecretAccessKey>secretoftherole</SecretAccessKey><SessionToken>{TOKEN}</SessionToken>
+        <Expiration>{expiration}</Expiration></Credentials></AssumeRoleResult>
+        </AssumeRoleResponse>""".encode(),
+        "text/xml",
+    )
+
+
+ROLE_PROPERTIES = {
+    "client.assume-role.arn": ROLE_ARN,
+    "client.assume-role.region": "eu-west-1",
+    "client.assume-role.external-id": "tenant-7",
+    "client.assume-role.session-name": "nightly",
+    "client.assume-role.timeout-sec": "1800",
+    "client.assume-role.tags.team": "lake",
+}
+
+
+def test_the_role_is_asked_for_as_java_does(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", faults.url)
+    faults.by_operation = {"AssumeRole": assumed(timedelta(hours=1)), "Encrypt": wrapped_ok}
+    kms = AwsKms({"kms.endpoint": faults.url, **ROLE_PROPERTIES})
+    kms.wrap_key(KEY, KEY_ID)
+    kms.wrap_key(KEY, KEY_ID)
+    assert faults.operations == ["AssumeRole", "Encrypt", "Encrypt"]
+    asked, wrapping = faults.requests[:2]
+    assert asked.form == {
+        "Action": "AssumeRole",
+        "Version": "2011-06-15",
+        "RoleArn": ROLE_ARN,
+        "RoleSessionName": "nightly",
+        "DurationSeconds": "1800",
+        "ExternalId": "tenant-7",
+        "Tags.member.1.Key": "team",
+        "Tags.member.1.Value": "lake",
+    }
+    assert "/eu-west-1/sts/" in asked.headers["authorization"]
+    assert "Credential=testing/" in asked.headers["authorization"]
+    assert "Credential=ASIAOFTHEROLE/" in wrapping.headers["authorization"]
+    assert "/eu-west-1/kms/" in wrapping.headers["authorization"]
+    assert wrapping.headers["x-amz-security-token"] == TOKEN
+
+
+def test_a_role_whose_credentials_run_out_is_assumed_again(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", faults.url)
+    faults.by_operation = {"AssumeRole": assumed(timedelta(minutes=5)), "Encrypt": wrapped_ok}
+    kms = faults.kms(client__role_arn=ROLE_ARN)
+    kms.wrap_key(KEY, KEY_ID)
+    faults.requests.clear()
+    kms.wrap_key(KEY, KEY_ID)
+    assert "AssumeRole" in faults.operations
+
+
+def test_a_role_that_is_refused_is_access_denied(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", faults.url)
+    body = """<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error>
+    <Type>Sender</Type><Code>AccessDenied</Code><Message>not authorized to perform:
+    sts:AssumeRole</Message></Error></ErrorResponse>"""
+    faults.by_operation = {"AssumeRole": raw(403, body.encode(), "text/xml")}
+    with pytest.raises(KmsAccessDeniedError, match=r"assume.*role.*sts:AssumeRole") as caught:
+        faults.kms(client__role_arn=ROLE_ARN).wrap_key(KEY, KEY_ID)
+    assert_clean(caught.value)
+    faults.by_operation = {"AssumeRole": assumed(-timedelta(minutes=5))}
+    with pytest.raises(KmsError):
+        faults.kms(client__role_arn=ROLE_ARN).wrap_key(KEY, KEY_ID)
+    assert "Encrypt" not in faults.operations
+
+
+# What is logged
+
+
+class Log(logging.Handler):
+    """What any handler of any logger would print."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.name}: {self.format(record)} {record.args!r}")
+
+    @property
+    def text(self) -> bytes:
+        return "\n".join(self.lines).encode()
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    root = logging.getLogger()
+    level, log = root.level, Log()
+    root.addHandler(log)
+    root.setLevel(logging.DEBUG)
+    yield log
+    root.setLevel(level)
+    root.removeHandler(log)
+
+
+def test_the_sdk_by_itself_logs_keys(log: Log, faults: Faults) -> None:
+    # What the tests below would find.
+    faults.script = [ok(Plaintext=encoded(KEY), CiphertextBlob=encoded(b"w"))]
+    session = boto3.Session("testing", "testing", TOKEN, REGION)
+    plain = session.client("kms", endpoint_url=faults.url)
+    plain.encrypt(KeyId=KEY_ID, Plaintext=KEY)
+    assert encoded(KEY).rstrip("=").encode() in log.text
+    assert TOKEN.encode() in log.text
+    log.lines.clear()
+    plain.generate_data_key(KeyId=KEY_ID, NumberOfBytes=16)
+    assert encoded(KEY).rstrip("=").encode() in log.text
+
+
+LOGGED = {
+    "success": ok(Plaintext=encoded(KEY), CiphertextBlob=encoded(b"w")),
+    "refused": refusal("AccessDeniedException", "no"),
+    "throttled": PASSING["throttled"],
+    "hung up": hang_up,
+    "slow": slow,
+    "cut off": cut_off,
+    "garbage with the key": raw(200, b'["' + encoded(KEY).encode() + b'"]'),
+    "an error with the key": raw(500, encoded(KEY).encode()),
+}
+
+
+@pytest.mark.parametrize("answer", LOGGED)
+def test_no_key_and_no_token_is_logged(log: Log, faults: Faults, answer: str) -> None:
+    faults.script = [LOGGED[answer]]
+    kms = AwsKms(
+        {
+            "kms.endpoint": faults.url,
+            "kms.max-attempts": "2",
+            "kms.read-timeout-ms": "200",
+            "client.access-key-id": "AKID",
+            "client.secret-access-key": "hunter2/hunter2",
+            "client.session-token": TOKEN,
+        }
+    )
+    for call in (
+        lambda: kms.wrap_key(KEY, KEY_ID),
+        lambda: kms.unwrap_key(b"wrapped", KEY_ID),
+        lambda: kms.generate_key(KEY_ID, 16),
+        lambda: kms.rewrap_key(b"wrapped", KEY_ID),
+    ):
+        try:
+            call()
+        except KmsError as error:
+            assert answer != "success"
+            logging.getLogger("application").exception("failed")
+            assert_clean(error)
+    assert b"hidden by ags1" in log.text
+    for secret in (*spellings(KEY), TOKEN.encode(), b"hunter2"):
+        assert secret not in log.text
+
+
+def test_no_credential_of_a_role_is_logged(
+    log: Log, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", faults.url)
+    faults.by_operation = {"AssumeRole": assumed(timedelta(hours=1)), "Encrypt": wrapped_ok}
+    faults.kms(client__role_arn=ROLE_ARN).wrap_key(KEY, KEY_ID)
+    assert faults.operations == ["AssumeRole", "Encrypt"]
+    for secret in (*spellings(KEY), TOKEN.encode(), b"secretoftherole"):
+        assert secret not in log.text
+
+
+def test_others_log_as_ever_meanwhile(log: Log, faults: Faults) -> None:
+    waiting = threading.Event()
+
+    def answer(handler: Handler, request: Request) -> None:
+        waiting.set()
+        faults.stopping.wait(20)
+        wrapped_ok(handler, request)
+
+    faults.script = [answer]
+    results: list[bytes] = []
+    kms = faults.kms()
+    ours = threading.Thread(target=lambda: results.append(kms.wrap_key(KEY, KEY_ID)))
+    ours.start()
+    assert waiting.wait(20)
+    logging.getLogger("botocore.endpoint").debug("of %s", "somebody else")
+    faults.stopping.set()
+    ours.join(20)
+    assert results == [b"wrapped"]
+    logging.getLogger("botocore.endpoint").debug("of %s", "ourselves afterwards")
+    assert b"of somebody else" in log.text
+    assert b"of ourselves afterwards" in log.text
