@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+
+import ags1
 
 TESTS = Path(__file__).parent
 PROJECT = TESTS.parent
@@ -47,3 +50,29 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     exec(compile(code, "README.md", "exec"), names)
     assert names["stored"] == names["km"]
     assert (tmp_path / "numbers.ags1").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*for tests and demonstrations")
+def test_a_tables_keys_open_as_the_readme_says() -> None:
+    text = (PROJECT / "README.md").read_text()
+    code = text[text.index("from ags1.keys import EncryptionManager") :]
+    code = code[: code.index("```")]
+    aws = '{"encryption.kms-type": "aws", "client.region": "eu-west-1"}'
+    assert aws in code
+    folder = TESTS / "tables" / "parquet_plain" / "metadata"
+    metadata = json.loads(max(folder.glob("*.metadata.json")).read_text())
+    names = {
+        "ags1": ags1,
+        "properties": {
+            "encryption.kms-type": "memory",
+            "encryption.kms.key.keyA": b"0123456789012345".hex(),
+        },
+        "metadata": metadata,
+        "manifest_list": str(folder / Path(metadata["snapshots"][-1]["manifest-list"]).name),
+    }
+    code = code.replace(aws, "properties").replace("    ...", "    manifests = list(reader(f))")
+    exec(compile("from fastavro import reader\n" + code, "README.md", "exec"), names)
+    manifests = names["manifests"]
+    assert isinstance(manifests, list)
+    assert all(manifest["key_metadata"] for manifest in manifests)
+    assert len(manifests) == 3

@@ -1,9 +1,11 @@
 """The command line: ``ags1`` and ``python -m ags1``.
 
-One module per role: ``app`` (the program: exit codes, signals), ``commands`` (what can be typed),
-``sources`` (which files are meant), ``keychain`` (keys and sidecars), ``sealing`` and ``unsealing``
-(one file's work), ``report`` (what the user sees), ``failures`` (exit codes and one-line messages).
-rich, fastavro and libcrypto are imported only by the commands that use them: help is quick.
+One module per role: ``app`` (the program: exit codes, signals), ``commands`` and ``key_commands``
+(what can be typed), ``options`` (what several of them take), ``settings`` (which KMS is meant),
+``masters`` (the KMS of a run), ``sources`` (which files are meant), ``running`` (one after the
+other), ``sealing``, ``unsealing`` and ``rewrapping`` (one file's work), ``report`` (what the user
+sees), ``failures`` (exit codes and one-line messages). rich, fastavro, libcrypto and the KMSs are
+imported only by the commands that use them: help is quick.
 """
 
 from __future__ import annotations

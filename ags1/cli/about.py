@@ -10,7 +10,11 @@ from typing import Any
 
 from .. import __version__, cpu, layout
 from .._gcm import BlockCipher, libcrypto, random_bytes
+from ..errors import KmsError
 from ..kms import default_keyring_path
+from . import settings
+from .masters import settings_of
+from .options import KmsOptions
 
 # Small enough to stay in the second-level cache's reach, large enough that the calls don't count.
 _BLOCKS = 4
@@ -18,7 +22,7 @@ _BLOCKS = 4
 
 def about(speed_seconds: float) -> dict[str, Any]:
     """Return the facts; the speed is measured for so many seconds, not at all for 0."""
-    keyring = default_keyring_path()
+    kms, keyring = _kms()
     facts: dict[str, Any] = {
         "ags1": __version__,
         "python": platform.python_version(),
@@ -29,6 +33,7 @@ def about(speed_seconds: float) -> dict[str, Any]:
             "features": cpu.features(),
             "usable": cpu.usable_cpus(),
         },
+        "kms": kms,
         "keyring": {"path": keyring, "exists": os.path.exists(keyring)},
     }
     if speed_seconds:
@@ -36,16 +41,31 @@ def about(speed_seconds: float) -> dict[str, Any]:
     return facts
 
 
+def _kms() -> tuple[dict[str, Any], str]:
+    """Return which KMS the environment and the configuration choose, and the keyring's path."""
+    path, named = settings.file_path(os.environ)
+    configuration = path if named or os.path.exists(path) else None
+    try:
+        chosen = settings_of(KmsOptions())
+    except KmsError as error:
+        return {"configuration": configuration, "error": str(error)}, default_keyring_path()
+    keyring = chosen.properties.get(settings.KEYRING) or default_keyring_path()
+    facts = {"configuration": configuration, "kms": chosen.kms_name, "key": chosen.key_id}
+    return facts, keyring
+
+
 def as_text(facts: dict[str, Any]) -> str:
     """Return the same for people."""
     library, processor = facts["libcrypto"], facts["cpu"]
     missing = "" if facts["keyring"]["exists"] else " (not there yet: ags1 keygen)"
+    kms = facts["kms"]
     lines = [
         ("ags1", f"{facts['ags1']}, Python {facts['python']}"),
         ("libcrypto", f"{library['version']}, {library['source']}"),
         ("FIPS", "provider active" if library["fips"] else "provider not active"),
         ("CPU", f"{processor['model']} ({processor['machine']}), {processor['usable']} usable"),
         ("AES", " ".join(processor["features"]) or "no instructions for it known"),
+        ("KMS", kms.get("error") or f"{kms['kms']}, master key {kms['key'] or 'not named'}"),
         ("keyring", facts["keyring"]["path"] + missing),
     ]
     if "speed" in facts:

@@ -49,7 +49,8 @@ class App(click.Group):
                 f"{command}: {one_line(error.format_message())} (see: {command} --help)"
             )
             return Exit.USAGE
-        except click.Abort:
+        except click.Abort:  # at a prompt
+            standard.print_error(f"{prog_name}: interrupted")
             return Exit.INTERRUPTED
         except OSError as error:
             # click's own printing of help failed.
@@ -66,7 +67,7 @@ class App(click.Group):
         """
         try:
             return int(super().invoke(ctx) or Exit.OK)
-        except (click.UsageError, click.exceptions.Exit):
+        except (click.UsageError, click.Abort, click.exceptions.Exit):
             raise
         except ReaderGoneError:
             standard.forget_output()

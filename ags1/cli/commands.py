@@ -5,57 +5,25 @@ Imports nothing that help and completion don't need; each command imports what i
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
+from . import options
 from .app import App
-from .failures import EXIT_STATUS, EXPECTED, Exit
+from .failures import EXIT_STATUS, Exit
+from .key_commands import key as key_group
+from .options import KmsOptions, size
 
 if TYPE_CHECKING:
-    from ..keys.keychain import Keychain
     from .report import Report
     from .sources import Job, Plan
 
 
-def _size(
-    minimum: int = 1, maximum: int | None = None
-) -> Callable[[click.Context, click.Parameter, str | None], int | None]:
-    """Return a callback that reads a number of bytes, with an optional binary unit."""
-
-    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-        if text is None:
-            return None
-        match = re.fullmatch(r"(\d{1,19})([KMGT]?)(iB|B)?", text, re.IGNORECASE | re.ASCII)
-        if match is None:
-            raise click.BadParameter(f"{text!r} is not a size such as 4096, 64K or 1MiB.")
-        size = int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")
-        if size < minimum:
-            raise click.BadParameter(f"{text} is less than {minimum} bytes.")
-        if maximum is not None and size > maximum:
-            raise click.BadParameter(f"{text} is more than {maximum} bytes.")
-        return size
-
-    return read
-
-
-# Whether a path can be read is found out, and told, by reading it.
-_PATH = click.Path(readable=False)
-
-_sources = click.argument("sources", nargs=-1, required=True, type=_PATH, metavar="FILE...")
-_keyring = click.option(
-    "--keyring",
-    type=_PATH,
-    metavar="FILE",
-    help="The keyring with the master keys.  [default: $AGS1_KEYRING, or ags1/keyring.json in "
-    "$XDG_CONFIG_HOME or ~/.config]",
-)
+_sources = click.argument("sources", nargs=-1, required=True, type=options.PATH, metavar="FILE...")
 _sidecar = click.option(
     "--sidecar",
-    type=_PATH,
+    type=options.PATH,
     metavar="FILE",
     help="The sidecar of the one encrypted file.  [default: its name and .keys]",
 )
@@ -67,7 +35,7 @@ _threads = click.option(
 )
 _max_block_size = click.option(
     "--max-block-size",
-    callback=_size(),
+    callback=size(),
     default="64M",
     show_default=True,
     metavar="SIZE",
@@ -76,22 +44,9 @@ _max_block_size = click.option(
 _output = click.option(
     "-o",
     "--output",
-    type=_PATH,
+    type=options.PATH,
     metavar="PATH",
     help="Write to this file, or into this folder, or (-) to standard output.",
-)
-_force = click.option("-f", "--force", is_flag=True, help="Overwrite files that exist.")
-_no_fsync = click.option(
-    "--no-fsync",
-    is_flag=True,
-    help="Don't wait for the disk. Faster; a power failure may lose what was reported as done.",
-)
-_quiet = click.option("-q", "--quiet", is_flag=True, help="No progress bar, no notes, no OK lines.")
-_json = click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object a line, one line for each file, failures too.",
 )
 
 
@@ -105,10 +60,22 @@ _json = click.option(
 \b
 Environment:
   AGS1_KEYRING     the keyring to use instead of the default one
-  XDG_CONFIG_HOME  where the default keyring's folder ags1 is, instead of ~/.config
+  AGS1_KMS_TYPE    the KMS to use (--kms); AGS1_KMS_KEY: the master key (--key)
+  AGS1_KMS_X__Y_Z  the KMS's property x.y-z, as AGS1_KMS_CLIENT__REGION is client.region
+  AGS1_CONFIG      the configuration to use instead of the default one
+  XDG_CONFIG_HOME  where the folder ags1 of both is, instead of ~/.config
+
+\b
+Configuration (options beat the environment, which beats the configuration; what is for
+another KMS than the one chosen is left out):
+  [kms]
+  type = aws
+  key = arn:aws:kms:eu-west-1:111122223333:alias/files
+  client.region = eu-west-1
 
 \b
 Files:
+  ~/.config/ags1/config.ini    which KMS, and its properties
   ~/.config/ags1/keyring.json  master keys; who has it can open everything
   FILE.ags1                    an encrypted file
   FILE.ags1.keys               its sidecar: its own key, wrapped. Without it the
@@ -122,6 +89,7 @@ Examples:
   ags1 verify flights.avro.ags1
   ags1 cat flights.avro.ags1 | head -c 100
   ags1 decrypt flights.avro.ags1 -o copy.avro
+  ags1 encrypt flights.avro --kms aws --key alias/files
 """,
 )
 @click.option("--version", is_flag=True, help="Show the version and exit.")
@@ -130,7 +98,7 @@ def app(ctx: click.Context, version: bool) -> None:
     """Encrypt files in Apache Iceberg's AES-GCM stream format (AGS1), verify and decrypt them.
 
     Every file gets a fresh key, which is stored wrapped in a sidecar beside it. The master key that
-    opens the sidecars is in a keyring, made once by 'ags1 keygen'.
+    opens the sidecars is in a keyring, made once by 'ags1 keygen', or in another KMS (--kms).
     """
     if version:
         from .. import __version__
@@ -153,10 +121,10 @@ Examples:
 """
 )
 @click.option("--name", default="default", show_default=True, help="The master key's name.")
-@_keyring
+@options.keyring
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
 def keygen(name: str, keyring: str | None, as_json: bool) -> int:
-    """Make a master key.
+    """Make a master key in a keyring: the short form of 'ags1 key create'.
 
     The key is added to the keyring, and the keyring is made (mode 0600) if there is none. A key
     that is there already is never replaced: whatever it has wrapped would be lost. Keep a copy of
@@ -168,11 +136,14 @@ def keygen(name: str, keyring: str | None, as_json: bool) -> int:
     """
     import json
 
-    from ..kms import create_key, default_keyring_path
+    from ..kms import LocalKms
+    from .masters import client, settings_of
     from .standard import print_line
 
-    path = keyring or default_keyring_path()
-    version = create_key(path, name)
+    kms = client(settings_of(KmsOptions("local", (), keyring)))
+    assert isinstance(kms, LocalKms)
+    path = kms.path
+    version = int(kms.create_key(name).versions[-1].version)
     if as_json:
         print_line(json.dumps({"keyring": path, "name": name, "version": version, "ok": True}))
     else:
@@ -196,32 +167,43 @@ Examples:
 @_sources
 @_output
 @click.option(
-    "--key", default="default", show_default=True, metavar="NAME", help="The master key to use."
+    "--key",
+    metavar="NAME",
+    help="The master key to use.  [default: $AGS1_KMS_KEY, the configuration's key, or in a "
+    "keyring 'default']",
 )
-@_keyring
+@options.kms
 @_sidecar
 @click.option(
     "--block-size",
-    callback=_size(maximum=64 << 20),
+    callback=size(maximum=64 << 20),
     default="1M",
     show_default=True,
     metavar="SIZE",
     help="Plaintext bytes in a block. Java and iceberg-rust read no other size than 1M.",
 )
 @_threads
-@_force
-@_no_fsync
-@_quiet
-@_json
+@options.force
+@click.option(
+    "--skip-existing",
+    is_flag=True,
+    help="Pass over files whose output and sidecar exist, whatever is in them.",
+)
+@click.option("--again", is_flag=True, help="Encrypt files, too, that are encrypted already.")
+@options.no_fsync
+@options.quiet
+@options.as_json
 def encrypt(
     sources: tuple[str, ...],
     output: str | None,
-    key: str,
-    keyring: str | None,
+    key: str | None,
+    kms: KmsOptions,
     sidecar: str | None,
     block_size: int,
     threads: int | None,
     force: bool,
+    skip_existing: bool,
+    again: bool,
     no_fsync: bool,
     quiet: bool,
     as_json: bool,
@@ -238,23 +220,36 @@ def encrypt(
 
     An encrypted file and its sidecar appear together, and only when both are whole and on the disk.
     A crash may leave a sidecar without a file, never a file without its key. With --force the old
-    pair stays usable until the new one has taken its place.
+    pair stays usable until the new one has taken its place; with --skip-existing an interrupted run
+    over many files can be taken up again.
+
+    The KMS is asked once for a run. With --kms other than local, the master key has to be named.
     """
     from ..layout import plaintext_size
+    from .masters import sealing_keychain
+    from .running import for_each
     from .sealing import Sealing
     from .sealing import encrypt as seal
-    from .sources import plan_encryption
+    from .sources import has_results, plan_encryption
 
     _refuse_json_beside_data(as_json, sources, output)
-    plan = plan_encryption(sources, output, sidecar)
+    if force and skip_existing:
+        raise click.UsageError("--force and --skip-existing contradict each other")
+    plan = plan_encryption(sources, output, sidecar, again=again, skip_existing=skip_existing)
     _refuse_terminal(plan)
-    keychain = _keychain(keyring, key)
+    keychain, master_key_id = sealing_keychain(kms, key)
     if plan.jobs:
         keychain.prepare()
 
     def work(job: Job, report: Report) -> None:
         how = Sealing(block_size, threads, not no_fsync, force, report.progress)
-        km, sealed = seal(job, keychain, how)
+        try:
+            km, sealed = seal(job, keychain, how)
+        except FileExistsError as error:
+            if not has_results(job):
+                raise
+            hint = "exists already (--force overwrites, --skip-existing passes over)"
+            raise FileExistsError(error.errno, hint, error.filename) from None
         assert km.file_length is not None
         report.succeeded(
             {
@@ -265,11 +260,11 @@ def encrypt(
                 "encrypted_size": km.file_length,
                 "block_size": block_size,
                 "key_id": sealed.key_id,
-                "master_key_id": key,
+                "master_key_id": master_key_id,
             }
         )
 
-    return _for_each(plan, work, as_json=as_json, quiet=quiet)
+    return for_each(plan, work, as_json=as_json, quiet=quiet)
 
 
 @app.command(
@@ -285,18 +280,20 @@ Examples:
 )
 @_sources
 @_output
-@_keyring
+@options.trusted_keys
+@options.kms
 @_sidecar
 @_max_block_size
 @_threads
-@_force
-@_no_fsync
-@_quiet
-@_json
+@options.force
+@options.no_fsync
+@options.quiet
+@options.as_json
 def decrypt(
     sources: tuple[str, ...],
     output: str | None,
-    keyring: str | None,
+    keys: tuple[str, ...],
+    kms: KmsOptions,
     sidecar: str | None,
     max_block_size: int,
     threads: int | None,
@@ -310,22 +307,24 @@ def decrypt(
     FILE.ags1 becomes FILE; neither it nor its sidecar FILE.ags1.keys is removed. A folder stands
     for all files in it and below whose names end in .ags1. With -o, one file is written to that
     name; several files or a folder are written into that folder, keeping the tree below the folder
-    named. The sidecar names the master key.
+    named. The sidecar names the master key; --key says which ones to accept.
 
     A file appears under its name when every block has been verified. '-' reads standard input,
     needs --sidecar, and writes to standard output unless -o says otherwise: there, each block is
     written as soon as it is verified, and only the exit status tells that the end was reached.
     """
+    from .masters import opening_keychain
+    from .running import for_each
     from .sources import plan_decryption
-    from .unsealing import Reading
+    from .unsealing import Reading, key_metadata
     from .unsealing import decrypt as unseal
 
     _refuse_json_beside_data(as_json, sources, output)
     plan = plan_decryption(sources, output, sidecar)
-    keychain = _keychain(keyring)
+    keychain = opening_keychain(kms, keys)
 
     def work(job: Job, report: Report) -> None:
-        km = keychain.open(job.sidecar, None if job.is_pipe else job.source)
+        km = key_metadata(job, keychain)
         how = Reading(threads, max_block_size, report.progress)
         size = unseal(job, km, how, durable=not no_fsync, overwrite=force)
         report.succeeded(
@@ -338,7 +337,7 @@ def decrypt(
             }
         )
 
-    return _for_each(plan, work, as_json=as_json, quiet=quiet)
+    return for_each(plan, work, as_json=as_json, quiet=quiet)
 
 
 @app.command(
@@ -354,7 +353,7 @@ Examples:
 @_sources
 @click.option(
     "--offset",
-    callback=_size(0),
+    callback=size(0),
     default="0",
     show_default=True,
     metavar="SIZE",
@@ -362,11 +361,12 @@ Examples:
 )
 @click.option(
     "--length",
-    callback=_size(0),
+    callback=size(0),
     metavar="SIZE",
     help="Print so many bytes, not all to the end.",
 )
-@_keyring
+@options.trusted_keys
+@options.kms
 @_sidecar
 @_max_block_size
 @_threads
@@ -374,7 +374,8 @@ def cat(
     sources: tuple[str, ...],
     offset: int,
     length: int | None,
-    keyring: str | None,
+    keys: tuple[str, ...],
+    kms: KmsOptions,
     sidecar: str | None,
     max_block_size: int,
     threads: int | None,
@@ -385,23 +386,25 @@ def cat(
     verified. Each block is printed once it is verified; when a later one is not, what went before
     has been printed and the exit status tells. A range beyond the end prints nothing.
     """
+    from .masters import opening_keychain
+    from .running import for_each
     from .sources import plan_reading
     from .standard import BinaryOutput
-    from .unsealing import Reading, copy_out
+    from .unsealing import Reading, copy_out, key_metadata
 
     plan = plan_reading(sources, sidecar)
     if (offset or length is not None) and len(plan.jobs) > 1:
         raise click.UsageError("--offset and --length go with one file")
-    keychain = _keychain(keyring)
+    keychain = opening_keychain(kms, keys)
     stdout = BinaryOutput()
 
     def work(job: Job, report: Report) -> None:
-        km = keychain.open(job.sidecar, None if job.is_pipe else job.source)
+        km = key_metadata(job, keychain)
         how = Reading(threads, max_block_size, report.progress)
         copy_out(job, km, how, stdout, offset=offset, length=length)
         stdout.flush()
 
-    return _for_each(plan, work, as_json=False, quiet=True)
+    return for_each(plan, work, as_json=False, quiet=True)
 
 
 @app.command(
@@ -415,15 +418,17 @@ Examples:
 {EXIT_STATUS}"""
 )
 @_sources
-@_keyring
+@options.trusted_keys
+@options.kms
 @_sidecar
 @_max_block_size
 @_threads
-@_quiet
-@_json
+@options.quiet
+@options.as_json
 def verify(
     sources: tuple[str, ...],
-    keyring: str | None,
+    keys: tuple[str, ...],
+    kms: KmsOptions,
     sidecar: str | None,
     max_block_size: int,
     threads: int | None,
@@ -434,17 +439,22 @@ def verify(
 
     A file that verifies is whole and is what was encrypted under the key in its sidecar. That file
     and sidecar were not exchanged together for another pair under the same master key is not
-    something they can tell. A folder stands for all files in it and below whose names end in .ags1.
+    something they can tell, and with --key only sidecars under the master keys named are accepted.
+    Where a key's name may be a stranger's key (an ARN of AWS, a resource name of GCP) that is a
+    must: who can write a sidecar could else have a file of theirs, under a key of theirs, pass as
+    yours. A folder stands for all files in it and below whose names end in .ags1.
     """
+    from .masters import opening_keychain
+    from .running import for_each
     from .sources import plan_reading
-    from .unsealing import Reading
+    from .unsealing import Reading, key_metadata
     from .unsealing import verify as check
 
     plan = plan_reading(sources, sidecar)
-    keychain = _keychain(keyring)
+    keychain = opening_keychain(kms, keys)
 
     def work(job: Job, report: Report) -> None:
-        km = keychain.open(job.sidecar, None if job.is_pipe else job.source)
+        km = key_metadata(job, keychain)
         size = check(job, km, Reading(threads, max_block_size, report.progress))
         report.succeeded(
             {
@@ -456,7 +466,7 @@ def verify(
             f"{job.source_name}: OK",
         )
 
-    return _for_each(plan, work, as_json=as_json, quiet=quiet)
+    return for_each(plan, work, as_json=as_json, quiet=quiet)
 
 
 @app.command(
@@ -472,7 +482,7 @@ Examples:
 @_sources
 @click.option("--blocks", is_flag=True, help="List every block: offset, size and nonce.")
 @_sidecar
-@_json
+@options.as_json
 def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, as_json: bool) -> int:
     """Show what encrypted files tell without a key.
 
@@ -483,6 +493,7 @@ def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, as_json
     from ..errors import KeyMetadataError
     from .inspecting import as_text, blocks_of
     from .inspecting import inspect as examine
+    from .running import for_each
     from .sources import plan_reading
     from .standard import print_line
 
@@ -503,7 +514,7 @@ def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, as_json
         if as_json:
             report.succeeded(result)
 
-    return _for_each(plan_reading(sources, sidecar), work, as_json=as_json, quiet=False)
+    return for_each(plan_reading(sources, sidecar), work, as_json=as_json, quiet=False)
 
 
 @app.command(
@@ -559,37 +570,7 @@ def completion(shell: str) -> int:
     return Exit.OK
 
 
-def _keychain(keyring: str | None, master_key_id: str = "") -> Keychain:
-    from ..keys.keychain import Keychain
-    from ..kms import LocalKms
-
-    kms = LocalKms(keyring)
-    # A keyring that cannot be used is one failure of the run, not one of every file.
-    kms.names()
-    return Keychain(kms, master_key_id)
-
-
-def _for_each(
-    plan: Plan, work: Callable[[Job, Report], None], *, as_json: bool, quiet: bool
-) -> int:
-    """Do ``work`` for every job; go on after failures. Returns the first failure's exit code."""
-    from .report import Report
-    from .sources import make_folder
-
-    with Report(as_json=as_json, quiet=quiet, total_size=plan.total_size) as report:
-        for note in plan.notes:
-            report.note(note)
-        for file, error in plan.problems:
-            report.failed(error, file)
-        for job in plan.jobs:
-            report.begin(job.source_name)
-            try:
-                if job.makes_folder and job.target is not None:
-                    make_folder(os.path.dirname(job.target), os.path.dirname(job.source))
-                work(job, report)
-            except EXPECTED as error:
-                report.failed(error, job.source_name)
-    return report.exit_code
+app.add_command(key_group)
 
 
 def _refuse_json_beside_data(as_json: bool, sources: tuple[str, ...], output: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import os
 from dataclasses import dataclass
 
@@ -12,7 +13,10 @@ from ..errors import (
     FormatError,
     KeyMetadataError,
     KeyReuseError,
+    KmsAccessDeniedError,
+    KmsConfigurationError,
     KmsError,
+    KmsUnavailableError,
     MissingFileLengthError,
     TruncatedError,
 )
@@ -42,11 +46,12 @@ Exit status:
   2    authentication failed: wrong key, or the data was changed
   3    truncated: the file is shorter than its keys say
   4    not an AGS1 file, malformed, or longer than its keys say
-  5    keys: no keyring, master key or sidecar, or one that doesn't fit
+  5    keys: no keyring, master key or sidecar, or one that doesn't fit;
+       the KMS refused, or could not be reached
   6    input or output failed
   130  interrupted (141: the reader of the output went away, 143: terminated)
-  With several files, a failure doesn't stop the others; the exit status is
-  the first failure's.
+  With several files, a failure doesn't stop the others, unless it is that
+  the KMS cannot be used; the exit status is the first failure's.
 """
 
 
@@ -60,6 +65,14 @@ class Terminated(KeyboardInterrupt):
 
 # What one file's work may raise; anything else is a mistake of ours.
 EXPECTED = (Ags1Error, OSError, MemoryError)
+# What the next file would meet as well, maybe after a long time-out.
+KMS_UNUSABLE = (KmsUnavailableError, KmsAccessDeniedError, KmsConfigurationError)
+
+# The library names its parameters; here they are options.
+_OPTIONS = {
+    "max_block_size= allows more": "--max-block-size allows more",
+    "not among those to trust": "not among those to trust (--key names one more)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +92,16 @@ def describe(error: BaseException, file: str | None = None) -> Failure:
     kind = type(error).__name__
     if isinstance(error, Ags1Error):
         about = error.file or file
-        message = error.message if about is None else f"{about}: {error.message}"
+        message = error.message
+        for parameter, option in _OPTIONS.items():
+            message = message.replace(parameter, option)
+        message = message if about is None else f"{about}: {message}"
         return Failure(_exit_code(error), message, kind, about, error.block, error.offset)
     if isinstance(error, MemoryError):
         cause = "not enough memory"
     elif isinstance(error, OSError):
         cause = error.strerror or str(error)
-        if isinstance(error, FileExistsError):
+        if isinstance(error, FileExistsError) and cause == os.strerror(errno.EEXIST):
             cause = "exists already (--force overwrites)"
         if isinstance(error.filename, (str, bytes)):
             file = os.fsdecode(error.filename)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,23 @@ class Report:
         if self._json:
             details = {name: value for name, value in asdict(failure).items() if value is not None}
             standard.print_line(json.dumps({"file": file, "ok": False, "error": details}))
+
+    def not_tried(self, files: Sequence[str]) -> None:
+        """Report files that are left alone because the KMS, as the last failure told, cannot be
+        used."""
+        if files:
+            self._hide_bar()
+            number = "1 more file" if len(files) == 1 else f"{len(files)} more files"
+            standard.print_error(f"ags1: {number} not tried: the KMS cannot be used")
+        if self._json:
+            for file in files:
+                error = {
+                    "exit_code": Exit.KEYS,
+                    "message": f"{file}: not tried: the KMS cannot be used",
+                    "kind": "NotTried",
+                    "file": file,
+                }
+                standard.print_line(json.dumps({"file": file, "ok": False, "error": error}))
 
     def note(self, text: str) -> None:
         """Tell something that is no failure on standard error, unless silence was asked for."""

@@ -16,6 +16,7 @@ import click
 
 from .. import layout
 from ..atomic import is_temporary
+from ..errors import FormatError
 from ..keys.sidecar import SUFFIX as SIDECAR_SUFFIX
 from ..keys.sidecar import sidecar_path
 from .standard import STDIN
@@ -48,10 +49,12 @@ class Job:
 
 @dataclass(slots=True)
 class Plan:
-    """The work of a run; what could not be planned (file, error); what was passed over."""
+    """The work of a run; what is done already; what could not be planned (file, error); what was
+    passed over."""
 
     jobs: list[Job] = field(default_factory=list)
-    problems: list[tuple[str, OSError]] = field(default_factory=list)
+    done: list[Job] = field(default_factory=list)
+    problems: list[tuple[str, Exception]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -69,21 +72,62 @@ class _Found:
     relative_path: str
     size: int = 0
     is_pipe: bool = False
+    # Whether it was named itself, rather than found in a folder.
+    is_named: bool = False
 
 
-def plan_encryption(sources: tuple[str, ...], output: str | None, sidecar: str | None) -> Plan:
-    """Plan to encrypt ``sources`` to ``FILE.ags1``, or to or into ``output``."""
+def plan_encryption(
+    sources: tuple[str, ...],
+    output: str | None,
+    sidecar: str | None,
+    *,
+    again: bool = False,
+    skip_existing: bool = False,
+) -> Plan:
+    """Plan to encrypt ``sources`` to ``FILE.ags1``, or to or into ``output``.
+
+    A source that is encrypted already is a problem unless it is to be encrypted ``again``;
+    ``skip_existing`` takes it, and a source whose target and sidecar exist, as done.
+    """
     if output is None and sources == (STREAM,):
         output = STREAM
     if output == STREAM and sidecar is None:
         raise click.UsageError("encrypting to standard output needs --sidecar FILE for the keys")
     plan = Plan()
     for found in _find(sources, plan, _is_encrypted, "is encrypted already"):
+        if found.is_named and not found.is_pipe and not again:
+            try:
+                refused = _is_encrypted(found.path)
+            except OSError as error:
+                plan.problems.append((found.path, error))
+                continue
+            if refused and skip_existing:
+                plan.notes.append(f"{found.path}: is encrypted already, passed over")
+                continue
+            if refused:
+                problem = OSError(
+                    errno.EINVAL, "is encrypted already (--again encrypts it once more)"
+                )
+                plan.problems.append((found.path, problem))
+                continue
         target, makes_folder = _target(found, sources, output, lambda name: name + SUFFIX)
         keys = sidecar if sidecar is not None else sidecar_path(target)
         plan.jobs.append(Job(found.path, target, keys, found.size, found.is_pipe, makes_folder))
     _check(plan, sources, output, sidecar)
+    if skip_existing:
+        plan.done = [job for job in plan.jobs if has_results(job)]
+        plan.jobs = [job for job in plan.jobs if job not in plan.done]
     return plan
+
+
+def has_results(job: Job) -> bool:
+    """Whether a job's target and its sidecar are there."""
+    return (
+        job.target is not None
+        and job.target != STREAM
+        and os.path.isfile(job.target)
+        and os.path.isfile(job.sidecar)
+    )
 
 
 def plan_decryption(sources: tuple[str, ...], output: str | None, sidecar: str | None) -> Plan:
@@ -92,6 +136,13 @@ def plan_decryption(sources: tuple[str, ...], output: str | None, sidecar: str |
         output = STREAM
     plan = Plan()
     for found in _find(sources, plan, _is_not_encrypted):
+        if output is None and not found.is_pipe and not found.path.endswith(SUFFIX):
+            # Before asking for an output's name, which would not help.
+            try:
+                refuse_other_files(found.path)
+            except (OSError, FormatError) as error:
+                plan.problems.append((found.path, error))
+                continue
         target, makes_folder = _target(found, sources, output, _without_suffix)
         keys = _sidecar_of(found, sidecar)
         plan.jobs.append(Job(found.path, target, keys, found.size, found.is_pipe, makes_folder))
@@ -107,6 +158,23 @@ def plan_reading(sources: tuple[str, ...], sidecar: str | None) -> Plan:
         plan.jobs.append(Job(found.path, None, keys, found.size, found.is_pipe))
     _check(plan, sources, None, sidecar)
     return plan
+
+
+def plan_rewrapping(sources: tuple[str, ...]) -> Plan:
+    """Plan to change sidecars: the files named, and in folders all ``*.ags1.keys``."""
+    plan = Plan()
+    kind = f"{SUFFIX}{SIDECAR_SUFFIX} file"
+    for found in _find(sources, plan, _is_no_sidecar, kind=kind):
+        if found.is_pipe:
+            raise click.UsageError(f"{found.path} is no regular file")
+        plan.jobs.append(Job(found.path, None, found.path, found.size))
+    return plan
+
+
+def refuse_other_files(path: str) -> None:
+    """Raise FormatError when a file does not begin as AGS1 files do; OSError."""
+    if not _begins_as_encrypted(path):
+        raise FormatError("not an AGS1 file: it does not begin with 'AGS1'", file=path)
 
 
 def make_folder(folder: str, source_folder: str) -> None:
@@ -130,13 +198,15 @@ def _find(
     plan: Plan,
     passed_over: Callable[[str], bool],
     reason: str | None = None,
+    *,
+    kind: str | None = None,
 ) -> Iterator[_Found]:
     """Yield the files that ``sources`` mean; in folders, those that are not ``passed_over``."""
     for source in sources:
         if source == STREAM:
             if len(sources) > 1:
                 raise click.UsageError("'-' (standard input) can only be the one source")
-            yield _Found(STREAM, STREAM, is_pipe=True)
+            yield _Found(STREAM, STREAM, is_pipe=True, is_named=True)
             continue
         try:
             status = os.stat(source)
@@ -146,14 +216,14 @@ def _find(
         if not stat.S_ISDIR(status.st_mode):
             is_pipe = not stat.S_ISREG(status.st_mode)
             size = 0 if is_pipe else status.st_size
-            yield _Found(source, os.path.basename(source), size, is_pipe)
+            yield _Found(source, os.path.basename(source), size, is_pipe, is_named=True)
             continue
         empty = True
         for found in _walk(source, plan, passed_over, reason):
             empty = False
             yield found
         if empty:
-            kind = "file to encrypt" if reason else f"{SUFFIX} file"
+            kind = kind or ("file to encrypt" if reason else f"{SUFFIX} file")
             error = FileNotFoundError(errno.ENOENT, f"no {kind} in this folder", source)
             plan.problems.append((source, error))
 
@@ -227,12 +297,20 @@ def _is_encrypted(path: str) -> bool:
         return True
     if not path.endswith(SUFFIX) or not os.path.isfile(path):
         return False
+    return _begins_as_encrypted(path)
+
+
+def _begins_as_encrypted(path: str) -> bool:
     with open(path, "rb") as file:
         return file.read(len(layout.MAGIC)) == layout.MAGIC
 
 
 def _is_not_encrypted(path: str) -> bool:
     return not path.endswith(SUFFIX)
+
+
+def _is_no_sidecar(path: str) -> bool:
+    return not path.endswith(SUFFIX + SIDECAR_SUFFIX)
 
 
 def _check(plan: Plan, sources: tuple[str, ...], output: str | None, sidecar: str | None) -> None:

@@ -18,9 +18,10 @@ from ..bulk import decrypt_file, verify_file
 from ..cpu import usable_cpus
 from ..errors import Ags1Error
 from ..key_metadata import KeyMetadata
+from ..keys import Keychain
 from ..reader import Reader
 from ..stream import open as open_stream
-from .sources import STREAM, Job
+from .sources import STREAM, Job, refuse_other_files
 from .standard import BinaryOutput, binary_input
 
 _CHUNK_SIZE = 1 << 20
@@ -65,6 +66,18 @@ class Reading:
     threads: int | None
     max_block_size: int
     progress: Progress
+
+
+def key_metadata(job: Job, keychain: Keychain) -> KeyMetadata:
+    """Return the key metadata of a job's file from its sidecar.
+
+    Raises KeyMetadataError, KmsError; of a file without sidecar that is no AGS1 file, FormatError.
+    """
+    if job.is_pipe:
+        return keychain.open(job.sidecar, None)
+    if not os.path.lexists(job.sidecar):
+        refuse_other_files(job.source)
+    return keychain.open(job.sidecar, job.source)
 
 
 def decrypt(job: Job, km: KeyMetadata, how: Reading, *, durable: bool, overwrite: bool) -> int:

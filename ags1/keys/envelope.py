@@ -179,15 +179,17 @@ class KeyEncryptionKey:
             ) from None
         return KeyMetadata.from_bytes(data)
 
-    def rewrap(self, kms: KmsClient, master_key_id: str) -> KeyEncryptionKey:
+    def rewrap(self, kms: KmsClient, master_key_id: str, *, same_kms: bool) -> KeyEncryptionKey:
         """Return the same KEK wrapped under another master key of ``kms``, or under the newest
         version of its own: same id, same timestamp, in the spelling that Java reads. Two KMS calls.
+        ``same_kms``: it is ``kms`` that has wrapped the KEK so far, and not another keyring,
+        account or server, where the same name is another key.
 
         The second one unwraps what the first one wrapped, because the old master key may be
         destroyed next. Raises KmsError.
         """
         entry = self.entry
-        if isinstance(kms, Rewrapper) and master_key_id == entry.encrypted_by_id:
+        if same_kms and isinstance(kms, Rewrapper) and master_key_id == entry.encrypted_by_id:
             wrapped_key = kms.rewrap_key(entry.encrypted_key_metadata, master_key_id)
         else:
             wrapped_key = kms.wrap_key(bytes(self._key), master_key_id)

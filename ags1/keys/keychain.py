@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections import deque
 from collections.abc import Collection, Iterator
 
 from ..errors import Ags1Error, AuthenticationError, KeyMetadataError, KmsError
@@ -39,6 +40,8 @@ class Keychain:
             trusted_key_ids = {master_key_id}
         self._trusted_key_ids = trusted_key_ids
         self._keks = KekCache(kms)
+        # The last ones: the sidecars of a folder mostly share a KEK.
+        self._rewrapped: deque[tuple[EncryptedKey, KmsClient, EncryptedKey]] = deque(maxlen=16)
         self._new_kek = PerProcess(
             lambda: KeyEncryptionKey.generate(kms, master_key_id, key_size=FILE_KEY_SIZE)
         )
@@ -70,13 +73,31 @@ class Keychain:
                     return km
         return first
 
-    def rewrap(self, sidecar_file: str, kms: KmsClient, master_key_id: str) -> Sidecar:
-        """Return the sidecar with its KEKs wrapped under another master key, maybe of another KMS.
-        Nothing is written. Raises KmsError, KeyMetadataError."""
+    def rewrap(
+        self, sidecar_file: str, master_key_id: str, kms: KmsClient | None = None
+    ) -> Sidecar:
+        """Return the sidecar with its KEKs wrapped under another master key, maybe of another KMS,
+        or under the newest version of the present one. Nothing is written.
+
+        Sidecars that share a KEK share what the KMS is asked for it. Raises KmsError,
+        KeyMetadataError.
+        """
         sidecar = find_sidecar(sidecar_file)
         with _errors_about(sidecar_file):
-            keks = map(self._unwrap, sidecar.kek_entries)
-            return sidecar.with_entries([kek.rewrap(kms, master_key_id).entry for kek in keks])
+            return sidecar.with_entries(
+                [self._rewrap(entry, master_key_id, kms) for entry in sidecar.kek_entries]
+            )
+
+    def _rewrap(
+        self, entry: EncryptedKey, master_key_id: str, kms: KmsClient | None
+    ) -> EncryptedKey:
+        target = self._kms if kms is None else kms
+        for known, by, made in self._rewrapped:
+            if by is target and known == entry and made.encrypted_by_id == master_key_id:
+                return made
+        kek = self._unwrap(entry).rewrap(target, master_key_id, same_kms=target is self._kms)
+        self._rewrapped.append((entry, target, kek.entry))
+        return kek.entry
 
     def _unwrap(self, entry: EncryptedKey) -> KeyEncryptionKey:
         trusted = self._trusted_key_ids

@@ -155,12 +155,13 @@ class EncryptionManager:
         and where the catalog keeps it have to change in one commit. Each KEK is unwrapped again
         from its new form before this returns. Three KMS calls a KEK. Raises KmsError.
         """
+        same_kms = kms is None or kms is self.kms
         kms = self.kms if kms is None else kms
         table_key_id = self.table_key_id if table_key_id is None else table_key_id
         cache = KekCache(kms)
         entries = {entry.key_id: entry for entry in self.encryption_keys}
         for entry in self.key_encryption_keys:
-            kek = self._unwrap(entry).rewrap(kms, table_key_id)
+            kek = self._unwrap(entry).rewrap(kms, table_key_id, same_kms=same_kms)
             cache.put(kek)
             entries[entry.key_id] = kek.entry
         return EncryptionManager(

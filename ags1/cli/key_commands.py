@@ -1,0 +1,373 @@
+"""The commands ``ags1 key …``: master keys made, listed and rotated, and sidecars wrapped anew."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import options
+from .failures import EXIT_STATUS, Exit
+from .options import KmsOptions
+
+if TYPE_CHECKING:
+    from ..kms import KeyInfo
+    from .report import Report
+    from .sources import Job
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
+_name = click.argument("name", metavar="NAME")
+
+
+@click.group(
+    "key",
+    invoke_without_command=True,
+    epilog="""
+\b
+Examples:
+  ags1 key create backup-2026
+  ags1 key list --kms aws --kms-property client.region=eu-west-1
+  ags1 key rotate default && ags1 key rewrap sealed
+  ags1 key rewrap sealed --to-kms vault --to-key backup
+""",
+)
+@click.pass_context
+def key(ctx: click.Context) -> None:
+    """Manage master keys, in a keyring or another KMS, and move sidecars to another master key."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(Exit.USAGE)
+
+
+@key.command(
+    "list",
+    epilog=f"""
+\b
+Examples:
+  ags1 key list
+  ags1 key list --kms vault --json | jq -r .key_id
+
+{EXIT_STATUS}""",
+)
+@options.kms
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+def list_(kms: KmsOptions, as_json: bool) -> int:
+    """List the master keys: name, algorithm, current version, other names."""
+    import json
+
+    from .failures import one_line
+    from .masters import administration
+    from .standard import print_line
+
+    admin, _ = administration(kms)
+    for info in admin.list_keys():
+        if as_json:
+            facts = _public(info)
+            del facts["versions"]
+            print_line(json.dumps({**facts, "ok": True}))
+            continue
+        parts = [info.key_id, info.algorithm]
+        if info.current_version is not None:
+            parts.append(f"version {info.current_version}")
+        if not info.enabled:
+            parts.append("disabled")
+        if info.aliases:
+            parts.append(" ".join(info.aliases))
+        print_line(one_line("  ".join(parts)))
+    return Exit.OK
+
+
+@key.command(
+    epilog=f"""
+\b
+Examples:
+  ags1 key create default
+  ags1 key create default --passphrase --keyring /mnt/usb/k.json
+  ags1 key create backup --kms vault
+
+{EXIT_STATUS}"""
+)
+@_name
+@options.kms
+@click.option(
+    "--passphrase",
+    is_flag=True,
+    help="Ask for a passphrase to protect the new keyring (--kms local).",
+)
+@_json
+def create(name: str, kms: KmsOptions, passphrase: bool, as_json: bool) -> int:
+    """Make a master key.
+
+    One that is there already is never replaced: whatever it has wrapped would be lost. A keyring is
+    made if there is none ('ags1 keygen' does the same). With --passphrase, or a
+    passphrase in the settings (kms.local.passphrase-file), a new keyring is protected by it: on a
+    terminal it is asked for when the keyring is used. Where a passphrase is set, a keyring without
+    one is refused.
+    """
+    from ..kms import LocalKms, default_keyring_path
+    from .masters import administration, ask_passphrase, has_passphrase
+
+    admin, settings = administration(kms)
+    if passphrase:
+        if not settings.is_local or has_passphrase(settings):
+            raise click.UsageError(
+                "--passphrase asks for the passphrase of a keyring (--kms local); here there is "
+                + ("one in the settings" if settings.is_local else "no keyring")
+            )
+        path = settings.properties.get("kms.local.keyring") or default_keyring_path()
+        if os.path.exists(path):
+            raise click.UsageError(f"{path} exists: protect it with 'ags1 key protect'")
+        admin = LocalKms(path, passphrase=ask_passphrase(path, new=True))
+    info = admin.create_key(name)
+    _tell(info, f"made the master key {_both(name, info)}", as_json)
+    return Exit.OK
+
+
+@key.command(
+    epilog=f"""
+\b
+Examples:
+  ags1 key rotate default
+  ags1 key rotate default && ags1 key rewrap sealed
+
+{EXIT_STATUS}"""
+)
+@_name
+@options.kms
+@_json
+def rotate(name: str, kms: KmsOptions, as_json: bool) -> int:
+    """Make a new version of a master key.
+
+    The new version wraps from now on. Older ones stay and open what they have wrapped; 'ags1 key
+    rewrap' brings sidecars to the new one.
+    """
+    from .masters import administration
+
+    info = administration(kms)[0].rotate_key(name)
+    version = f", version {info.current_version}" if info.current_version else ""
+    _tell(
+        info, f"rotated the master key {info.key_id!r}{version}; older versions still open", as_json
+    )
+    return Exit.OK
+
+
+@key.command(
+    epilog=f"""
+\b
+Examples:
+  ags1 key protect
+  ags1 key protect --keyring /mnt/usb/k.json --new-passphrase-file new.txt
+  ags1 key protect --remove
+
+{EXIT_STATUS}"""
+)
+@options.kms
+@click.option(
+    "--new-passphrase-file",
+    type=options.PATH,
+    metavar="FILE",
+    help="Take the new passphrase from a file (mode 0600) rather than asking.",
+)
+@click.option("--remove", is_flag=True, help="Remove the passphrase.")
+@_json
+def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, as_json: bool) -> int:
+    """Set, change or remove the passphrase of a keyring.
+
+    The old one is asked for on the terminal, or is the property kms.local.passphrase-file's. Copies
+    of the keyring from before stay as they are: if one is in the wrong hands, rotate its keys.
+    """
+    import functools
+    import json
+
+    from ..kms import default_keyring_path, remove_passphrase, set_passphrase
+    from ..kms.passphrase import read_passphrase
+    from .masters import ask_passphrase, settings_of
+    from .standard import print_line
+
+    if remove and new_passphrase_file is not None:
+        raise click.UsageError("--remove and --new-passphrase-file contradict each other")
+    settings = settings_of(kms)
+    if not settings.is_local:
+        raise click.UsageError(f"a keyring has a passphrase; {settings.kms_name} is no keyring")
+    path = settings.properties.get("kms.local.keyring") or default_keyring_path()
+    old: Any = functools.partial(ask_passphrase, path)
+    if file := settings.properties.get("kms.local.passphrase-file"):
+        old = read_passphrase(file)
+    elif text := settings.properties.get("kms.local.passphrase"):
+        old = text.encode()
+    if remove:
+        remove_passphrase(path, old)
+    elif new_passphrase_file is not None:
+        set_passphrase(path, read_passphrase(new_passphrase_file), old)
+    else:
+        set_passphrase(path, ask_passphrase(path, new=True), old)
+    if as_json:
+        print_line(json.dumps({"keyring": path, "protected": not remove, "ok": True}))
+    return Exit.OK
+
+
+@key.command(
+    "export-public-info",
+    epilog=f"""
+\b
+Examples:
+  ags1 key export-public-info > keys.json
+  ags1 key export-public-info default --keyring /mnt/usb/k.json | diff keys.json -
+
+{EXIT_STATUS}""",
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@options.kms
+def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> int:
+    """Print what is public about master keys, all of them unless some are named, as JSON.
+
+    Versions with their times and fingerprints, public keys of asymmetric ones; nothing secret, and
+    nothing about where the KMS is. For audits, and to see whether two places hold the same key.
+    """
+    import json
+
+    from .masters import administration
+    from .standard import print_line
+
+    admin, settings = administration(kms)
+    wanted = names or tuple(info.key_id for info in admin.list_keys())
+    keys = [_public(admin.describe_key(name)) for name in wanted]
+    print_line(json.dumps({"kms": settings.kms_name, "keys": keys}, indent=2))
+    return Exit.OK
+
+
+@key.command(
+    epilog=f"""
+\b
+Examples:
+  ags1 key rewrap sealed                     newest version of each one's key
+  ags1 key rewrap sealed --to-key new        another key of the same KMS
+  ags1 key rewrap a.ags1.keys --to-kms vault --to-key backup
+  ags1 key rewrap sealed --kms aws --key alias/old --to-key alias/new --dry-run
+
+{EXIT_STATUS}"""
+)
+@click.argument("sources", nargs=-1, required=True, type=options.PATH, metavar="SIDECAR|FOLDER...")
+@options.kms
+@options.trusted_keys
+@click.option("--to-key", metavar="NAME", help="The master key to wrap under.")
+@click.option(
+    "--to-kms",
+    type=options.KMS_TYPE,
+    metavar="TYPE",
+    help="The KMS of that key, if it is another one; needs --to-key.",
+)
+@click.option(
+    "--to-kms-property",
+    "to_kms_properties",
+    type=options.PROPERTY,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A property of that KMS; may be repeated.",
+)
+@click.option("--dry-run", is_flag=True, help="Do everything but write the sidecars.")
+@options.no_fsync
+@options.quiet
+@options.as_json
+def rewrap(
+    sources: tuple[str, ...],
+    kms: KmsOptions,
+    keys: tuple[str, ...],
+    to_key: str | None,
+    to_kms: str | None,
+    to_kms_properties: tuple[tuple[str, str], ...],
+    dry_run: bool,
+    no_fsync: bool,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Wrap the keys in sidecars anew; the encrypted files stay as they are.
+
+    Under another master key (--to-key), one of another KMS (--to-kms too), or else under the newest
+    version of their own. A folder stands for all *.ags1.keys in it and below. --kms, --key and the
+    environment are about the KMS that opens the sidecars now; the other one takes from environment
+    and configuration what is meant for its own type.
+
+    A sidecar is replaced in one step, after what replaces it has been unwrapped again; an
+    interrupted run can be repeated, and passes over what is under --to-key already. Don't
+    encrypt the same files with --force meanwhile. Once all have succeeded, these files don't need
+    the old master key any more; older copies of their sidecars (backups) do, and who has got at a
+    file's key by one still has it.
+    """
+    from ..keys.cache import KekCache
+    from ..keys.keychain import Keychain
+    from .masters import connect, settings_of, trusted_keys
+    from .rewrapping import Rewrapping
+    from .rewrapping import rewrap as wrap_anew
+    from .running import for_each
+    from .settings import from_options
+    from .sources import plan_rewrapping
+
+    other_kms = KmsOptions(to_kms, to_kms_properties)
+    is_other = to_kms is not None or bool(to_kms_properties)
+    if is_other and from_options(to_kms, to_kms_properties, None).kind is None:
+        raise click.UsageError("--to-kms-property needs --to-kms")
+    if is_other and to_key is None:
+        raise click.UsageError("--to-kms needs --to-key")
+    plan = plan_rewrapping(sources)
+    settings = settings_of(kms)
+    source = connect(settings)
+    target = connect(settings_of(other_kms)) if is_other else None
+    trusted = trusted_keys(settings, source, keys)
+    if trusted is not None and to_key is not None and not is_other:
+        trusted |= {to_key}
+    if plan.jobs and to_key is not None:
+        # A key that cannot be used is one failure of the run.
+        Keychain(target or source, to_key).prepare()
+    how = Rewrapping(
+        Keychain(source, "", trusted_key_ids=trusted),
+        to_key,
+        target,
+        KekCache(target) if target else None,
+        dry_run=dry_run,
+        durable=not no_fsync,
+    )
+
+    def work(job: Job, report: Report) -> None:
+        done = wrap_anew(job.source, how)
+        what = "would be wrapped" if dry_run else "wrapped"
+        if not done["changed"]:
+            what = "is wrapped already"
+        report.succeeded(done, f"{job.source}: {what} under {done['master_key_id']}")
+
+    return for_each(plan, work, as_json=as_json, quiet=quiet)
+
+
+def _both(name: str, info: KeyInfo) -> str:
+    """Return what the user calls a key, and what the KMS calls it if that is something else."""
+    return repr(name) if info.key_id == name else f"{name!r} ({info.key_id})"
+
+
+def _tell(info: KeyInfo, line: str, as_json: bool) -> None:
+    import json
+
+    from .failures import one_line
+    from .standard import print_line
+
+    print_line(json.dumps({**_public(info), "ok": True}) if as_json else one_line(line))
+
+
+def _public(info: KeyInfo) -> dict[str, Any]:
+    return {
+        "key_id": info.key_id,
+        "algorithm": info.algorithm,
+        "enabled": info.enabled,
+        "aliases": list(info.aliases),
+        "current_version": info.current_version,
+        "versions": [
+            {
+                "version": version.version,
+                "created_ms": version.created_ms,
+                "enabled": version.enabled,
+                "fingerprint": version.fingerprint,
+                "public_key": version.public_key,
+            }
+            for version in info.versions
+        ],
+    }

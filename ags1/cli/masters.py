@@ -1,0 +1,141 @@
+"""The master keys of a run: the KMS that was chosen, and keychains over it.
+
+What cannot work for any file is found out here, before the first one: a keyring that cannot be
+read, a master key that nobody named. Knows no files to encrypt.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+
+import click
+
+from ..errors import KmsAccessDeniedError, KmsError
+from ..keys.keychain import Keychain
+from ..kms import KeyAdmin, KmsClient, LocalKms, default_keyring_path, from_properties
+from . import settings, standard
+from .failures import one_line
+from .options import KmsOptions
+from .settings import Settings
+
+
+def settings_of(options: KmsOptions) -> Settings:
+    """Return the settings of a run. Raises click.UsageError, KmsError."""
+    given = settings.from_options(options.kms_type, options.properties, options.keyring)
+    environment = settings.from_environment(os.environ)
+    return settings.resolve(given, environment, settings.read_file(os.environ))
+
+
+def connect(chosen: Settings) -> KmsClient:
+    """Return the KMS client. Raises KmsError; for a keyring also when it cannot be used."""
+    kms = client(chosen)
+    if isinstance(kms, LocalKms):
+        # A keyring that cannot be used is one failure of the run, not one of every file.
+        kms.names()
+    return kms
+
+
+def client(chosen: Settings) -> KmsClient:
+    """Return the KMS client, not used yet. Raises KmsError."""
+    properties = chosen.properties
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if chosen.is_local and not has_passphrase(chosen):
+            path = properties.get(settings.KEYRING)
+            kms: KmsClient = LocalKms(path, passphrase=functools.partial(ask_passphrase, path))
+        else:
+            kms = from_properties(properties)
+    for warning in caught:
+        if issubclass(warning.category, UserWarning):
+            standard.print_error(f"ags1: {one_line(str(warning.message))}")
+    return kms
+
+
+def has_passphrase(chosen: Settings) -> bool:
+    """Whether the settings have the keyring's passphrase, so that nobody has to be asked."""
+    return any(
+        chosen.properties.get(name)
+        for name in ("kms.local.passphrase", "kms.local.passphrase-file")
+    )
+
+
+def ask_passphrase(keyring: str | None, *, new: bool = False) -> bytes:
+    """Ask for a keyring's passphrase on the terminal; twice for a new one.
+
+    Raises KmsAccessDeniedError when there is no terminal, click.Abort when nobody answers.
+    """
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        raise KmsAccessDeniedError(
+            "the keyring's passphrase is needed, and there is no terminal to ask for it: give "
+            "--kms-property kms.local.passphrase-file=FILE"
+        ) from None
+    name = one_line(keyring or default_keyring_path())
+    answer: str = click.prompt(
+        f"{'New passphrase' if new else 'Passphrase'} of {name}",
+        # Nothing is an answer too, and refused as such rather than asked again.
+        default="",
+        show_default=False,
+        hide_input=True,
+        err=True,
+        confirmation_prompt="The same again" if new else False,
+    )
+    return answer.encode("utf-8", "surrogateescape")
+
+
+def sealing_keychain(options: KmsOptions, key: str | None) -> tuple[Keychain, str]:
+    """Return the keychain to encrypt with, and the master key's id.
+
+    Raises click.UsageError when none is named, KmsError.
+    """
+    chosen = settings_of(options)
+    key = key or chosen.key_id
+    if not key:
+        raise click.UsageError(
+            f"which master key of {chosen.kms_name}? Name it with --key (or AGS1_KMS_KEY, or "
+            "key in the configuration)"
+        )
+    return Keychain(connect(chosen), key), key
+
+
+def opening_keychain(options: KmsOptions, keys: tuple[str, ...]) -> Keychain:
+    """Return the keychain to decrypt with, which accepts only ``keys`` where there are any.
+
+    Raises click.UsageError when they have to be named, KmsError.
+    """
+    chosen = settings_of(options)
+    kms = connect(chosen)
+    return Keychain(kms, "", trusted_key_ids=trusted_keys(chosen, kms, keys))
+
+
+def trusted_keys(chosen: Settings, kms: KmsClient, keys: tuple[str, ...]) -> frozenset[str] | None:
+    """Return the master keys that sidecars may name; None is all that the KMS has.
+
+    Where a key id may be a stranger's, whoever can write a sidecar could have us accept a file of
+    theirs, wrapped under a key of theirs. Raises click.UsageError.
+    """
+    if keys:
+        return frozenset(keys)
+    if not getattr(kms, "accepts_foreign_keys", True):
+        return None
+    if not chosen.key_id:
+        raise click.UsageError(
+            f"with {chosen.kms_name}, name the master keys to accept with --key (or AGS1_KMS_KEY, "
+            "or key in the configuration): a sidecar may name anybody's"
+        )
+    return frozenset({chosen.key_id})
+
+
+def administration(options: KmsOptions) -> tuple[KeyAdmin, Settings]:
+    """Return what manages the KMS's master keys. Raises KmsError where nothing does."""
+    chosen = settings_of(options)
+    kms = client(chosen)
+    if not isinstance(kms, KeyAdmin):
+        raise KmsError(
+            f"ags1 does not manage the keys of the KMS {chosen.kms_name!r}: use the service's own "
+            "tools"
+        )
+    return kms, chosen

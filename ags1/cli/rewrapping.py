@@ -1,0 +1,82 @@
+"""Wrapping a sidecar's KEKs anew: under another master key, or another version of its own.
+
+The KEKs stay what they are, so the file keys and the data files do too. A sidecar is replaced in
+one step, once what replaces it has been unwrapped again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
+from ..keys import Keychain, Sidecar, write_sidecar
+from ..keys.cache import KekCache
+from ..keys.keychain import find_sidecar
+from ..kms import KmsClient
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrapping:
+    """How to wrap anew. ``master_key_id`` None: under the newest version of a KEK's own master key.
+    ``other_kms`` is where that master key is, None for the keychain's own KMS; ``wrapped`` tells
+    what it has wrapped before."""
+
+    keychain: Keychain
+    master_key_id: str | None
+    other_kms: KmsClient | None
+    wrapped: KekCache | None
+    dry_run: bool
+    durable: bool
+
+
+def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
+    """Change a sidecar; return what was done. A dry run does all but the writing.
+
+    Raises KeyMetadataError, KmsError, OSError.
+    """
+    before = find_sidecar(sidecar_file)
+    master_key_ids = sorted({str(entry.encrypted_by_id) for entry in before.kek_entries})
+    if not master_key_ids:
+        raise KeyMetadataError(
+            "the sidecar is damaged: no master key wraps its keys", file=sidecar_file
+        )
+    wanted = how.master_key_id
+    if wanted is None:
+        if len(master_key_ids) > 1:
+            raise KeyMetadataError(
+                f"several master keys wrap its keys, {', '.join(master_key_ids)}: "
+                "name one with --to-key",
+                file=sidecar_file,
+            )
+        wanted = master_key_ids[0]
+    result = {
+        "file": sidecar_file,
+        "from_master_key_ids": master_key_ids,
+        "master_key_id": wanted,
+        "changed": False,
+        "dry_run": how.dry_run,
+    }
+    if how.master_key_id is not None and _is_there(before, wanted, how):
+        return result
+    after = how.keychain.rewrap(sidecar_file, wanted, how.other_kms)
+    # Who replaced the file meanwhile has put the new file's keys here.
+    if after.file_keys != before.file_keys or find_sidecar(sidecar_file) != before:
+        raise KeyMetadataError("the sidecar was changed meanwhile: try again", file=sidecar_file)
+    if not how.dry_run:
+        write_sidecar(sidecar_file, after, overwrite=True, durable=how.durable)
+    return {**result, "changed": True}
+
+
+def _is_there(sidecar: Sidecar, master_key_id: str, how: Rewrapping) -> bool:
+    """Whether an earlier run has done it. Two KMSs may use one name: then the target is asked."""
+    if any(entry.encrypted_by_id != master_key_id for entry in sidecar.kek_entries):
+        return False
+    if how.wrapped is None:
+        return True
+    try:
+        for entry in sidecar.kek_entries:
+            how.wrapped.unwrap(entry, master_key_id)
+    except (KmsUnwrapError, KmsKeyNotFoundError):
+        return False
+    return True
