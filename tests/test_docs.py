@@ -59,6 +59,7 @@ def test_a_tables_keys_open_as_the_readme_says() -> None:
     code = code[: code.index("```")]
     aws = '{"encryption.kms-type": "aws", "client.region": "eu-west-1"}'
     assert aws in code
+    assert '"alias/orders"' in code
     folder = TESTS / "tables" / "parquet_plain" / "metadata"
     metadata = json.loads(max(folder.glob("*.metadata.json")).read_text())
     names = {
@@ -70,7 +71,8 @@ def test_a_tables_keys_open_as_the_readme_says() -> None:
         "metadata": metadata,
         "manifest_list": str(folder / Path(metadata["snapshots"][-1]["manifest-list"]).name),
     }
-    code = code.replace(aws, "properties").replace("    ...", "    manifests = list(reader(f))")
+    code = code.replace(aws, "properties").replace("alias/orders", "keyA")
+    code = code.replace("    ...", "    manifests = list(reader(f))")
     exec(compile("from fastavro import reader\n" + code, "README.md", "exec"), names)
     manifests = names["manifests"]
     assert isinstance(manifests, list)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import base64
 import json
+import linecache
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 import pytest
@@ -36,8 +39,9 @@ from ags1.keys import (
     parse_encryption_keys,
     print_encryption_keys,
 )
+from ags1.keys import cache as cache_module
 from ags1.keys.manager import CLOCK_SKEW_MS, KEK_LIFETIME_MS
-from ags1.kms import GeneratedKey, KmsClient
+from ags1.kms import GeneratedKey, KmsClient, LocalKms
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*for tests and demonstrations")
 
@@ -64,6 +68,8 @@ class Watched:
         self.gate: threading.Event | None = None
         self.supports_key_generation = makes_keys
         self.generated_size: int | None = None
+        self.accepts_foreign_keys = False
+        self.wraps_with_public_key = False
 
     def _called(self, what: str, key_id: str) -> None:
         self.calls.append((what, key_id))
@@ -108,6 +114,17 @@ def kek_entry(age_ms: int, *, key_id: str = "", by: str = "keyA", size: int = 16
     made = KeyEncryptionKey.generate(memory_kms(), by, key_size=size, timestamp_ms=NOW - age_ms)
     entry = made.entry
     return EncryptedKey(key_id or entry.key_id, entry.encrypted_key_metadata, by, entry.properties)
+
+
+def variables_of(trace: TracebackType | None) -> str:
+    """Return what an error reporter could show: the variables of the frames outside these tests."""
+    shown = []
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code.co_filename != __file__:
+            shown.append(f"{frame.f_code.co_filename}: {frame.f_locals!r}")
+        trace = trace.tb_next
+    return "\n".join(shown)
 
 
 def by_id(keys: Iterable[EncryptedKey]) -> dict[str, EncryptedKey]:
@@ -165,6 +182,15 @@ class TestWhatJavaWrote:
         with pytest.raises(KeyMetadataError, match=r"keyA.*not 'keyB'"):
             EncryptionManager.from_metadata(metadata, kms, table_key_id="keyB")
         assert not kms.calls
+
+
+def test_where_a_name_may_be_a_strangers_it_has_to_be_given(kms: Watched) -> None:
+    """As with AWS: else whoever can write the metadata chooses whose master key is asked."""
+    metadata = {"properties": KEY_A}
+    kms.accepts_foreign_keys = True
+    with pytest.raises(KeyMetadataError, match="anybody's"):
+        EncryptionManager.from_metadata(metadata, kms)
+    assert EncryptionManager.from_metadata(metadata, kms, table_key_id="keyA")
 
 
 @pytest.mark.parametrize(
@@ -440,6 +466,41 @@ class TestHostileLists:
         assert again.manifest_list_key(manager.encryption_keys[1].key_id)
 
 
+class TestAMasterKeyWhosePublicHalfWraps:
+    """Whoever can write the list can add a KEK that they know."""
+
+    def test_new_keys_are_sealed_under_keks_made_here_only(self, kms: Watched) -> None:
+        planted = kek_entry(-1000)
+        kms.wraps_with_public_key = True
+        manager = EncryptionManager(kms, "keyA", [planted], clock_ms=at(NOW))
+        made = added(manager, 3)
+        assert {by_id(manager.encryption_keys)[key].encrypted_by_id for key in made} == {
+            manager.encryption_keys[1].key_id
+        }
+        assert kms.calls == [("wrap", "keyA")]
+
+    def test_the_one_made_here_goes_on_being_used(self, kms: Watched) -> None:
+        kms.wraps_with_public_key = True
+        cache = KekCache(kms)
+        first = EncryptionManager(kms, "keyA", cache=cache)
+        added(first)
+        second = EncryptionManager(kms, "keyA", first.encryption_keys, cache=cache)
+        added(second)
+        assert len(second.key_encryption_keys) == 1
+        other = EncryptionManager(kms, "keyA", second.encryption_keys)
+        added(other)
+        assert len(other.key_encryption_keys) == 2
+
+    def test_reading_is_not_restricted(self, kms: Watched) -> None:
+        manager = EncryptionManager(memory_kms(), "keyA")
+        (key_id,) = (made := added(manager))
+        kms.wraps_with_public_key = True
+        assert (
+            EncryptionManager(kms, "keyA", manager.encryption_keys).manifest_list_key(key_id)
+            == made[key_id]
+        )
+
+
 class TestRewrap:
     @pytest.fixture
     def manager(self, kms: Watched) -> EncryptionManager:
@@ -683,15 +744,14 @@ class TestCache:
         threads = [threading.Thread(target=work, args=(key.key_id,)) for key in keys[1:]]
         for thread in threads:
             thread.start()
-        waiting = manager._cache._contents.get().flights
-        while not waiting:
+        while not kms.calls:
             time.sleep(0.001)
         time.sleep(0.05)  # lets most of them wait; those that come later make a call of their own
         kms.gate.set()
         for thread in threads:
             thread.join(30)
         assert len(errors) == 20
-        assert len({id(error) for error in errors}) == 20
+        assert len({id(error) for error in errors}) == 20  # a traceback of its own for each
         assert len(kms.calls) < 20
         kms.failure = None
         assert manager.manifest_list_key(keys[1].key_id)
@@ -833,8 +893,146 @@ class TestCache:
         assert kms.calls == [("wrap", "keyA"), ("unwrap", "keyA")]
         assert len(reader.prune(list(made)[-10:]).encryption_keys) == 11
 
+    def test_a_flight_that_an_interrupt_left_behind_hinders_nobody(
+        self, kms: Watched, keys: tuple[EncryptedKey, ...]
+    ) -> None:
+        """Ctrl-C at each instruction of the call in turn; waiters and later calls go on."""
+        for number in range(1, 200):
+            cache = KekCache(kms)
+            interrupted = interrupt_at(number, lambda: cache.unwrap(keys[0], "keyA"))  # noqa: B023
+            results: list[object] = []
+            thread = threading.Thread(
+                target=lambda: results.append(cache.unwrap(keys[0], "keyA")),  # noqa: B023
+                daemon=True,
+            )
+            thread.start()
+            thread.join(10)
+            assert results, f"the next one hangs after an interrupt at step {number}"
+            if not interrupted:
+                break
+        else:
+            pytest.fail("it never came to an end")
+        assert number > 20
+
+    def test_an_error_that_cannot_be_copied_comes_through(
+        self, kms: Watched, keys: tuple[EncryptedKey, ...]
+    ) -> None:
+        class Own(KmsError):
+            def __init__(self, one: str, two: str) -> None:
+                super().__init__(one + two)
+
+        kms.failure, kms.gate = Own("a", "b"), threading.Event()
+        manager = EncryptionManager(kms, "keyA", keys)
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                manager.manifest_list_key(keys[1].key_id)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        kms.gate.set()
+        for thread in threads:
+            thread.join(30)
+        assert [type(error) for error in errors] == [Own] * 4
+
+    def test_a_pickled_cache_keeps_its_bounds(self, tmp_path: Path) -> None:
+        cache = KekCache(LocalKms(str(tmp_path / "k")), lifetime_seconds=1.0, capacity=2)
+        again = pickle.loads(pickle.dumps(cache))
+        assert (again._lifetime_seconds, again._capacity) == (1.0, 2)
+
+    def test_a_forked_child_has_no_kek_of_its_parents(
+        self,
+        kms: Watched,
+        keys: tuple[EncryptedKey, ...],
+        in_a_fork: Callable[[Callable[[], object]], None],
+    ) -> None:
+        cache = KekCache(kms)
+        key = cache.unwrap(keys[0], "keyA")._key
+        assert key != bytes(16)
+
+        def child() -> None:
+            assert key == bytes(16)
+
+        in_a_fork(child)
+        assert key != bytes(16)
+
+    def test_another_tables_entry_of_the_same_bytes_is_not_mixed_in(self, kms: Watched) -> None:
+        cache = KekCache(kms)
+        entry = kek_entry(0)
+        properties = {**entry.properties, "owner": "other"}
+        twin = EncryptedKey(entry.key_id, entry.encrypted_key_metadata, "keyA", properties)
+        assert cache.unwrap(entry).entry.properties == entry.properties
+        assert cache.unwrap(twin).entry.properties == properties
+
+
+def interrupt_at(number: int, work: Callable[[], object]) -> bool:
+    """Call ``work`` with a KeyboardInterrupt before the ``number``-th line in the cache's module.
+
+    Not where a ``with`` ends: a tracer is called there, a signal's handler is not.
+    """
+    left = number
+    begun: set[tuple[int, int]] = set()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != cache_module.__file__:
+            return None
+        if event == "line":
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            here = id(frame), frame.f_lineno
+            if line.lstrip().startswith("with ") and here in begun:
+                begun.remove(here)
+                return trace
+            begun.add(here)
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
 
 class TestSecrets:
+    def test_no_variable_of_a_traceback_holds_a_key(self, kms: Watched) -> None:
+        seen: list[bytes] = []
+
+        class Down(Watched):
+            def wrap_key(self, key: bytes, key_id: str) -> bytes:
+                seen.append(key)
+                raise KmsUnavailableError("no answer")
+
+        with pytest.raises(KmsUnavailableError) as making:
+            added(EncryptionManager(Down(), "keyA"))
+        manager = EncryptionManager(kms, "keyA")
+        added(manager)
+        with pytest.raises(KmsUnavailableError) as moving:
+            manager.rewrap(Down(), "keyB")
+        assert len(seen) == 2
+        for caught, key in zip((making, moving), seen, strict=True):
+            shown = variables_of(caught.value.__traceback__)
+            assert "manager.py" in shown
+            assert not any(form.decode() in shown for form in spellings(key)[1:])
+
+    def test_a_kek_without_timestamp_is_not_unwrapped(self, kms: Watched) -> None:
+        made = kek_entry(0)
+        entry = EncryptedKey(made.key_id, made.encrypted_key_metadata, "keyA")
+        with pytest.raises(KeyMetadataError, match="KEY_TIMESTAMP"):
+            KekCache(kms).unwrap(entry, "keyA")
+        assert not kms.calls
+
     def test_nothing_shows_a_key(self, kms: Watched, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("DEBUG")
         manager = EncryptionManager(kms, "keyA")

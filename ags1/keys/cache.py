@@ -1,20 +1,24 @@
 """Unwrapped KEKs, kept for a while so that the KMS is asked once for each.
 
-As in Java's ``StandardEncryptionManager`` a KEK stays for an hour; unlike there the number is
-bounded, and what leaves is wiped once its last user is done. Kept per process: a forked child asks
-the KMS by itself.
+As in Java's ``StandardEncryptionManager`` a KEK serves for an hour, so that a key revoked in the
+KMS still opens for so long; unlike there the number is bounded. A KEK whose hour is over leaves
+when the cache is used next, and is wiped once its last user is done. Kept per process: a forked
+child asks the KMS by itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import os
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
-from ..errors import Ags1Error
 from ..kms.client import KmsClient
 from ..kms.process import PerProcess
 from .envelope import EncryptedKey, KeyEncryptionKey
@@ -24,7 +28,8 @@ CAPACITY = 1000
 
 # A suspended machine's time counts.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-_Wanted = tuple[str | None, str, bytes, str | None]
+# The master key to ask for, and the entry.
+_Wanted = tuple[str | None, str, bytes, str | None, tuple[tuple[str, str], ...]]
 
 
 def _now_seconds() -> float:
@@ -32,11 +37,12 @@ def _now_seconds() -> float:
 
 
 class _Flight:
-    """A KMS call under way, and those who wait for what it brings."""
+    """A KMS call under way; who waits for what it brings waits for the lock."""
 
-    __slots__ = ("ended", "error", "kek")
+    __slots__ = ("ended", "error", "kek", "lock")
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self.ended = threading.Event()
         self.kek: KeyEncryptionKey | None = None
         self.error: Exception | None = None
@@ -72,6 +78,7 @@ class KekCache:
         self._capacity = capacity
         self._clock = clock
         self._contents = PerProcess(_Contents)
+        _caches.add(self)
 
     def unwrap(self, entry: EncryptedKey, master_key_id: str | None = None) -> KeyEncryptionKey:
         """Return what ``KeyEncryptionKey.unwrap`` returns, from the cache if it is there."""
@@ -80,25 +87,24 @@ class KekCache:
         while True:
             if kept := self._kept(contents, wanted):
                 return kept
-            mine = _Flight()
-            try:
-                flight = contents.flights.setdefault(wanted, mine)
-                if flight is mine:
-                    # The last call may have ended since we looked.
-                    return self._kept(contents, wanted) or self._call(
-                        contents, wanted, flight, entry, master_key_id
-                    )
-            finally:
-                # Also when Ctrl-C came in between: nobody may wait for a call that nobody makes.
-                if contents.flights.get(wanted) is mine:
-                    del contents.flights[wanted]
-                    mine.ended.set()
-            flight.ended.wait()
+            flight = contents.flights.setdefault(wanted, _Flight())
+            if flight.ended.is_set():  # before we came
+                contents.flights.pop(wanted, None)
+                continue
+            # Whatever ends a call, Ctrl-C too, releases the lock, and the next one makes it anew.
+            with flight.lock:
+                if not flight.ended.is_set():
+                    return self._call(contents, wanted, flight, entry, master_key_id)
             if flight.kek is not None:
                 return flight.kek
-            if isinstance(flight.error, Ags1Error):
-                # A copy: each thread that raises it adds its own traceback.
-                raise copy.copy(flight.error) from None
+            assert flight.error is not None
+            raise _copy(flight.error) from None
+
+    def peek(
+        self, entry: EncryptedKey, master_key_id: str | None = None
+    ) -> KeyEncryptionKey | None:
+        """Return what the cache has; the KMS is not asked."""
+        return self._kept(self._contents.get(), _wanted(entry, master_key_id))
 
     def put(self, kek: KeyEncryptionKey, master_key_id: str | None = None) -> None:
         """Keep a KEK that was just made."""
@@ -110,6 +116,10 @@ class KekCache:
         """Forget all KEKs."""
         self._contents.take()
 
+    def forget_parents(self) -> None:
+        """Forget what the parent of a forked child had unwrapped: done in every forked child."""
+        self._contents.forget_parents()
+
     def _call(
         self,
         contents: _Contents,
@@ -118,15 +128,20 @@ class KekCache:
         entry: EncryptedKey,
         master_key_id: str | None,
     ) -> KeyEncryptionKey:
+        if kept := self._kept(contents, wanted):  # by a call that ended as ours began
+            return kept
         try:
-            kek = KeyEncryptionKey.unwrap(self.kms, entry, master_key_id)
+            flight.kek = KeyEncryptionKey.unwrap(self.kms, entry, master_key_id)
+            with contents.lock:
+                self._keep(contents, wanted, flight.kek)
         except Exception as error:
             flight.error = error
             raise
-        flight.kek = kek
-        with contents.lock:
-            self._keep(contents, wanted, kek)
-        return kek
+        finally:
+            if flight.kek is not None or flight.error is not None:
+                flight.ended.set()
+            contents.flights.pop(wanted, None)
+        return flight.kek
 
     def _kept(self, contents: _Contents, wanted: _Wanted) -> KeyEncryptionKey | None:
         with contents.lock:
@@ -156,11 +171,38 @@ class KekCache:
     def __repr__(self) -> str:
         return f"KekCache({self.kms!r})"
 
-    def __reduce__(self) -> tuple[type[KekCache], tuple[KmsClient]]:
-        return KekCache, (self.kms,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.kms, self._lifetime_seconds, self._capacity)
+
+
+def _rebuild(kms: KmsClient, lifetime_seconds: float, capacity: int) -> KekCache:
+    return KekCache(kms, lifetime_seconds=lifetime_seconds, capacity=capacity)
+
+
+def _copy(error: Exception) -> Exception:
+    """Return a copy of an error, because each thread that raises it adds its own traceback; the
+    error itself if it cannot be copied."""
+    with contextlib.suppress(Exception):
+        return copy.copy(error)
+    return error
+
+
+def _forget_parents() -> None:
+    for cache in list(_caches):
+        cache.forget_parents()
 
 
 def _wanted(entry: EncryptedKey, master_key_id: str | None) -> _Wanted:
-    # All that decides what the KMS is asked and what the KEK is bound to.
     master_key_id = entry.encrypted_by_id if master_key_id is None else master_key_id
-    return master_key_id, entry.key_id, entry.encrypted_key_metadata, entry.timestamp
+    properties = tuple(sorted(entry.properties.items()))
+    return (
+        master_key_id,
+        entry.key_id,
+        entry.encrypted_key_metadata,
+        entry.encrypted_by_id,
+        properties,
+    )
+
+
+_caches: weakref.WeakSet[KekCache] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forget_parents)

@@ -97,34 +97,33 @@ class EncryptedKey:
 
 class KeyEncryptionKey:
     """An unwrapped KEK together with its entry. The key is never printed, pickled or copied, and is
-    wiped when nobody uses it any more.
+    wiped when nobody uses it any more. ``made_here``: it comes from ``generate`` and not from a KMS
+    that unwrapped what somebody had stored.
 
     Seals are AES-GCM with random nonces, so that one KEK can serve many processes; a forked child
     still asks the KMS for its own.
     """
 
-    __slots__ = ("_aad", "_fork", "_key", "entry")
+    __slots__ = ("_aad", "_fork", "_key", "entry", "made_here")
 
-    def __init__(self, entry: EncryptedKey, key: bytes | bytearray | memoryview) -> None:
-        if len(key) not in KEY_SIZES:
-            raise KeyMetadataError(
-                f"the key {entry.key_id!r} unwraps to {len(key)} bytes; an AES key has 16, 24 or 32"
-            )
-        timestamp = entry.timestamp
-        if timestamp is None:
-            raise KeyMetadataError(f"the key {entry.key_id!r} has no {KEY_TIMESTAMP}")
-        try:
-            self._aad = timestamp.encode()
-        except UnicodeEncodeError:  # JSON can spell half a character
-            raise KeyMetadataError(f"the {KEY_TIMESTAMP} of {entry.key_id!r} is no text") from None
+    def __init__(
+        self, entry: EncryptedKey, key: bytes | bytearray | memoryview, *, made_here: bool = False
+    ) -> None:
         self.entry = entry
+        self.made_here = made_here
         self._fork = fork_number()
+        self._key = bytearray()
+        size = len(key)
+        if size not in KEY_SIZES:
+            del key  # error reporters show the variables of a traceback
+            raise KeyMetadataError(
+                f"the key {entry.key_id!r} unwraps to {size} bytes; an AES key has 16, 24 or 32"
+            )
+        self._aad = _aad(entry)
         self._key = bytearray(key)
 
     def __del__(self) -> None:
-        # An object whose making failed has no key yet.
-        if (key := getattr(self, "_key", None)) is not None:
-            wipe(memoryview(key))
+        wipe(memoryview(self._key))
 
     @classmethod
     def generate(
@@ -138,7 +137,7 @@ class KeyEncryptionKey:
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
         properties = {KEY_TIMESTAMP: str(now_ms)}
         entry = EncryptedKey(new_key_id(), made.wrapped_key, master_key_id, properties)
-        return cls(entry, made.key)
+        return cls(entry, made.key, made_here=True)
 
     @classmethod
     def unwrap(
@@ -153,6 +152,7 @@ class KeyEncryptionKey:
         master_key_id = entry.encrypted_by_id if master_key_id is None else master_key_id
         if master_key_id is None:
             raise KeyMetadataError(f"the key {entry.key_id!r} does not say which key wrapped it")
+        _aad(entry)  # before a key is here to be seen in a traceback's variables
         return cls(entry, kms.unwrap_key(entry.encrypted_key_metadata, master_key_id))
 
     @property
@@ -192,13 +192,15 @@ class KeyEncryptionKey:
         if same_kms and isinstance(kms, Rewrapper) and master_key_id == entry.encrypted_by_id:
             wrapped_key = kms.rewrap_key(entry.encrypted_key_metadata, master_key_id)
         else:
-            wrapped_key = kms.wrap_key(bytes(self._key), master_key_id)
+            wrapped_key = _wrapped(kms, self._key, master_key_id)
         if not hmac.compare_digest(kms.unwrap_key(wrapped_key, master_key_id), self._key):
             raise KmsError(f"the KMS does not unwrap what it wrapped under {master_key_id!r}")
         # Java reads this spelling only.
         properties = {**entry.properties, KEY_TIMESTAMP: self._aad.decode()}
         return KeyEncryptionKey(
-            EncryptedKey(entry.key_id, wrapped_key, master_key_id, properties), self._key
+            EncryptedKey(entry.key_id, wrapped_key, master_key_id, properties),
+            self._key,
+            made_here=self.made_here,
         )
 
     def __repr__(self) -> str:
@@ -220,8 +222,33 @@ def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKe
                     f"the KMS made a key of {len(made.key)} bytes where {key_size} were asked for"
                 )
             return made
-    key = random_bytes(key_size)
-    return GeneratedKey(key, kms.wrap_key(key, master_key_id))
+    key = bytearray(random_bytes(key_size))
+    try:
+        return GeneratedKey(bytes(key), _wrapped(kms, key, master_key_id))
+    except BaseException:
+        wipe(memoryview(key))  # error reporters show the variables of a traceback
+        raise
+
+
+def _wrapped(kms: KmsClient, key: bytearray, master_key_id: str) -> bytes:
+    try:
+        return kms.wrap_key(bytes(key), master_key_id)
+    except KmsError as error:
+        # Without the frames of the client, whose variables hold the key.
+        failure = error.with_traceback(None)
+    del key
+    raise failure
+
+
+def _aad(entry: EncryptedKey) -> bytes:
+    """Return what a KEK's seals are bound to. Raises KeyMetadataError."""
+    timestamp = entry.timestamp
+    if timestamp is None:
+        raise KeyMetadataError(f"the key {entry.key_id!r} has no {KEY_TIMESTAMP}")
+    try:
+        return timestamp.encode()
+    except UnicodeEncodeError:  # JSON can spell half a character
+        raise KeyMetadataError(f"the {KEY_TIMESTAMP} of {entry.key_id!r} is no text") from None
 
 
 def new_key_id() -> str:

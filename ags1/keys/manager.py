@@ -5,7 +5,10 @@ list of keys goes in as it was parsed from metadata.json and comes out as it is 
 committing it is somebody else's work. Knows nothing of files, snapshots or catalogs.
 
 The list may come from a place where others can write. So the id of the master key never comes from
-it: ``table_key_id`` is the caller's, from the catalog or from configuration.
+it: ``table_key_id`` is the caller's, from the catalog or from configuration. Who can have keys
+wrapped under the master key can put a KEK of their own into the list; where the public half of the
+master key does for that (``KmsClient.wraps_with_public_key``), everybody can, and new keys are
+sealed only under KEKs that were made here.
 """
 
 from __future__ import annotations
@@ -88,14 +91,20 @@ class EncryptionManager:
     ) -> EncryptionManager:
         """Return the manager for a table's metadata.json, parsed.
 
-        ``table_key_id`` is the key id that the catalog, or the caller, knows the table by; None
-        takes the metadata's word for it. Raises KeyMetadataError when the two differ, when the
-        table is not encrypted, or when its keys are malformed.
+        ``table_key_id`` is the key id that the catalog, or the caller, knows the table by. None
+        takes the metadata's word for it, and is refused for a KMS where a key id may name a
+        stranger's key (``KmsClient.accepts_foreign_keys``). Raises KeyMetadataError when the two
+        differ, when the table is not encrypted, or when its keys are malformed.
         """
         properties = metadata.get("properties") or {}
         stated = properties.get(TABLE_KEY_ID)
         if stated is None:
             raise KeyMetadataError(f"the table is not encrypted: it has no {TABLE_KEY_ID!r}")
+        if table_key_id is None and getattr(kms, "accepts_foreign_keys", True):
+            raise KeyMetadataError(
+                f"the metadata names {stated!r} as the table's key, which may be anybody's: "
+                "the key id to expect has to be given"
+            )
         if table_key_id is not None and stated != table_key_id:
             raise KeyMetadataError(
                 f"the metadata names {stated!r} as the table's key, not {table_key_id!r}"
@@ -154,6 +163,10 @@ class EncryptionManager:
         Java unwraps every KEK with the table's key: the new list, the table's ``encryption.key-id``
         and where the catalog keeps it have to change in one commit. Each KEK is unwrapped again
         from its new form before this returns. Three KMS calls a KEK. Raises KmsError.
+
+        Ids stay, so a REST catalog, where adding a key whose id is there has no effect, has to be
+        told to remove each before it is added. Destroy the old master key only after the committed
+        metadata has been read back and every key in it opened.
         """
         same_kms = kms is None or kms is self.kms
         kms = self.kms if kms is None else kms
@@ -178,8 +191,11 @@ class EncryptionManager:
         the other KEKs gone. Entries keep their ids, so that snapshots need no change.
 
         Java picks any unexpired KEK for its next commit, so a KEK that is to be used no more must
-        not stay. Raises KeyMetadataError or AuthenticationError when an entry does not open:
-        nothing may be lost on the way.
+        not stay. For the rest, ``rewrap`` on ids and catalogs holds here too. A KEK that others may
+        have learned is not got rid of by this alone: nothing in the format keeps them from putting
+        it back into the list, only its master key's version being disabled does. Raises
+        KeyMetadataError or AuthenticationError when an entry does not open: nothing may be lost on
+        the way.
         """
         kek = self._new_kek()
         entries: list[EncryptedKey] = [kek.entry]
@@ -219,8 +235,11 @@ class EncryptionManager:
         )
 
     def _kek_for_sealing(self) -> KeyEncryptionKey:
+        public = getattr(self.kms, "wraps_with_public_key", False)
         for entry in self._usable_keks():
-            kek = self._unwrap(entry)
+            kek = self._cache.peek(entry, self.table_key_id) if public else self._unwrap(entry)
+            if kek is None or (public and not kek.made_here):
+                continue
             # A data key is no stronger than the KEK that wraps it.
             if kek.key_size >= self.data_key_length:
                 return kek

@@ -23,6 +23,8 @@ from .envelope import EncryptedKey, KeyEncryptionKey, parse_encryption_keys, pri
 SUFFIX = ".keys"
 # A sidecar of two keys has under 1 KiB: far more than that is another file.
 _MAX_SIZE = 1 << 20
+# Each may cost a call of the KMS.
+_MAX_ENTRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Sidecar:
             keys = parse_encryption_keys(document.get("encryption-keys"))
         except KeyMetadataError as error:
             raise KeyMetadataError(f"the sidecar is damaged: {error.message}") from None
+        if len(keys) > _MAX_ENTRIES:
+            raise KeyMetadataError(f"the sidecar is damaged: it has {len(keys)} entries")
         sidecar = cls(keys, str(document.get("key-id")))
         if not sidecar.file_keys or sidecar.file_keys[0].key_id != sidecar.key_id:
             raise KeyMetadataError("the sidecar is damaged: its 'key-id' names no file's key in it")

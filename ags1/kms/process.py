@@ -38,11 +38,13 @@ class PerProcess(Generic[T]):
     def get(self) -> T:
         """Return this process's value."""
         state = self._state()
-        if state.value is None:
+        value = state.value
+        if value is None:
             with state.lock:
-                if state.value is None:
-                    state.value = self._make()
-        return state.value
+                value = state.value
+                if value is None:
+                    value = state.value = self._make()
+        return value
 
     def take(self) -> T | None:
         """Return the value if there is one, and forget it: whoever closes it calls this."""
@@ -50,6 +52,10 @@ class PerProcess(Generic[T]):
         with state.lock:
             value, state.value = state.value, None
         return value
+
+    def forget_parents(self) -> None:
+        """Drop what the parent of a forked child had; ``get`` does it too, when it is called."""
+        self._state()
 
     def _state(self) -> _State[T]:
         fork = fork_number()
