@@ -64,7 +64,8 @@ def _rebuild(
 
 
 class FormatError(Ags1Error, ValueError):
-    """Not an AGS1 file, a bad header, an impossible length, or bytes after the end."""
+    """Not an AGS1 file, a bad header, an impossible length, or bytes after the end; or an Avro file
+    inside that is malformed."""
 
 
 class TruncatedError(Ags1Error, EOFError):
