@@ -1,0 +1,24 @@
+"""Encrypted Iceberg tables through PyIceberg: one changed import, and they open.
+
+>>> from ags1.iceberg import load_catalog, open_table
+
+Needs ``ags1[iceberg]``. What is handed back are PyIceberg's own classes, or subclasses of them.
+"""
+
+from .catalog import EncryptedCatalog, load_catalog
+from .files import TableFiles
+from .scan import EncryptedScan
+from .snapshots import ContentFile, EncryptedManifest, EncryptedSnapshot
+from .table import EncryptedTable, open_table
+
+__all__ = [
+    "ContentFile",
+    "EncryptedCatalog",
+    "EncryptedManifest",
+    "EncryptedScan",
+    "EncryptedSnapshot",
+    "EncryptedTable",
+    "TableFiles",
+    "load_catalog",
+    "open_table",
+]

@@ -1,0 +1,353 @@
+"""``load_catalog``: PyIceberg's catalogs, whose encrypted tables open.
+
+A catalog here is PyIceberg's own with one change: ``load_table`` returns our table where the table
+has ``encryption.key-id``. What the catalog knows of a table (Hive's parameters, the REST server's
+answer) is trusted before the metadata file. The KMS is the caller's and the configuration file's,
+never the server's: ``encryption.kms-impl`` names code to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.catalog import Catalog, PropertiesUpdateSummary
+from pyiceberg.catalog import load_catalog as load_plain_catalog
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
+from pyiceberg.view import View
+from pyiceberg.view.metadata import ViewVersion
+
+from ..errors import MetadataIntegrityError, NotEncryptedError
+from ..keys.cache import KekCache
+from ..keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
+from ..kms.client import KmsClient
+from ..kms.properties import Properties as KmsProperties
+from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
+from .metadata import Trust, read_metadata, table_key_id
+from .pyiceberg_internals import configured_properties, hive_parameters, load_rest_table
+from .table import NO_WRITES, EncryptedTable, encrypted_table, kms_client
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Parameters of a table in a Hive metastore.
+_METADATA_LOCATION = "metadata_location"
+_METADATA_HASH = "metadata_hash"
+_ATTEMPTS = 10
+
+
+def load_catalog(name: str | None = None, **properties: str | None) -> EncryptedCatalog:
+    """Return the catalog that PyIceberg's ``load_catalog`` returns for the same arguments,
+    configuration file and environment, able to load encrypted tables.
+
+    The KMS is what Iceberg's encryption properties say (``encryption.kms-type``, …), given among
+    ``properties`` or configured; without them, plain tables load. ``encryption.key-id`` there names
+    the master keys that tables may be under, with commas between. It is needed for a KMS where
+    anybody's key may be named (AWS, GCP), unless the catalog itself keeps its tables' keys (Hive,
+    REST). To use a KMS client that is there already:
+    ``EncryptedCatalog(pyiceberg.catalog.load_catalog(…), client)``. Raises KmsConfigurationError,
+    and what PyIceberg raises.
+    """
+    configured = configured_properties(name, properties)
+    key_ids = [part.strip() for part in configured.get(TABLE_KEY_ID, "").split(",")]
+    inner = load_plain_catalog(name, **properties)
+    if configured.get(KMS_TYPE) or configured.get(KMS_IMPL):
+        kms = from_properties(configured)
+        return EncryptedCatalog(inner, kms, key_ids=filter(None, key_ids), owns_kms=True)
+    return EncryptedCatalog(inner)
+
+
+class EncryptedCatalog(Catalog):
+    """A catalog of PyIceberg's, ``inner``, whose encrypted tables open with ``kms``.
+
+    ``key_ids`` are the master keys that its tables may be under; none given, any.
+
+    Everything but loading tables is the inner catalog's; its own methods and attributes are had
+    here too. ``owns_kms`` has ``close`` close the KMS client. Creating encrypted tables, committing
+    to them and purging them: NotImplementedError.
+    """
+
+    def __init__(
+        self,
+        inner: Catalog,
+        kms: KmsClient | None = None,
+        *,
+        key_ids: Iterable[str] = (),
+        owns_kms: bool = False,
+    ) -> None:
+        # They were needed to make the KMS client. Whoever sees the catalog need not see them.
+        for name in KmsProperties(_texts(inner.properties)).secrets():
+            if name.startswith(("encryption.", "kms.")):
+                del inner.properties[name]
+        super().__init__(inner.name, **inner.properties)
+        self.inner = inner
+        self.kms = kms
+        self.key_ids = frozenset(key_ids)
+        self._owns_kms = owns_kms
+        # One for all tables: to refresh one does not ask the KMS again.
+        self._cache = None if kms is None else KekCache(kms)
+
+    def load_table(
+        self,
+        identifier: str | Identifier,
+        *,
+        expected_key_id: str | None = None,
+        expected_metadata_sha256: str | None = None,
+        location_map: Mapping[str, str] | None = None,
+        require_encrypted: bool = False,
+    ) -> Table:
+        """Return a table: an ``EncryptedTable`` if it is encrypted, else what PyIceberg returns.
+
+        The arguments after ``identifier`` are those of ``open_table``. A Hive metastore's
+        ``metadata_hash``, ``encryption.key-id`` and ``encryption.data-key-length`` are checked
+        where there are any; what a REST
+        server answers is taken before the metadata file. Raises as ``open_table`` does, and
+        NoSuchTableError.
+        """
+        trust = Trust(expected_key_id, expected_metadata_sha256)
+        if _is_a(self.inner, "RestCatalog"):
+            metadata, table = load_rest_table(self.inner, identifier)
+            if expected_metadata_sha256 is not None:
+                # The hash is of the file: then the file it is, and not the server's word.
+                metadata = read_metadata(table.io, table.metadata_location, trust)
+            else:
+                trust = _with_server(trust, metadata)
+        else:
+            table = self.inner.load_table(identifier)
+            if _is_a(self.inner, "HiveCatalog"):
+                table, trust = self._with_hive(table, identifier, trust)
+            metadata = read_metadata(table.io, table.metadata_location, trust)
+        trust = self._with_key_ids(trust, metadata, table.metadata_location)
+        key_id = table_key_id(metadata, trust, table.metadata_location)
+        if key_id is None:
+            if require_encrypted:
+                raise NotEncryptedError(
+                    f"the table is not encrypted: it has no {TABLE_KEY_ID!r}",
+                    file=table.metadata_location,
+                )
+            return table
+        return encrypted_table(
+            table.name(),
+            metadata,
+            table.metadata_location,
+            table.io,
+            self,
+            kms_client(self.kms, key_id),
+            trust,
+            location_map=location_map,
+            require_encrypted=require_encrypted,
+            config=table.config,
+            cache=self._cache,
+        )
+
+    def _with_key_ids(self, trust: Trust, metadata: dict[str, Any], location: str) -> Trust:
+        """Add the table's key if it is one of this catalog's. Raises MetadataIntegrityError when it
+        is none of them."""
+        stated = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
+        if trust.key_id is not None or not stated or not self.key_ids:
+            return trust
+        if stated not in self.key_ids:
+            raise MetadataIntegrityError(
+                f"the metadata names {stated!r} as the table's key, which is none of those "
+                f"configured as {TABLE_KEY_ID!r}",
+                file=location,
+            )
+        return replace(trust, key_id=stated)
+
+    def _with_hive(
+        self, table: Table, identifier: str | Identifier, trust: Trust
+    ) -> tuple[Table, Trust]:
+        """Return the table and what is to be trusted of it, both of one version."""
+        for _ in range(_ATTEMPTS):
+            parameters = hive_parameters(self.inner, identifier)
+            if parameters.get(_METADATA_LOCATION) == table.metadata_location:
+                return table, _hive_trust(trust, parameters)
+            # Somebody committed between the two calls.
+            table = self.inner.load_table(identifier)
+        raise MetadataIntegrityError(
+            f"the Hive metastore's metadata location changes with every look: {identifier}"
+        )
+
+    def create_table(
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema,
+        location: str | None = None,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Properties = EMPTY_DICT,
+    ) -> Table:
+        _refuse_key_id(properties)
+        return self.inner.create_table(
+            identifier, schema, location, partition_spec, sort_order, properties
+        )
+
+    def create_table_transaction(
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema,
+        location: str | None = None,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        sort_order: SortOrder = UNSORTED_SORT_ORDER,
+        properties: Properties = EMPTY_DICT,
+    ) -> CreateTableTransaction:
+        _refuse_key_id(properties)
+        return self.inner.create_table_transaction(
+            identifier, schema, location, partition_spec, sort_order, properties
+        )
+
+    def register_table(
+        self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
+    ) -> Table:
+        self.inner.register_table(identifier, metadata_location, overwrite)
+        return self.load_table(identifier)
+
+    def rename_table(
+        self, from_identifier: str | Identifier, to_identifier: str | Identifier
+    ) -> Table:
+        self.inner.rename_table(from_identifier, to_identifier)
+        return self.load_table(to_identifier)
+
+    def commit_table(
+        self,
+        table: Table,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> CommitTableResponse:
+        if isinstance(table, EncryptedTable):
+            raise NotImplementedError(NO_WRITES)
+        return self.inner.commit_table(table, requirements, updates)
+
+    def purge_table(self, identifier: str | Identifier) -> None:
+        if isinstance(self.load_table(identifier), EncryptedTable):
+            raise NotImplementedError(
+                "PyIceberg cannot find the files of an encrypted table: drop it, then delete them"
+            )
+        self.inner.purge_table(identifier)
+
+    def drop_table(self, identifier: str | Identifier) -> None:
+        self.inner.drop_table(identifier)
+
+    def table_exists(self, identifier: str | Identifier) -> bool:
+        return self.inner.table_exists(identifier)
+
+    def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
+        return self.inner.list_tables(namespace)
+
+    def namespace_exists(self, namespace: str | Identifier) -> bool:
+        return self.inner.namespace_exists(namespace)
+
+    def create_namespace(
+        self, namespace: str | Identifier, properties: Properties = EMPTY_DICT
+    ) -> None:
+        self.inner.create_namespace(namespace, properties)
+
+    def drop_namespace(self, namespace: str | Identifier) -> None:
+        self.inner.drop_namespace(namespace)
+
+    def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
+        return self.inner.list_namespaces(namespace)
+
+    def load_namespace_properties(self, namespace: str | Identifier) -> Properties:
+        return self.inner.load_namespace_properties(namespace)
+
+    def update_namespace_properties(
+        self,
+        namespace: str | Identifier,
+        removals: set[str] | None = None,
+        updates: Properties = EMPTY_DICT,
+    ) -> PropertiesUpdateSummary:
+        return self.inner.update_namespace_properties(namespace, removals, updates)
+
+    def create_view(
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema,
+        view_version: ViewVersion,
+        location: str | None = None,
+        properties: Properties = EMPTY_DICT,
+    ) -> View:
+        return self.inner.create_view(identifier, schema, view_version, location, properties)
+
+    def view_exists(self, identifier: str | Identifier) -> bool:
+        return self.inner.view_exists(identifier)
+
+    def list_views(self, namespace: str | Identifier) -> list[Identifier]:
+        return self.inner.list_views(namespace)
+
+    def load_view(self, identifier: str | Identifier) -> View:
+        return self.inner.load_view(identifier)
+
+    def register_view(self, identifier: str | Identifier, metadata_location: str) -> View:
+        return self.inner.register_view(identifier, metadata_location)
+
+    def drop_view(self, identifier: str | Identifier) -> None:
+        self.inner.drop_view(identifier)
+
+    def supports_server_side_planning(self) -> bool:
+        # Of its plain tables: a scan of an encrypted one does not ask.
+        return self.inner.supports_server_side_planning()
+
+    def close(self) -> None:
+        self.inner.close()
+        if self.kms is not None and self._owns_kms:
+            self.kms.close()
+
+    def __enter__(self) -> EncryptedCatalog:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        # What only one kind of catalog has: SqlCatalog.create_tables, for one.
+        if name == "inner" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __repr__(self) -> str:
+        return f"{self.inner.name} (encrypted tables: {self.kms!r})"
+
+
+def _with_server(trust: Trust, metadata: dict[str, Any]) -> Trust:
+    """Add the key that a REST server, as the table's catalog, names."""
+    stated = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
+    return trust if trust.key_id is not None else Trust(stated or None, trust.metadata_sha256)
+
+
+def _hive_trust(trust: Trust, parameters: Properties) -> Trust:
+    """Add what the Hive metastore knows of a table. Raises MetadataIntegrityError when that is not
+    what the caller expects."""
+    key_id = parameters.get(TABLE_KEY_ID)
+    if None not in (key_id, trust.key_id) and key_id != trust.key_id:
+        raise MetadataIntegrityError(
+            f"the Hive metastore has {key_id!r} as the table's key, and {trust.key_id!r} was "
+            "expected"
+        )
+    java_hash = parameters.get(_METADATA_HASH)
+    # The hash says it all; without one, Java compares the two properties.
+    length = None if java_hash else parameters.get(DATA_KEY_LENGTH)
+    return Trust(trust.key_id or key_id, trust.metadata_sha256, java_hash, length)
+
+
+def _refuse_key_id(properties: Properties) -> None:
+    if properties.get(TABLE_KEY_ID):
+        raise NotImplementedError(
+            f"{TABLE_KEY_ID!r} is given, and PyIceberg cannot create an encrypted table"
+        )
+
+
+def _is_a(catalog: Catalog, name: str) -> bool:
+    # By name: importing the class needs libraries that only its users have.
+    return any(c.__name__ == name and _is_pyiceberg(c) for c in type(catalog).__mro__)
+
+
+def _is_pyiceberg(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "pyiceberg"
+
+
+def _texts(properties: Properties) -> dict[str, str]:
+    return {k: v for k, v in properties.items() if isinstance(k, str) and isinstance(v, str)}

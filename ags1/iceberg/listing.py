@@ -1,0 +1,76 @@
+"""What lies in a folder of a table, on any storage that PyIceberg's own FileIOs reach.
+
+PyIceberg's ``FileIO`` cannot list; the file systems below it can. Folder by folder, because a table
+may have more files than should be held at once. Knows nothing of tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+if TYPE_CHECKING:
+    from pyiceberg.io.fsspec import FsspecFileIO
+
+
+def place(location: str) -> str:
+    """Return a location without its scheme, in one spelling: a path, or bucket and key.
+
+    ``file:/a``, ``file:///a`` and ``/a`` are one place, and so are ``s3://b/k`` and ``s3a://b/k``.
+    """
+    scheme, rest = _split(location)
+    if scheme in ("", "file"):
+        return "/" + rest.lstrip("/")
+    return rest.lstrip("/")
+
+
+def list_files(io: FileIO, location: str) -> Iterator[str] | None:
+    """Return the locations of all files below a folder, None where the storage cannot tell.
+
+    A folder that does not exist has none. The iterator raises OSError.
+    """
+    scheme, rest = _split(location)
+    prefix = "" if scheme in ("", "file") else f"{scheme}://"
+    if isinstance(io, PyArrowFileIO):
+        return (prefix + path for path in _arrow_files(io, location))
+    if hasattr(io, "get_fs"):
+        path = "/" + rest.lstrip("/") if not prefix else rest.lstrip("/")
+        return (
+            prefix + found
+            for found in _fsspec_files(cast("FsspecFileIO", io), scheme or "file", path)
+        )
+    return None
+
+
+def _arrow_files(io: PyArrowFileIO, location: str) -> Iterator[str]:
+    from pyarrow.fs import FileSelector, FileType
+
+    scheme, netloc, path = io.parse_location(location, io.properties)
+    filesystem = io.fs_by_scheme(scheme, netloc)
+    folders = [path]
+    while folders:
+        selector = FileSelector(folders.pop().rstrip("/") or "/", allow_not_found=True)
+        for info in filesystem.get_file_info(selector):
+            if info.type == FileType.Directory:
+                folders.append(info.path)
+            elif info.type == FileType.File:
+                yield info.path
+
+
+def _fsspec_files(io: FsspecFileIO, scheme: str, path: str) -> Iterator[str]:
+    filesystem = io.get_fs(scheme)
+    # What an earlier listing found may be out of date.
+    filesystem.invalidate_cache()
+    for folder, _, files in filesystem.walk(path):
+        for name in files:
+            yield f"{folder.rstrip('/')}/{name}"
+
+
+def _split(location: str) -> tuple[str, str]:
+    scheme, colon, rest = location.partition(":")
+    if not colon or "/" in scheme:
+        return "", location
+    return scheme.lower(), rest

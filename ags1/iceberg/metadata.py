@@ -1,0 +1,177 @@
+"""A table's metadata.json: its bytes, whether they are trusted, what PyIceberg makes of them.
+
+PyIceberg's parsing drops ``encryption-keys`` and the snapshots' ``key-id``, so the JSON is read
+here and both are taken from one parse. The file lies where others may write; what is known of it
+from a better place (the caller, the catalog) is a ``Trust``. Knows nothing of keys in the clear.
+Follows the Iceberg specification and, for Hive's hash, Java's ``HiveTableOperations``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
+from pyiceberg.io import FileIO
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+
+from ..errors import MetadataIntegrityError, NotEncryptedError
+from ..keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
+from .snapshots import EncryptedSnapshot
+
+FORMAT_VERSION = 3
+
+# In the order in which Java's TableMetadataParser prints them, for format version 3.
+_JAVA_FIELDS = (
+    "format-version table-uuid location last-sequence-number last-updated-ms last-column-id "
+    "current-schema-id schemas default-spec-id partition-specs last-partition-id "
+    "default-sort-order-id sort-orders properties current-snapshot-id next-row-id encryption-keys "
+    "refs snapshots statistics partition-statistics snapshot-log metadata-log"
+).split()
+_JAVA_KEY_FIELDS = ("key-id", "encrypted-key-metadata", "encrypted-by-id", "properties")
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What is known of a table's metadata from a better place than the file itself.
+
+    ``key_id`` is the table's master key; ``metadata_sha256`` the SHA-256 of the file's bytes, in
+    hex; ``java_hash`` and ``data_key_length`` Hive's ``metadata_hash`` and
+    ``encryption.data-key-length``. None where nothing is known.
+    """
+
+    key_id: str | None = None
+    metadata_sha256: str | None = None
+    java_hash: str | None = None
+    data_key_length: str | None = None
+
+
+def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
+    """Return the metadata.json at ``location``, parsed, once its bytes have been checked.
+
+    Raises MetadataIntegrityError when they are not what ``trust`` says, or no metadata.
+    """
+    with io.new_input(location).open() as stream:
+        stored = stream.read()
+    if trust.metadata_sha256 is not None:
+        digest = hashlib.sha256(stored).hexdigest()
+        if digest != trust.metadata_sha256.lower():
+            raise MetadataIntegrityError(
+                f"the metadata's SHA-256 is {digest}, and {trust.metadata_sha256} was expected: "
+                "the file was changed or is of another version",
+                file=location,
+            )
+    try:
+        text = _decompressed(stored) if location.endswith(".gz.metadata.json") else stored
+        metadata = json.loads(text)
+    except (ValueError, RecursionError, zlib.error):
+        raise MetadataIntegrityError("the metadata is not JSON", file=location) from None
+    if not _has_the_form(metadata):
+        raise MetadataIntegrityError("the JSON is not a table's metadata", file=location)
+    if trust.java_hash is not None and trust.java_hash not in _java_hashes(text, metadata):
+        raise MetadataIntegrityError(
+            "the metadata does not have the hash that the Hive metastore keeps of it "
+            "(metadata_hash): it was changed outside the catalog",
+            file=location,
+        )
+    return metadata
+
+
+def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> str | None:
+    """Return the id of the table's master key, None for a table that is not encrypted.
+
+    Raises NotEncryptedError when it should be, and MetadataIntegrityError when the metadata names
+    another key than ``trust``, or has keys that no master key could open.
+    """
+    properties = metadata.get("properties") or {}
+    stated = properties.get(TABLE_KEY_ID)
+    if not stated:
+        if trust.key_id is not None:
+            raise NotEncryptedError(
+                f"the metadata has no {TABLE_KEY_ID!r}, and {trust.key_id!r} was expected: "
+                "the table was replaced or its encryption stripped",
+                file=location,
+            )
+        if metadata.get("encryption-keys") or any(
+            snapshot.get("key-id") for snapshot in metadata.get("snapshots") or ()
+        ):
+            raise NotEncryptedError(
+                f"the metadata has encryption keys and no {TABLE_KEY_ID!r}: it was stripped",
+                file=location,
+            )
+        return None
+    if trust.key_id is not None and stated != trust.key_id:
+        raise MetadataIntegrityError(
+            f"the metadata names {stated!r} as the table's key, and {trust.key_id!r} was expected",
+            file=location,
+        )
+    length = str(properties.get(DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH))
+    if trust.data_key_length not in (None, length):
+        raise MetadataIntegrityError(
+            f"the metadata has data keys of {length} bytes, and the catalog of "
+            f"{trust.data_key_length}",
+            file=location,
+        )
+    version = metadata.get("format-version")
+    if version != FORMAT_VERSION:
+        raise MetadataIntegrityError(
+            f"the metadata has {TABLE_KEY_ID!r} and format version {version}: "
+            f"only version {FORMAT_VERSION} can be encrypted",
+            file=location,
+        )
+    return str(stated)
+
+
+def parse_metadata(metadata: dict[str, Any]) -> TableMetadata:
+    """Return PyIceberg's metadata of an encrypted table, with snapshots that know their key.
+
+    Raises MetadataIntegrityError when it is malformed.
+    """
+    try:
+        parsed = TableMetadataUtil.parse_obj(metadata)
+        snapshots = [EncryptedSnapshot.model_validate(s) for s in metadata.get("snapshots") or ()]
+    except (ValueError, TypeError, KeyError, PyIcebergValidationError) as error:
+        raise MetadataIntegrityError(
+            f"the table's metadata is malformed: {str(error).splitlines()[0]}"
+        ) from error
+    return parsed.model_copy(update={"snapshots": snapshots})
+
+
+def _has_the_form(metadata: object) -> TypeGuard[dict[str, Any]]:
+    """Whether parsed JSON has the form of a table's metadata, as far as is looked at here."""
+    if not isinstance(metadata, dict):
+        return False
+    snapshots, properties = metadata.get("snapshots") or [], metadata.get("properties") or {}
+    return (
+        isinstance(properties, dict)
+        and isinstance(snapshots, list)
+        and all(isinstance(snapshot, dict) for snapshot in snapshots)
+    )
+
+
+def _decompressed(stored: bytes) -> bytes:
+    return zlib.decompress(stored, wbits=31)
+
+
+def _java_hashes(text: bytes, metadata: dict[str, Any]) -> list[str]:
+    """Return the hashes that Java can have given the metadata: it parses the file and prints what
+    it knows of it, compact, which for a file of its own is the file."""
+    known = {field: metadata[field] for field in _JAVA_FIELDS if field in metadata}
+    if not known.get("encryption-keys"):
+        known.pop("encryption-keys", None)
+    else:
+        known["encryption-keys"] = [
+            {field: entry[field] for field in _JAVA_KEY_FIELDS if field in entry}
+            for entry in known["encryption-keys"]
+        ]
+    prints = (text, _compact(metadata), _compact(known))
+    return [base64.b64encode(hashlib.sha256(p).digest()).decode() for p in prints]
+
+
+def _compact(metadata: dict[str, Any]) -> bytes:
+    return json.dumps(metadata, separators=(",", ":"), ensure_ascii=False).encode()

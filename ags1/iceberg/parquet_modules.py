@@ -1,0 +1,299 @@
+"""Parquet modular encryption, every module of a file authenticated, and nothing decoded.
+
+Arrow checks the modules that a read needs; a file is whole when all of them verify, the page
+indexes and bloom filters too, which Arrow may never look at. Follows the Parquet specification,
+"Parquet Modular Encryption", for files as Iceberg writes them: AES_GCM_V1, an encrypted footer, one
+key. Knows nothing of tables, nor of what is in a page.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from .._gcm import open as open_sealed
+from ..errors import AuthenticationError, FormatError, NotEncryptedError, TruncatedError
+from ..geometry import check_length
+from ..key_metadata import KeyMetadata
+
+Fetch: TypeAlias = "Callable[[int, int], bytes | memoryview]"
+Struct: TypeAlias = "dict[int, Any]"
+
+MAGIC_ENCRYPTED, MAGIC_PLAIN = b"PARE", b"PAR1"
+
+_LENGTH_SIZE = 4
+_OVERHEAD = 12 + 16  # nonce and tag
+_WINDOW_SIZE = 4 << 20
+_MAX_DEPTH = 32
+
+# The module types of the specification, which stand in each module's AAD.
+_FOOTER, _PAGE, _DICTIONARY, _PAGE_HEADER, _DICTIONARY_HEADER = 0, 2, 3, 4, 5
+_COLUMN_INDEX, _OFFSET_INDEX, _BLOOM_HEADER, _BLOOM_BITSET = 6, 7, 8, 9
+_NAMES = {
+    _FOOTER: "footer",
+    _PAGE: "page",
+    _DICTIONARY: "dictionary page",
+    _PAGE_HEADER: "page header",
+    _DICTIONARY_HEADER: "dictionary page header",
+    _COLUMN_INDEX: "column index",
+    _OFFSET_INDEX: "offset index",
+    _BLOOM_HEADER: "bloom filter header",
+    _BLOOM_BITSET: "bloom filter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedParquet:
+    """``rows`` as the footer counts them, ``modules`` that verified, and the bytes of the file that
+    belong to none of them (padding, which nothing authenticates and no reader reads)."""
+
+    rows: int
+    modules: int
+    unauthenticated_size: int
+
+
+def verify_parquet(fetch: Fetch, actual_size: int, km: KeyMetadata) -> VerifiedParquet:
+    """Authenticate every module of a file of ``actual_size`` bytes.
+
+    ``fetch(offset, size)`` returns exactly those bytes of the file, or fewer at its end. Raises
+    AuthenticationError, TruncatedError, FormatError, NotEncryptedError for a file in the clear, and
+    MissingFileLengthError; never decompresses, and holds no more than a page and 4 MiB.
+    """
+    head = bytes(fetch(0, 4))
+    if not MAGIC_ENCRYPTED.startswith(head):
+        raise NotEncryptedError(
+            "this file has a key, and does not begin as an encrypted Parquet file does"
+        )
+    size = check_length(actual_size, km, trust_file_size=False)
+    try:
+        return _File(fetch, size, km).verify()
+    except (IndexError, KeyError, TypeError, struct.error, RecursionError):
+        raise FormatError("the file's structure is not one that Parquet has") from None
+
+
+class _File:
+    def __init__(self, fetch: Fetch, size: int, km: KeyMetadata) -> None:
+        self._fetch = fetch
+        self._size = size
+        self._key = km.encryption_key
+        self._aad_prefix = km.aad_prefix or b""
+        self._file_aad = b""
+        self._window: memoryview = memoryview(b"")
+        self._window_start = 0
+        self._modules = 0
+        self._covered: list[tuple[int, int]] = []
+
+    def verify(self) -> VerifiedParquet:
+        footer = self._footer()
+        for number, group in enumerate(footer.get(4, ())):
+            ordinal = group.get(7, number)
+            for column, chunk in enumerate(group[1]):
+                self._column(chunk, ordinal, column)
+        return VerifiedParquet(footer[3], self._modules, self._size - self._covered_size())
+
+    def _footer(self) -> Struct:
+        if self._size < 12:
+            raise FormatError("too short for an encrypted Parquet file", offset=0)
+        tail = bytes(self._take(self._size - 8, 8))
+        if tail[4:] != MAGIC_ENCRYPTED:
+            raise FormatError("not the end of an encrypted Parquet file", offset=self._size - 4)
+        length = int.from_bytes(tail[:4], "little")
+        start = self._size - 8 - length
+        if start < 4:
+            raise FormatError("the footer's length is impossible", offset=self._size - 8)
+        self._cover(0, 4)
+        data = bytes(self._take(start, length))
+        crypto, end = _parse(data)
+        self._algorithm(crypto)
+        footer = self._open(start + end, _FOOTER, b"", self._size - 8)
+        self._cover(start, self._size)
+        return _parse(footer)[0]
+
+    def _algorithm(self, crypto: Struct) -> None:
+        """Take the file's part of the AAD. None of this is authenticated, but what follows is."""
+        algorithm = crypto[1].get(1)
+        if algorithm is None:
+            raise FormatError("pages are not authenticated (not AES_GCM_V1), which Iceberg forbids")
+        if algorithm.get(1, self._aad_prefix) != self._aad_prefix:
+            raise FormatError("the AAD prefix in the file is not that of its key metadata")
+        if 1 not in algorithm and self._aad_prefix and not algorithm.get(3, False):
+            raise FormatError("the file does not say that its AAD prefix is supplied")
+        self._file_aad = self._aad_prefix + algorithm[2]
+
+    def _column(self, chunk: Struct, group: int, column: int) -> None:
+        if 2 in chunk.get(8, {}):
+            raise FormatError(f"column {column} has a key of its own, which Iceberg's never have")
+        place = struct.pack("<HH", group, column)
+        facts = chunk[3]
+        self._pages(facts, place)
+        if 4 in chunk:
+            self._index(chunk[4], chunk.get(5), _OFFSET_INDEX, place)
+        if 6 in chunk:
+            self._index(chunk[6], chunk.get(7), _COLUMN_INDEX, place)
+        if 14 in facts:
+            end = self._module(facts[14], _BLOOM_HEADER, place)
+            self._module(end, _BLOOM_BITSET, place)
+
+    def _pages(self, facts: Struct, place: bytes) -> None:
+        start, values = facts[9], 0
+        has_dictionary = 0 < facts.get(11, 0) < start
+        if has_dictionary:
+            start = facts[11]
+        offset, end, page = start, start + facts[7], 0
+        while offset < end:
+            if has_dictionary:
+                kinds, ordinal = (_DICTIONARY_HEADER, _DICTIONARY), b""
+            else:
+                kinds, ordinal = (_PAGE_HEADER, _PAGE), struct.pack("<H", page)
+                page += 1
+            header = _parse(self._open(offset, kinds[0], place + ordinal, end))[0]
+            offset += self._length(offset)
+            size = self._length(offset)
+            if header[3] != size:
+                raise AuthenticationError(
+                    "a page is not as long as its header says: the file was changed", offset=offset
+                )
+            self._open(offset, kinds[1], place + ordinal, end)
+            offset += size
+            if not has_dictionary:
+                values += (header.get(5) or header[8])[1]
+            has_dictionary = False
+        if values != facts[5]:
+            raise FormatError(
+                f"a column's pages have {values} values, not {facts[5]}", offset=start
+            )
+        self._cover(start, end)
+
+    def _index(self, offset: int, length: int | None, kind: int, place: bytes) -> None:
+        if self._module(offset, kind, place) - offset != length:
+            raise AuthenticationError(
+                f"the {_NAMES[kind]} is not as long as the footer says: the file was changed",
+                offset=offset,
+            )
+
+    def _module(self, offset: int, kind: int, place: bytes) -> int:
+        """Verify a module that stands alone; return where it ends."""
+        self._open(offset, kind, place, self._size)
+        end = offset + self._length(offset)
+        self._cover(offset, end)
+        return end
+
+    def _length(self, offset: int) -> int:
+        """Return the size of a module, its length field included."""
+        return _LENGTH_SIZE + int.from_bytes(self._take(offset, _LENGTH_SIZE), "little")
+
+    def _open(self, offset: int, kind: int, place: bytes, limit: int) -> bytes:
+        size = self._length(offset)
+        if size < _LENGTH_SIZE + _OVERHEAD or offset + size > limit:
+            raise AuthenticationError(
+                f"the {_NAMES[kind]}'s length is impossible: the file was changed", offset=offset
+            )
+        aad = self._file_aad + bytes([kind]) + place
+        self._modules += 1
+        sealed = self._take(offset + _LENGTH_SIZE, size - _LENGTH_SIZE)
+        try:
+            return open_sealed(self._key, sealed, aad)
+        except (AuthenticationError, ValueError):
+            raise AuthenticationError(
+                f"the {_NAMES[kind]} does not verify: wrong key, or the file was changed",
+                offset=offset,
+            ) from None
+
+    def _take(self, offset: int, size: int) -> memoryview:
+        begin = offset - self._window_start
+        if begin < 0 or begin + size > len(self._window):
+            if offset < 0 or offset + size > self._size:
+                raise FormatError("the footer points outside the file", offset=self._size)
+            wanted = max(size, min(_WINDOW_SIZE, self._size - offset))
+            self._window = memoryview(self._fetch(offset, wanted))
+            self._window_start, begin = offset, 0
+            if len(self._window) < wanted:
+                raise TruncatedError("the file became shorter while it was read", offset=offset)
+        return self._window[begin : begin + size]
+
+    def _cover(self, start: int, end: int) -> None:
+        self._covered.append((start, end))
+
+    def _covered_size(self) -> int:
+        total = last = 0
+        for start, end in sorted(self._covered):
+            total += max(0, end - max(start, last))
+            last = max(last, end)
+        return total
+
+
+def _parse(data: bytes) -> tuple[Struct, int]:
+    """Parse a struct of Thrift's compact protocol; return it by field id, and where it ends."""
+    thrift = _Thrift(data)
+    return thrift.struct(0), thrift.at
+
+
+class _Thrift:
+    """Thrift's compact protocol: field types 1 and 2 are true and false, 3 to 6 integers, then
+    double, binary, list, set, map and struct. Whatever does not parse raises IndexError and such.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.at = 0
+
+    def struct(self, depth: int) -> Struct:
+        if depth > _MAX_DEPTH:
+            raise FormatError("a structure of the file is nested too deeply")
+        found: Struct = {}
+        field_id = 0
+        while True:
+            header = self._byte()
+            if not header:
+                return found
+            field_id = field_id + (header >> 4) if header >> 4 else self._integer()
+            kind = header & 0x0F
+            found[field_id] = kind == 1 if kind in (1, 2) else self._value(kind, depth)
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (1, 2):  # within a list, a byte each
+            return self._byte() == 1
+        if kind == 3:
+            return self._byte()
+        if kind in (4, 5, 6):
+            return self._integer()
+        if kind == 7:
+            return struct.unpack("<d", self._bytes(8))[0]
+        if kind == 8:
+            return self._bytes(self._varint())
+        if kind in (9, 10):
+            header = self._byte()
+            count = header >> 4 if header >> 4 != 15 else self._varint()
+            return [self._value(header & 0x0F, depth + 1) for _ in range(count)]
+        if kind == 12:
+            return self.struct(depth + 1)
+        raise FormatError("a structure of the file has a type that Parquet does not use")
+
+    def _byte(self) -> int:
+        byte = self._data[self.at]
+        self.at += 1
+        return byte
+
+    def _bytes(self, size: int) -> bytes:
+        data = self._data[self.at : self.at + size]
+        if len(data) < size:
+            raise IndexError
+        self.at += size
+        return data
+
+    def _varint(self) -> int:
+        number = shift = 0
+        while True:
+            byte = self._byte()
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return number
+            shift += 7
+            if shift > 63:
+                raise IndexError
+
+    def _integer(self) -> int:
+        number = self._varint()
+        return number >> 1 ^ -(number & 1)

@@ -1,0 +1,216 @@
+"""Which files a scan reads, and which deletes apply to each.
+
+PyIceberg's planner with three differences: deletion vectors are matched by the data file that they
+reference and not by partition, equality deletes are planned (PyIceberg refuses them), and a filter
+does not prune delete files by their columns' metrics. Follows the Iceberg specification, "Scan
+Planning". Opens manifests and no data file.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar, cast
+
+from pyiceberg.manifest import (
+    INITIAL_SEQUENCE_NUMBER,
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestEntry,
+    ManifestFile,
+)
+from pyiceberg.table import FileScanTask, ManifestGroupPlanner
+from pyiceberg.typedef import KeyDefaultDict, Record
+from pyiceberg.utils.concurrent import ExecutorFactory
+
+from ..errors import MetadataIntegrityError, NotEncryptedError
+from .pyiceberg_internals import min_sequence_number, partition_spec_is_void
+from .snapshots import ContentFile, files_of
+
+_PATH_FIELD_ID = 2147483546  # of position delete files
+
+_K = TypeVar("_K")
+
+
+class _BySequence:
+    """Delete files in the order of their sequence numbers."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, ContentFile]] = []
+        self._sorted = False
+
+    def add(self, sequence_number: int, file: ContentFile) -> None:
+        self._found.append((sequence_number, file))
+
+    def since(self, sequence_number: int) -> list[ContentFile]:
+        """Return those of ``sequence_number`` and later ones."""
+        if not self._sorted:
+            self._found.sort(key=lambda found: found[0])
+            self._sorted = True
+        first = bisect_left(self._found, sequence_number, key=lambda found: found[0])
+        return [file for _, file in self._found[first:]]
+
+
+class DeleteIndex:
+    """The delete files of a snapshot, found by the data file that they apply to."""
+
+    def __init__(self, is_global: Callable[[int], bool]) -> None:
+        self._is_global = is_global
+        self._vectors: dict[str, tuple[int, ContentFile]] = {}
+        self._by_path: dict[str, _BySequence] = {}
+        self._by_partition: dict[tuple[int, Record], _BySequence] = {}
+        self._equality: dict[tuple[int, Record], _BySequence] = {}
+        self._global_equality = _BySequence()
+        self._empty = True
+
+    def add(self, entry: ManifestEntry) -> None:
+        """Add a delete file. Raises MetadataIntegrityError when two deletion vectors are of one
+        data file, or one is of none."""
+        self._empty = False
+        file = cast("ContentFile", entry.data_file)
+        sequence_number = _sequence_number(entry)
+        if file.is_deletion_vector:
+            self._add_vector(sequence_number, file)
+        elif file.content == DataFileContent.POSITION_DELETES:
+            path = _one_path(file)
+            if path is not None:
+                _of(self._by_path, path).add(sequence_number, file)
+            else:
+                _of(self._by_partition, _partition(file)).add(sequence_number, file)
+        elif self._is_global(file.spec_id):
+            self._global_equality.add(sequence_number, file)
+        else:
+            _of(self._equality, _partition(file)).add(sequence_number, file)
+
+    def _add_vector(self, sequence_number: int, file: ContentFile) -> None:
+        path = file.referenced_data_file
+        if path is None:
+            raise MetadataIntegrityError(
+                "a deletion vector does not say which data file it is of", file=file.file_path
+            )
+        if path in self._vectors:
+            raise MetadataIntegrityError(
+                "the snapshot has more than one deletion vector of this data file", file=path
+            )
+        self._vectors[path] = sequence_number, file
+
+    def of(self, entry: ManifestEntry) -> set[DataFile]:
+        """Return the delete files that apply to a data file."""
+        if self._empty:
+            return set()
+        file = cast("ContentFile", entry.data_file)
+        sequence_number = _sequence_number(entry)
+        # Equality deletes are of rows written before, position deletes of those written with them.
+        found = self._global_equality.since(sequence_number + 1)
+        partition = _partition(file)
+        if partition in self._equality:
+            found += self._equality[partition].since(sequence_number + 1)
+        vector = self._vectors.get(file.file_path)
+        if vector is not None and vector[0] >= sequence_number:
+            found.append(vector[1])
+        else:
+            if partition in self._by_partition:
+                found += self._by_partition[partition].since(sequence_number)
+            if file.file_path in self._by_path:
+                found += self._by_path[file.file_path].since(sequence_number)
+        return set(found)
+
+
+class EncryptedPlanner(ManifestGroupPlanner):
+    """Plans the scan tasks for a group of manifests of an encrypted table."""
+
+    def plan_manifest_entries(
+        self, manifests: Iterable[ManifestFile]
+    ) -> Iterator[list[ManifestEntry]]:
+        """Yield the matching entries of each manifest that passes the partition filter."""
+        evaluators = KeyDefaultDict(self._build_manifest_evaluator)
+        manifests = [m for m in manifests if evaluators[m.partition_spec_id](m)]
+        partitions = KeyDefaultDict(self._build_partition_evaluator)
+        metrics = self._build_metrics_evaluator()
+        first = min_sequence_number(manifests)
+
+        def matching(manifest: ManifestFile) -> list[ManifestEntry]:
+            partition = partitions[manifest.partition_spec_id]
+            return [
+                entry
+                for entry in manifest.fetch_manifest_entry(self.io)
+                if partition(entry.data_file)
+                and (entry.data_file.content != DataFileContent.DATA or metrics(entry.data_file))
+            ]
+
+        wanted = [m for m in manifests if self._check_sequence_number(first, m)]
+        for manifest in wanted:
+            _ = partitions[manifest.partition_spec_id]  # made here, not by many threads at once
+        return ExecutorFactory.get_or_create().map(matching, wanted)
+
+    def plan_files(
+        self,
+        manifests: Iterable[ManifestFile],
+        manifest_entry_filter: Callable[[ManifestEntry], bool] = lambda _: True,
+    ) -> list[FileScanTask]:
+        """Return the tasks: a data file each, with the delete files that apply to it.
+
+        Raises NotEncryptedError for a data file in the clear where the table's io says
+        ``require_encrypted``, and NotImplementedError for ORC.
+        """
+        specs = self.table_metadata.specs()
+        deletes = DeleteIndex(lambda spec_id: partition_spec_is_void(specs[spec_id]))
+        data: list[ManifestEntry] = []
+        for entry in itertools.chain.from_iterable(self.plan_manifest_entries(manifests)):
+            if entry.data_file.content != DataFileContent.DATA:
+                deletes.add(entry)
+            elif manifest_entry_filter(entry):
+                self._check(cast("ContentFile", entry.data_file))
+                data.append(entry)
+        residuals = KeyDefaultDict(self._build_residual_evaluator)
+        return [
+            FileScanTask(
+                entry.data_file,
+                delete_files=deletes.of(entry),
+                residual=residuals[entry.data_file.spec_id](entry.data_file).residual_for(
+                    entry.data_file.partition
+                ),
+            )
+            for entry in data
+        ]
+
+    def _check(self, file: ContentFile) -> None:
+        if not file.is_encrypted and files_of(self.io).require_encrypted:
+            raise NotEncryptedError(
+                "this data file is in the clear, and the caller requires encryption",
+                file=file.file_path,
+            )
+        if file.file_format == FileFormat.ORC:
+            raise NotImplementedError(
+                f"{file.file_path}: Iceberg has no encryption of ORC files, and in an encrypted "
+                "table they are not read"
+            )
+
+
+def _sequence_number(entry: ManifestEntry) -> int:
+    return entry.sequence_number or INITIAL_SEQUENCE_NUMBER
+
+
+def _partition(file: DataFile) -> tuple[int, Record]:
+    return file.spec_id, file.partition
+
+
+def _of(index: dict[_K, _BySequence], key: _K) -> _BySequence:
+    return index.setdefault(key, _BySequence())
+
+
+def _one_path(file: ContentFile) -> str | None:
+    """Return the data file that all of a position delete file's rows are of, if it is one."""
+    if file.referenced_data_file is not None:
+        return file.referenced_data_file
+    lower = (file.lower_bounds or {}).get(_PATH_FIELD_ID)
+    upper = (file.upper_bounds or {}).get(_PATH_FIELD_ID)
+    if lower is None or lower != upper:
+        return None
+    # Bounds may be cut to a prefix, but then the upper one is larger.
+    try:
+        return lower.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,450 @@
+"""One task of a scan: a data file's rows without the deleted ones, filtered, in the table's schema.
+
+The order of the steps is the specification's: positions count the rows as they stand in the file,
+so position deletes come first; then equality deletes, then the filter. Parquet is decrypted inside
+Arrow, from properties made for this one file and never cached. Knows nothing of planning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyarrow.parquet.encryption import create_decryption_properties
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.expressions.visitors import bind, translate_column_names
+from pyiceberg.io.pyarrow import expression_to_pyarrow, pyarrow_to_schema, schema_to_pyarrow
+from pyiceberg.manifest import DataFileContent, FileFormat
+from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.table import FileScanTask
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.name_mapping import NameMapping
+from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType
+from pyroaring import BitMap64
+
+from ..cpu import usable_cpus
+from ..errors import (
+    Ags1Error,
+    AuthenticationError,
+    FormatError,
+    MetadataIntegrityError,
+    NotEncryptedError,
+    TruncatedError,
+)
+from ..key_metadata import KeyMetadata
+from .avro import read_avro
+from .deletes import (
+    DeletedKeys,
+    Once,
+    PuffinCache,
+    positions_by_path,
+    read_deletion_vector,
+    rows_kept,
+)
+from .files import TableFiles
+from .pyiceberg_internals import (
+    column_projection_values,
+    downcasts_ns_timestamps,
+    to_requested_schema,
+)
+from .snapshots import ContentFile
+
+_BUFFER_SIZE = 8 << 20
+_PATH_FIELD_ID, _POSITION_FIELD_ID = 2147483546, 2147483545  # of position delete files
+
+_POSITION_DELETES = Schema(
+    NestedField(_PATH_FIELD_ID, "file_path", StringType(), required=True),
+    NestedField(_POSITION_FIELD_ID, "pos", LongType(), required=True),
+)
+
+
+class TaskReader:
+    """Reads the tasks of one scan; any number of threads at once.
+
+    ``projected`` is the schema of the rows returned, ``field_ids`` the columns needed for it and
+    for ``row_filter``, which is bound to the table's schema.
+    """
+
+    def __init__(
+        self,
+        files: TableFiles,
+        metadata: TableMetadata,
+        projected: Schema,
+        field_ids: set[int],
+        row_filter: BooleanExpression,
+        case_sensitive: bool,
+        dictionary_columns: tuple[str, ...] = (),
+    ) -> None:
+        self._files = files
+        self._metadata = metadata
+        self._threads = 1
+        self._projected = projected
+        self._field_ids = field_ids
+        self._row_filter = row_filter
+        self._case_sensitive = case_sensitive
+        self._dictionary_columns = dictionary_columns
+        self._names = metadata.name_mapping()
+        self._downcasts = bool(downcasts_ns_timestamps())
+        self._puffins = PuffinCache(files)
+        self._positions: Once[ContentFile, dict[str, BitMap64]] = Once(self._read_positions)
+        self._deleted_keys: Once[_Keys, DeletedKeys] = Once(self._read_keys)
+        self._key_schemas: Once[int, Schema] = Once(self._key_schema)
+        # Most files of a table have one schema, and working it out costs more than a small file.
+        self._columns: Once[frozenset[int], Schema] = Once(self._table_columns)
+        self._shapes: Once[tuple[bytes, frozenset[int]], _Shape] = Once(self._shape)
+        self._filters: Once[_Shape, pc.Expression | None] = Once(
+            lambda shape: self._filter(shape.schema, {})
+        )
+
+    def share(self, tasks: int) -> None:
+        """Give each of so many tasks its part of the CPUs: few Avro files are cut in pieces.
+        (Parquet files use Arrow's own threads.)"""
+        self._threads = max(1, usable_cpus() // max(1, tasks))
+
+    def batches(self, task: FileScanTask) -> Iterator[pa.RecordBatch]:
+        """Yield the task's rows in the projected schema."""
+        for rows in self._rows(task):
+            yield self._project(self._projected, rows)
+
+    def count(self, task: FileScanTask) -> int:
+        """Return the number of the task's rows."""
+        return sum(rows.batch.num_rows for rows in self._rows(task))
+
+    def _rows(self, task: FileScanTask) -> Iterator[_Rows]:
+        """Yield the rows that are left, in the file's own columns."""
+        file = cast("ContentFile", task.file)
+        deletes = cast("set[ContentFile]", task.delete_files)
+        positions = self._deleted_positions(file, deletes)
+        equality = self._equality_deletes(deletes)
+        wanted = self._columns(frozenset(self._field_ids.union(*(ids for ids, _ in equality))))
+        with self._open(file, wanted, self._dictionary_columns) as opened:
+            shape = opened.shape
+            missing = self._identity_values(file, wanted, shape.schema.field_ids)
+            matches = self._filter(shape.schema, missing) if missing else self._filters(shape)
+            pushed = matches if positions is None and opened.filters else None
+            first = 0
+            for batch in opened.read(pushed):
+                count = batch.num_rows
+                if positions is not None:
+                    batch = _kept(batch, rows_kept(positions, first, count))
+                first += count
+                for ids, keys in equality:
+                    rows = _Rows(shape.columns, missing, batch)
+                    batch = _kept(batch, keys.rows_kept(self._key_columns(ids, rows)))
+                if matches is not None and pushed is None:
+                    batch = _matching(batch, matches)
+                if batch.num_rows:
+                    yield _Rows(shape.columns, missing, batch)
+
+    def _open(
+        self, file: ContentFile, wanted: Schema, dictionary_columns: tuple[str, ...] = ()
+    ) -> AbstractContextManager[_Parquet | _Avro]:
+        """Open a file to read the columns ``wanted`` of it."""
+        if file.file_format == FileFormat.PARQUET:
+            leaves = frozenset(leaf_ids(wanted))
+
+            def shape_of(physical: pa.Schema) -> _Shape:
+                return self._shapes((physical.serialize().to_pybytes(), leaves))
+
+            return closing(_Parquet(self._files, file, shape_of, dictionary_columns))
+        if file.file_format == FileFormat.AVRO:
+            values = self._identity_values(file, wanted, set())
+            return closing(_Avro(self._files, file, wanted, self._names, values, self._threads))
+        raise NotImplementedError(
+            f"{file.file_path}: {file.file_format.name} files are not read in an encrypted table"
+        )
+
+    def _shape(self, wanted: tuple[bytes, frozenset[int]]) -> _Shape:
+        """Return the shape of Parquet files of one Arrow schema, serialized, of which the columns
+        of these ids are read."""
+        serialized, field_ids = wanted
+        schema = pyarrow_to_schema(
+            pa.ipc.read_schema(pa.py_buffer(serialized)),
+            self._names,
+            downcast_ns_timestamp_to_us=self._downcasts,
+            format_version=3,
+        )
+        columns = prune_columns(schema, set(field_ids), select_full_types=False)
+        # None of them may be in the file, and it has rows all the same.
+        return _Shape(schema, columns if columns.fields else Schema(*schema.fields[:1]))
+
+    def _table_columns(self, field_ids: frozenset[int]) -> Schema:
+        """Return the table's columns of these ids; which it may have dropped since."""
+        found: dict[int, NestedField] = {}
+        others = sorted(self._metadata.schemas, key=lambda s: s.schema_id, reverse=True)
+        for schema in (self._projected, self._metadata.schema(), *others):
+            for field in prune_columns(schema, set(field_ids), select_full_types=False).fields:
+                have = found.get(field.field_id)
+                # Of two that differ inside, the one with more of what is wanted.
+                if have is None or len(Schema(field).field_ids) > len(Schema(have).field_ids):
+                    found[field.field_id] = field
+        # Arrow does not count rows that have no columns.
+        return Schema(*(found.values() or self._metadata.schema().fields[:1]))
+
+    def _identity_values(
+        self, file: ContentFile, wanted: Schema, present: set[int]
+    ) -> dict[int, Any]:
+        """Return the values of columns that only the file's partition knows."""
+        spec = self._metadata.specs().get(file.spec_id)
+        return column_projection_values(file, wanted, self._metadata.schema(), spec, present)
+
+    def _filter(self, file_schema: Schema, missing: dict[int, Any]) -> pc.Expression | None:
+        if self._row_filter == AlwaysTrue():
+            return None
+        translated = translate_column_names(
+            self._row_filter, file_schema, self._case_sensitive, missing
+        )
+        bound = bind(file_schema, translated, case_sensitive=self._case_sensitive)
+        return expression_to_pyarrow(bound, file_schema)
+
+    def _project(self, schema: Schema, rows: _Rows) -> pa.RecordBatch:
+        return to_requested_schema(
+            schema,
+            rows.schema,
+            rows.batch,
+            downcast_ns_timestamp_to_us=self._downcasts,
+            projected_missing_fields=rows.missing,
+            allow_timestamp_tz_mismatch=True,
+        )
+
+    # -- deletes
+
+    def _deleted_positions(
+        self, file: ContentFile, deletes: Iterable[ContentFile]
+    ) -> BitMap64 | None:
+        found: BitMap64 | None = None
+        for delete in deletes:
+            if delete.is_deletion_vector:
+                payload = self._puffins.read(delete)
+                here = read_deletion_vector(payload, delete, file.file_path)
+            elif delete.content == DataFileContent.POSITION_DELETES:
+                here = self._positions(delete).get(file.file_path, BitMap64())
+            else:
+                continue
+            found = here if found is None else found | here
+        return found or None
+
+    def _read_positions(self, delete: ContentFile) -> dict[str, BitMap64]:
+        with self._open(delete, _POSITION_DELETES) as opened:
+            return positions_by_path(
+                self._project(_POSITION_DELETES, _Rows(opened.shape.columns, {}, batch))
+                for batch in opened.read(None)
+            )
+
+    def _equality_deletes(
+        self, deletes: Iterable[ContentFile]
+    ) -> list[tuple[tuple[int, ...], DeletedKeys]]:
+        """Return the deleted keys for each set of columns that keys are made of."""
+        by_ids: dict[tuple[int, ...], set[ContentFile]] = {}
+        for delete in deletes:
+            if delete.content == DataFileContent.EQUALITY_DELETES:
+                ids = tuple(sorted(set(delete.equality_ids or ())))
+                if not ids:
+                    raise MetadataIntegrityError(
+                        "an equality delete file does not say which columns it compares",
+                        file=delete.file_path,
+                    )
+                by_ids.setdefault(ids, set()).add(delete)
+        return [(ids, self._deleted_keys((ids, frozenset(f)))) for ids, f in by_ids.items()]
+
+    def _read_keys(self, wanted: _Keys) -> DeletedKeys:
+        ids, files = wanted
+        chunks: list[list[pa.Array]] = [[] for _ in ids]
+        for file in files:
+            with self._open(file, self._columns(frozenset(ids))) as opened:
+                for batch in opened.read(None):
+                    found = self._key_columns(ids, _Rows(opened.shape.columns, {}, batch))
+                    for column, values in zip(chunks, found, strict=True):
+                        column.append(values)
+        types = [_arrow_type(self._key_schemas(field_id), field_id) for field_id in ids]
+        return DeletedKeys(
+            [pa.chunked_array(c, type=t) for c, t in zip(chunks, types, strict=True)]
+        )
+
+    def _key_columns(self, ids: Iterable[int], rows: _Rows) -> list[pa.Array]:
+        """Return the columns ``ids`` of the rows in the table's types, promoted if need be."""
+        columns = []
+        for field_id in ids:
+            schema = self._key_schemas(field_id)
+            column = self._project(schema, rows).column(0)
+            while pa.types.is_struct(column.type):
+                column = pc.struct_field(column, 0)
+            columns.append(column.cast(_arrow_type(schema, field_id)))
+        return columns
+
+    def _key_schema(self, field_id: int) -> Schema:
+        """Return the schema of one column, which the table may have dropped since."""
+        schema = self._columns(frozenset((field_id,)))
+        if field_id not in schema.field_ids:
+            raise MetadataIntegrityError(
+                f"an equality delete file compares column {field_id}, and no schema has it"
+            )
+        return schema
+
+
+_Keys: TypeAlias = "tuple[tuple[int, ...], frozenset[ContentFile]]"
+
+
+class _Rows(NamedTuple):
+    """Rows in a file's columns; ``missing`` are values of columns that only its partition knows."""
+
+    schema: Schema
+    missing: dict[int, Any]
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shape:
+    """A file's schema, and the part of it that is read. Compared by identity."""
+
+    schema: Schema
+    columns: Schema
+
+
+class _Parquet:
+    """An open Parquet file, encrypted or plain."""
+
+    filters = True
+
+    def __init__(
+        self,
+        files: TableFiles,
+        file: ContentFile,
+        shape_of: Callable[[pa.Schema], _Shape],
+        dictionary_columns: tuple[str, ...],
+    ) -> None:
+        self._file = file
+        km = file.key
+        self._stream: Any = files.open_stored(file.file_path)
+        try:
+            options: dict[str, Any] = {"pre_buffer": True, "buffer_size": _BUFFER_SIZE}
+            if km is not None:
+                _check_stored_size(self._stream, km, file.file_path)
+                options["decryption_properties"] = create_decryption_properties(
+                    km.encryption_key, aad_prefix=km.aad_prefix, allow_plaintext_files=False
+                )
+            parquet = ds.ParquetFileFormat(
+                default_fragment_scan_options=ds.ParquetFragmentScanOptions(**options),
+                dictionary_columns=dictionary_columns or None,
+            )
+            with _arrow_errors(file):
+                self._fragment = parquet.make_fragment(self._stream)
+                self._physical = self._fragment.physical_schema
+            self.shape = shape_of(self._physical)
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def read(self, matches: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        with _arrow_errors(self._file):
+            yield from ds.Scanner.from_fragment(
+                self._fragment,
+                schema=self._physical,
+                columns=[field.name for field in self.shape.columns.fields],
+                filter=matches,
+            ).to_batches()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _Avro:
+    """An open Avro file, encrypted or plain, read as the table's columns themselves."""
+
+    filters = False
+
+    def __init__(
+        self,
+        files: TableFiles,
+        file: ContentFile,
+        wanted: Schema,
+        names: NameMapping | None,
+        values: dict[int, Any],
+        threads: int,
+    ) -> None:
+        self.shape = _Shape(wanted, wanted)
+        self._file = file
+        self._options: dict[str, Any] = {
+            "name_mapping": names,
+            "missing_values": values,
+            "record_count": file.record_count,
+            "threads": threads,
+        }
+        km = file.key
+        self._stream: Any = (
+            files.open_stored(file.file_path)
+            if km is None
+            else files.open_encrypted(file.file_path, km)
+        )
+
+    def read(self, matches: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from read_avro(self._stream, self.shape.columns, **self._options)
+        except Ags1Error as error:
+            error.file = self._file.file_path
+            raise
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def leaf_ids(schema: Schema) -> set[int]:
+    """Return the ids of a schema's fields without lists and maps, which are their elements."""
+    containers = (MapType, ListType)
+    return {i for i in schema.field_ids if not isinstance(schema.find_type(i), containers)}
+
+
+def _check_stored_size(stream: Any, km: KeyMetadata, location: str) -> None:
+    """Raise TruncatedError or FormatError when a stored file's size is not the trusted one."""
+    size = stream.size() if callable(getattr(stream, "size", None)) else stream.seek(0, 2)
+    if km.file_length is None or size == km.file_length:
+        return
+    what = f"the file has {size} bytes, and its key metadata says {km.file_length}"
+    raise (TruncatedError if size < km.file_length else FormatError)(what, file=location)
+
+
+@contextmanager
+def _arrow_errors(file: ContentFile) -> Iterator[None]:
+    """Turn what Arrow raises for an encrypted file that is not what it should be into our errors.
+
+    It has no types of its own for them. What the storage raises passes.
+    """
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        kind, what = _arrow_failure(str(error))
+        if kind is None or not file.is_encrypted:
+            raise
+        raise kind(what, file=file.file_path) from None
+
+
+def _arrow_failure(message: str) -> tuple[type[Ags1Error] | None, str]:
+    if "decryption properties on plaintext" in message:
+        return NotEncryptedError, "this file has a key, and is a Parquet file in the clear"
+    if "decrypt" in message.lower() or "AAD" in message:
+        return AuthenticationError, (
+            "the Parquet file does not decrypt: it was changed, or is another file than the one "
+            "that this key was made for"
+        )
+    if "Parquet" in message or "thrift" in message:
+        return FormatError, f"not a Parquet file that can be read: {message.splitlines()[0]}"
+    return None, ""
+
+
+def _kept(batch: pa.RecordBatch, mask: pa.Array | None) -> pa.RecordBatch:
+    return batch if mask is None else batch.filter(mask)
+
+
+def _matching(batch: pa.RecordBatch, matches: pc.Expression) -> pa.RecordBatch:
+    # A filter of a RecordBatch itself fails on an empty result before pyarrow 21.
+    table = pa.Table.from_batches([batch]).filter(matches)
+    return table.combine_chunks().to_batches()[0] if table.num_rows else batch.slice(0, 0)
+
+
+def _arrow_type(schema: Schema, field_id: int) -> pa.DataType:
+    return schema_to_pyarrow(schema.find_type(field_id), include_field_ids=False)

@@ -1,0 +1,789 @@
+"""``verify_table``: a whole encrypted table authenticated, and everything told that is amiss.
+
+From the metadata through every snapshot's manifest list and manifests to each data and delete file:
+every block and every Parquet module once, however many snapshots share the file. Then what lies in
+the table's folder and belongs to no snapshot. One thread walks and reports, others read; a damaged
+file is a finding and the rest goes on. Writes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar, cast
+
+from pyiceberg.manifest import DataFileContent, FileFormat
+
+from .._gcm import random_bytes
+from ..bulk import SMALL_FILE, verify_file
+from ..cpu import usable_cpus
+from ..errors import (
+    Ags1Error,
+    FormatError,
+    KmsAccessDeniedError,
+    KmsConfigurationError,
+    KmsUnavailableError,
+    MetadataIntegrityError,
+    NotEncryptedError,
+    TruncatedError,
+)
+from ..key_metadata import KeyMetadata
+from ..keys.envelope import EncryptedKey, KeyEncryptionKey
+from ..keys.manager import CLOCK_SKEW_MS, KEK_LIFETIME_MS, Clock, now_ms
+from ..layout import DEFAULT_BLOCK_SIZE, MAGIC
+from .deletes import read_deletion_vector
+from .files import TableFiles
+from .findings import Finding, Findings, Severity, TableVerification, finding_of
+from .listing import list_files, place
+from .parquet_modules import MAGIC_ENCRYPTED, MAGIC_PLAIN, verify_parquet
+from .pyiceberg_internals import ManifestEntry, ManifestEntryStatus, read_avro_records
+from .snapshots import (
+    _MANIFEST,
+    _MANIFEST_LIST,
+    ContentFile,
+    EncryptedManifest,
+    EncryptedSnapshot,
+    _unreadable,
+)
+from .table import EncryptedTable
+
+Progress: TypeAlias = "Callable[[int, int | None], object]"
+
+_KMS_UNUSABLE = (KmsUnavailableError, KmsAccessDeniedError, KmsConfigurationError)
+_PROGRESS_SECONDS = 0.1
+_BUFFER_SIZE = 8 << 20
+_REMOTE_THREADS = 16
+_NEAR_EXPIRY_MS = 60 * 24 * 60 * 60 * 1000
+_DAY_MS = 24 * 60 * 60 * 1000
+# Where Iceberg's table properties may put files besides the table's own folder.
+_FOLDER_PROPERTIES = ("write.data.path", "write.metadata.path", "write.object-storage.path")
+_PLAIN_FORMATS = {
+    MAGIC_PLAIN: "Parquet",
+    b"Obj\x01": "Avro",
+    b"ORC": "ORC",
+    b"PFA1": "Puffin",
+}
+
+_Snapshots: TypeAlias = "tuple[int, ...]"
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class _Stopped(Exception):
+    """The verification ends early; nobody waits for this result."""
+
+
+def verify_table(
+    table: EncryptedTable,
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    require_encrypted: bool = False,
+    list_folders: bool = True,
+    clock_ms: Clock = now_ms,
+) -> TableVerification:
+    """Authenticate every file of every snapshot of ``table``.
+
+    ``threads`` read and decrypt, by default one a CPU for local files, and more where files come
+    over a network. ``progress(done, total)`` is called about ten times a second with bytes, in the
+    calling thread; the total is an estimate, None where there is nothing to base it on; what it
+    raises ends the call. ``require_encrypted`` makes data files in the clear errors.
+    ``list_folders=False`` leaves out the search for files that no snapshot has.
+
+    What is wrong with the table is in the result. Raises KmsUnavailableError,
+    KmsAccessDeniedError and KmsConfigurationError, without which nothing can be said.
+
+    What is not checked: rows against the manifest's counts in Avro files; statistics against the
+    data; whether metadata.json is the newest. Statistics files are in the clear and just reported.
+    """
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    return _Verification(table, threads, progress, require_encrypted, clock_ms).run(list_folders)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What one file's verification brought."""
+
+    size: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+class _Meter:
+    """Bytes done, counted by all threads; ``add`` ends a thread's work once ``stop`` was called."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def add(self, size: int) -> None:
+        if self._stopped:
+            raise _Stopped
+        with self._lock:
+            self.done += size
+
+    def stop(self) -> None:
+        self._stopped = True
+
+
+class _Verification:
+    def __init__(
+        self,
+        table: EncryptedTable,
+        threads: int | None,
+        progress: Progress | None,
+        require_encrypted: bool,
+        clock_ms: Clock,
+    ) -> None:
+        self._table = table
+        self._metadata = table.metadata
+        self._files: TableFiles = table.files
+        self._progress = progress
+        self._require_encrypted = require_encrypted or self._files.require_encrypted
+        self._clock_ms = clock_ms
+        self._is_local = self._files._local_path(self._metadata.location) is not None
+        self._cpus = threads or usable_cpus()
+        self._threads = threads or (
+            self._cpus if self._is_local else max(self._cpus, _REMOTE_THREADS)
+        )
+        # One file at a time may take all CPUs: the last one is often the largest.
+        self._all_cpus = threading.Lock()
+        self._meter = _Meter()
+        self._findings = Findings()
+        self._counts = dict.fromkeys(
+            (
+                "manifest_lists",
+                "manifests",
+                "data_files",
+                "plain_data_files",
+                "delete_files",
+                "deletion_vectors",
+                "statistics_files",
+            ),
+            0,
+        )
+        self._verified_size = 0
+        self._running: set[Future[_Outcome]] = set()
+        self._root = place(self._files.stored_location(self._metadata.location)).rstrip("/") + "/"
+        # Each file, by the name below the table's folder, with a digest of its key; and each key's
+        # file. Digests under a secret of this run: the keys themselves need not be kept.
+        self._salt = random_bytes(32)
+        self._known: dict[bytes, bytes] = {}
+        self._sealed_by: dict[bytes, bytes] = {}
+        self._vectors: set[tuple[bytes, int | None]] = set()
+        self._manifests: dict[str, tuple[EncryptedManifest, list[int]]] = {}
+        self._estimate = self._estimated_size()
+        self._size_seen = 0
+        self._next_progress = 0.0
+
+    def run(self, list_folders: bool) -> TableVerification:
+        started = time.perf_counter()
+        self._pool = ThreadPoolExecutor(self._threads, "ags1-verify")
+        try:
+            self._check_keys()
+            self._read_manifest_lists()
+            self._read_manifests()
+            self._take_statistics()
+            self._finish()
+            if list_folders:
+                self._list_folders()
+            self._finish()
+        finally:
+            self._meter.stop()
+            self._pool.shutdown(cancel_futures=True)
+        seconds = time.perf_counter() - started
+        self._tell(final=True)
+        return TableVerification(
+            metadata_location=self._table.metadata_location,
+            table_uuid=str(self._metadata.table_uuid),
+            key_id=self._table.key_id,
+            snapshots=len(self._metadata.snapshots),
+            **self._counts,
+            verified_size=self._verified_size,
+            seconds=seconds,
+            findings=self._findings.sorted(),
+            finding_counts=dict(self._findings.counts),
+        )
+
+    # -- keys in the metadata
+
+    def _check_keys(self) -> None:
+        manager = self._files.keys
+        keks = manager.key_encryption_keys
+        needed = {cast("EncryptedSnapshot", s).key_id for s in self._metadata.snapshots}
+        used = set()
+        for entry in manager.encryption_keys:
+            if entry in keks:
+                continue
+            if entry.key_id in needed:
+                used.add(entry.encrypted_by_id)
+            else:
+                self._findings.add(
+                    "orphan-key", f"no snapshot needs the encryption key {entry.key_id!r}"
+                )
+        for kek in keks:
+            self._check_kek(kek)
+            if kek.key_id not in used and len(keks) > 1:
+                self._findings.add(
+                    "orphan-key", f"the KEK {kek.key_id!r} wraps no key that a snapshot needs"
+                )
+        if len(keks) > 1:
+            self._findings.add(
+                "several-keks", f"the table has {len(keks)} KEKs; Java's next commit takes any"
+            )
+
+    def _check_kek(self, kek: EncryptedKey) -> None:
+        name = f"the KEK {kek.key_id!r}"
+        master_key_id = self._table.key_id
+        if kek.encrypted_by_id != master_key_id:
+            self._findings.add(
+                "kek-other-master-key",
+                f"{name} says that {kek.encrypted_by_id!r} wrapped it; the table's key is "
+                f"{master_key_id!r}",
+            )
+        try:
+            KeyEncryptionKey.unwrap(self._files.keys.kms, kek, master_key_id)
+            timestamp = kek.timestamp
+        except _KMS_UNUSABLE:
+            raise
+        except Ags1Error as error:
+            self._findings.add("kek-unusable", f"{name} cannot be used: {error.message}")
+            return
+        try:
+            age_ms = self._clock_ms() - int(timestamp or "")
+        except ValueError:
+            self._findings.add("kek-timestamp", f"{name} has no time of creation that can be read")
+            return
+        days = age_ms // _DAY_MS
+        if age_ms < -CLOCK_SKEW_MS:
+            self._findings.add("kek-timestamp", f"{name} was created in the future")
+        elif age_ms >= KEK_LIFETIME_MS:
+            self._findings.add(
+                "kek-expired",
+                f"{name} is {days} days old: the next commit makes a new one, after "
+                f"{KEK_LIFETIME_MS // _DAY_MS} days",
+            )
+        elif age_ms >= KEK_LIFETIME_MS - _NEAR_EXPIRY_MS:
+            self._findings.add(
+                "kek-near-expiry",
+                f"{name} is {days} days old and will be used up to its "
+                f"{KEK_LIFETIME_MS // _DAY_MS}th day",
+            )
+
+    # -- snapshots and manifests
+
+    def _read_manifest_lists(self) -> None:
+        snapshots = []
+        for plain in self._metadata.snapshots:
+            snapshot = cast("EncryptedSnapshot", plain)
+            if snapshot.key_id is None:
+                self._findings.add(
+                    "snapshot-without-key",
+                    "the snapshot has no key-id, so its manifest list is not encrypted",
+                    snapshot.manifest_list,
+                    (snapshot.snapshot_id,),
+                )
+                self._known.setdefault(self._name(snapshot.manifest_list), b"")
+            else:
+                snapshots.append(snapshot)
+        for snapshot, result in self._ahead(self._open_manifest_list, snapshots):
+            ids = (snapshot.snapshot_id,)
+            if isinstance(result, Finding):
+                self._known.setdefault(self._name(snapshot.manifest_list), b"")
+                self._findings.take(result)
+                continue
+            km, data = result
+            self._counts["manifest_lists"] += self._register(snapshot.manifest_list, km, ids)
+            self._verified_size += cast("int", km.file_length)
+            try:
+                self._take_manifests(snapshot, data)
+            except Ags1Error as error:
+                self._findings.take(finding_of(error, snapshot.manifest_list, ids))
+
+    def _open_manifest_list(
+        self, snapshot: EncryptedSnapshot
+    ) -> tuple[KeyMetadata, bytes] | Finding:
+        location = snapshot.manifest_list
+        try:
+            km = self._files.keys.manifest_list_key(cast("str", snapshot.key_id))
+            return km, self._read_sealed(location, km)
+        except _KMS_UNUSABLE:
+            raise
+        except (Ags1Error, OSError) as error:
+            return finding_of(error, location, (snapshot.snapshot_id,))
+
+    def _take_manifests(self, snapshot: EncryptedSnapshot, data: bytes) -> None:
+        header, manifests = _manifests(snapshot, data)
+        written_for = header.get("snapshot-id")
+        if written_for not in (None, str(snapshot.snapshot_id)):
+            raise MetadataIntegrityError(
+                f"the manifest list was written for snapshot {written_for}, not for this one"
+            )
+        for manifest in manifests:
+            manifest.conceal()
+            path, ids = manifest.manifest_path, (snapshot.snapshot_id,)
+            try:
+                km = manifest.key
+            except Ags1Error as error:
+                self._known.setdefault(self._name(path), b"")
+                if isinstance(error, NotEncryptedError):
+                    self._findings.add("manifest-without-key", error.message, path, ids)
+                else:
+                    self._findings.take(finding_of(error, path, ids))
+                continue
+            if self._register(path, km, ids):
+                self._manifests[path] = (manifest, [snapshot.snapshot_id])
+            elif path in self._manifests:
+                self._manifests[path][1].append(snapshot.snapshot_id)
+
+    def _read_manifests(self) -> None:
+        paths = list(self._manifests)
+        for path, result in self._ahead(self._open_manifest, paths):
+            # With its key: what is done needs none.
+            manifest, snapshots = self._manifests.pop(path)
+            ids = tuple(snapshots)
+            if isinstance(result, Finding):
+                self._findings.take(result)
+                continue
+            self._counts["manifests"] += 1
+            self._verified_size += manifest.manifest_length
+            try:
+                self._take_entries(manifest, result, ids)
+            except Ags1Error as error:
+                self._findings.take(finding_of(error, path, ids))
+
+    def _open_manifest(self, path: str) -> bytes | Finding:
+        manifest, snapshots = self._manifests[path]
+        try:
+            return self._read_sealed(path, manifest.key)
+        except (Ags1Error, OSError) as error:
+            return finding_of(error, path, tuple(snapshots))
+
+    def _take_entries(self, manifest: EncryptedManifest, data: bytes, ids: _Snapshots) -> None:
+        counts = dict.fromkeys(ManifestEntryStatus, 0)
+        puffins: dict[str, list[ContentFile]] = {}
+        for entry in _entries(manifest, data):
+            counts[entry.status] += 1
+            if entry.status == ManifestEntryStatus.DELETED:
+                continue
+            file = cast("ContentFile", entry.data_file)
+            file.conceal()
+            try:
+                self._take_file(file, ids, puffins)
+            except Ags1Error as error:
+                self._known.setdefault(self._name(file.file_path), b"")
+                self._findings.take(finding_of(error, file.file_path, ids))
+        for vectors in puffins.values():
+            self._submit(self._verify_vectors, vectors, ids)
+        stated = {
+            ManifestEntryStatus.ADDED: manifest.added_files_count,
+            ManifestEntryStatus.EXISTING: manifest.existing_files_count,
+            ManifestEntryStatus.DELETED: manifest.deleted_files_count,
+        }
+        for status, count in stated.items():
+            if count is not None and count != counts[status]:
+                raise MetadataIntegrityError(
+                    f"the manifest has {counts[status]} {status.name.lower()} files, and the "
+                    f"manifest list says {count}"
+                )
+
+    # -- data and delete files
+
+    def _take_file(
+        self, file: ContentFile, ids: _Snapshots, puffins: dict[str, list[ContentFile]]
+    ) -> None:
+        km = file.key
+        is_new = self._register(file.file_path, km, ids)
+        if file.is_deletion_vector and km is not None:
+            vector = (self._name(file.file_path), file.content_offset)
+            if vector not in self._vectors:
+                self._vectors.add(vector)
+                self._counts["deletion_vectors"] += 1
+                self._counts["delete_files"] += is_new
+                self._size_seen += file.file_size_in_bytes if is_new else 0
+                puffins.setdefault(file.file_path, []).append(file)
+            return
+        if not is_new:
+            return
+        self._size_seen += file.file_size_in_bytes
+        is_data = file.content == DataFileContent.DATA
+        self._counts["data_files" if is_data else "delete_files"] += 1
+        if km is not None:
+            self._submit(self._verify_file, file, km, ids)
+            return
+        self._submit(self._measure, file, ids)
+        if not is_data:
+            self._findings.add(
+                "delete-file-without-key", "a delete file in the clear", file.file_path, ids
+            )
+            return
+        self._counts["plain_data_files"] += 1
+        self._findings.add(
+            "not-encrypted" if self._require_encrypted else "plain-data-file",
+            "a data file in the clear: the manifest has no key for it",
+            file.file_path,
+            ids,
+        )
+
+    def _verify_file(self, file: ContentFile, km: KeyMetadata, ids: _Snapshots) -> _Outcome:
+        outcome = _Outcome()
+        location = file.file_path
+        if file.file_format == FileFormat.PARQUET:
+            if km.file_length is None:
+                # The manifest is as authentic; other readers use no length at all.
+                km = km.with_file_length(file.file_size_in_bytes)
+            found = self._verify_parquet(location, km)
+            if found.rows != file.record_count:
+                outcome.findings.append(
+                    Finding(
+                        Severity.ERROR,
+                        "record-count",
+                        f"the file has {found.rows} rows, and the manifest says "
+                        f"{file.record_count}",
+                        location,
+                        ids,
+                    )
+                )
+            if found.unauthenticated_size:
+                outcome.findings.append(
+                    Finding(
+                        Severity.NOTE,
+                        "unauthenticated-bytes",
+                        f"{found.unauthenticated_size} bytes belong to no part of the Parquet file",
+                        location,
+                        ids,
+                    )
+                )
+        elif file.file_format == FileFormat.ORC:
+            raise FormatError("ORC files have no encryption in Iceberg, and this one has a key")
+        else:
+            self._verify_ags1(location, km)
+        outcome.size = cast("int", km.file_length)
+        return outcome
+
+    def _verify_ags1(self, location: str, km: KeyMetadata) -> None:
+        path = self._files._local_path(location)
+        try:
+            if path is not None:
+                self._verify_local(path, km)
+            else:
+                self._verify_stream(location, km)
+        except FormatError:
+            if self._head(location) != MAGIC:
+                raise _in_the_clear() from None
+            raise
+
+    def _verify_local(self, path: str, km: KeyMetadata) -> None:
+        before = 0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal before
+            self._meter.add(done - before)
+            before = done
+
+        self._meter.add(0)
+        is_large = (km.file_length or 0) > SMALL_FILE
+        takes_all = is_large and self._all_cpus.acquire(blocking=False)
+        try:
+            verify_file(
+                path,
+                km,
+                threads=self._cpus if takes_all else 1,
+                block_size=DEFAULT_BLOCK_SIZE,
+                progress=progress,
+            )
+        finally:
+            if takes_all:
+                self._all_cpus.release()
+
+    def _verify_stream(self, location: str, km: KeyMetadata) -> None:
+        with self._files.open_encrypted(location, km) as reader:
+            room = bytearray(min(_BUFFER_SIZE, reader.plaintext_size) or 1)
+            while size := reader.readinto(room):
+                self._meter.add(size)
+
+    def _verify_parquet(self, location: str, km: KeyMetadata) -> Any:
+        self._refuse_pipe(location)
+        path = self._files._local_path(location)
+        if path is not None:
+            with open(path, "rb", buffering=0) as file:
+                fd = file.fileno()
+
+                def read(offset: int, size: int) -> bytes:
+                    self._meter.add(size)
+                    return os.pread(fd, size, offset)
+
+                return verify_parquet(read, os.fstat(fd).st_size, km)
+        stored = self._files.new_input(location)
+        size = len(stored)
+        with closing(stored.open()) as stream:
+
+            def fetch(offset: int, size: int) -> bytes:
+                self._meter.add(size)
+                stream.seek(offset)
+                return stream.read(size)
+
+            return verify_parquet(fetch, size, km)
+
+    def _verify_vectors(self, vectors: list[ContentFile], ids: _Snapshots) -> _Outcome:
+        """Verify one Puffin file and the deletion vectors in it."""
+        outcome = _Outcome()
+        km = cast("KeyMetadata", vectors[0].key)
+        payload = self._read_sealed(vectors[0].file_path, km)
+        outcome.size = cast("int", km.file_length)
+        self._meter.add(outcome.size)
+        for vector in vectors:
+            try:
+                read_deletion_vector(payload, vector, vector.referenced_data_file or "")
+            except Ags1Error as error:
+                outcome.findings.append(finding_of(error, vector.file_path, ids))
+        return outcome
+
+    def _measure(self, file: ContentFile, ids: _Snapshots) -> _Outcome:
+        """See that a file in the clear is there and as long as the manifest says."""
+        self._meter.add(0)
+        size = len(self._files.new_input(file.file_path))
+        stated = file.file_size_in_bytes
+        if size == stated:
+            return _Outcome()
+        kind = "truncated" if size < stated else "format"
+        message = f"the file has {size} bytes, and the manifest says {stated}"
+        return _Outcome(0, [Finding(Severity.ERROR, kind, message, file.file_path, ids)])
+
+    def _take_statistics(self) -> None:
+        for statistics in (*self._metadata.statistics, *self._metadata.partition_statistics):
+            location = statistics.statistics_path
+            if self._register(location, None, (statistics.snapshot_id,)):
+                self._counts["statistics_files"] += 1
+                self._submit(self._look_at_statistics, location, (statistics.snapshot_id,))
+
+    def _look_at_statistics(self, location: str, ids: _Snapshots) -> _Outcome:
+        try:
+            head = self._head(location)
+        except FileNotFoundError:
+            kind, severity = "missing-statistics", Severity.WARNING
+            message = "the statistics file is missing"
+        else:
+            if head in (MAGIC, MAGIC_ENCRYPTED):
+                kind, severity = "unauthenticated-bytes", Severity.NOTE
+                message = "an encrypted statistics file, not verified: the metadata has no key"
+            else:
+                kind, severity = "plain-statistics", Severity.WARNING
+                message = "a statistics file in the clear: it tells of the data's values"
+        return _Outcome(0, [Finding(severity, kind, message, location, ids)])
+
+    # -- what else lies there
+
+    def _list_folders(self) -> None:
+        properties = self._metadata.properties
+        folders = [self._metadata.location]
+        for name in _FOLDER_PROPERTIES:
+            location = properties.get(name)
+            if location and not place(self._files.stored_location(location)).startswith(self._root):
+                folders.append(location)
+        for folder in folders:
+            found = list_files(self._files.inner, self._files.stored_location(folder))
+            if found is None:
+                self._findings.add(
+                    "folder-not-listed",
+                    f"{type(self._files.inner).__name__} cannot list files: strangers' files are "
+                    "not looked for",
+                    folder,
+                )
+                continue
+            try:
+                for location in found:
+                    name = location.rpartition("/")[2]
+                    if self._place_name(place(location)) not in self._known and not _is_of_use(
+                        name
+                    ):
+                        self._submit(self._look_at_stranger, location, ())
+            except OSError as error:
+                self._findings.take(finding_of(error, folder, ()))
+
+    def _look_at_stranger(self, location: str, ids: _Snapshots) -> _Outcome:
+        try:
+            with closing(self._files.inner.new_input(location).open()) as stream:
+                head = stream.read(4)
+        except FileNotFoundError:
+            return _Outcome()
+        for magic, name in _PLAIN_FORMATS.items():
+            if head.startswith(magic):
+                message = f"a {name} file in the clear that no snapshot has"
+                return _Outcome(
+                    0, [Finding(Severity.WARNING, "stray-plain-file", message, location)]
+                )
+        what = "an encrypted file" if head in (MAGIC, MAGIC_ENCRYPTED) else "a file"
+        message = f"{what} that no snapshot has"
+        return _Outcome(0, [Finding(Severity.NOTE, "orphan-file", message, location)])
+
+    # -- names and keys
+
+    def _name(self, location: str) -> bytes:
+        return self._place_name(place(self._files.stored_location(location)))
+
+    def _place_name(self, where: str) -> bytes:
+        return where.removeprefix(self._root).encode("utf-8", "surrogatepass")
+
+    def _register(self, location: str, km: KeyMetadata | None, ids: _Snapshots) -> bool:
+        """Remember a file; return whether it is new. Finds keys that are not one file's."""
+        name = self._name(location)
+        digest = b""
+        if km is not None:
+            digest = hashlib.blake2b(km.encryption_key, digest_size=16, key=self._salt).digest()
+        known = self._known.get(name)
+        if known is not None:
+            if known != digest:
+                self._findings.add(
+                    "two-keys", "the table's metadata has two keys for this file", location, ids
+                )
+            return False
+        self._known[name] = digest
+        if digest and self._sealed_by.setdefault(digest, name) is not name:
+            other = self._sealed_by[digest].decode("utf-8", "replace")
+            self._findings.add(
+                "shared-key",
+                f"its key is that of {other}, too; a key seals one file, or its parts could be "
+                "exchanged with the other's",
+                location,
+                ids,
+            )
+        return True
+
+    def _read_sealed(self, location: str, km: KeyMetadata) -> bytes:
+        self._refuse_pipe(location)
+        try:
+            return self._files.read_encrypted(location, km)
+        except NotEncryptedError:
+            if MAGIC.startswith(self._head(location)):
+                raise TruncatedError("the file ends within its first bytes") from None
+            raise
+
+    def _head(self, location: str) -> bytes:
+        self._refuse_pipe(location)
+        with closing(self._files.open_stored(location)) as stream:
+            return stream.read(len(MAGIC))
+
+    def _refuse_pipe(self, location: str) -> None:
+        """Raise OSError for what is no regular file: to open a pipe could take for ever."""
+        path = self._files._local_path(location)
+        if path is not None and not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", path)
+
+    def _estimated_size(self) -> int | None:
+        snapshot = self._metadata.current_snapshot()
+        summary = snapshot.summary if snapshot is not None else None
+        size = summary["total-files-size"] if summary is not None else None
+        return int(size) if size and size.isdecimal() else None
+
+    # -- threads
+
+    def _submit(self, work: Callable[..., _Outcome], *arguments: Any) -> None:
+        """Have ``work(*arguments)`` done; waits while too much is under way. The last argument is
+        the snapshots, the first a file or what names one."""
+        while len(self._running) >= 4 * self._threads:
+            self._collect()
+        self._running.add(self._pool.submit(_guarded, work, arguments))
+        self._tell()
+
+    def _collect(self) -> None:
+        """Wait a moment for something to be finished, and take what it found."""
+        done, self._running = wait(self._running, _PROGRESS_SECONDS, FIRST_COMPLETED)
+        for future in done:
+            outcome = future.result()
+            self._verified_size += outcome.size
+            for finding in outcome.findings:
+                self._findings.take(finding)
+        self._tell()
+
+    def _finish(self) -> None:
+        while self._running:
+            self._collect()
+
+    def _ahead(
+        self, work: Callable[[_Item], _Result], items: Iterable[_Item]
+    ) -> Iterator[tuple[_Item, _Result]]:
+        """Yield each item with ``work(item)``, in order; a few are worked on ahead."""
+        under_way: deque[tuple[_Item, Future[_Result]]] = deque()
+
+        def first() -> tuple[_Item, _Result]:
+            item, future = under_way.popleft()
+            while not wait((future,), _PROGRESS_SECONDS).done:
+                self._tell()
+            return item, future.result()
+
+        for item in items:
+            under_way.append((item, self._pool.submit(work, item)))
+            if len(under_way) > 2 * self._threads:
+                yield first()
+        while under_way:
+            yield first()
+
+    def _tell(self, *, final: bool = False) -> None:
+        now = time.monotonic()
+        if self._progress is None or (now < self._next_progress and not final):
+            return
+        self._next_progress = now + _PROGRESS_SECONDS
+        if final:
+            self._progress(self._size_seen, self._size_seen)
+            return
+        total = None if self._estimate is None else max(self._estimate, self._size_seen)
+        self._progress(self._meter.done, total)
+
+
+def _guarded(work: Callable[..., _Outcome], arguments: tuple[Any, ...]) -> _Outcome:
+    """Do a file's work; what is wrong with the file is a finding."""
+    try:
+        return work(*arguments)
+    except (Ags1Error, OSError) as error:
+        about: Any = arguments[0]
+        if isinstance(about, list):
+            about = about[0]
+        location = about if isinstance(about, str) else about.file_path
+        return _Outcome(0, [finding_of(error, location, arguments[-1])])
+
+
+def _manifests(
+    snapshot: EncryptedSnapshot, data: bytes
+) -> tuple[dict[str, str], list[EncryptedManifest]]:
+    try:
+        header, records = read_avro_records(data, _MANIFEST_LIST)
+        return header, list(records)
+    except Exception as error:
+        failure = _unreadable("manifest list", snapshot.manifest_list, error)
+    # Outside: the other error may quote a record, and records hold keys.
+    raise failure
+
+
+def _entries(manifest: EncryptedManifest, data: bytes) -> Iterator[ManifestEntry]:
+    failure = None
+    try:
+        _, records = read_avro_records(data, _MANIFEST)
+        yield from records
+    except Exception as error:
+        failure = _unreadable("manifest", manifest.manifest_path, error)
+    if failure is not None:
+        raise failure
+
+
+def _in_the_clear() -> NotEncryptedError:
+    return NotEncryptedError("this file has a key, and does not begin as an encrypted file does")
+
+
+def _is_of_use(name: str) -> bool:
+    """Whether a file that no snapshot has belongs to a table all the same: versions of the
+    metadata, which are in the clear by design, and check sums of Hadoop's."""
+    return (
+        name.endswith((".metadata.json", ".metadata.json.gz", ".crc"))
+        or name == "version-hint.text"
+    )

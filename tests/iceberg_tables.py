@@ -1,0 +1,56 @@
+"""What the tests of ``ags1.iceberg`` share: the fixture tables, their KMS, copies to damage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+from ags1.iceberg import EncryptedTable, open_table
+from ags1.kms import KmsClient, from_properties
+
+TABLES = Path(__file__).parent / "tables"
+# Those whose data files are here too.
+READABLE = ["empty", "mor_dv", "parquet_plain", "stats"]
+JAVA_LOCATION = "file:/tmp/ags1-fixtures"  # where Java wrote them
+MASTER_KEYS = {"keyA": b"0123456789012345", "keyB": b"1123456789012345"}
+KMS_PROPERTIES = {"encryption.kms-type": "memory"} | {
+    f"encryption.kms.key.{name}": key.hex() for name, key in MASTER_KEYS.items()
+}
+
+
+def memory_kms() -> KmsClient:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return from_properties(KMS_PROPERTIES)
+
+
+def metadata_file(name: str, folder: Path = TABLES) -> Path:
+    """A fixture table's current metadata file."""
+    return sorted((folder / name / "metadata").glob("*.metadata.json"))[-1]
+
+
+def open_fixture(name: str, folder: Path = TABLES, **more: Any) -> EncryptedTable:
+    """Open a fixture table, or a copy of it in another folder."""
+    more = {"kms": memory_kms(), "location_map": {JAVA_LOCATION: str(folder)}} | more
+    table = open_table(str(metadata_file(name, folder)), **more)
+    assert isinstance(table, EncryptedTable)
+    return table
+
+
+def copied(name: str, folder: Path) -> Path:
+    """Copy a fixture table into ``folder``; return the copy's own folder."""
+    return Path(shutil.copytree(TABLES / name, folder / name))
+
+
+def expected_rows(name: str) -> list[dict[str, Any]]:
+    """What Spark read from a fixture table, in the order of ``id``."""
+    path = TABLES / name / "expected.jsonl"
+    text = path.read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row["id"])

@@ -1,0 +1,478 @@
+"""``load_catalog``: PyIceberg's catalogs, with encrypted tables among their tables.
+
+SQL runs on SQLite. The REST server is the protocol's one answer that loading needs, served on
+127.0.0.1; Hive's client answers from memory. (Java's own servers are in ``interop``.) The tables
+are those that Java wrote.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from iceberg_tables import (
+    JAVA_LOCATION,
+    KMS_PROPERTIES,
+    TABLES,
+    by_id,
+    copied,
+    expected_rows,
+    memory_kms,
+    metadata_file,
+)
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import load_catalog as load_plain_catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+from table_maker import TableMaker
+
+from ags1 import KeyMetadataError, KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
+from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog
+from ags1.kms import from_properties
+from ags1.kms.memory import MemoryKms
+
+pytest.importorskip("sqlalchemy")
+pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
+
+PLACES = {JAVA_LOCATION: str(TABLES)}
+COLUMNS = [{"id": 1, "name": "id", "type": "long"}]
+
+
+@pytest.fixture
+def sql(tmp_path: Path) -> dict[str, str]:
+    """The properties of a SQL catalog with the fixture table ``db.stats``."""
+    properties = {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": str(tmp_path),
+    }
+    with load_catalog("sql", **properties, **KMS_PROPERTIES) as catalog:
+        catalog.create_namespace("db")
+        catalog.register_table("db.stats", str(metadata_file("stats")))
+    return properties
+
+
+def plain_table(folder: Path) -> str:
+    maker = TableMaker(folder, COLUMNS)
+    maker.commit(maker.add_parquet([{"id": 1}, {"id": 2}]))
+    return maker.write()
+
+
+def test_an_encrypted_table_of_a_sql_catalog(sql: dict[str, str]) -> None:
+    with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
+        assert isinstance(catalog, Catalog)
+        assert catalog.list_tables("db") == [("db", "stats")]
+        assert catalog.table_exists("db.stats")
+        table = catalog.load_table("db.stats", location_map=PLACES)
+        assert isinstance(table, EncryptedTable)
+        assert table.name() == ("db", "stats")
+        assert by_id(table.scan().to_arrow().to_pylist()) == expected_rows("stats")
+        assert by_id(table.refresh().scan().to_arrow().to_pylist()) == expected_rows("stats")
+        assert "db.stats" in repr(table) or "stats" in repr(table)
+
+
+def test_plain_tables_are_pyiceberg_s_own(sql: dict[str, str], tmp_path: Path) -> None:
+    path = plain_table(tmp_path / "t")
+    for more in (KMS_PROPERTIES, {}):
+        with load_catalog("sql", **sql, **more) as catalog:
+            if not catalog.table_exists("db.plain"):
+                catalog.register_table("db.plain", path)
+            table = catalog.load_table("db.plain")
+            assert type(table) is Table
+            assert table.scan().to_arrow().num_rows == 2
+            with pytest.raises(NotEncryptedError):
+                catalog.load_table("db.plain", require_encrypted=True)
+            with pytest.raises(NotEncryptedError):
+                catalog.load_table("db.plain", expected_key_id="keyA")
+
+
+def test_an_encrypted_table_without_a_kms(sql: dict[str, str]) -> None:
+    with load_catalog("sql", **sql) as catalog, pytest.raises(KmsConfigurationError):
+        catalog.load_table("db.stats")
+
+
+def test_the_kms_may_be_a_client(sql: dict[str, str]) -> None:
+    with EncryptedCatalog(load_plain_catalog("sql", **sql), memory_kms()) as catalog:
+        assert catalog.load_table("db.stats", location_map=PLACES).scan().count() == 1000
+
+
+def test_the_configuration_of_pyiceberg_is_read(tmp_path: Path, run_python: Any) -> None:
+    # In its file, PyIceberg makes the names of properties small: the key is "keya".
+    key = {"encryption.kms-type": "memory", "encryption.kms.key.keya": "00" * 16}
+    maker = TableMaker(tmp_path / "t", COLUMNS, from_properties(key), key_id="keya")
+    maker.commit(maker.add_parquet([{"id": 1}]))
+    lines = ["catalog:", "  mine:"]
+    configured = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"} | key
+    lines += [f'    {name}: "{value}"' for name, value in configured.items()]
+    (tmp_path / ".pyiceberg.yaml").write_text("\n".join(lines))
+    script = f"""
+import os, sys, warnings
+warnings.simplefilter("ignore")
+os.environ["PYICEBERG_HOME"] = {str(tmp_path)!r}
+from ags1.iceberg import load_catalog
+catalog = load_catalog("mine")
+assert not [name for name in catalog.properties if name.startswith("encryption.kms.key")]
+catalog.create_namespace("db")
+table = catalog.register_table("db.t", {maker.write()!r})
+assert table.scan().count() == 1
+"""
+    run_python(script)
+
+
+def test_what_the_catalog_shows_has_no_key(sql: dict[str, str]) -> None:
+    with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
+        table = catalog.load_table("db.stats", location_map=PLACES)
+        shown = [catalog, catalog.properties, catalog.inner.properties, table.io.properties, table]
+        for thing in [*shown, vars(catalog)]:
+            for name, value in KMS_PROPERTIES.items():
+                assert name == "encryption.kms-type" or value not in repr(thing)
+
+
+def test_pins(sql: dict[str, str]) -> None:
+    digest = hashlib.sha256(metadata_file("stats").read_bytes()).hexdigest()
+    with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
+        pins = {"expected_key_id": "keyA", "expected_metadata_sha256": digest}
+        assert catalog.load_table("db.stats", location_map=PLACES, **pins).scan().count() == 1000
+        for wrong in ({"expected_key_id": "keyB"}, {"expected_metadata_sha256": "00" * 32}):
+            with pytest.raises(MetadataIntegrityError):
+                catalog.load_table("db.stats", **wrong)
+        with pytest.raises(NoSuchTableError):
+            catalog.load_table("db.nothing")
+
+
+def test_the_master_keys_that_a_catalog_s_tables_may_be_under(sql: dict[str, str]) -> None:
+    keys = {"encryption.key-id": "keyB, keyA"}
+    with load_catalog("sql", **sql, **KMS_PROPERTIES, **keys) as catalog:
+        assert catalog.load_table("db.stats", location_map=PLACES).scan().count() == 1000
+    keys = {"encryption.key-id": "keyB"}
+    with load_catalog("sql", **sql, **KMS_PROPERTIES, **keys) as catalog:
+        with pytest.raises(MetadataIntegrityError, match="none of those"):
+            catalog.load_table("db.stats")
+
+
+class Foreign(MemoryKms):
+    """A KMS where the key's name may be a stranger's, as AWS's."""
+
+    accepts_foreign_keys = True
+
+
+def test_a_kms_of_many_owners_needs_the_key_s_name_from_a_trusted_place(
+    sql: dict[str, str],
+) -> None:
+    kms = Foreign(KMS_PROPERTIES)
+    inner = load_plain_catalog("sql", **sql)
+    with pytest.raises(KeyMetadataError, match="anybody's"):
+        EncryptedCatalog(inner, kms).load_table("db.stats")
+    for catalog, pin in (
+        (EncryptedCatalog(inner, kms), {"expected_key_id": "keyA"}),
+        (EncryptedCatalog(inner, kms, key_ids=["keyA"]), {}),
+        (EncryptedCatalog(hive_catalog(hive_parameters(metadata_file("stats"))).inner, kms), {}),
+    ):
+        table = catalog.load_table("db.stats", location_map=PLACES, **pin)
+        assert table.scan().count() == table.refresh().scan().count() == 1000
+    with (
+        rest_server(rest_answer(metadata_file("stats"))) as uri,
+        load_plain_catalog("rest", type="rest", uri=uri) as rest,
+    ):
+        table = EncryptedCatalog(rest, kms).load_table("db.t", location_map=PLACES)
+        assert table.scan().count() == 1000
+
+
+def test_the_rest_is_the_inner_catalog_s(sql: dict[str, str], tmp_path: Path) -> None:
+    with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
+        catalog.create_namespace("other", {"owner": "me"})
+        assert catalog.load_namespace_properties("other")["owner"] == "me"
+        assert sorted(catalog.list_namespaces()) == [("db",), ("other",)]
+        assert catalog.namespace_exists("other")
+        catalog.update_namespace_properties("other", updates={"owner": "you"})
+        renamed = catalog.rename_table("db.stats", "other.stats")
+        assert isinstance(renamed, EncryptedTable)
+        catalog.drop_table("other.stats")
+        assert not catalog.table_exists("other.stats")
+        catalog.drop_namespace("other")
+        table = catalog.create_table_if_not_exists("db.new", renamed.schema())
+        assert type(table) is Table
+        rows = pa.table({"id": [1], "p": ["x"]}, table.schema().as_arrow())
+        table.append(rows)
+        assert catalog.load_table("db.new").scan().count() == 1
+        assert catalog.engine is catalog.inner.engine  # what only a SqlCatalog has
+        with pytest.raises(AttributeError):
+            _ = catalog.no_such_thing
+
+
+def test_what_would_be_in_the_clear_is_refused(sql: dict[str, str]) -> None:
+    with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
+        table = catalog.load_table("db.stats", location_map=PLACES)
+        encrypted = {"encryption.key-id": "keyA", "format-version": "3"}
+        for attempt in (
+            lambda: catalog.create_table("db.new", table.schema(), properties=encrypted),
+            lambda: catalog.create_table_transaction(
+                "db.new", table.schema(), properties=encrypted
+            ),
+            lambda: catalog.commit_table(table, (), ()),
+            lambda: catalog.purge_table("db.stats"),
+        ):
+            with pytest.raises(NotImplementedError):
+                attempt()
+        assert catalog.list_tables("db") == [("db", "stats")]
+
+
+def test_an_in_memory_catalog(tmp_path: Path) -> None:
+    with load_catalog("m", type="in-memory", warehouse=str(tmp_path), **KMS_PROPERTIES) as catalog:
+        catalog.create_namespace("db")
+        catalog.register_table("db.mor_dv", str(metadata_file("mor_dv")))
+        table = catalog.load_table("db.mor_dv", location_map=PLACES)
+        assert by_id(table.scan().to_arrow().to_pylist()) == expected_rows("mor_dv")
+
+
+def test_a_commit_of_somebody_else_is_seen_by_a_refresh(
+    sql: dict[str, str], tmp_path: Path
+) -> None:
+    maker = TableMaker(tmp_path / "t", COLUMNS, memory_kms())
+    maker.commit(maker.add_parquet([{"id": 1}]))
+    with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
+        table = catalog.register_table("db.t", maker.write())
+        assert table.scan().count() == 1
+        maker.commit(maker.add_parquet([{"id": 2}]))
+        catalog.drop_table("db.t")  # a SQL catalog cannot replace what it has registered
+        catalog.register_table("db.t", maker.write())
+        assert table.scan().count() == 1
+        assert table.refresh().scan().count() == 2
+
+
+def test_the_kms_is_asked_once_for_all_tables_and_refreshes(sql: dict[str, str]) -> None:
+    class Counting(MemoryKms):
+        calls = 0
+
+        def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
+            Counting.calls += 1
+            return super().unwrap_key(wrapped_key, key_id)
+
+    with EncryptedCatalog(load_plain_catalog("sql", **sql), Counting(KMS_PROPERTIES)) as catalog:
+        table = catalog.load_table("db.stats", location_map=PLACES)
+        table.scan().to_arrow()
+        table.refresh().scan().to_arrow()
+        catalog.load_table("db.stats", location_map=PLACES).scan().to_arrow()
+    assert Counting.calls == 1
+
+
+# -- REST
+
+
+@contextmanager
+def rest_server(answer: dict[str, Any]) -> Iterator[str]:
+    """Serve the table ``db.t`` as ``answer``, and the protocol's configuration."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path == "/v1/config":
+                # What a server tells of a KMS is not heard: it could name code to run.
+                evil = {"encryption.kms-impl": "os:system", "encryption.kms-type": ""}
+                found: Any = {"defaults": {}, "overrides": evil}
+            else:
+                found = answer if path == "/v1/namespaces/db/tables/t" else None
+            missing = {"error": {"message": "no", "type": "NoSuchTableException", "code": 404}}
+            body = json.dumps(missing if found is None else found).encode()
+            self.send_response(404 if found is None else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def rest_answer(path: Path) -> dict[str, Any]:
+    metadata = json.loads(path.read_bytes())
+    return {"metadata-location": str(path), "metadata": metadata, "config": {}}
+
+
+def test_an_encrypted_table_of_a_rest_catalog() -> None:
+    with (
+        rest_server(rest_answer(metadata_file("mor_dv"))) as uri,
+        load_catalog("rest", type="rest", uri=uri, **KMS_PROPERTIES) as catalog,
+    ):
+        table = catalog.load_table("db.t", location_map=PLACES, expected_key_id="keyA")
+        assert isinstance(table, EncryptedTable)
+        assert by_id(table.scan().to_arrow().to_pylist()) == expected_rows("mor_dv")
+        assert table.refresh().scan().count() == 2598
+        with pytest.raises(NoSuchTableError):
+            catalog.load_table("db.other")
+
+
+def test_a_rest_server_s_word_is_better_than_the_file(tmp_path: Path) -> None:
+    copied("stats", tmp_path)
+    path = metadata_file("stats", tmp_path)
+    answer = rest_answer(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_text("{}")
+    with (
+        rest_server(answer) as uri,
+        load_catalog("rest", type="rest", uri=uri, **KMS_PROPERTIES) as catalog,
+    ):
+        assert catalog.load_table("db.t", location_map=PLACES).scan().count() == 1000
+        with pytest.raises(MetadataIntegrityError, match="SHA-256"):
+            catalog.load_table("db.t", expected_metadata_sha256=digest)
+
+
+def test_a_rest_server_does_not_choose_the_kms() -> None:
+    with (
+        rest_server(rest_answer(metadata_file("stats"))) as uri,
+        load_catalog("rest", type="rest", uri=uri) as catalog,
+        pytest.raises(KmsConfigurationError, match="no KMS is configured"),
+    ):
+        catalog.load_table("db.t")
+
+
+def test_planning_by_the_server_is_not_used_for_an_encrypted_table() -> None:
+    with (
+        rest_server(rest_answer(metadata_file("stats"))) as uri,
+        load_catalog("rest", type="rest", uri=uri, **KMS_PROPERTIES) as catalog,
+    ):
+        catalog.inner.supports_server_side_planning = lambda: True  # type: ignore[method-assign]
+        table = catalog.load_table("db.t", location_map=PLACES)
+        assert catalog.supports_server_side_planning()
+        assert table.scan().count() == 1000
+
+
+# -- Hive
+
+
+def hive_catalog(parameters: dict[str, str]) -> EncryptedCatalog:
+    """PyIceberg's Hive catalog with a metastore that knows one table."""
+    pytest.importorskip("thrift")
+    from pyiceberg.catalog.hive import HiveCatalog
+
+    class Client:
+        def __enter__(self) -> Client:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def get_table(self, dbname: str, tbl_name: str) -> Any:
+            found = {"table_type": "ICEBERG"} | parameters
+            return SimpleNamespace(dbName=dbname, tableName=tbl_name, parameters=found)
+
+    class Metastore(HiveCatalog):
+        @staticmethod
+        def _create_hive_client(properties: dict[str, str]) -> Any:
+            return Client()
+
+    return EncryptedCatalog(Metastore("hive", uri="thrift://127.0.0.1:1"), memory_kms())
+
+
+def hive_parameters(path: Path) -> dict[str, str]:
+    """What Java's HiveCatalog keeps of an encrypted table."""
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    return {
+        "metadata_location": str(path),
+        "encryption.key-id": "keyA",
+        "encryption.data-key-length": "16",
+        "metadata_hash": base64.b64encode(digest).decode(),
+    }
+
+
+def test_an_encrypted_table_of_a_hive_catalog() -> None:
+    catalog = hive_catalog(hive_parameters(metadata_file("stats")))
+    table = catalog.load_table("db.stats", location_map=PLACES)
+    assert table.scan().count() == 1000
+    assert table.refresh().scan().count() == 1000
+
+
+def test_hive_s_hash_is_checked_where_there_is_one(tmp_path: Path) -> None:
+    copied("stats", tmp_path)
+    path = metadata_file("stats", tmp_path)
+    parameters = hive_parameters(path)
+    path.write_text(path.read_text().replace('"next-row-id":1000', '"next-row-id":1001'))
+    assert hashlib.sha256(path.read_bytes()).digest() != base64.b64decode(
+        parameters["metadata_hash"]
+    )
+    with pytest.raises(MetadataIntegrityError, match="metadata_hash"):
+        hive_catalog(parameters).load_table("db.stats")
+    del parameters["metadata_hash"]
+    assert (
+        hive_catalog(parameters).load_table("db.stats", location_map=PLACES).scan().count() == 1000
+    )
+
+
+def test_hive_s_key_id_is_trusted_before_the_file_s(tmp_path: Path) -> None:
+    parameters = hive_parameters(metadata_file("stats"))
+    for key_id, pins in (("keyB", {}), ("keyA", {"expected_key_id": "keyB"})):
+        changed = parameters | {"encryption.key-id": key_id}
+        with pytest.raises(MetadataIntegrityError, match="'keyB' was expected"):
+            hive_catalog(changed).load_table("db.stats", **pins)
+    path = plain_table(tmp_path / "t")
+    del parameters["metadata_hash"]
+    with pytest.raises(NotEncryptedError, match="'keyA' was expected"):
+        hive_catalog(parameters | {"metadata_location": path}).load_table("db.stats")
+
+
+def test_hive_s_length_of_data_keys() -> None:
+    parameters = hive_parameters(metadata_file("stats")) | {"encryption.data-key-length": "32"}
+    # With a hash Java does not look at it, as the hash is of the property too.
+    hive_catalog(parameters).load_table("db.stats")
+    del parameters["metadata_hash"]
+    with pytest.raises(MetadataIntegrityError, match="16 bytes"):
+        hive_catalog(parameters).load_table("db.stats")
+
+
+def test_a_commit_between_two_calls_to_hive(tmp_path: Path) -> None:
+    older, newer = sorted((TABLES / "stats/metadata").glob("*.metadata.json"))[-2:]
+    parameters = hive_parameters(older)
+    catalog = hive_catalog(parameters)
+    load = catalog.inner.load_table
+
+    def load_and_commit(identifier: Any) -> Table:
+        table = load(identifier)
+        answers.update(hive_parameters(newer))
+        return table
+
+    answers = parameters
+    catalog.inner.load_table = load_and_commit  # type: ignore[method-assign]
+    table = catalog.load_table("db.stats", location_map=PLACES)
+    assert table.metadata_location == str(newer)
+
+
+def test_kms_clients_are_closed_by_who_made_them(sql: dict[str, str]) -> None:
+    Closing.closed.clear()
+    kms = Closing({"closing.list": "1"})
+    EncryptedCatalog(load_plain_catalog("sql", **sql), kms).close()
+    assert Closing.closed == []
+    load_catalog(
+        "sql", **(sql | {"encryption.kms-impl": f"{__name__}:Closing", "closing.list": "1"})
+    ).close()
+    assert len(Closing.closed) == 1
+
+
+class Closing(MemoryKms):
+    closed: ClassVar[list[MemoryKms]] = []
+
+    def __init__(self, properties: dict[str, str]) -> None:
+        assert properties["closing.list"] == "1"
+        super().__init__(KMS_PROPERTIES)
+
+    def close(self) -> None:
+        self.closed.append(self)

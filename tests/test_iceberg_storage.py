@@ -1,0 +1,265 @@
+"""Encrypted tables on S3 (moto's server on 127.0.0.1), by both of PyIceberg's file systems.
+
+Beside them, what a storage's stream has to offer at least: ``TableFiles`` over one that only reads
+and seeks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from iceberg_tables import (
+    JAVA_LOCATION,
+    TABLES,
+    by_id,
+    copied,
+    expected_rows,
+    memory_kms,
+    metadata_file,
+    open_fixture,
+)
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from table_maker import TableMaker
+
+import ags1
+from ags1 import (
+    KeyMetadata,
+    KeyMetadataError,
+    MissingFileLengthError,
+    NotEncryptedError,
+    TruncatedError,
+)
+from ags1.iceberg import TableFiles, open_table
+from ags1.keys.manager import EncryptionManager
+from ags1.kms import KmsClient, from_properties
+
+pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
+
+BUCKET = "tables"
+FILE_IO = {
+    "pyarrow": "pyiceberg.io.pyarrow.PyArrowFileIO",
+    "fsspec": "pyiceberg.io.fsspec.FsspecFileIO",
+}
+COLUMNS = [{"id": 1, "name": "id", "type": "long"}, {"id": 2, "name": "name", "type": "string"}]
+AVRO = {
+    "type": "record",
+    "name": "r",
+    "fields": [
+        {"name": "id", "type": "long", "field-id": 1},
+        {"name": "name", "type": "string", "field-id": 2},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Any]:
+    """A client of a server that is there for this module; its endpoint is ``meta.endpoint_url``."""
+    boto3 = pytest.importorskip("boto3")
+    pytest.importorskip("moto.server")
+    from aws_server import aws_server, dummy_environment
+
+    with aws_server() as endpoint, pytest.MonkeyPatch.context() as patch:
+        for name, value in dummy_environment(endpoint).items():
+            patch.setenv(name, value)
+        client = boto3.client("s3", endpoint_url=endpoint)
+        client.create_bucket(Bucket=BUCKET)
+        yield client
+
+
+def upload(s3: Any, folder: Path, prefix: str) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            s3.upload_file(str(path), BUCKET, f"{prefix}/{path.relative_to(folder)}")
+
+
+def properties(s3: Any, kind: str) -> dict[str, str]:
+    if kind == "fsspec":
+        pytest.importorskip("s3fs")
+    return {
+        "py-io-impl": FILE_IO[kind],
+        "s3.endpoint": s3.meta.endpoint_url,
+        "s3.access-key-id": "testing",
+        "s3.secret-access-key": "testing",
+        "s3.region": "us-east-1",
+    }
+
+
+@pytest.mark.parametrize("kind", FILE_IO)
+@pytest.mark.parametrize("name", ["mor_dv", "stats", "parquet_plain"])
+def test_a_table_of_java_s_moved_to_s3(s3: Any, kind: str, name: str) -> None:
+    upload(s3, TABLES / name, f"fixtures/{name}")
+    table = open_table(
+        f"s3://{BUCKET}/fixtures/{name}/metadata/{metadata_file(name).name}",
+        memory_kms(),
+        {JAVA_LOCATION: f"s3://{BUCKET}/fixtures"},
+        properties=properties(s3, kind),
+    )
+    assert by_id(table.scan().to_arrow().to_pylist()) == expected_rows(name)
+    assert by_id(table.refresh().scan().to_arrow().to_pylist()) == expected_rows(name)
+    assert table.inspect.files().num_rows > 0
+
+
+@pytest.mark.parametrize("kind", FILE_IO)
+def test_every_kind_of_file_on_s3(s3: Any, kind: str, tmp_path: Path) -> None:
+    place = f"s3://{BUCKET}/{kind}/t"
+    maker = TableMaker(tmp_path / "t", COLUMNS, memory_kms(), location=place)
+    rows = [{"id": n, "name": "x" * 200} for n in range(20_000)]
+    parquet = maker.add_parquet(rows[:10])
+    plain = maker.add_parquet(rows[10:20], encrypted=False)
+    avro = maker.add_avro(rows[20:], AVRO)
+    maker.commit(parquet, plain, avro)
+    maker.commit(*maker.add_deletion_vectors({parquet["file_path"]: [0], avro["file_path"]: [5]}))
+    maker.commit(maker.add_position_deletes([(plain["file_path"], 1)]))
+    maker.commit(maker.add_equality_deletes([{"id": 7}, {"id": 100}], [1]))
+    path = Path(maker.write())
+    upload(s3, tmp_path / "t", f"{kind}/t")
+    table = open_table(
+        f"{place}/metadata/{path.name}", memory_kms(), properties=properties(s3, kind)
+    )
+    gone = {0, 25, 11, 7, 100}
+    expected = [n for n in range(20_000) if n not in gone]
+    assert table.scan().to_arrow()["id"].to_pylist() == expected
+    s3.delete_object(Bucket=BUCKET, Key=f"{kind}/t/data/{avro['file_path'].rpartition('/')[2]}")
+    with pytest.raises(FileNotFoundError):
+        table.scan().to_arrow()
+
+
+@pytest.mark.parametrize("kind", FILE_IO)
+def test_a_cut_file_on_s3(s3: Any, kind: str, tmp_path: Path) -> None:
+    place = f"s3://{BUCKET}/cut/{kind}"
+    maker = TableMaker(tmp_path / "t", COLUMNS, memory_kms(), location=place)
+    files = [
+        maker.add_parquet([{"id": 1, "name": "a"}]),
+        maker.add_avro([{"id": 1, "name": "a"}], AVRO),
+    ]
+    for number, file in enumerate(files):
+        maker.manifests.clear()
+        maker.commit(file)
+        path = Path(maker.write())
+        upload(s3, tmp_path / "t", f"cut/{kind}")
+        name = file["file_path"].removeprefix(f"s3://{BUCKET}/")
+        whole = s3.get_object(Bucket=BUCKET, Key=name)["Body"].read()
+        s3.put_object(Bucket=BUCKET, Key=name, Body=whole[:-1])
+        table = open_table(
+            f"{place}/metadata/{path.name}", memory_kms(), properties=properties(s3, kind)
+        )
+        with pytest.raises(TruncatedError):
+            table.scan().to_arrow()
+        assert number < 2
+
+
+def test_a_table_whose_master_key_is_in_aws_kms(s3: Any, tmp_path: Path) -> None:
+    boto3 = pytest.importorskip("boto3")
+    aws = boto3.client("kms", endpoint_url=s3.meta.endpoint_url, region_name="us-east-1")
+    key_id = aws.create_key()["KeyMetadata"]["Arn"]
+    kms = {
+        "encryption.kms-type": "aws",
+        "kms.endpoint": s3.meta.endpoint_url,
+        "client.region": "us-east-1",
+    }
+    place = f"s3://{BUCKET}/kms/t"
+    maker = TableMaker(tmp_path / "t", COLUMNS, from_properties(kms), location=place, key_id=key_id)
+    maker.commit(maker.add_parquet([{"id": 1, "name": "a"}]))
+    path = Path(maker.write())
+    upload(s3, tmp_path / "t", "kms/t")
+    location = f"{place}/metadata/{path.name}"
+    more = {"expected_key_id": key_id, "properties": properties(s3, "pyarrow")}
+    table = open_table(location, kms, **more)
+    assert table.scan().to_arrow().to_pylist() == [{"id": 1, "name": "a"}]
+    # Such a KMS would as well unwrap with an attacker's key, in the attacker's account.
+    with pytest.raises(KeyMetadataError, match="anybody's"):
+        open_table(location, kms, properties=more["properties"])
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    pinned = open_table(
+        location, kms, expected_metadata_sha256=digest, properties=more["properties"]
+    )
+    assert pinned.scan().count() == 1
+
+
+def test_a_local_table_by_fsspec(tmp_path: Path) -> None:
+    copied("mor_dv", tmp_path)
+    table = open_fixture("mor_dv", tmp_path, properties={"py-io-impl": FILE_IO["fsspec"]})
+    assert by_id(table.scan().to_arrow().to_pylist()) == expected_rows("mor_dv")
+
+
+# -- TableFiles itself
+
+
+@pytest.fixture
+def kms() -> KmsClient:
+    return memory_kms()
+
+
+@pytest.fixture(params=FILE_IO)
+def files(request: pytest.FixtureRequest, kms: KmsClient) -> TableFiles:
+    if request.param == "pyarrow":
+        return TableFiles(PyArrowFileIO(), EncryptionManager(kms, "keyA"))
+    from pyiceberg.io.fsspec import FsspecFileIO
+
+    return TableFiles(FsspecFileIO({}), EncryptionManager(kms, "keyA"))
+
+
+def sealed(tmp_path: Path, data: bytes) -> tuple[str, KeyMetadata]:
+    stored, km = ags1.encrypt(data)
+    (tmp_path / "x").write_bytes(stored)
+    return f"file://{tmp_path}/x", km
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1, 3_000_000])
+def test_plaintext_of_every_size(files: TableFiles, tmp_path: Path, size: int) -> None:
+    data = os.urandom(size)
+    location, km = sealed(tmp_path, data)
+    assert files.read_encrypted(location, km) == data
+    with files.open_encrypted(location, km) as reader:
+        assert reader.read() == data
+        assert reader.pread(size // 2, 100) == data[size // 2 :][:100]
+    with files.open_stored(location) as stream:
+        assert ags1.decrypt(stream.read(), km) == data
+
+
+def test_lengths_are_not_the_storage_s(files: TableFiles, tmp_path: Path) -> None:
+    location, km = sealed(tmp_path, b"data")
+    without = KeyMetadata(km.encryption_key, km.aad_prefix)
+    for read in (files.read_encrypted, files.open_encrypted):
+        with pytest.raises(MissingFileLengthError) as caught:
+            read(location, without)
+        assert caught.value.file == location
+
+
+def test_a_file_in_the_clear_is_told_as_such(files: TableFiles, tmp_path: Path) -> None:
+    location, km = sealed(tmp_path, b"data")
+    (tmp_path / "x").write_bytes(b"Obj\x01" + bytes((km.file_length or 0) - 4))
+    with pytest.raises(NotEncryptedError):
+        files.read_encrypted(location, km)
+
+
+def test_a_pickle_of_the_files_has_no_key(tmp_path: Path) -> None:
+    from ags1.kms.local import LocalKms
+
+    kms = LocalKms(tmp_path / "keyring.json", passphrase_file=_passphrase(tmp_path))
+    kms.create_key("keyA")
+    maker = TableMaker(tmp_path / "t", COLUMNS, kms)
+    maker.commit(maker.add_parquet([{"id": 1, "name": "a"}]))
+    table = open_table(maker.write(), kms)
+    table.scan().to_arrow()
+    data = pickle.dumps(table.io)
+    keys = [
+        task.file.key.encryption_key  # type: ignore[attr-defined]
+        for task in table.scan().plan_files()
+    ]
+    assert not any(key in data for key in keys)
+    again = table.metadata.current_snapshot().manifests(pickle.loads(data))
+    assert len(again) == 1
+
+
+def _passphrase(folder: Path) -> Path:
+    path = folder / "passphrase"
+    path.write_text("correct horse battery staple")
+    path.chmod(0o600)
+    return path
