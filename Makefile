@@ -28,7 +28,9 @@ native: $(VENV)/.made
 
 $(VENV)/.with-%: pyproject.toml | native
 	@echo "== installing ags1 in place, with its $* dependencies"
-	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation --editable '.[$*]'
+	@# compat: a path entry, found also from the folder above, whose "ags1" is this checkout.
+	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation --config-settings editable_mode=compat \
+		--editable '.[$*]'
 	@touch $@
 
 demo: dev

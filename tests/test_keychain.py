@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ags1 import KeyMetadata, KeyMetadataError, KmsUnwrapError
-from ags1.keys import Keychain, write_sidecar
+from ags1 import AuthenticationError, KeyMetadata, KeyMetadataError, KmsUnwrapError
+from ags1.keys import EncryptedKey, Keychain, read_sidecar, write_sidecar
 from ags1.kms import LocalKms, create_key
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*for tests and demonstrations")
@@ -75,6 +75,21 @@ def test_sidecars_of_one_kek_are_rewrapped_by_three_calls(
     assert kms.calls == 3
     reader = Keychain(kms, trusted_key_ids={"other"})
     assert {path: reader.open(path, None) for path in made} == made
+
+
+def test_a_sidecar_that_opens_nothing_is_not_rewrapped(
+    tmp_path: Path, keyring: Callable[[str], Counting]
+) -> None:
+    kms = keyring("a")
+    ((path, _),) = sealed(Keychain(kms), tmp_path, 1).items()
+    sidecar = read_sidecar(path)
+    (wrapped,) = sidecar.file_keys
+    bad = bytearray(wrapped.encrypted_key_metadata)
+    bad[-1] ^= 1
+    entry = EncryptedKey(wrapped.key_id, bytes(bad), wrapped.encrypted_by_id)
+    write_sidecar(path, sidecar.with_entries([entry]), overwrite=True)
+    with pytest.raises(AuthenticationError):
+        Keychain(kms).rewrap(path, "other")
 
 
 def test_the_same_name_in_another_keyring_is_another_key(

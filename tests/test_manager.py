@@ -283,10 +283,31 @@ class TestNewKeys:
         added(manager)
         assert len(manager.encryption_keys) == 2
 
-    @pytest.mark.parametrize("arguments", [("",), (None,), ("keyA", (), 15), ("keyA", (), 0)])
+    @pytest.mark.parametrize(
+        "arguments",
+        [("",), (None,), *(("keyA", (), size) for size in (15, 0, 16.0, True, "16", None))],
+    )
     def test_bad_arguments_are_refused(self, kms: Watched, arguments: tuple[Any, ...]) -> None:
         with pytest.raises(KeyMetadataError):
             EncryptionManager(kms, *arguments)
+
+    def test_two_entries_of_one_id_are_refused(self, kms: Watched) -> None:
+        entries = [kek_entry(0, key_id="same"), kek_entry(0, key_id="same")]
+        with pytest.raises(KeyMetadataError, match="one id"):
+            EncryptionManager(kms, "keyA", entries)
+
+    @pytest.mark.parametrize("answer", [b"", None, "text", 5, [1, 2]])
+    @pytest.mark.parametrize("call", ["wrap_key", "unwrap_key", "generate_key"])
+    def test_a_plug_ins_mistake_is_not_stored_as_a_key(self, call: str, answer: Any) -> None:
+        kms = Watched(makes_keys=call == "generate_key")
+        manager = EncryptionManager(kms, "keyA", [kek_entry(0)] if call == "unwrap_key" else ())
+        made = GeneratedKey(bytes(16), answer) if call == "generate_key" else answer
+        setattr(kms, call, lambda *_: made)
+        before = manager.encryption_keys
+        manager._clock_ms = at(NOW)
+        with pytest.raises(KmsError, match="the KMS client returned"):
+            added(manager)
+        assert manager.encryption_keys == before
 
 
 class TestWhichKek:
@@ -616,6 +637,16 @@ class TestRotate:
         (kek,) = manager.encryption_keys
         (key_id,) = added(manager)
         assert by_id(manager.encryption_keys)[key_id].encrypted_by_id == kek.key_id
+
+    def test_a_property_does_not_make_a_kek_of_a_manifest_lists_key(self, kms: Watched) -> None:
+        manager = EncryptionManager(kms, "keyA", clock_ms=at(NOW))
+        (key_id,) = (made := added(manager))
+        kek, entry = manager.encryption_keys
+        marked = EncryptedKey(
+            entry.key_id, entry.encrypted_key_metadata, kek.key_id, {"KEY_TIMESTAMP": "1"}
+        )
+        rotated = EncryptionManager(kms, "keyA", [kek, marked], clock_ms=at(NOW)).rotate()
+        assert rotated.manifest_list_key(key_id) == made[key_id]
 
     def test_nothing_is_lost_on_the_way(self, kms: Watched) -> None:
         manager = EncryptionManager(kms, "keyA", clock_ms=at(NOW))

@@ -153,7 +153,7 @@ class KeyEncryptionKey:
         if master_key_id is None:
             raise KeyMetadataError(f"the key {entry.key_id!r} does not say which key wrapped it")
         _aad(entry)  # before a key is here to be seen in a traceback's variables
-        return cls(entry, kms.unwrap_key(entry.encrypted_key_metadata, master_key_id))
+        return cls(entry, _bytes(kms.unwrap_key(entry.encrypted_key_metadata, master_key_id)))
 
     @property
     def key_size(self) -> int:
@@ -190,7 +190,7 @@ class KeyEncryptionKey:
         """
         entry = self.entry
         if same_kms and isinstance(kms, Rewrapper) and master_key_id == entry.encrypted_by_id:
-            wrapped_key = kms.rewrap_key(entry.encrypted_key_metadata, master_key_id)
+            wrapped_key = _bytes(kms.rewrap_key(entry.encrypted_key_metadata, master_key_id))
         else:
             wrapped_key = _wrapped(kms, self._key, master_key_id)
         if not hmac.compare_digest(kms.unwrap_key(wrapped_key, master_key_id), self._key):
@@ -217,11 +217,12 @@ def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKe
         except NotImplementedError:  # not of this size
             pass
         else:
-            if len(made.key) != key_size:
+            key_made, wrapped_key = _bytes(made.key), _bytes(made.wrapped_key)
+            if len(key_made) != key_size:
                 raise KmsError(
-                    f"the KMS made a key of {len(made.key)} bytes where {key_size} were asked for"
+                    f"the KMS made a key of {len(key_made)} bytes where {key_size} were asked for"
                 )
-            return made
+            return GeneratedKey(key_made, wrapped_key)
     key = bytearray(random_bytes(key_size))
     try:
         return GeneratedKey(bytes(key), _wrapped(kms, key, master_key_id))
@@ -232,12 +233,21 @@ def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKe
 
 def _wrapped(kms: KmsClient, key: bytearray, master_key_id: str) -> bytes:
     try:
-        return kms.wrap_key(bytes(key), master_key_id)
+        return _bytes(kms.wrap_key(bytes(key), master_key_id))
     except KmsError as error:
         # Without the frames of the client, whose variables hold the key.
         failure = error.with_traceback(None)
     del key
     raise failure
+
+
+def _bytes(answer: object) -> bytes:
+    """Return what a KMS client gave back: a plug-in's mistake must not be stored as a key."""
+    if not isinstance(answer, (bytes, bytearray, memoryview)):
+        raise KmsError(f"the KMS client returned {type(answer).__name__} where bytes belong")
+    if not len(answer):
+        raise KmsError("the KMS client returned no bytes where a key belongs")
+    return bytes(answer)
 
 
 def _aad(entry: EncryptedKey) -> bytes:

@@ -80,10 +80,13 @@ class Keychain:
         or under the newest version of the present one. Nothing is written.
 
         Sidecars that share a KEK share what the KMS is asked for it. Raises KmsError,
-        KeyMetadataError.
+        KeyMetadataError, and AuthenticationError when a file's key in it does not open: whoever
+        gives the old master key up next must not rely on it.
         """
         sidecar = find_sidecar(sidecar_file)
         with _errors_about(sidecar_file):
+            for wrapped in sidecar.file_keys:
+                sidecar.open(self._unwrap, wrapped)
             return sidecar.with_entries(
                 [self._rewrap(entry, master_key_id, kms) for entry in sidecar.kek_entries]
             )

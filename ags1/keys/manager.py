@@ -67,8 +67,8 @@ class EncryptionManager:
     ) -> None:
         if not isinstance(table_key_id, str) or not table_key_id:
             raise KeyMetadataError("the table's key id is missing")
-        if data_key_length not in KEY_SIZES:
-            raise KeyMetadataError(f"a data key has 16, 24 or 32 bytes, not {data_key_length}")
+        if type(data_key_length) is not int or data_key_length not in KEY_SIZES:
+            raise KeyMetadataError(f"a data key has 16, 24 or 32 bytes, not {data_key_length!r}")
         if cache is not None and cache.kms is not kms:
             raise ValueError("the cache belongs to another KMS client")
         self.kms = kms
@@ -76,7 +76,10 @@ class EncryptionManager:
         self.data_key_length = data_key_length
         self._clock_ms = clock_ms
         self._cache = KekCache(kms) if cache is None else cache
-        self._entries = {key.key_id: key for key in encryption_keys}
+        keys = tuple(encryption_keys)
+        self._entries = {key.key_id: key for key in keys}
+        if len(self._entries) != len(keys):
+            raise KeyMetadataError("two of the table's encryption keys have one id")
         self._making = PerProcess(threading.Lock)
 
     @classmethod
@@ -299,7 +302,10 @@ class EncryptionManager:
         return kek_entry
 
     def _is_kek(self, entry: EncryptedKey) -> bool:
-        return entry.encrypted_by_id == self.table_key_id or entry.timestamp is not None
+        # A property is not enough: anybody can write one beside a manifest list's key.
+        return entry.encrypted_by_id == self.table_key_id or (
+            entry.timestamp is not None and entry.encrypted_by_id not in self._entries
+        )
 
     def _with(self, entries: Iterable[EncryptedKey]) -> EncryptionManager:
         return EncryptionManager(
