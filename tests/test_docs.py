@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,3 +79,29 @@ def test_a_tables_keys_open_as_the_readme_says() -> None:
     assert isinstance(manifests, list)
     assert all(manifest["key_metadata"] for manifest in manifests)
     assert len(manifests) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*for tests and demonstrations")
+def test_a_table_opens_as_the_readme_says() -> None:
+    text = (PROJECT / "README.md").read_text()
+    code = text[text.index("from ags1.iceberg import open_table") :]
+    code = code[: code.index("```")]
+    folder = TESTS / "tables" / "parquet_plain"
+    location = max((folder / "metadata").glob("*.metadata.json"))
+    kms = {
+        "encryption.kms-type": "memory",
+        "encryption.kms.key.keyA": b"0123456789012345".hex(),
+    }
+    replacements = {
+        '"s3://lake/db/flights/metadata/00003-767abab5.metadata.json"': repr(str(location)),
+        '{"encryption.kms-type": "vault", "kms.vault.url": "https://vault:8200"}': repr(kms),
+        'expected_key_id="tables"': 'expected_key_id="keyA", location_map=location_map',
+    }
+    for written, meant in replacements.items():
+        assert written in code
+        code = code.replace(written, meant)
+    names: dict[str, Any] = {
+        "location_map": {"file:/tmp/ags1-fixtures/parquet_plain": str(folder)},
+    }
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["table"].scan().to_arrow().num_rows == 3000
