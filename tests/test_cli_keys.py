@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import stat
+import subprocess
 import termios
 import time
 from collections.abc import Iterator, Mapping
@@ -42,6 +43,7 @@ from ags1.cli.rewrapping import Rewrapping
 from ags1.cli.rewrapping import rewrap as wrap_anew
 from ags1.errors import KmsAccessDeniedError, KmsUnavailableError
 from ags1.keys import Keychain, read_sidecar, write_sidecar
+from ags1.keys.cache import KekCache
 from ags1.kms import LocalKms, create_key
 from ags1.kms.memory import MemoryKms
 
@@ -324,7 +326,7 @@ def on_a_terminal(*arguments: object, answers: list[str], **options: Any) -> tup
             assert time.monotonic() < deadline, seen
             # The question is there, and what is typed is not shown: as somebody would see it.
             if questions < min(seen.count(b": "), len(answers)) and not echoes(master):
-                os.write(master, answers[questions].encode())
+                os.write(master, answers[questions].encode("utf-8", "surrogateescape"))
                 questions += 1
             if select.select([master], [], [], 0.02)[0]:
                 try:
@@ -436,6 +438,58 @@ def wrong(home: Path, text: str) -> Path:
     return path
 
 
+def test_a_passphrase_that_is_no_text_is_not_shown(home: Path) -> None:
+    for option in ((), ("--remove",)):
+        secret = {"AGS1_KMS_KMS__LOCAL__PASSPHRASE": "geheim\udcff", "AGS1_DEBUG": "1"}
+        done = execute(
+            *("key", "protect", *option), env=python_environment() | secret, stderr=subprocess.PIPE
+        )
+        assert done == (5, b"", b"ags1: the property 'kms.local.passphrase' is not UTF-8\n")
+
+
+def test_a_passphrase_typed_in_another_encoding_is_not_shown(home: Path) -> None:
+    status, said = on_a_terminal("key", "protect", answers=["geh\udce9im\n", "geh\udce9im\n"])
+    assert status == 5
+    assert "UTF-8" in said
+    assert "internal error" not in said
+    assert "0xe9" not in said
+
+
+def test_an_empty_key_is_not_the_default(home: Path) -> None:
+    (home / "a").write_bytes(TEXT)
+    assert "--key is empty" in fail(1, "encrypt", "a", "--key", "")
+    assert names(home) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "name", ["kms.local.passphrase-flie", "kms.local.keyrng", "kms.local.passphrase_file"]
+)
+def test_a_mistyped_property_is_told(home: Path, name: str) -> None:
+    (home / "a").write_bytes(TEXT)
+    option = ("--kms-property", f"{name}=s3cr3t", "--keyring", "k.json")
+    for command in (("key", "create", "d"), ("encrypt", "a"), ("key", "protect")):
+        said = fail(5, *command, *option)
+        assert name in said
+        assert "s3cr3t" not in said
+    assert names(home) == ["a"]
+
+
+def test_a_tilde_is_the_home_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(home / "me"))
+    (home / "pass").write_bytes(b"geheim")
+    (home / "pass").chmod(0o600)
+    (home / "me").mkdir()
+    (home / "pass").rename(home / "me" / "pass")
+    properties = ("kms.local.keyring=~/k.json", "kms.local.passphrase-file=~/pass")
+    succeed("key", "create", "d", *(x for p in properties for x in ("--kms-property", p)))
+    document = json.loads((home / "me" / "k.json").read_bytes())
+    assert "protection" in document
+    monkeypatch.setenv("AGS1_KEYRING", "~/other.json")
+    succeed("key", "create", "d")
+    assert {"k.json", "other.json"} <= set(names(home / "me"))
+    assert not (home / "~").exists()
+
+
 # -- rewrap
 
 
@@ -508,6 +562,46 @@ def test_rewrapping_moves_sidecars_to_another_kms_and_back(home: Path) -> None:
     assert run("verify", "a.ags1", *MEMORY).exit_code == 0
 
 
+def test_a_sidecars_word_for_its_master_key_is_not_taken(home: Path) -> None:
+    # Or the old master key would be destroyed, and the file's key with it.
+    (home / "a").write_bytes(TEXT)
+    succeed("keygen", "--name", "new")
+    succeed("encrypt", "a")
+    sidecar = home / "a.ags1.keys"
+    text = sidecar.read_text()
+    relabelled = text.replace('"encrypted-by-id": "default"', '"encrypted-by-id": "new"')
+    assert relabelled != text
+    sidecar.write_text(relabelled)
+    assert "does not open the wrapped key" in fail(5, "key", "rewrap", ".", "--to-key", "new")
+    assert sidecar.read_text() == relabelled
+    sidecar.write_text(text)
+    succeed("key", "rewrap", ".", "--to-key", "new")
+    assert "is wrapped already" in succeed("key", "rewrap", ".", "--to-key", "new").stdout
+
+
+@pytest.mark.parametrize("damaged", ["timestamp", "file key"])
+@pytest.mark.parametrize("to_key", ["new", "default", None])
+def test_a_sidecar_that_opens_nothing_is_not_rewrapped(
+    home: Path, damaged: str, to_key: str | None
+) -> None:
+    (home / "a").write_bytes(TEXT)
+    succeed("keygen", "--name", "new")
+    succeed("encrypt", "a")
+    document = json.loads((home / "a.ags1.keys").read_bytes())
+    kek, file_key = document["encryption-keys"]
+    if damaged == "timestamp":
+        kek["properties"]["KEY_TIMESTAMP"] = "1"
+    else:
+        sealed = bytearray(base64.b64decode(file_key["encrypted-key-metadata"]))
+        sealed[-1] ^= 1
+        file_key["encrypted-key-metadata"] = base64.b64encode(sealed).decode()
+    (home / "a.ags1.keys").write_text(json.dumps(document))
+    before = (home / "a.ags1.keys").read_bytes()
+    to = () if to_key is None else ("--to-key", to_key)
+    assert "a.ags1.keys: " in fail(2, "key", "rewrap", "a.ags1.keys", *to)
+    assert (home / "a.ags1.keys").read_bytes() == before
+
+
 def test_a_sidecar_of_two_master_keys_is_rewrapped_whole(home: Path) -> None:
     # A replacement that was cut short leaves such a one.
     for name in ("a", "b"):
@@ -570,7 +664,7 @@ def test_a_sidecar_that_changes_meanwhile_is_left_alone(home: Path) -> None:
 
 
 def how(kms: LocalKms, master_key_id: str | None) -> Rewrapping:
-    return Rewrapping(Keychain(kms, ""), master_key_id, None, None, False, True)
+    return Rewrapping(Keychain(kms, ""), master_key_id, None, KekCache(kms), False, True)
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -11,6 +11,7 @@ import click
 import pytest
 from test_cli import TEXT, execute, fail, home, run, succeed
 
+from ags1 import private_file
 from ags1.cli.settings import (
     Layer,
     file_path,
@@ -146,6 +147,41 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> N
         read_file({"AGS1_CONFIG": str(path)})
     path.chmod(0o644)
     assert read_file({"AGS1_CONFIG": str(path)}).kind == "aws"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("mode", [0o400, 0o644])
+def test_a_file_of_another_user_is_refused(tmp_path: Path, mode: int) -> None:
+    # As with sudo that keeps HOME: its owner would choose keys, and code, for us.
+    path = tmp_path / "ags1" / "config.ini"
+    path.parent.mkdir()
+    path.write_text("[kms]\ntype = aws\n")
+    path.chmod(mode)
+    assert read_file({"XDG_CONFIG_HOME": str(tmp_path)}).kind == "aws"
+    os.chown(path, 12345, 12345)
+    for environ in ({"XDG_CONFIG_HOME": str(tmp_path)}, {"AGS1_CONFIG": str(path)}):
+        with pytest.raises(KmsAccessDeniedError, match="uid 12345"):
+            read_file(environ)
+
+
+def test_the_mode_is_that_of_the_file_that_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, private = tmp_path / "config.ini", tmp_path / "private"
+    for one, mode in ((path, 0o644), (private, 0o600)):
+        one.write_text("[kms]\ntype = vault\nkms.vault.token = s3cr3t\n")
+        one.chmod(mode)
+    read = private_file.read
+
+    def read_and_replace(name: str, size_limit: int) -> tuple[bytes, os.stat_result]:
+        answer = read(name, size_limit)
+        if private.exists():
+            private.replace(path)
+        return answer
+
+    monkeypatch.setattr(private_file, "read", read_and_replace)
+    with pytest.raises(KmsAccessDeniedError, match="open to others"):
+        read_file({"AGS1_CONFIG": str(path)})
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -190,17 +191,110 @@ def test_a_keyring_of_ours_that_others_may_access_is_refused(keyring: Path, mode
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-@pytest.mark.parametrize(("mode", "accepted"), [(0o440, True), (0o644, True), (0o660, False)])
-def test_in_somebody_elses_keyring_only_writing_is_refused(
-    keyring: Path, mode: int, accepted: bool
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o644])
+def test_a_keyring_or_passphrase_file_of_another_user_is_refused(
+    keyring: Path, tmp_path: Path, mode: int
 ) -> None:
-    os.chown(keyring, 12345, 12345)
+    file = tmp_path / "passphrase"
+    file.write_bytes(PASSPHRASE)
+    for path in (keyring, file):
+        path.chmod(mode)
+        os.chown(path, 12345, 12345)
+    before = keyring.read_bytes()
+    with pytest.raises(KmsAccessDeniedError, match="uid 12345"):
+        kms_of(keyring).wrap_key(KEY, "default")
+    with pytest.raises(KmsAccessDeniedError, match="uid 12345"):
+        create_key(str(keyring), "other")
+    with pytest.raises(KmsAccessDeniedError, match="uid 12345"):
+        set_passphrase(str(keyring), PASSPHRASE)
+    assert keyring.read_bytes() == before
+    with pytest.raises(KmsAccessDeniedError, match=r"passphrase file .*uid 12345"):
+        LocalKms(str(tmp_path / "new.json"), str(file)).create_key("default")
+
+
+@pytest.mark.parametrize(("mode", "accepted"), [(0o440, True), (0o644, True), (0o660, False)])
+def test_in_roots_keyring_only_writing_is_refused(
+    keyring: Path, mode: int, accepted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root has a file of root's to try")
     keyring.chmod(mode)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
     if accepted:
         kms_of(keyring).wrap_key(KEY, "default")
     else:
-        with pytest.raises(KmsAccessDeniedError):
+        with pytest.raises(KmsAccessDeniedError, match="open to others"):
             kms_of(keyring).wrap_key(KEY, "default")
+
+
+def write_damaged(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads(path.read_bytes())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def unwritable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ags1.atomic.os.fsync", refuse)
+
+
+DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "one key is damaged": lambda d: d["keys"].update(bad={}),
+    "one key is a list": lambda d: d["keys"].update(bad=[*d["keys"]["default"].values()]),
+    "a newer version": lambda d: d.update(version=3),
+    "another format": lambda d: d.update(format="x"),
+    "a list of keys": lambda d: d.update(keys=[d["keys"]]),
+}
+
+
+FAILURES = ["existing", "missing", "full disk", "open to others", "passphrases"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "protected"),
+    [(one, protected) for one in FAILURES for protected in (False, True)]
+    + [(one, False) for one in DAMAGES],
+)
+def test_no_variable_of_a_traceback_shows_a_master_key(
+    keyring: Path, failure: str, protected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Error reporters print the variables of every frame.
+    secret = master_key(keyring)
+    if failure in DAMAGES:
+        write_damaged(keyring, DAMAGES[failure])
+    if protected:
+        set_passphrase(str(keyring), PASSPHRASE)
+    ask: Any = (lambda: PASSPHRASE) if protected else None
+    kms = LocalKms(str(keyring), passphrase=ask)
+    call: Callable[[], object] = kms.names
+    if failure == "existing":
+        call = functools.partial(kms.create_key, "default")
+    elif failure == "missing":
+        call = functools.partial(kms.rotate_key, "nope")
+    elif failure == "full disk":
+        unwritable(monkeypatch)
+        call = functools.partial(kms.rotate_key, "default")
+    elif failure == "open to others":
+        keyring.chmod(0o644)
+    elif failure == "passphrases":
+        call = functools.partial(
+            set_passphrase, str(keyring), b"another " + PASSPHRASE, lambda: b"wrong"
+        )
+        if not protected:
+            keyring.chmod(0o644)
+    with pytest.raises((KmsError, OSError)) as caught:
+        call()
+    shown, error = "", caught.value
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = [frame for frame in frames if frame.f_globals["__name__"].startswith("ags1")]
+    assert ours
+    for frame in ours:
+        shown += repr(frame.f_locals)
+    assert error.__context__ is None or error.__suppress_context__
+    for hidden in (secret, PASSPHRASE):
+        assert not any(form in shown.encode() for form in spellings(hidden))
 
 
 def test_a_missing_keyring_says_how_to_make_one(tmp_path: Path) -> None:
@@ -803,6 +897,27 @@ def test_nobody_is_asked_for_the_passphrase_of_a_keyring_without_one(tmp_path: P
     kms.create_key("default")
     assert kms.unwrap_key(kms.wrap_key(KEY, "default"), "default") == KEY
     assert json.loads(path.read_bytes())["version"] == 1
+
+
+def test_a_plain_keyring_in_the_place_of_a_protected_one_is_refused(
+    keyring: Path, tmp_path: Path
+) -> None:
+    set_passphrase(str(keyring), PASSPHRASE)
+    kms = LocalKms(str(keyring), passphrase=lambda: PASSPHRASE)
+    wrapped = kms.wrap_key(KEY, "default")
+    plain = tmp_path / "plain.json"
+    create_key(str(plain), "default")
+    plain.replace(keyring)
+    for call in (
+        lambda: kms.wrap_key(KEY, "default"),
+        lambda: kms.rotate_key("default"),
+        kms.names,
+    ):
+        with pytest.raises(KmsConfigurationError, match="was protected"):
+            call()
+    assert kms.unwrap_key(wrapped, "default") == KEY
+    kms.close()
+    assert kms.names() == ["default"]  # opened anew, it is what it is
 
 
 def test_a_keyring_without_the_passphrase_that_is_at_hand_is_refused(

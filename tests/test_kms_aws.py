@@ -14,6 +14,7 @@ import sys
 import threading
 import types
 import urllib.parse
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -41,6 +42,7 @@ from ags1.errors import (  # noqa: E402
 from ags1.keys import KeyEncryptionKey  # noqa: E402
 from ags1.kms import KeyAdmin, KmsClient, Rewrapper, from_properties  # noqa: E402
 from ags1.kms.aws import AwsKms  # noqa: E402
+from ags1.kms.plaintext_http import InsecureEndpointWarning  # noqa: E402
 
 OTHER_ACCOUNT = "111122223333"
 ROLE_ARN = f"arn:aws:iam::{OTHER_ACCOUNT}:role/encrypter"
@@ -1158,3 +1160,70 @@ def test_others_log_as_ever_meanwhile(log: Log, faults: Faults) -> None:
     logging.getLogger("botocore.endpoint").debug("of %s", "ourselves afterwards")
     assert b"of somebody else" in log.text
     assert b"of ourselves afterwards" in log.text
+
+
+@pytest.mark.parametrize("service", ["KMS", "STS"])
+def test_keys_in_the_clear_go_through_no_proxy(
+    faults: Faults, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults.script = [ok()]
+    monkeypatch.setenv("http_proxy", faults.url)
+    if service == "KMS":
+        kms = AwsKms({"client.region": REGION, "kms.endpoint": "http://127.0.0.1:1"})
+    else:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:1")
+        kms = AwsKms({"client.region": REGION, **ROLE_PROPERTIES})
+    with pytest.raises(KmsConfigurationError, match="NO_PROXY"):
+        kms.wrap_key(KEY, KEY_ID)
+    assert faults.requests == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "endpoint", "loud"),
+    [
+        ({}, "http://kms.test:8080", True),
+        ({}, "http://127.0.0.1:8080", False),
+        ({}, "https://kms.test", False),
+        ({"AWS_ENDPOINT_URL_KMS": "http://user:hunter2@kms.test"}, "", True),
+        ({"AWS_ENDPOINT_URL": "http://kms.test"}, "", True),
+        ({"AWS_ENDPOINT_URL": "http://kms.test"}, "https://kms.test", False),
+        (
+            {"AWS_ENDPOINT_URL": "http://x.test", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"},
+            "",
+            False,
+        ),
+    ],
+)
+def test_keys_in_the_clear_are_warned_of(
+    environ: dict[str, str], endpoint: str, loud: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    properties = {"client.region": REGION, "kms.endpoint": endpoint}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kms = AwsKms(properties)
+        told = [one for one in caught if one.category is InsecureEndpointWarning]
+        assert len(told) == loud
+        assert not any("hunter2" in str(one.message) for one in told)
+        kms._connection.get()  # the same endpoint is not told of twice
+    assert len([one for one in caught if one.category is InsecureEndpointWarning]) == loud
+
+
+def test_an_endpoint_of_a_profile_is_warned_of_when_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config"
+    config.write_text("[default]\nendpoint_url = http://kms.test\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    kms = AwsKms({"client.region": REGION})
+    with pytest.warns(InsecureEndpointWarning, match=r"http://kms\.test is not https"):
+        kms._connection.get()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "public"),
+    [("", False), ("SYMMETRIC_DEFAULT", False), ("RSAES_OAEP_SHA_256", True), ("SM2PKE", True)],
+)
+def test_which_algorithms_wrap_with_a_public_key(algorithm: str, public: bool) -> None:
+    assert AwsKms({"kms.encryption-algorithm-spec": algorithm}).wraps_with_public_key is public

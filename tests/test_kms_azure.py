@@ -611,3 +611,17 @@ def test_no_field_of_a_log_record_holds_a_key(
     assert not any(form in said for form in [*spellings(KEY), unpadded])
     assert TOKEN.encode() not in said
     assert IDENTITY_HEADER.encode() not in said
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "public"),
+    [("", True), ("RSA-OAEP", True), ("RSA1_5", True), ("A256KW", False)],
+)
+def test_which_algorithms_wrap_with_a_public_key(algorithm: str, public: bool) -> None:
+    kms = AzureKms(
+        {
+            "azure.keyvault.url": "https://vault.example",
+            "azure.keyvault.key-wrap-algorithm": algorithm,
+        }
+    )
+    assert kms.wraps_with_public_key is public

@@ -137,6 +137,20 @@ def test_a_client_gets_a_copy_of_the_properties() -> None:
     assert list(properties) == ["encryption.kms-impl"]
 
 
+# What would run the first property as a program.
+GADGETS = ["subprocess:Popen", "subprocess:run", "subprocess:call", "subprocess:check_output"]
+
+
+@pytest.mark.parametrize("impl", GADGETS)
+def test_an_impl_that_would_run_properties_is_not_called(impl: str, tmp_path: Path) -> None:
+    script, marker = tmp_path / "script", tmp_path / "marker"
+    script.write_text(f"#!/bin/sh\ntouch {marker}\n")
+    script.chmod(0o755)
+    with pytest.raises(KmsConfigurationError, match="does not make a KMS client"):
+        from_properties({str(script): "1", "encryption.kms-impl": impl})
+    assert not marker.exists()
+
+
 @pytest.mark.parametrize(
     ("impl", "message"),
     [
@@ -152,6 +166,7 @@ def test_a_client_gets_a_copy_of_the_properties() -> None:
         ("org.apache.iceberg.encryption.UnitestKMS", "AwsKeyManagementClient"),
         ("test_kms_registry:NOT_A_CLIENT", "does not make a KMS client"),
         ("test_kms_registry:make_nothing", "does not make a KMS client"),
+        *((gadget, "does not make a KMS client") for gadget in GADGETS),
     ],
 )
 def test_an_impl_that_cannot_be_used_is_a_configuration_error(impl: str, message: str) -> None:
@@ -438,6 +453,8 @@ SECRET = [
     "rest.auth.basic.password",
     "rest.secret-access-key",
     "client_secret",
+    "fs.s3a.secret.key",
+    "fs.azure.account.key.account1.dfs.core.windows.net",
 ]
 NOT_SECRET = [
     "kms.local.keyring",
@@ -511,7 +528,13 @@ def test_what_merely_looks_alike_travels(name: str) -> None:
         ("https://user:hunter2@vault.example.com:8200", True),
         ("postgresql+psycopg2://u:hunter2@db/catalog", True),
         ("http://:hunter2@proxy:3128", True),
+        ("https://hunter2@vault.example.com:8200", True),
+        ("jdbc:postgresql://db/catalog?user=u&password=hunter2", True),
+        ("jdbc:sqlserver://db;user=u;password=hunter2", True),
+        ("https://account.blob.core.windows.net/c?sv=2024&sig=hunter2", True),
         ("https://vault.example.com:8200", False),
+        ("abfss://container@account.dfs.core.windows.net/warehouse", False),
+        ("https://vault.example.com/?passwords=none&design=1", False),
         ("postgresql://user@db/catalog", False),
         ("thrift://one:9083,thrift://two:9083", False),
         ("https://example.com:443/path@version", False),

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
 import json
 import logging
 import os
 import pickle
 import re
 import shutil
+import socket
 import threading
 import time
 import urllib.error
@@ -41,6 +43,7 @@ from ags1.kms import KeyAdmin, Rewrapper, from_properties
 
 pytest.importorskip("hvac")
 
+from ags1.kms import bounded_http
 from ags1.kms import vault as vault_module
 from ags1.kms.vault import InsecureVaultWarning, VaultKms
 
@@ -256,10 +259,25 @@ class TestARealVault:
         assert version.public_key == public_key["public_key"]
         assert abs((version.created_ms or 0) / 1000 - time.time()) < 600
 
-    def test_an_rsa_key_wraps(self, vault: VaultServer) -> None:
+    @pytest.mark.parametrize("readable", [True, False])
+    def test_an_rsa_key_only_unwraps(self, vault: VaultServer, readable: bool) -> None:
         vault.request("POST", "transit/keys/rsa", {"type": "rsa-2048"})
-        kms = client(vault)
-        wrapped = kms.wrap_key(KEY, "rsa")
+        may = {"capabilities": ["update"]}
+        paths = {f"transit/{action}/rsa": may for action in ("encrypt", "decrypt", "rewrap")}
+        policy(vault, "blind", {**paths, "transit/datakey/plaintext/rsa": may})
+        token = vault.request("POST", "auth/token/create", {"policies": ["blind"]})
+        blind = client(vault, token=token["auth"]["client_token"])
+        text = base64.b64encode(KEY).decode()
+        answer = vault.request("POST", "transit/encrypt/rsa", {"plaintext": text})
+        wrapped = answer["data"]["ciphertext"].encode()
+        kms = client(vault) if readable else blind
+        for call in (
+            lambda: kms.wrap_key(KEY, "rsa"),
+            lambda: kms.generate_key("rsa", 16),
+            lambda: kms.rewrap_key(wrapped, "rsa"),
+        ):
+            with pytest.raises(KmsConfigurationError, match="RSA key"):
+                call()
         assert kms.unwrap_key(wrapped, "rsa") == KEY
         with pytest.raises(KmsUnwrapError):
             kms.unwrap_key(wrapped[:-20] + b"A" * 16 + wrapped[-4:], "rsa")
@@ -1112,3 +1130,72 @@ def test_a_host_without_an_address() -> None:
     )
     with pytest.raises(KmsUnavailableError, match=r"no-such-host\.invalid"):
         kms.wrap_key(KEY, "orders")
+
+
+def test_keys_in_the_clear_go_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FaultyServer(lambda _: OPENED) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        kms = VaultKms({"kms.vault.url": "http://127.0.0.1:1", "kms.vault.token": TOKEN})
+        with pytest.raises(KmsConfigurationError, match="NO_PROXY"):
+            kms.unwrap_key(WRAPPED, "orders")
+        assert proxy.requests == []
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        with FaultyServer(lambda _: OPENED) as server:
+            kms = client_of(server)
+            assert kms.unwrap_key(WRAPPED, "orders") == KEY
+            monkeypatch.delenv("no_proxy")  # a proxy that comes later gets nothing either
+            assert kms.unwrap_key(WRAPPED, "orders") == KEY
+        assert proxy.requests == []
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize("part", ["body", "chunks", "headers"])
+def test_an_answer_is_not_read_without_end(part: str) -> None:
+    data = b'{"x": "' + b" " * (bounded_http.MAX_ANSWER_SIZE + (1 << 20)) + b'"}'
+    raw = {
+        "body": HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data,
+        "chunks": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * (len(data) // 6),
+        "headers": HEAD + b"X: y\r\n" * (len(data) // 6) + b"\r\n",
+    }[part]
+    with FaultyServer(lambda _: Reply(raw=raw)) as server:
+        with pytest.raises(KmsUnavailableError):
+            client_of(server).unwrap_key(WRAPPED, "orders")
+
+
+def test_a_compressed_answer_is_refused() -> None:
+    data = gzip.compress(json.dumps(OPENED.body).encode())
+    raw = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+    with FaultyServer(lambda _: Reply(raw=raw)) as server:
+        with pytest.raises(KmsUnavailableError):
+            client_of(server).unwrap_key(WRAPPED, "orders")
+        assert server.requests[0].headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("part", ["body", "headers"])
+def test_an_answer_that_drips_ends(part: str) -> None:
+    """One byte every now and then, for ever; the client ends it, or this test would not."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(HEAD)
+                if part == "body":
+                    connection.sendall(b"Content-Length: 1000000\r\n\r\n")
+                while True:
+                    connection.sendall(b"x")
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        properties = {"kms.read-timeout-ms": "300", "kms.max-attempts": "1"}
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        kms = VaultKms({"kms.vault.url": url, "kms.vault.token": TOKEN, **properties})
+        with pytest.raises(KmsUnavailableError):
+            kms.unwrap_key(WRAPPED, "orders")
+        kms.close()
+        thread.join(60)
+        assert not thread.is_alive()

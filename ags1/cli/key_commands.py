@@ -181,7 +181,8 @@ def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, as_j
     import json
 
     from ..kms import default_keyring_path, remove_passphrase, set_passphrase
-    from ..kms.passphrase import read_passphrase
+    from ..kms.local import check_names
+    from ..kms.passphrase import encoded, read_passphrase
     from .masters import ask_passphrase, settings_of
     from .standard import print_line
 
@@ -190,12 +191,13 @@ def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, as_j
     settings = settings_of(kms)
     if not settings.is_local:
         raise click.UsageError(f"a keyring has a passphrase; {settings.kms_name} is no keyring")
+    check_names(settings.properties)
     path = settings.properties.get("kms.local.keyring") or default_keyring_path()
     old: Any = functools.partial(ask_passphrase, path)
     if file := settings.properties.get("kms.local.passphrase-file"):
         old = read_passphrase(file)
     elif text := settings.properties.get("kms.local.passphrase"):
-        old = text.encode()
+        old = encoded(text)
     if remove:
         remove_passphrase(path, old)
     elif new_passphrase_file is not None:
@@ -324,7 +326,7 @@ def rewrap(
         Keychain(source, "", trusted_key_ids=trusted),
         to_key,
         target,
-        KekCache(target) if target else None,
+        KekCache(target or source),
         dry_run=dry_run,
         durable=not no_fsync,
     )

@@ -6,6 +6,7 @@ read, a master key that nobody named. Knows no files to encrypt.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
@@ -15,6 +16,7 @@ import click
 from ..errors import KmsAccessDeniedError, KmsError
 from ..keys.keychain import Keychain
 from ..kms import KeyAdmin, KmsClient, LocalKms, default_keyring_path, from_properties
+from ..kms.local import check_names
 from . import settings, standard
 from .failures import one_line
 from .options import KmsOptions
@@ -43,6 +45,7 @@ def client(chosen: Settings) -> KmsClient:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if chosen.is_local and not has_passphrase(chosen):
+            check_names(properties)
             path = properties.get(settings.KEYRING)
             kms: KmsClient = LocalKms(path, passphrase=functools.partial(ask_passphrase, path))
         else:
@@ -74,15 +77,23 @@ def ask_passphrase(keyring: str | None, *, new: bool = False) -> bytes:
             "--kms-property kms.local.passphrase-file=FILE"
         ) from None
     name = one_line(keyring or default_keyring_path())
-    answer: str = click.prompt(
-        f"{'New passphrase' if new else 'Passphrase'} of {name}",
-        # Nothing is an answer too, and refused as such rather than asked again.
-        default="",
-        show_default=False,
-        hide_input=True,
-        err=True,
-        confirmation_prompt="The same again" if new else False,
-    )
+    answer: str | None = None
+    # Raised outside: the decoder's exception holds what was typed.
+    with contextlib.suppress(UnicodeDecodeError):
+        answer = click.prompt(
+            f"{'New passphrase' if new else 'Passphrase'} of {name}",
+            # Nothing is an answer too, and refused as such rather than asked again.
+            default="",
+            show_default=False,
+            hide_input=True,
+            err=True,
+            confirmation_prompt="The same again" if new else False,
+        )
+    if answer is None:
+        raise KmsAccessDeniedError(
+            "the passphrase that was typed is not UTF-8: the terminal has another encoding, or "
+            "give it in a file (kms.local.passphrase-file)"
+        )
     return answer.encode("utf-8", "surrogateescape")
 
 
@@ -91,6 +102,8 @@ def sealing_keychain(options: KmsOptions, key: str | None) -> tuple[Keychain, st
 
     Raises click.UsageError when none is named, KmsError.
     """
+    if key == "":  # a shell's variable that is not set
+        raise click.UsageError("--key is empty")
     chosen = settings_of(options)
     key = key or chosen.key_id
     if not key:

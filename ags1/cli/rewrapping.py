@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
-from ..keys import Keychain, Sidecar, write_sidecar
+from ..errors import AuthenticationError, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
+from ..keys import EncryptedKey, Keychain, KeyEncryptionKey, Sidecar, write_sidecar
 from ..keys.cache import KekCache
 from ..keys.keychain import find_sidecar
 from ..kms import KmsClient
@@ -19,13 +19,13 @@ from ..kms import KmsClient
 @dataclass(frozen=True, slots=True)
 class Rewrapping:
     """How to wrap anew. ``master_key_id`` None: under the newest version of a KEK's own master key.
-    ``other_kms`` is where that master key is, None for the keychain's own KMS; ``wrapped`` tells
-    what it has wrapped before."""
+    ``other_kms`` is where that master key is, None for the keychain's own KMS; ``wrapped``, over
+    the one or the other, tells what it has wrapped before."""
 
     keychain: Keychain
     master_key_id: str | None
     other_kms: KmsClient | None
-    wrapped: KekCache | None
+    wrapped: KekCache
     dry_run: bool
     durable: bool
 
@@ -58,22 +58,36 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
         "dry_run": how.dry_run,
     }
     if how.master_key_id is not None and _is_there(before, wanted, how):
+        _open_all(sidecar_file, before, wanted, how)
         return result
     after = how.keychain.rewrap(sidecar_file, wanted, how.other_kms)
     # Who replaced the file meanwhile has put the new file's keys here.
     if after.file_keys != before.file_keys or find_sidecar(sidecar_file) != before:
         raise KeyMetadataError("the sidecar was changed meanwhile: try again", file=sidecar_file)
+    # A KEK that unwraps may still be one that opens nothing here, as before.
+    _open_all(sidecar_file, after, wanted, how)
     if not how.dry_run:
         write_sidecar(sidecar_file, after, overwrite=True, durable=how.durable)
     return {**result, "changed": True}
 
 
+def _open_all(sidecar_file: str, sidecar: Sidecar, master_key_id: str, how: Rewrapping) -> None:
+    def unwrap(entry: EncryptedKey) -> KeyEncryptionKey:
+        return how.wrapped.unwrap(entry, master_key_id)
+
+    try:
+        for wrapped in sidecar.file_keys:
+            sidecar.open(unwrap, wrapped)
+    except (AuthenticationError, KeyMetadataError) as error:
+        error.file = error.file or sidecar_file
+        raise
+
+
 def _is_there(sidecar: Sidecar, master_key_id: str, how: Rewrapping) -> bool:
-    """Whether an earlier run has done it. Two KMSs may use one name: then the target is asked."""
+    """Whether an earlier run has done it. The KMS is asked, because the old master key may be
+    destroyed next: what a sidecar says of itself may be wrong, and two KMSs may use one name."""
     if any(entry.encrypted_by_id != master_key_id for entry in sidecar.kek_entries):
         return False
-    if how.wrapped is None:
-        return True
     try:
         for entry in sidecar.kek_entries:
             how.wrapped.unwrap(entry, master_key_id)

@@ -18,12 +18,13 @@ import click
 
 from .. import private_file
 from ..errors import KmsAccessDeniedError, KmsConfigurationError
-from ..kms.passphrase import read_private
+from ..kms.passphrase import check_owner, check_private
 from ..kms.properties import Properties
 from ..kms.registry import KMS_IMPL, KMS_TYPE
 
 LOCAL = "local"
 KEYRING = "kms.local.keyring"
+PASSPHRASE_FILE = "kms.local.passphrase-file"
 DEFAULT_LOCAL_KEY = "default"
 
 _PREFIX = "AGS1_KMS_"
@@ -79,7 +80,13 @@ def resolve(options: Layer, environment: Layer, file: Layer) -> Settings:
     key_id = chosen.key_id
     if key_id is None and chosen.kind == LOCAL:
         key_id = DEFAULT_LOCAL_KEY
-    return Settings(chosen.properties, key_id)
+    # What stands in a file, or behind a '=' on the command line, no shell has expanded.
+    paths = {
+        name: os.path.expanduser(path)
+        for name in (KEYRING, PASSPHRASE_FILE)
+        if (path := chosen.properties.get(name))
+    }
+    return Settings({**chosen.properties, **paths}, key_id)
 
 
 def from_options(
@@ -200,8 +207,9 @@ def read_file(environ: Mapping[str, str]) -> Layer:
     """Return what the configuration file says; nothing if there is none, unless it was named.
 
     Whoever can write it chooses the keys that files are encrypted under, and with
-    ``encryption.kms-impl`` the code that runs: a file that others may write is refused. One with a
-    secret in it is private as a keyring is. Raises KmsError with the file's name.
+    ``encryption.kms-impl`` the code that runs: a file that others may write is refused, and so is
+    one of neither ours nor root's (``sudo`` may keep HOME). One with a secret in it is private as a
+    keyring is. Raises KmsError with the file's name.
     """
     path, named = file_path(environ)
     try:
@@ -216,6 +224,7 @@ def read_file(environ: Mapping[str, str]) -> Layer:
         raise KmsConfigurationError(
             f"cannot read the configuration: {error.strerror}", file=path
         ) from None
+    check_owner(status, path, "configuration")
     if status.st_mode & 0o022:
         raise KmsAccessDeniedError(
             f"others may write this configuration (mode {stat.S_IMODE(status.st_mode):04o}), and "
@@ -231,7 +240,7 @@ def read_file(environ: Mapping[str, str]) -> Layer:
     if layer is None:
         raise KmsConfigurationError("the configuration is not UTF-8", file=path)
     if Properties(layer.properties).secrets():
-        read_private(path, _MAX_FILE_SIZE, "configuration with secrets")
+        check_private(status, path, "configuration with secrets")
     return layer
 
 

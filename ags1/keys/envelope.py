@@ -160,18 +160,25 @@ class KeyEncryptionKey:
         """The key's size in bytes."""
         return len(self._key)
 
-    def wrap_key_metadata(self, km: KeyMetadata, key_id: str | None = None) -> EncryptedKey:
+    def wrap_key_metadata(
+        self, km: KeyMetadata, key_id: str | None = None, *, purpose: bytes = b""
+    ) -> EncryptedKey:
         """Return an entry that holds ``km`` sealed under this KEK, with a new id unless one is
-        given. Raises KeyReuseError in a child forked since the KEK was unwrapped."""
+        given.
+
+        ``purpose`` follows the timestamp in the additional data; empty is what Iceberg has for
+        manifest lists. What is sealed for one purpose does not open for another. Raises
+        KeyReuseError in a child forked since the KEK was unwrapped.
+        """
         if self._fork != fork_number():
             raise KeyReuseError("a forked child does not seal under its parent's KEK")
-        sealed = seal(self._key, km.to_bytes(), self._aad)
+        sealed = seal(self._key, km.to_bytes(), self._aad + purpose)
         return EncryptedKey(key_id or new_key_id(), sealed, self.entry.key_id)
 
-    def unwrap_key_metadata(self, entry: EncryptedKey) -> KeyMetadata:
+    def unwrap_key_metadata(self, entry: EncryptedKey, *, purpose: bytes = b"") -> KeyMetadata:
         """Return the key metadata that ``entry`` holds. Raises AuthenticationError."""
         try:
-            data = open_sealed(self._key, entry.encrypted_key_metadata, self._aad)
+            data = open_sealed(self._key, entry.encrypted_key_metadata, self._aad + purpose)
         except (AuthenticationError, ValueError):
             raise AuthenticationError(
                 f"the wrapped key metadata {entry.key_id!r} does not verify: "

@@ -4,7 +4,8 @@
 
     {"encryption-keys": [KEK entry, wrapped key metadata entry], "key-id": "<the latter's id>"}
 
-It holds no key in the clear, but without it the file is lost. A sidecar may hold the keys of more
+A file's key is sealed with other additional data than a manifest list's is (see ``_PURPOSE``). The
+sidecar holds no key in the clear, but without it the file is lost. A sidecar may hold the keys of more
 than one file: while a file is being replaced its sidecar opens the old and the new one, so that no
 crash in between leaves either without its key.
 """
@@ -23,6 +24,9 @@ from .envelope import EncryptedKey, KeyEncryptionKey, parse_encryption_keys, pri
 SUFFIX = ".keys"
 # A sidecar of two keys has under 1 KiB: far more than that is another file.
 _MAX_SIZE = 1 << 20
+# Else somebody's file, sealed for them under a master key that tables have too, could be made a
+# manifest list of such a table by whoever can write its metadata.
+_PURPOSE = b"\0ags1 sidecar"
 # Each may cost a call of the KMS.
 _MAX_ENTRIES = 64
 
@@ -37,7 +41,7 @@ class Sidecar:
     @classmethod
     def seal(cls, km: KeyMetadata, kek: KeyEncryptionKey) -> Sidecar:
         """Return the sidecar that holds ``km`` under ``kek``."""
-        wrapped = kek.wrap_key_metadata(km)
+        wrapped = kek.wrap_key_metadata(km, purpose=_PURPOSE)
         return cls((kek.entry, wrapped), wrapped.key_id)
 
     @classmethod
@@ -104,7 +108,8 @@ class Sidecar:
         self, unwrap_kek: Callable[[EncryptedKey], KeyEncryptionKey], wrapped: EncryptedKey
     ) -> KeyMetadata:
         """Return the key metadata in the entry ``wrapped``; ``unwrap_kek`` asks the KMS."""
-        return unwrap_kek(self.kek_entry(wrapped)).unwrap_key_metadata(wrapped)
+        kek = unwrap_kek(self.kek_entry(wrapped))
+        return kek.unwrap_key_metadata(wrapped, purpose=_PURPOSE)
 
 
 def sidecar_path(file: str) -> str:

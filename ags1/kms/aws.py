@@ -16,6 +16,7 @@ import os
 import re
 import textwrap
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
@@ -31,6 +32,7 @@ from ..errors import (
     KmsUnwrapError,
 )
 from .client import GeneratedKey, KeyInfo, KeyVersion
+from .plaintext_http import InsecureEndpointWarning, crosses_the_network, through_a_proxy
 from .process import PerProcess
 from .properties import Properties, missing_library
 
@@ -180,7 +182,9 @@ class AwsKms:
     - ``client.region`` and the credentials ``client.access-key-id``,
       ``client.secret-access-key``, ``client.session-token`` or ``client.profile-name``; else
       boto3's own chain of environment, files, container and instance.
-    - ``kms.endpoint``: a URL. Keys pass through it in the clear, so ``http`` is for tests.
+    - ``kms.endpoint``: a URL (else what the SDK knows: AWS_ENDPOINT_URL_KMS, …). Keys pass through
+      it in the clear, so ``http`` is for tests: not through a proxy, and with an
+      InsecureEndpointWarning to another machine.
     - ``kms.encryption-algorithm-spec``: ``SYMMETRIC_DEFAULT``, or what an asymmetric master key
       takes (``RSAES_OAEP_SHA_256``, …).
     - ``kms.data-key-spec``: ``AES_256`` or ``AES_128``, checked and otherwise without effect. Java
@@ -199,10 +203,16 @@ class AwsKms:
 
     Calls raise the errors of ``KmsClient``. The SDK repeats a call that was throttled, timed out or
     met a failing server, with back-off. Making and rotating master keys is not repeated: an answer
-    that got lost may have done its work.
+    that got lost may have done its work. The read time-out is one between two reads, and bounds
+    neither the time nor the size of a whole answer.
     """
 
     accepts_foreign_keys = True
+
+    @property
+    def wraps_with_public_key(self) -> bool:
+        """Whether the configured algorithm is an asymmetric one."""
+        return self._settings.algorithm != SYMMETRIC_DEFAULT
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         try:
@@ -211,6 +221,10 @@ class AwsKms:
             raise missing_library("aws", error) from error
         self._properties = Properties(properties)
         self._settings = _settings(self._properties)
+        # As far as it is known before connecting, where a profile may name another one.
+        self._warned_of = _named_endpoint(self._settings)
+        if self._warned_of and crosses_the_network(self._warned_of):
+            _warn(self._warned_of, stacklevel=3)
         self._connection = PerProcess(lambda: self._connect(self._settings.max_attempts))
         # For what must not be repeated. How often to try is a property of an SDK's client.
         self._single_attempts = PerProcess(lambda: self._connect(1))
@@ -383,15 +397,24 @@ class AwsKms:
         if role := settings.role:
             region = role.region or region
             sts = session.client("sts", region_name=region, config=config)
+            self._check_endpoint(sts.meta.endpoint_url)
             assuming = botocore.session.Session(profile=settings.profile)
             assuming.register_component("credential_provider", _RoleCredentials(sts, role))
             session = boto3.Session(botocore_session=assuming)
         client = session.client(
             "kms", region_name=region, endpoint_url=settings.endpoint, config=config
         )
-        url = urlsplit(client.meta.endpoint_url)  # may be the environment's, credentials and all
-        where = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
-        return _Connection(client, f"AWS KMS at {where}", client.meta.region_name)
+        self._check_endpoint(client.meta.endpoint_url)
+        where = f"AWS KMS at {_shown(client.meta.endpoint_url)}"
+        return _Connection(client, where, client.meta.region_name)
+
+    def _check_endpoint(self, url: str) -> None:
+        import botocore.utils
+
+        if url.startswith("http:") and botocore.utils.get_environ_proxies(url).get("http"):
+            raise through_a_proxy(_shown(url))
+        if crosses_the_network(url) and url != self._warned_of:
+            _warn(url, stacklevel=2)
 
     def _call(
         self, operation: str, key_id: str | None, *, once: bool = False, **parameters: Any
@@ -602,6 +625,31 @@ def _endpoint(properties: Properties) -> str | None:
     if "@" in url.netloc:
         raise KmsConfigurationError("the property 'kms.endpoint' may not hold credentials")
     return endpoint
+
+
+def _named_endpoint(settings: _Settings) -> str | None:
+    """Return the endpoint that the property or the environment names."""
+    environ = os.environ
+    if (
+        settings.endpoint
+        or environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
+    ):
+        return settings.endpoint
+    return environ.get("AWS_ENDPOINT_URL_KMS") or environ.get("AWS_ENDPOINT_URL")
+
+
+def _shown(url: str) -> str:
+    """Return an endpoint's address; the environment's may have credentials in it."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _warn(url: str, stacklevel: int) -> None:
+    warnings.warn(
+        f"{_shown(url)} is not https: keys and credentials cross the network in the clear",
+        InsecureEndpointWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 def _role(properties: Properties, *, required: bool) -> _Role | None:

@@ -77,11 +77,19 @@ class AzureKms:
     RSA1_5 unwraps what Java wrapped with it, and does not wrap. Credentials: ``kms.azure.token``, a
     bearer token for the vault, else azure-identity's DefaultAzureCredential, as Java's. As there,
     ``adls.token`` is not used: it is for storage. Java's ``adls.token-credential-provider`` names a
-    Java class and is refused. Time-outs and attempts as for every remote client; a time-out is one
-    attempt's.
+    Java class and is refused. Time-outs and attempts as for every remote client; the read time-out
+    is one between two reads, and bounds neither the time nor the size of a whole answer.
+
+    With an RSA algorithm whoever has the public key can wrap: that a wrapped key unwraps says
+    nothing about who made it (``wraps_with_public_key``).
     """
 
     accepts_foreign_keys = False
+
+    @property
+    def wraps_with_public_key(self) -> bool:
+        """Whether the configured algorithm is an RSA one."""
+        return self._algorithm in _RSA
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._properties = Properties(properties)

@@ -30,6 +30,10 @@ class KmsClient(Protocol):
     A client may also have ``accepts_foreign_keys: bool``: whether a ``key_id`` may name a key that
     does not belong to the configured account or server (an ARN of anybody's). There, a key id that
     was read from an untrusted place is not used. Without the attribute that is assumed.
+
+    And ``wraps_with_public_key: bool``: whether wrapping needs only public knowledge (RSA), so that
+    anybody can make wrapped keys. There, that a wrapped key unwraps says nothing about who made it.
+    Without the attribute False is assumed.
     """
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:

@@ -11,7 +11,6 @@ Knows nothing of what the keys are for.
 from __future__ import annotations
 
 import functools
-import ipaddress
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +28,9 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
+from .bounded_http import bounded_adapter, refuse_compressed
 from .client import KeyInfo, KeyVersion
+from .plaintext_http import is_loopback, through_a_proxy
 from .process import PerProcess
 from .properties import Properties, missing_library
 
@@ -85,13 +86,15 @@ class GcpKms:
     application default credentials. ``kms.gcp.endpoint``: ``host``, ``host:port`` or
     ``https://host``; and ``http://`` for an emulator at a loopback address, which together with
     ``kms.gcp.anonymous`` = true is sent no credentials. ``kms.gcp.key-ring``: what ``list_keys``
-    lists. Time-outs and attempts as for every remote client; a time-out is one attempt's.
+    lists. Time-outs and attempts as for every remote client; an answer is read up
+    to 4 MiB, and within twice the read time-out.
 
     Google's libraries log requests, plaintext keys included, at DEBUG. Connecting takes the bodies
     out of these log records for the whole process.
     """
 
     accepts_foreign_keys = True
+    wraps_with_public_key = False
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._properties = Properties(properties)
@@ -260,6 +263,7 @@ class GcpKms:
         return GcpKms, (self._properties.to_pickle(),)
 
     def _connect(self) -> KeyManagementServiceClient:
+        import requests.adapters
         import requests.utils
         from google.auth.credentials import AnonymousCredentials
         from google.cloud.kms_v1 import KeyManagementServiceClient
@@ -277,10 +281,7 @@ class GcpKms:
         transport: Any = "rest"
         if self._endpoint.plaintext:
             if requests.utils.get_environ_proxies(str(self._endpoint)):
-                raise KmsConfigurationError(
-                    f"a proxy is configured for {self._endpoint}, which is not https: "
-                    "name it in NO_PROXY"
-                )
+                raise through_a_proxy(str(self._endpoint))
             transport = functools.partial(KeyManagementServiceRestTransport, url_scheme="http")
         client = KeyManagementServiceClient(
             credentials=credentials,
@@ -288,7 +289,12 @@ class GcpKms:
             client_options={"api_endpoint": self._endpoint.host},
         )
         # A key goes to the endpoint and not where that points to. There is no public way to say so.
-        client.transport._session.max_redirects = 0
+        session = client.transport._session
+        session.max_redirects = 0
+        refuse_compressed(session)
+        for prefix, adapter in list(session.adapters.items()):
+            if type(adapter) is requests.adapters.HTTPAdapter:  # not one with a client certificate
+                session.mount(prefix, bounded_adapter())
         return client
 
     def _options(self) -> dict[str, Any]:
@@ -474,7 +480,7 @@ def _endpoint(text: str | None) -> _Endpoint:
         or parts.path not in ("", "/")
         or parts.query
         or parts.fragment
-        or (parts.scheme == "http" and not _is_loopback(host))
+        or (parts.scheme == "http" and not is_loopback(host))
     ):
         raise wrong
     shown = f"[{host}]" if ":" in host else host
@@ -488,13 +494,6 @@ def _expiry(text: str | None) -> datetime | None:
     if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) >= 253_402_300_800_000:
         raise KmsConfigurationError(f"the property {TOKEN_EXPIRES_AT!r} is no time in epoch ms")
     return datetime.fromtimestamp(int(text) / 1000, timezone.utc).replace(tzinfo=None)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _key_info(key: Any, versions: list[Any] | None = None) -> KeyInfo:

@@ -7,8 +7,8 @@
                           "versions": {"1": {"created-ms": 1700000000000, "key": "<base64>"}}}}}
 
 Who can read the file has the master keys, so, as ssh does with private keys, a keyring of ours that
-others may access is refused; one that belongs to somebody else (a secret that root mounted) has the
-mode its owner chose, but nobody else may be able to write it.
+others may access is refused; one of root's (a secret that root mounted) has the mode that root
+chose, but nobody else may be able to write it. A third user's is never used.
 
 A passphrase protects the keys where the file alone must not do (a backup, a lost disk)::
 
@@ -71,8 +71,24 @@ def new_version() -> dict[str, Any]:
     }
 
 
-# A protection with its derived key, None for a keyring without a passphrase.
-_Seal = tuple[Protection, bytes] | None
+class _Hidden(dict[str, Any]):
+    """A JSON object with keys in it, at whatever depth: error reporters show the variables of a
+    traceback, and this is all they get."""
+
+    def __repr__(self) -> str:
+        return "<hidden>"
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """A protection with its derived key."""
+
+    protection: Protection
+    derived_key: bytes = field(repr=False)
+
+
+# None for a keyring without a passphrase.
+_Seal = Sealing | None
 
 
 class Keyring:
@@ -116,8 +132,7 @@ class Keyring:
                 if not create:
                     raise
                 if self._passphrase is not None and self._passphrase.at_hand:
-                    protection = Protection.new()
-                    new_seal = protection, protection.derive(checked(self._passphrase.ask()))
+                    new_seal = sealing(checked(self._passphrase.ask()))
                     self._derived = new_seal
             # A keyring that is a symbolic link stays one.
             path = os.path.realpath(self._path)
@@ -131,14 +146,28 @@ class Keyring:
                 except KmsKeyNotFoundError:
                     if not create:
                         raise
-                    document, keys, seal_before = {"format": _FORMAT}, {}, new_seal
+                    document, keys, seal_before = {"format": _FORMAT}, _Hidden(), new_seal
                 edit(keys)
                 master_keys = _parse(keys, self._path)
-                data = _print(document, keys, protect(seal_before))
-                if len(data) > _MAX_SIZE:
-                    raise KmsError(f"the keyring {self._path} would be larger than 16 MiB")
-                private_file.write(path, data, overwrite=True, durable=True)
+                self._write(path, document, keys, protect(seal_before))
             return master_keys
+
+    def _write(
+        self, path: str, document: Mapping[str, Any], keys: Mapping[str, Any], sealed_by: _Seal
+    ) -> None:
+        data = _print(document, keys, sealed_by)
+        failure: Exception | None = None
+        if len(data) > _MAX_SIZE:
+            failure = KmsError(f"the keyring {self._path} would be larger than 16 MiB")
+        else:
+            try:
+                private_file.write(path, data, overwrite=True, durable=True)
+            except OSError as error:
+                # Without the frames below, whose variables hold the keys.
+                failure = error.with_traceback(None)
+        del data
+        if failure is not None:
+            raise failure from None
 
     def _refresh(self) -> Mapping[str, MasterKey]:
         if self._keys is None or self._seen != self._identity():
@@ -159,11 +188,18 @@ class Keyring:
         keys = document.get("keys")
         if document["version"] == _PLAIN:
             if not isinstance(keys, dict):
+                del keys
                 raise KmsError(f"the keyring {self._path} is damaged: it has no 'keys'")
             if self._passphrase is not None and self._passphrase.at_hand:
                 raise KmsConfigurationError(
                     f"there is a passphrase for the keyring {self._path}, which has none: "
                     "it may not be the keyring that is meant"
+                )
+            if self._derived is not None:
+                raise KmsConfigurationError(
+                    f"the keyring {self._path} was protected by a passphrase when it was first "
+                    "read, and is not now: it may not be the keyring that is meant (if the "
+                    "passphrase was removed on purpose, open it anew)"
                 )
             return keys, None
         protection = Protection.from_dict(document.get("protection"), self._path)
@@ -173,29 +209,35 @@ class Keyring:
             sealed = b""
         if not sealed:
             raise KmsError(f"the keyring {self._path} is damaged: it has no 'keys'")
-        derived_key = self._derive(protection)
+        sealed_by = self._derive(protection)
         try:
-            data = open_sealed(derived_key, sealed, _header(protection))
+            opened = _decode(open_sealed(sealed_by.derived_key, sealed, _header(protection)))
         except AuthenticationError:
             raise KmsAccessDeniedError(
                 f"the passphrase does not open the keyring {self._path}"
             ) from None
-        opened = _decode(data)
         if not isinstance(opened, dict):
+            del opened
             raise KmsError(f"the keyring {self._path} is damaged: its 'keys' are no object")
-        return opened, (protection, derived_key)
+        return opened, sealed_by
 
-    def _derive(self, protection: Protection) -> bytes:
-        if self._derived is not None and self._derived[0] == protection:
-            return self._derived[1]
+    def _derive(self, protection: Protection) -> Sealing:
+        if self._derived is not None and self._derived.protection == protection:
+            return self._derived
         if self._passphrase is None:
             raise KmsAccessDeniedError(
                 f"the keyring {self._path} is protected by a passphrase, and none was given"
             )
-        derived_key = protection.derive(checked(self._passphrase.ask()))
+        sealed_by = Sealing(protection, protection.derive(checked(self._passphrase.ask())))
         # Kept though it may be wrong: asking or deriving again would not mend it.
-        self._derived = protection, derived_key
-        return derived_key
+        self._derived = sealed_by
+        return sealed_by
+
+
+def sealing(passphrase: bytes) -> Sealing:
+    """Return a new protection by ``passphrase``."""
+    protection = Protection.new()
+    return Sealing(protection, protection.derive(passphrase))
 
 
 @contextlib.contextmanager
@@ -229,9 +271,11 @@ def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
             f"there is no keyring {path} (make one with: ags1 keygen)"
         ) from None
     document = _decode(data)
+    del data
     if document is None:
         raise KmsError(f"the keyring {path} is damaged: it is not JSON")
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        del document
         raise KmsError(f"{path} is not a keyring of ags1")
     version = document.get("version")
     if type(version) is not int or version not in (_PLAIN, _PROTECTED):
@@ -240,21 +284,21 @@ def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
 
 
 def _decode(data: bytes) -> object:
-    """Return what JSON says, None for what is no JSON."""
+    """Return what JSON says, its objects ``_Hidden``; None for what is no JSON."""
     # Not raised: the decoder's exception holds the whole text, keys and all.
     with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(data)
+        return json.loads(data, object_hook=_Hidden)
     return None
 
 
-def _print(document: Mapping[str, Any], keys: Mapping[str, Any], sealing: _Seal) -> bytes:
+def _print(document: Mapping[str, Any], keys: Mapping[str, Any], sealed_by: _Seal) -> bytes:
     """Return the keyring file's bytes. What else the document holds is kept."""
     printed: dict[str, Any] = {"format": _FORMAT, "version": _PLAIN}
-    if sealing is None:
+    if sealed_by is None:
         printed["keys"] = keys
     else:
-        protection, derived_key = sealing
-        sealed = seal(derived_key, json.dumps(keys).encode(), _header(protection))
+        protection = sealed_by.protection
+        sealed = seal(sealed_by.derived_key, json.dumps(keys).encode(), _header(protection))
         printed["version"] = _PROTECTED
         printed["protection"] = protection.to_dict()
         printed["keys"] = base64.b64encode(sealed).decode()
@@ -288,7 +332,8 @@ def _parse(keys: Mapping[str, Any], path: str) -> Mapping[str, MasterKey]:
         except (AttributeError, KeyError, TypeError, ValueError):
             whole = False
         if not whole:
-            # Not the entry itself: it holds the key.
+            # Not the entry itself: it holds the key, and may not even be an object.
+            del entry
             raise KmsError(f"the keyring {path} is damaged: its key {name!r} is not whole")
         master_keys[name] = MasterKey(current, versions)
     return master_keys

@@ -19,17 +19,17 @@ from .._gcm import open as open_sealed
 from .._gcm import seal
 from ..errors import (
     AuthenticationError,
-    KmsConfigurationError,
     KmsError,
     KmsKeyNotFoundError,
     KmsUnwrapError,
 )
 from .client import KeyInfo, KeyVersion
-from .keyring import Keyring, MasterKey, new_version
-from .passphrase import Protection, checked, passphrase_source
+from .keyring import Keyring, MasterKey, new_version, sealing
+from .passphrase import checked, encoded, passphrase_source
 from .process import PerProcess
 from .properties import Properties
 
+_PROPERTIES = ("keyring", "passphrase", "passphrase-file")
 _ALGORITHM = "AES-256-GCM"
 _WRAPPED_PREFIX = struct.Struct(">BI")
 _WRAPPED_FORMAT = 1
@@ -42,11 +42,17 @@ _FINGERPRINT_SIZE = 8
 def default_keyring_path() -> str:
     """Return ``$AGS1_KEYRING``, or ``ags1/keyring.json`` in the user's configuration folder."""
     if path := os.environ.get("AGS1_KEYRING"):
-        return path
+        return os.path.expanduser(path)
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(folder):  # the XDG rules: a relative path there is to be ignored
         folder = os.path.join(os.path.expanduser("~"), ".config")
     return os.path.join(folder, "ags1", "keyring.json")
+
+
+def check_names(properties: Mapping[str, str]) -> None:
+    """Raise KmsConfigurationError for an unknown property ``kms.local.…``: a mistyped one would
+    leave a keyring without its passphrase."""
+    Properties(properties).check_names("kms.local.", _PROPERTIES)
 
 
 class LocalKms:
@@ -61,18 +67,20 @@ class LocalKms:
     function that asks for them. The function is called when a protected keyring is first read, and
     not again before ``close``, a fork or a change of the passphrase, even if the answer was wrong.
     With a file or bytes, a keyring that is not protected is refused: somebody may have put it there
-    to have keys wrapped under a master key of theirs.
+    to have keys wrapped under a master key of theirs. So is, however the passphrase is given, one
+    that was protected when this client first read it.
 
     The master keys, and the key derived from the passphrase, stay in memory until ``close``: to
     derive it for every key takes too long, and it opens nothing but the master keys. Nothing secret
     is pickled; a client whose passphrase is not in a file cannot be.
 
     Besides the errors of ``KmsClient``: KmsAccessDeniedError for a keyring or passphrase file that
-    is open to others, and for a missing or wrong passphrase; KmsError for a damaged keyring;
-    OSError when a changed keyring cannot be written.
+    is open to others or belongs to a third user, and for a missing or wrong passphrase; KmsError
+    for a damaged keyring; OSError when a changed keyring cannot be written.
     """
 
     accepts_foreign_keys: ClassVar[bool] = False
+    wraps_with_public_key: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -88,22 +96,19 @@ class LocalKms:
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> LocalKms:
         """Return the client that ``kms.local.keyring`` (a path) and ``kms.local.passphrase-file``
-        or ``kms.local.passphrase`` (text, which is used as UTF-8) describe.
+        or ``kms.local.passphrase`` (text, which is used as UTF-8) describe; ``~`` is the home
+        folder.
 
         Raises KmsConfigurationError.
         """
+        check_names(properties)
         checked = Properties(properties)
-        text = checked.get("kms.local.passphrase")
-        try:
-            passphrase = None if text is None else text.encode()
-        except UnicodeEncodeError:
-            passphrase = None
-        if text is not None and passphrase is None:  # raised here: the error above holds the text
-            raise KmsConfigurationError("the property 'kms.local.passphrase' is not UTF-8")
+        given = checked.get("kms.local.passphrase") is not None
+        path, file = checked.get("kms.local.keyring"), checked.get("kms.local.passphrase-file")
         return cls(
-            checked.get("kms.local.keyring"),
-            checked.get("kms.local.passphrase-file"),
-            passphrase=passphrase,
+            path and os.path.expanduser(path),
+            file and os.path.expanduser(file),
+            passphrase=encoded(checked.require("kms.local.passphrase")) if given else None,
         )
 
     def names(self) -> list[str]:
@@ -239,7 +244,9 @@ def create_key(
 
     Returns the key's version. ``passphrase``, an existing key and the errors: as with ``LocalKms``.
     """
-    info = LocalKms(path, passphrase=passphrase).create_key(name)
+    kms = LocalKms(path, passphrase=passphrase)
+    del passphrase
+    info = kms.create_key(name)
     return int(info.versions[-1].version)
 
 
@@ -249,10 +256,10 @@ def set_passphrase(path: str, new: bytes, old: bytes | Callable[[], bytes] | Non
     Copies of the file as it was (backups) stay as they were: if one of them is in the wrong hands,
     the master keys have to be rotated. Raises as ``LocalKms`` does.
     """
-    protection = Protection.new()
-    derived_key = protection.derive(checked(new))
+    new_seal = sealing(checked(new))
     keyring = Keyring(path, passphrase_source(old, None))
-    keyring.change(lambda _: None, protect=lambda _: (protection, derived_key))
+    del new, old  # error reporters show the variables of a traceback
+    keyring.change(lambda _: None, protect=lambda _: new_seal)
 
 
 def remove_passphrase(path: str, passphrase: bytes | Callable[[], bytes]) -> None:
@@ -261,6 +268,7 @@ def remove_passphrase(path: str, passphrase: bytes | Callable[[], bytes]) -> Non
     Raises as ``LocalKms`` does.
     """
     keyring = Keyring(path, passphrase_source(passphrase, None))
+    del passphrase
     keyring.change(lambda _: None, protect=lambda _: None)
 
 

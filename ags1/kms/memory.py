@@ -40,6 +40,7 @@ class MemoryKms:
     """
 
     accepts_foreign_keys: ClassVar[bool] = False
+    wraps_with_public_key: ClassVar[bool] = False
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         # They stay in hex in there: it neither shows nor pickles them.

@@ -6,6 +6,7 @@ The key derivation is scrypt (RFC 7914), which Python's own OpenSSL has. Knows n
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
 import os
@@ -29,7 +30,7 @@ _SCRYPT_MAX_P = 4
 
 
 def read_private(path: str, size_limit: int, what: str) -> tuple[bytes, os.stat_result]:
-    """Return a file's bytes and status, once its mode is seen to be safe.
+    """Return a file's bytes and status, once its owner and mode are seen to be safe.
 
     Raises KmsError, and FileNotFoundError.
     """
@@ -41,13 +42,34 @@ def read_private(path: str, size_limit: int, what: str) -> tuple[bytes, os.stat_
         raise KmsAccessDeniedError(f"cannot read the {what} {path}: {error.strerror}") from None
     except OSError as error:
         raise KmsError(f"cannot read the {what} {path}: {error.strerror}") from None
+    try:
+        check_private(status, path, what)
+    except KmsAccessDeniedError:
+        del data  # error reporters show the variables of a traceback
+        raise
+    return data, status
+
+
+def check_private(status: os.stat_result, path: str, what: str) -> None:
+    """Raise KmsAccessDeniedError unless the file is ours alone, or root's and nobody else writes
+    it: a secret that root mounted has the mode that root chose."""
+    check_owner(status, path, what)
     mine = status.st_uid == os.geteuid()
     if status.st_mode & (0o077 if mine else 0o022):
         raise KmsAccessDeniedError(
             f"the {what} {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}); "
             "it is not used until chmod 600 closes it, and others may know what it holds"
         )
-    return data, status
+
+
+def check_owner(status: os.stat_result, path: str, what: str) -> None:
+    """Raise KmsAccessDeniedError if the file belongs neither to us nor to root: whatever its mode
+    is, its owner can write it."""
+    if status.st_uid not in (0, os.geteuid()):
+        raise KmsAccessDeniedError(
+            f"the {what} {path} belongs to another user (uid {status.st_uid}), who can write it at "
+            "any time; it is not used until it is yours (chown) or root's"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +96,21 @@ def passphrase_source(
     return Passphrase(lambda: whole, True)
 
 
-def checked(passphrase: bytes) -> bytes:
+def encoded(text: str) -> bytes:
+    """Return a passphrase given as text. Raises KmsConfigurationError."""
+    passphrase = None
+    # Raised outside: the encoder's exception holds the text.
+    with contextlib.suppress(UnicodeEncodeError):
+        passphrase = text.encode()
+    if passphrase is None:
+        del text
+        raise KmsConfigurationError("the property 'kms.local.passphrase' is not UTF-8")
+    return passphrase
+
+
+def checked(passphrase: object) -> bytes:
     if not isinstance(passphrase, bytes):
+        del passphrase  # error reporters show the variables of a traceback
         raise KmsConfigurationError("the passphrase is not bytes")
     if not passphrase:
         raise KmsConfigurationError("the passphrase is empty")
@@ -157,6 +192,7 @@ class Protection:
                 dklen=_DERIVED_SIZE,
             )
         except (AttributeError, ValueError):
+            del passphrase
             raise KmsConfigurationError(
                 "a keyring with a passphrase needs scrypt, which this Python's OpenSSL lacks, "
                 "forbids (FIPS), or has too little memory for"

@@ -24,14 +24,21 @@ DEFAULT_MAX_ATTEMPTS = 4
 # (token-file, token-expires-at) is another property.
 _SECRET = re.compile(
     r"(^|[._-])"
-    r"(secret([_-](id|key|access[_-]key))?|password|passphrase|token|credentials?(-json)?|jwt"
+    r"(secret([._-](id|key|access[._-]key))?|password|passphrase|token|credentials?(-json)?|jwt"
     r"|authorization|connection-string|(account|private|api|encryption|decryption)[._-]key|sse\.key)$"
     r"|^encryption\.kms\.key\."
+    r"|(^|[._-])account[._-]key\."  # then the account
     r"|^adls\.(sas-token|connection-string)\.",  # then the account
     re.IGNORECASE,
 )
-# Whatever its name is: https://user:password@host
-_PASSWORD_IN_URL = re.compile(r"://[^/\s]*:[^/\s]+@")
+# Whatever its name is: https://user:password@host, https://token@host, jdbc:…?password=…, a shared
+# access signature. Elsewhere what stands alone before the @ is a user, or a container of Azure's.
+_PASSWORD_IN_URL = re.compile(
+    r"://[^/\s]*:[^/\s]+@"
+    r"|https?://[^/\s@]+@"
+    r"|[?&;](password|pwd|passphrase|sig|token|access[._-]?token|secret)=",
+    re.IGNORECASE,
+)
 
 
 class Properties:
@@ -100,6 +107,16 @@ class Properties:
             for name, value in self._values.items()
             if name.startswith(prefix)
         }
+
+    def check_names(self, prefix: str, known: Sequence[str]) -> None:
+        """Raise KmsConfigurationError if a property begins with ``prefix`` and goes on otherwise
+        than ``known`` does."""
+        for name in sorted(self.with_prefix(prefix)):
+            if name not in known:
+                raise KmsConfigurationError(
+                    f"the property {prefix + name!r} is unknown; there are "
+                    + ", ".join(prefix + one for one in known)
+                )
 
     @property
     def connect_timeout_ms(self) -> int:

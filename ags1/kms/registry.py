@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import operator
 import re
+import sys
+import types
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, cast
@@ -49,9 +51,11 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
 
     ``encryption.kms-type`` is one of ``kms_types()``, in any case where it is ours; or
     ``encryption.kms-impl`` is ``package.module:Name`` of a class or function, or Java's class name
-    of a client we have. Its ``from_properties``, else itself, is called with ``properties``. Raises
-    KmsConfigurationError: neither or both given, an unknown type, one that two packages registered,
-    a library that is not installed, a property that is missing or wrong.
+    of a client we have. Its ``from_properties``, else itself, is called with ``properties``: a
+    class without the former has to have wrap_key and unwrap_key, and a function not to be of
+    Python's own library. Raises KmsConfigurationError: neither or both given, an unknown type,
+    one that two packages registered, a library that is not installed, a property that is missing or
+    wrong.
 
     Properties come from the caller. Not from a table or a catalog server: ``encryption.kms-impl``
     names code to run.
@@ -99,8 +103,24 @@ def _load(place: str) -> Any:
 
 
 def _make(factory: Any, properties: Mapping[str, str]) -> KmsClient:
-    make = getattr(factory, "from_properties", factory)
+    make = getattr(factory, "from_properties", None)
+    if make is None and _may_be_called(factory):
+        make = factory
     client = make(dict(properties)) if callable(make) else None
-    if not all(callable(getattr(client, name, None)) for name in ("wrap_key", "unwrap_key")):
+    if not _is_client(client):
         raise KmsConfigurationError(f"{factory!r} does not make a KMS client")
     return cast("KmsClient", client)
+
+
+def _may_be_called(factory: Any) -> bool:
+    """Whether this is meant to make a client, as far as can be known before it is called:
+    ``subprocess.Popen`` and ``subprocess.run`` would take the properties for a command line."""
+    if isinstance(factory, type):
+        return _is_client(factory)
+    if not isinstance(factory, types.FunctionType):
+        return False
+    return factory.__module__.partition(".")[0] not in sys.stdlib_module_names
+
+
+def _is_client(client: Any) -> bool:
+    return all(callable(getattr(client, name, None)) for name in ("wrap_key", "unwrap_key"))

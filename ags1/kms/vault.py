@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ipaddress
 import json
 import os
 import random
@@ -33,7 +32,9 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
+from .bounded_http import bounded_adapter, refuse_compressed
 from .client import GeneratedKey, KeyInfo, KeyVersion
+from .plaintext_http import InsecureEndpointWarning, crosses_the_network, through_a_proxy
 from .process import PerProcess
 from .properties import Properties, missing_library
 
@@ -55,6 +56,15 @@ JWT_FILE = "kms.vault.jwt-file"
 CA_CERT = "kms.vault.ca-cert"
 VERIFY = "kms.vault.verify"
 
+_PREFIX = "kms.vault."
+_NAMES = tuple(
+    name.removeprefix(_PREFIX)
+    for name in (
+        *(URL, NAMESPACE, MOUNT_PATH, CA_CERT, VERIFY),
+        *(AUTH, TOKEN, TOKEN_FILE, ROLE_ID, SECRET_ID, SECRET_ID_FILE),
+        *(AUTH_MOUNT_PATH, ROLE, JWT_FILE),
+    )
+)
 _DEFAULT_JWT_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 _KEY_TYPE = "aes256-gcm96"
 # framework.GenericNameRegex of Vault, less what its router refuses: nothing in it, neither slashes
@@ -65,6 +75,7 @@ _MOUNT_PATH = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*", re.ASCII)
 _NAMESPACE = re.compile(r"[\x21-\x7e]{1,1000}")
 _CREDENTIAL = re.compile(r"[\x21-\x7e]{1,65536}")
 _MAX_CREDENTIAL_SIZE = 65_536
+_RSA_SIZES = (256, 384, 512)
 _WRAPPED_KEY = re.compile(r"vault:v[0-9]{1,10}:[A-Za-z0-9+/=]{1,65536}")
 # What Vault's own Go client tries again. 412: an enterprise replica that is not up to date yet.
 _TRANSIENT = frozenset((412, 429, 500, 502, 503, 504))
@@ -73,7 +84,7 @@ _MAX_WAIT_S = 10.0
 _POOL_SIZE = 32
 
 
-class InsecureVaultWarning(UserWarning):
+class InsecureVaultWarning(InsecureEndpointWarning):
     """Keys and tokens go to a Vault whose identity is not checked, or in the clear."""
 
 
@@ -88,12 +99,17 @@ class VaultKms:
     Properties: ``kms.vault.url`` (else VAULT_ADDR), ``kms.vault.namespace`` (else VAULT_NAMESPACE),
     ``kms.vault.mount-path`` (transit), ``kms.vault.ca-cert``, a PEM file (else VAULT_CACERT), and
     ``kms.vault.verify`` = false, which warns with InsecureVaultWarning, as does a URL without TLS.
+    Without TLS, a proxy is refused.
 
     ``kms.vault.auth`` is ``token`` (``kms.vault.token``, ``kms.vault.token-file``, VAULT_TOKEN or
     ``~/.vault-token``), ``approle`` (``kms.vault.role-id`` with ``kms.vault.secret-id`` or
     ``-file``) or ``kubernetes`` (``kms.vault.role``, ``kms.vault.jwt-file``), logging in at
     ``kms.vault.auth-mount-path``. A token that has expired is replaced by logging in, or reading
     the file, again. Tokens are left to expire, not revoked.
+
+    Under an RSA key nothing is wrapped (KmsConfigurationError), only unwrapped: whoever has its
+    public half could have wrapped it as well. An answer is read up to 4 MiB, and within twice the
+    read time-out.
 
     Attempts are repeated as Vault's own client does it. A key made by an attempt whose answer was
     lost is never used; ``create_key`` and ``rotate_key``, which leave something behind, are only
@@ -102,9 +118,11 @@ class VaultKms:
     """
 
     accepts_foreign_keys: ClassVar[bool] = False
+    wraps_with_public_key: ClassVar[bool] = False
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         found = self._properties = Properties(properties)
+        found.check_names(_PREFIX, _NAMES)
         self._url = _checked_url(
             found.get(URL)
             or os.environ.get("VAULT_ADDR")
@@ -140,7 +158,7 @@ class VaultKms:
                 InsecureVaultWarning,
                 stacklevel=2,
             )
-        elif self._url.startswith("http:") and not _is_loopback(self._url):
+        elif crosses_the_network(self._url):
             warnings.warn(
                 f"{self._url} is not https: the token and the keys cross the network in the clear",
                 InsecureVaultWarning,
@@ -163,7 +181,7 @@ class VaultKms:
             # An answer that echoes the request would show the key.
             quote=False,
         )
-        return self._wrapped_key(data)
+        return self._wrapped_key(data, key_id)
 
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the key in Vault's ciphertext. Raises as ``KmsClient`` says; KmsKeyDisabledError
@@ -192,7 +210,7 @@ class VaultKms:
             key_id,
             opens=True,
         )
-        return self._wrapped_key(data)
+        return self._wrapped_key(data, key_id)
 
     @property
     def supports_key_generation(self) -> bool:
@@ -216,7 +234,7 @@ class VaultKms:
         key = self._plaintext(data)
         if len(key) != key_size:
             raise self._not_vault("a key of another size than asked for")
-        return GeneratedKey(key, self._wrapped_key(data))
+        return GeneratedKey(key, self._wrapped_key(data, key_id))
 
     def list_keys(self) -> Iterator[KeyInfo]:
         """Yield the mount's keys, by id, each as ``describe_key`` returns it."""
@@ -309,6 +327,8 @@ class VaultKms:
         if answer.status == 403:
             return  # a policy for wrapping alone, or a bad token, which the next call will tell
         data = self._data(answer, f"read the key {key_id!r}", key_id)
+        if str(data.get("type")).startswith("rsa-"):
+            raise self._asymmetric(key_id)
         if data.get("derived"):
             raise self._derived(key_id)
         if data.get("supports_encryption") is False:
@@ -317,10 +337,13 @@ class VaultKms:
     def _read(self, key_id: str) -> _Answer:
         return self._send(lambda transit: transit.read_key(key_id, mount_point=self._mount_path))
 
-    def _wrapped_key(self, data: Mapping[str, Any]) -> bytes:
+    def _wrapped_key(self, data: Mapping[str, Any], key_id: str) -> bytes:
         ciphertext = data.get("ciphertext")
         if not isinstance(ciphertext, str) or not _WRAPPED_KEY.fullmatch(ciphertext):
             raise self._not_vault("no ciphertext")
+        # The key's type may not be ours to read; an AES ciphertext has 28 bytes more than the key.
+        if len(ciphertext.rpartition(":")[2].rstrip("=")) * 6 // 8 in _RSA_SIZES:
+            raise self._asymmetric(key_id)
         return ciphertext.encode()
 
     def _plaintext(self, data: Mapping[str, Any]) -> bytes:
@@ -333,6 +356,12 @@ class VaultKms:
         return key
 
     def _connect(self) -> _Connection:
+        import requests.utils
+
+        if self._url.startswith("http:"):
+            proxies = requests.utils.get_environ_proxies(self._url)
+            if requests.utils.select_proxy(self._url, proxies):
+                raise through_a_proxy(f"Vault at {self._url}")
         return _Connection(
             session=_session(self._max_attempts, f"{self._url}/v1/", self._mount_path),
             make_client=self._make_client,
@@ -560,6 +589,12 @@ class VaultKms:
             said = ""
         return f"HTTP {answer.status}{said and ': '}{said[:300]}"
 
+    def _asymmetric(self, key_id: str) -> KmsConfigurationError:
+        return KmsConfigurationError(
+            f"the key {key_id!r} in {self._place} is an RSA key, which does not wrap here: whoever "
+            f"has its public half can wrap as well; make one of type {_KEY_TYPE}"
+        )
+
     def _derived(self, key_id: str) -> KmsError:
         return KmsError(
             f"the key {key_id!r} in {self._place} derives its keys from a context, which is not "
@@ -672,11 +707,12 @@ def _session(max_attempts: int, api_url: str, mount_path: str) -> requests.Sessi
             status_forcelist=statuses,
             raise_on_status=False,
         )
-        return requests.adapters.HTTPAdapter(
-            pool_connections=4, pool_maxsize=_POOL_SIZE, max_retries=retry
-        )
+        return bounded_adapter(pool_connections=4, pool_maxsize=_POOL_SIZE, max_retries=retry)
 
     session = requests.Session()
+    refuse_compressed(session)
+    if api_url.startswith("http:"):
+        session.trust_env = False  # no proxy, whatever the environment comes to say
     session.mount(api_url, adapter())
     session.mount(f"{api_url}{mount_path}/keys/", adapter(methods=frozenset(["GET"])))
     # A wrong secret id may be a 500, and Vault locks out who tries too often.
@@ -803,13 +839,6 @@ def _check_ca_cert(path: str) -> None:
             f"there are no certificates to read in {path} ({CA_CERT} or VAULT_CACERT): "
             f"{error.strerror}"
         ) from None
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost" or host.endswith(".localhost")
 
 
 def _read_credential(path: str, name: str) -> str:
