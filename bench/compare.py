@@ -116,7 +116,8 @@ def _choose(wanted: str | None, known: list[str]) -> list[str]:
 
 def _versions(peers: Sequence[str], skipped: dict[str, str]) -> dict[str, str]:
     made = [ALL_PEERS[name]() for name in peers]
-    return {peer.name: peer.version() for peer in made if peer.name not in skipped}
+    present = [peer for peer in made if peer.name not in skipped and peer.missing() is None]
+    return {peer.name: peer.version() for peer in present}
 
 
 def _show(contest: Contest) -> None:

@@ -19,6 +19,7 @@ INTRODUCTIONS = {
     "messages": "4 KiB, sealed and opened again.",
     "streams": "Sequential pieces through `ags1.open`, and random 4 KiB reads.",
     "keys": "A table's keys, each of a manifest list, under one KEK that is unwrapped once.",
+    "tables": "Whole tables, opened and read from the page cache; the twin's rows are the same.",
     "bulk": "Whole files in the page cache; the disk is synced between runs.",
 }
 

@@ -19,6 +19,8 @@ class Settings:
     pread_size: int = 1024 * MIB
     preads: int = 1000
     messages: int = 5000
+    table_size: int = 1024 * MIB
+    manifests: int = 1000
     peers: tuple[str, ...] = ()
     folder: Path | None = None
 
@@ -36,6 +38,7 @@ QUICK = Settings(
     pread_size=128 * MIB,
     preads=200,
     messages=1000,
+    table_size=256 * MIB,
 )
 SMOKE = Settings(
     rounds=1,
@@ -45,6 +48,8 @@ SMOKE = Settings(
     pread_size=4 * MIB,
     preads=10,
     messages=20,
+    table_size=4 * MIB,
+    manifests=20,
 )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.contenders import ENGINE, LIMIT
 from bench.peers import IcebergJava, PycaInto, PycaNaive
 from bench.rounds import Contest
-from bench.subjects import bulk, engine, keys, messages, oneshot, streams
+from bench.subjects import avro, bulk, engine, keys, messages, oneshot, streams, tables
 
 PROJECT = Path(__file__).resolve().parent.parent
 TAMPER_TESTS = PROJECT / "tests" / "test_tamper.py"
@@ -136,6 +136,23 @@ def _rows() -> list[Target]:
             as_time=True,
         )
     )
+    for contest in (avro.PLAIN, avro.DEFLATE, avro.ENCRYPTED):
+        label = f"{contest}, vs {avro.FASTAVRO}"
+        rows.append(Target(label, avro.SUBJECT, contest, avro.OURS, avro.FASTAVRO, 2.0))
+    for contest, times in ((tables.SCAN, 1.1), (tables.PLAN, 1.2)):
+        rows.append(
+            Target(
+                f"{contest}, time vs {tables.PYICEBERG}",
+                tables.SUBJECT,
+                contest,
+                tables.OURS,
+                tables.PYICEBERG,
+                1 / times,
+                as_time=True,
+            )
+        )
+    label = f"{tables.VERIFICATION}, two threads, vs {tables.CAT}"
+    rows.append(Target(label, tables.SUBJECT, tables.VERIFICATION, tables.VERIFY, tables.CAT, 0.8))
     return rows
 
 

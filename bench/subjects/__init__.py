@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from bench.rounds import Contest
 from bench.settings import Settings
 
-from . import bulk, engine, grid, keys, messages, oneshot, streams
+from . import avro, bulk, engine, grid, keys, messages, oneshot, streams, tables
 
 # What could not be measured here, and why, is put into the second argument.
 Measure = Callable[[Settings, dict[str, str]], Iterator[Contest]]
@@ -19,5 +19,7 @@ ALL_SUBJECTS: dict[str, Measure] = {
     "messages": messages.measure,
     "streams": streams.measure,
     "keys": keys.measure,
+    "avro": avro.measure,
+    "tables": tables.measure,
     "bulk": bulk.measure,
 }

@@ -24,6 +24,7 @@ class MemoryMaster:
     """A master key in this process: what the KMS's network costs is not the subject."""
 
     supports_key_generation = False
+    accepts_foreign_keys = False
 
     def __init__(self) -> None:
         self._key: dict[bytes, bytes] = {}

@@ -1,0 +1,252 @@
+"""Whole encrypted tables: scanned, planned and verified, next to plain twins of them.
+
+The peer is PyIceberg on the plain twin: the same rows, files and row groups, in the same process.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ags1
+from bench.limits import copies
+from bench.material import random_bytearray
+from bench.rounds import Contest, Contestant, compete, timed
+from bench.settings import MIB, Settings
+from bench.storage import scratch_folder
+
+from .keys import MemoryMaster
+
+if TYPE_CHECKING:
+    from bench.tables import Entry, TableWriter
+
+# Arrow gives freed memory back at once, and to get it anew takes a virtual machine longer than the
+# scan, whoever's. Arrow reads this when it is loaded.
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
+
+SUBJECT = "tables"
+NEEDED = ("numpy", "pyarrow", "pyiceberg", "pyroaring")
+OURS = "ags1.iceberg, encrypted"
+PYICEBERG = "PyIceberg, plain twin"
+VERIFY, CAT = "verify_table, 2 threads", "cat to /dev/null"
+VERIFY_FILES = "verify_file of each, 2 threads"
+SCAN = "scan a Parquet table to Arrow"
+PLAN = "plan the scan of many manifests"
+VERIFICATION = "verify a table of Avro files"
+
+FILES = 8
+FILES_PER_MANIFEST = 10
+_PAYLOAD_SIZE = 64 << 10
+
+
+class Twins:
+    """An encrypted table and its plain twin in ``folder``, both written by ``write``."""
+
+    def __init__(self, folder: Path, write: Callable[[TableWriter], object], **table: Any) -> None:
+        from bench.tables import TableWriter
+
+        self._kms = MemoryMaster()
+        self._locations = []
+        for name, kms in (("encrypted", self._kms), ("plain", None)):
+            writer = TableWriter(folder / name, kms=kms, **table)
+            write(writer)
+            self._locations.append(writer.finish())
+
+    def open(self) -> Any:
+        """Open the encrypted one with ags1."""
+        from ags1.iceberg import open_table
+
+        return open_table(self._locations[0], self._kms, expected_key_id="key")
+
+    def open_plain(self) -> Any:
+        """Open the plain one with PyIceberg."""
+        from pyiceberg.table import StaticTable
+
+        return StaticTable.from_metadata(self._locations[1])
+
+
+class ParquetTwins(Twins):
+    """Twins with about ``size`` bytes of Parquet in several files of ten columns."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        from bench.tables import BYTES_PER_ORDER, ORDERS, orders
+
+        count = max(1, size // BYTES_PER_ORDER // FILES)
+        self.size = 0
+
+        def write(writer: TableWriter) -> None:
+            entries: list[Entry] = []
+            for number in range(FILES):
+                rows = orders(number * count, count)
+                entries.append(writer.parquet_file(f"{number:05}", rows))
+            writer.manifest(entries)
+            self.size = sum(entry["file_size_in_bytes"] for entry in entries)
+
+        super().__init__(folder, write, schema=ORDERS)
+
+    def scan(self) -> Any:
+        return self.open().scan().to_arrow()
+
+    def scan_plain(self) -> Any:
+        return self.open_plain().scan().to_arrow()
+
+    def check(self) -> None:
+        """Raise RuntimeError unless both have the same rows."""
+        # By columns: two whole tables at once are more memory than a scan takes.
+        for column in self.open().schema().column_names:
+            ours, theirs = (
+                table.scan(selected_fields=(column,)).to_arrow()
+                for table in (self.open(), self.open_plain())
+            )
+            if not ours.num_rows or not ours.equals(theirs):
+                raise RuntimeError(f"{column!r} is not that of the plain twin")
+
+
+class ManifestTwins(Twins):
+    """Twins with so many manifests, of data files that were never written, with all metrics."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        from bench.tables import ORDERS, ORDERS_BY_DAY
+
+        def write(writer: TableWriter) -> None:
+            for day in range(count):
+                writer.manifest(
+                    [
+                        writer.absent_file(f"{number:05}", 1_000_000, 64 * MIB, day)
+                        for number in range(FILES_PER_MANIFEST)
+                    ]
+                )
+
+        super().__init__(folder, write, schema=ORDERS, spec=ORDERS_BY_DAY)
+
+    def plan(self) -> list[Any]:
+        return list(self.open().scan().plan_files())
+
+    def plan_plain(self) -> list[Any]:
+        return list(self.open_plain().scan().plan_files())
+
+    def check(self) -> None:
+        """Raise RuntimeError unless both name the same files with the same metrics."""
+        both = [
+            [
+                (
+                    task.file.file_path.rpartition("/data/")[2],
+                    task.file.partition[0],
+                    task.file.record_count,
+                    task.file.upper_bounds,
+                )
+                for task in tasks
+            ]
+            for tasks in (self.plan(), self.plan_plain())
+        ]
+        if both[0] != both[1]:
+            raise RuntimeError("the plan is not that of the plain twin")
+
+
+class AvroTable:
+    """An encrypted table with ``size`` bytes of Avro in several files."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        from bench.tables import PAYLOADS, TableWriter
+
+        self._kms = MemoryMaster()
+        writer = TableWriter(folder, PAYLOADS, kms=self._kms)
+        content = bytes(random_bytearray(max(_PAYLOAD_SIZE, size // FILES)))
+        payloads = [
+            content[at : at + _PAYLOAD_SIZE] for at in range(0, len(content), _PAYLOAD_SIZE)
+        ]
+        entries = [writer.avro_file(f"{number:05}", payloads) for number in range(FILES)]
+        writer.manifest(entries)
+        self._location = writer.finish()
+        self._keys = {
+            entry["file_path"].removeprefix("file://"): ags1.KeyMetadata.from_bytes(
+                entry["key_metadata"]
+            )
+            for entry in entries
+        }
+        self.size = sum(entry["file_size_in_bytes"] for entry in entries)
+
+    def verify(self, threads: int = 2) -> Any:
+        """Verify the table. Raises RuntimeError unless all of it was and nothing is amiss."""
+        from ags1.iceberg import EncryptedTable, open_table
+        from ags1.iceberg.verify import verify_table
+
+        table = open_table(self._location, self._kms, expected_key_id="key")
+        assert isinstance(table, EncryptedTable)
+        found = verify_table(table, threads=threads)
+        if found.findings or found.verified_size < self.size:
+            raise RuntimeError(
+                f"{found.verified_size} bytes verified, {len(found.findings)} findings"
+            )
+        return found
+
+    def verify_files(self) -> None:
+        """The data files alone, one after the other."""
+        for path, km in self._keys.items():
+            ags1.verify_file(path, km, threads=2)
+
+    def cat(self) -> None:
+        copies.run_command(["cat", *self._keys])
+
+
+def missing() -> str | None:
+    """Which package is not there, if one is not."""
+    return next((name for name in NEEDED if importlib.util.find_spec(name) is None), None)
+
+
+def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
+    if (name := missing()) is not None:
+        skipped[SUBJECT] = f"{name} is not installed"
+        return
+    with scratch_folder(settings.folder, 3 * settings.table_size) as folder:
+        parquet = ParquetTwins(folder, settings.table_size)
+        parquet.check()
+        yield _contest(
+            SCAN,
+            {OURS: parquet.scan, PYICEBERG: parquet.scan_plain},
+            settings.slow_rounds,
+            size=parquet.size,
+        )
+    with scratch_folder(settings.folder, settings.manifests << 16) as folder:
+        manifests = ManifestTwins(folder, settings.manifests)
+        manifests.check()
+        yield _contest(
+            PLAN,
+            {OURS: manifests.plan, PYICEBERG: manifests.plan_plain},
+            settings.slow_rounds,
+            count=settings.manifests,
+        )
+    with scratch_folder(settings.folder, 2 * settings.table_size) as folder:
+        avro = AvroTable(folder / "table", settings.table_size)
+        yield _contest(
+            VERIFICATION,
+            {VERIFY: avro.verify, VERIFY_FILES: avro.verify_files, CAT: avro.cat},
+            settings.rounds,
+            size=avro.size,
+            by_best=True,
+        )
+
+
+def _contest(
+    name: str,
+    ways: dict[str, Callable[[], object]],
+    rounds: int,
+    *,
+    size: int = 0,
+    count: int = 1,
+    by_best: bool = False,
+) -> Contest:
+    runs = [Contestant(way, timed(work), size, count) for way, work in ways.items()]
+    return compete(SUBJECT, name, runs, rounds, between=_forget, by_best=by_best)
+
+
+def _forget() -> None:
+    """Take from both what the last run left behind: PyIceberg keeps manifests, and ags1 none."""
+    from pyiceberg.manifest import clear_manifest_cache
+
+    clear_manifest_cache()
+    gc.collect()
