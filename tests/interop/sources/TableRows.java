@@ -1,0 +1,143 @@
+package ags1.interop;
+
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.util.ArrayList;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import org.apache.iceberg.FileFormat;
+import org.apache.iceberg.PartitionData;
+import org.apache.iceberg.PartitionSpec;
+import org.apache.iceberg.Schema;
+import org.apache.iceberg.SingleValueParser;
+import org.apache.iceberg.StructLike;
+import org.apache.iceberg.Table;
+import org.apache.iceberg.data.GenericFileWriterFactory;
+import org.apache.iceberg.data.GenericRecord;
+import org.apache.iceberg.data.IdentityPartitionConverters;
+import org.apache.iceberg.data.Record;
+import org.apache.iceberg.deletes.EqualityDeleteWriter;
+import org.apache.iceberg.encryption.EncryptedOutputFile;
+import org.apache.iceberg.io.DataWriter;
+import org.apache.iceberg.io.OutputFileFactory;
+import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.JsonNode;
+import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.ObjectMapper;
+import org.apache.iceberg.types.Conversions;
+import org.apache.iceberg.types.Type;
+import org.apache.iceberg.types.Types;
+import org.apache.iceberg.util.ByteBuffers;
+
+/**
+ * Writes rows and equality deletes into a table, where Spark cannot.
+ *
+ * <p>Rows are JSON: objects with values as the specification's "JSON single-value serialization"
+ * has them, but NaN, infinities and -0.0 as strings. A column that is left out is null. {@code
+ * partition} is a path ({@code p=1}), null for a table without partitions.
+ */
+public final class TableRows {
+  private static final ObjectMapper JSON = new ObjectMapper();
+  private static long files = 0;
+
+  /** Commits a data file of these rows. */
+  public void append(Table table, String format, String partition, String rows)
+      throws IOException {
+    FileFormat kind = FileFormat.fromString(format);
+    StructLike key = key(table.spec(), partition);
+    DataWriter<Record> writer =
+        new GenericFileWriterFactory.Builder(table)
+            .dataFileFormat(kind)
+            .dataSchema(table.schema())
+            .build()
+            .newDataWriter(newFile(table, kind, key), table.spec(), key);
+    try (writer) {
+      records(table.schema(), rows).forEach(writer::write);
+    }
+    table.newAppend().appendFile(writer.toDataFile()).commit();
+  }
+
+  /**
+   * Commits a file that deletes what equals one of these rows in the columns of {@code ids}, which
+   * may be of any of the table's schemas.
+   */
+  public void delete(
+      Table table, int specId, String format, String partition, List<Integer> ids, String rows)
+      throws IOException {
+    FileFormat kind = FileFormat.fromString(format);
+    PartitionSpec spec = table.specs().get(specId);
+    StructLike key = key(spec, partition);
+    Schema columns = columns(table, ids);
+    EqualityDeleteWriter<Record> writer =
+        new GenericFileWriterFactory.Builder(table)
+            .deleteFileFormat(kind)
+            .equalityFieldIds(ids.stream().mapToInt(Integer::intValue).toArray())
+            .equalityDeleteRowSchema(columns)
+            .build()
+            .newEqualityDeleteWriter(newFile(table, kind, key), spec, key);
+    try (writer) {
+      records(columns, rows).forEach(writer::write);
+    }
+    table.newRowDelta().addDeletes(writer.toDeleteFile()).commit();
+  }
+
+  private static EncryptedOutputFile newFile(Table table, FileFormat format, StructLike key) {
+    OutputFileFactory factory =
+        OutputFileFactory.builderFor(table, 0, ++files).format(format).build();
+    return key == null ? factory.newOutputFile() : factory.newOutputFile(key);
+  }
+
+  private static StructLike key(PartitionSpec spec, String partition) {
+    if (partition == null) {
+      return null;
+    }
+    PartitionData key = new PartitionData(spec.partitionType());
+    String[] parts = partition.split("/", -1);
+    for (int at = 0; at < parts.length; at++) {
+      String value = parts[at].substring(parts[at].indexOf('=') + 1);
+      Type type = spec.partitionType().fields().get(at).type();
+      key.set(at, Conversions.fromPartitionString(type, value));
+    }
+    return key;
+  }
+
+  private static Schema columns(Table table, List<Integer> ids) {
+    List<Types.NestedField> fields = new ArrayList<>();
+    for (int id : ids) {
+      Types.NestedField found = table.schema().findField(id);
+      for (Schema old : table.schemas().values()) {
+        found = found == null ? old.findField(id) : found;
+      }
+      fields.add(found);
+    }
+    return new Schema(fields);
+  }
+
+  private static List<Record> records(Schema schema, String rows) throws IOException {
+    List<Record> records = new ArrayList<>();
+    for (JsonNode row : JSON.readTree(rows)) {
+      Record record = GenericRecord.create(schema);
+      Iterator<Map.Entry<String, JsonNode>> values = row.fields();
+      while (values.hasNext()) {
+        Map.Entry<String, JsonNode> value = values.next();
+        Type type = schema.findType(value.getKey());
+        record.setField(value.getKey(), generic(type, value.getValue()));
+      }
+      records.add(record);
+    }
+    return records;
+  }
+
+  private static Object generic(Type type, JsonNode value) {
+    if (value.isNull()) {
+      return null;
+    } else if (value.isTextual() && type.typeId() == Type.TypeID.DOUBLE) {
+      return Double.valueOf(value.asText());
+    } else if (value.isTextual() && type.typeId() == Type.TypeID.FLOAT) {
+      return Float.valueOf(value.asText());
+    }
+    Object parsed = SingleValueParser.fromJson(type, value);
+    return type.typeId() == Type.TypeID.FIXED
+        ? ByteBuffers.toByteArray((ByteBuffer) parsed)
+        : IdentityPartitionConverters.convertConstant(type, parsed);
+  }
+}
