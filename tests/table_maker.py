@@ -439,7 +439,8 @@ def _list(element_id: int, kind: str) -> dict[str, Any]:
 
 
 def _partition_record(spec: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    kinds = {"int": "int", "long": "long", "string": "string", "boolean": "boolean"}
+    kinds: dict[str, Any] = {kind: kind for kind in ("int", "long", "double", "string", "boolean")}
+    kinds["date"] = {"type": "int", "logicalType": "date"}
     fields = []
     for field in spec["fields"]:
         source = str(schema.find_type(field["source-id"]))

@@ -8,9 +8,11 @@ are those that Java wrote.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,7 +39,7 @@ from pyiceberg.table import Table
 from table_maker import TableMaker
 
 from ags1 import KeyMetadataError, KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
-from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog
+from ags1.iceberg import EncryptedCatalog, EncryptedTable, PlainTableWarning, load_catalog
 from ags1.kms import from_properties
 from ags1.kms.memory import MemoryKms
 
@@ -151,13 +153,32 @@ def test_pins(sql: dict[str, str]) -> None:
 
 
 def test_the_master_keys_that_a_catalog_s_tables_may_be_under(sql: dict[str, str]) -> None:
-    keys = {"encryption.key-id": "keyB, keyA"}
+    keys = {"encryption.trusted-key-ids": "keyB, keyA"}
     with load_catalog("sql", **sql, **KMS_PROPERTIES, **keys) as catalog:
         assert catalog.load_table("db.stats", location_map=PLACES).scan().count() == 1000
-    keys = {"encryption.key-id": "keyB"}
+    keys = {"encryption.trusted-key-ids": "keyB"}
     with load_catalog("sql", **sql, **KMS_PROPERTIES, **keys) as catalog:
         with pytest.raises(MetadataIntegrityError, match="none of those"):
             catalog.load_table("db.stats")
+
+
+def test_a_catalog_may_require_encrypted_tables(sql: dict[str, str], tmp_path: Path) -> None:
+    maker = TableMaker(tmp_path / "t", COLUMNS, memory_kms())
+    maker.commit(maker.add_parquet([{"id": 1}], encrypted=False))
+    required = {"encryption.require-encrypted": "true"}
+    with load_catalog("sql", **sql, **KMS_PROPERTIES, **required) as catalog:
+        assert catalog.load_table("db.stats", location_map=PLACES).scan().count() == 1000
+        plain = catalog.create_table("db.plain", catalog.load_table("db.stats").schema())
+        assert type(plain) is Table
+        with pytest.raises(NotEncryptedError, match="not encrypted"):
+            catalog.load_table("db.plain")
+        assert type(catalog.load_table("db.plain", require_encrypted=False)) is Table
+        with pytest.raises(NotEncryptedError, match="clear"):
+            catalog.register_table("db.t", maker.write()).scan().to_arrow()
+    with load_catalog("sql", **sql, **required) as catalog, pytest.raises(NotEncryptedError):
+        catalog.load_table("db.plain")
+    with pytest.raises(KmsConfigurationError, match="'true' or 'false'"):
+        load_catalog("sql", **sql, **{"encryption.require-encrypted": "yes"})
 
 
 class Foreign(MemoryKms):
@@ -439,21 +460,139 @@ def test_hive_s_length_of_data_keys() -> None:
         hive_catalog(parameters).load_table("db.stats")
 
 
-def test_a_commit_between_two_calls_to_hive(tmp_path: Path) -> None:
+def test_hive_is_asked_once_so_that_a_commit_cannot_come_between() -> None:
     older, newer = sorted((TABLES / "stats/metadata").glob("*.metadata.json"))[-2:]
     parameters = hive_parameters(older)
     catalog = hive_catalog(parameters)
-    load = catalog.inner.load_table
+    ask = catalog.inner._get_hive_table
 
-    def load_and_commit(identifier: Any) -> Table:
-        table = load(identifier)
-        answers.update(hive_parameters(newer))
-        return table
+    def ask_and_commit(*arguments: Any) -> Any:
+        answer = ask(*arguments)
+        parameters.update(hive_parameters(newer))
+        return answer
 
-    answers = parameters
-    catalog.inner.load_table = load_and_commit  # type: ignore[method-assign]
+    catalog.inner._get_hive_table = ask_and_commit
     table = catalog.load_table("db.stats", location_map=PLACES)
-    assert table.metadata_location == str(newer)
+    assert table.metadata_location == str(older)
+    assert table.refresh().metadata_location == str(newer)
+
+
+def test_a_table_of_hive_s_that_is_not_iceberg_s() -> None:
+    from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchPropertyException
+
+    parameters = hive_parameters(metadata_file("stats"))
+    with pytest.raises(NoSuchIcebergTableError):
+        hive_catalog(parameters | {"table_type": "EXTERNAL"}).load_table("db.stats")
+    del parameters["metadata_location"]
+    with pytest.raises(NoSuchPropertyException):
+        hive_catalog(parameters).load_table("db.stats")
+
+
+# -- whoever may write the metadata, but has no key
+
+
+def test_a_plain_table_in_a_catalog_with_keys_is_told_once(
+    sql: dict[str, str], tmp_path: Path
+) -> None:
+    path = plain_table(tmp_path / "t")
+    keys = {"encryption.trusted-key-ids": "keyA"}
+    with load_catalog("sql", **sql, **KMS_PROPERTIES, **keys) as catalog:
+        with pytest.warns(PlainTableWarning, match=r"db\.plain is not encrypted"):
+            catalog.register_table("db.plain", path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert catalog.load_table("db.plain").scan().count() == 2
+            assert catalog.load_table("db.stats", location_map=PLACES).scan().count() == 1000
+
+
+def test_a_catalog_s_own_word_does_not_widen_the_caller_s_list_of_keys() -> None:
+    kms = memory_kms()
+    with (
+        rest_server(rest_answer(metadata_file("stats"))) as uri,
+        load_plain_catalog("rest", type="rest", uri=uri) as rest,
+    ):
+        hive = hive_catalog(hive_parameters(metadata_file("stats"))).inner
+        for inner in (rest, hive):
+            for pins in ({}, {"expected_key_id": "keyA"}):
+                with pytest.raises(MetadataIntegrityError, match="none of those"):
+                    EncryptedCatalog(inner, kms, key_ids=["keyB"]).load_table("db.t", **pins)
+                table = EncryptedCatalog(inner, kms, key_ids=["keyA"]).load_table("db.t", **pins)
+                assert isinstance(table, EncryptedTable)
+
+
+REDIRECTING = {
+    "py-io-impl": "evil_io.EvilIO",
+    "s3.endpoint": "http://127.0.0.1:1",
+    "s3.signer.uri": "http://127.0.0.1:1",
+    "s3.proxy-uri": "http://127.0.0.1:1",
+    "s3.retry-strategy-impl": "evil_io.EvilIO",
+    "adls.account-name": "evil",
+    "gcs.service.host": "http://127.0.0.1:1",
+}
+
+
+@pytest.mark.parametrize("name", REDIRECTING)
+@pytest.mark.parametrize("kind", ["sql", "hive", "rest", "in-memory"])
+def test_the_metadata_does_not_choose_what_reads_the_table(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil_io.py").write_text("raise SystemExit('foreign code ran')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for kms in (memory_kms(), None):
+        folder = tmp_path / f"{kms is None}"
+        maker = TableMaker(folder, COLUMNS, kms)
+        maker.commit(maker.add_parquet([{"id": 1}]))
+        honest = maker.write()
+        digest = hashlib.sha256(Path(honest.removeprefix("file://")).read_bytes()).hexdigest()
+        maker.properties[name] = REDIRECTING[name]
+        with contextlib.ExitStack() as stack:
+            if kind == "hive":
+                location = {"metadata_location": maker.write()}
+                catalog = hive_catalog(location)
+            elif kind == "rest":
+                uri = stack.enter_context(rest_server(rest_answer(Path(maker.write()))))
+                catalog = load_catalog("rest", type="rest", uri=uri, **KMS_PROPERTIES)
+            else:
+                more = {"uri": f"sqlite:///{folder}.db"} if kind == "sql" else {}
+                catalog = load_catalog("c", type=kind, **more, **KMS_PROPERTIES)
+                catalog.create_namespace("db")
+                catalog.inner.register_table("db.t", honest)
+                Path(honest).write_text(json.dumps(maker.metadata()))
+            stack.enter_context(catalog)
+            with pytest.raises(MetadataIntegrityError, match=name):
+                catalog.load_table("db.t")
+            with pytest.raises(MetadataIntegrityError, match="SHA-256"):
+                catalog.load_table("db.t", expected_metadata_sha256=digest)
+
+
+def test_what_the_catalog_says_too_is_no_redirection(tmp_path: Path) -> None:
+    maker = TableMaker(tmp_path / "t", COLUMNS, memory_kms())
+    maker.commit(maker.add_parquet([{"id": 1}]))
+    maker.properties |= {"s3.endpoint": "http://127.0.0.1:1", "s3.region": "nowhere"}
+    endpoint = {"s3.endpoint": "http://127.0.0.1:1"}
+    with load_catalog("m", type="in-memory", **KMS_PROPERTIES, **endpoint) as catalog:
+        catalog.create_namespace("db")
+        table = catalog.register_table("db.t", maker.write())
+        assert table.scan().count() == 1
+        assert "s3.region" not in table.io.properties
+
+
+def test_a_pinned_plain_table_is_the_one_that_was_checked(tmp_path: Path) -> None:
+    path = plain_table(tmp_path / "t")
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    with load_catalog("m", type="in-memory") as catalog:
+        catalog.create_namespace("db")
+        catalog.inner.register_table("db.t", path)
+
+        def swapped(identifier: Any) -> Table:
+            pytest.fail("the metadata was read unchecked")
+
+        catalog.inner.load_table = swapped  # type: ignore[method-assign]
+        table = catalog.load_table("db.t", expected_metadata_sha256=digest)
+        assert table.scan().count() == 2
+        table = catalog.load_table("db.t")
+        assert type(table) is Table
+        assert table.catalog is catalog.inner
 
 
 def test_kms_clients_are_closed_by_who_made_them(sql: dict[str, str]) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 import math
+import struct
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
@@ -22,14 +24,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from iceberg_tables import memory_kms
 from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable
 from pyroaring import BitMap64
 from table_maker import TableMaker
 
 from ags1 import FormatError, TruncatedError
 from ags1.iceberg import open_table
+from ags1.iceberg import scan as scan_module
 from ags1.iceberg.deletes import DeletedKeys, rows_kept
 from ags1.iceberg.files import moved
+from ags1.iceberg.pyiceberg_internals import project
+from ags1.iceberg.reading import TaskReader
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
 
@@ -481,6 +488,29 @@ def test_schema_evolution(tmp_path: Path) -> None:
     assert_same(ours, theirs, selected_fields=("newer",))
 
 
+@pytest.mark.parametrize("value", [1.5, math.nan, -0.0])
+def test_deletes_of_a_partition_of_a_float(value: float, tmp_path: Path) -> None:
+    by_p = {"source-id": 2, "field-id": 1000, "name": "p", "transform": "identity"}
+    columns = [{"id": 1, "name": "id", "type": "long"}, {"id": 2, "name": "p", "type": "double"}]
+    maker = TableMaker(tmp_path / "t", columns, memory_kms(), partition_fields=[by_p])
+    files = {}
+    for p in (value, 0.0):
+        rows = [{"id": 1, "p": p}, {"id": 2, "p": p}, {"id": 3, "p": p}]
+        files[str(p)] = maker.add_parquet(rows, partition={"p": p})
+    maker.commit(*files.values())
+    partition = {"p": struct.unpack("<d", struct.pack("<d", value))[0]}
+    path = files[str(value)]["file_path"]
+    maker.commit(
+        maker.add_equality_deletes([{"id": 1}], [1], partition=partition),
+        maker.add_position_deletes([(path, 1), ("another", 0)], partition=partition),
+    )
+    rows = open_table(maker.write(), memory_kms()).scan().to_arrow().to_pylist()
+    # Java's Double.compare: one NaN, and two zeros.
+    assert sorted((str(r["p"]), r["id"]) for r in rows) == sorted(
+        [(str(value), 3), ("0.0", 1), ("0.0", 2), ("0.0", 3)]
+    )
+
+
 def test_columns_known_from_the_partition_only(tmp_path: Path) -> None:
     def build(maker: TableMaker) -> None:
         schema = maker.schema.select("id", "value")
@@ -539,6 +569,92 @@ def test_nested_columns(tmp_path: Path) -> None:
     assert_same(ours, theirs, row_filter="s.a = 1", selected_fields=("id", "l"))
 
 
+def _struct(first_id: int) -> dict[str, Any]:
+    fields = [
+        {"id": first_id, "name": "x", "required": False, "type": "int"},
+        {"id": first_id + 1, "name": "y", "required": False, "type": "string"},
+    ]
+    return {"type": "struct", "fields": fields}
+
+
+def _list(element_id: int, element: Any) -> dict[str, Any]:
+    return {
+        "type": "list",
+        "element-id": element_id,
+        "element": element,
+        "element-required": False,
+    }
+
+
+NESTED = [
+    COLUMNS[0],
+    {"id": 10, "name": "ls", "type": _list(11, _struct(12))},
+    {
+        "id": 20,
+        "name": "ms",
+        "type": {
+            "type": "map",
+            "key-id": 21,
+            "key": "string",
+            "value-id": 22,
+            "value": _struct(23),
+            "value-required": False,
+        },
+    },
+    {"id": 30, "name": "ll", "type": _list(31, _list(32, _struct(33)))},
+]
+_ONE = {"x": 1, "y": "a"}
+NESTED_ROWS: Rows = [
+    {"id": 0, "ls": None, "ms": None, "ll": None},
+    {"id": 1, "ls": [], "ms": [], "ll": []},
+    {"id": 2, "ls": [None], "ms": [("k", None)], "ll": [None]},
+    {"id": 3, "ls": [_ONE, None], "ms": [("k", _ONE), ("l", None)], "ll": [[], [_ONE, None], None]},
+    {"id": 4, "ls": None, "ms": None, "ll": None},
+    {"id": 5, "ls": [{"x": None, "y": None}], "ms": [("k", _ONE)], "ll": [[_ONE]]},
+]
+
+
+def test_null_lists_and_maps_of_structs_stay_null(tmp_path: Path) -> None:
+    # PyIceberg 0.12 reads them as empty ones.
+    maker = TableMaker(tmp_path / "t", NESTED, memory_kms())
+    file = maker.add_parquet(NESTED_ROWS)
+    maker.commit(file)
+    table = open_table(maker.write(), memory_kms())
+    assert table.scan().to_arrow().to_pylist() == NESTED_ROWS
+    streamed = table.scan(selected_fields=("ms", "ls")).to_arrow_batch_reader().read_all()
+    assert streamed["ls"].to_pylist() == [row["ls"] for row in NESTED_ROWS]
+    maker.commit(maker.add_position_deletes([(file["file_path"], 1)]))
+    table = open_table(maker.write(), memory_kms())
+    assert table.scan().to_arrow().to_pylist() == [NESTED_ROWS[0], *NESTED_ROWS[2:]]
+
+
+def test_structs_inside_lists_and_maps_evolve(tmp_path: Path) -> None:
+    maker = TableMaker(tmp_path / "t", NESTED, memory_kms())
+    maker.commit(maker.add_parquet(NESTED_ROWS))
+    columns = json.loads(
+        json.dumps(NESTED).replace('"name": "x"', '"name": "z"').replace('"int"', '"long"')
+    )
+    maker.set_schema(columns)
+    table = open_table(maker.write(), memory_kms())
+    found = table.scan().to_arrow()
+    expected = json.loads(json.dumps(NESTED_ROWS).replace('"x"', '"z"'))
+    assert json.loads(json.dumps(found.to_pylist())) == expected
+    assert "int32" not in str(found.schema)
+
+
+@given(first=st.integers(0, 6), count=st.integers(0, 6))
+def test_a_part_of_a_batch_is_projected(first: int, count: int) -> None:
+    schema = Schema.model_validate(
+        {"type": "struct", "fields": [{"required": False, **c} for c in NESTED]}
+    )
+    kinds = schema_to_pyarrow(schema, include_field_ids=False)
+    whole = pa.RecordBatch.from_pylist(NESTED_ROWS, schema=kinds)
+    part = whole.slice(first, count)
+    found = project(schema, schema, part, downcast_ns_timestamp_to_us=False, missing={})
+    found.validate(full=True)
+    assert found.to_pylist() == NESTED_ROWS[first : first + count]
+
+
 def test_dictionary_columns(tmp_path: Path) -> None:
     ours, theirs = both(tmp_path, lambda m: m.commit(m.add_parquet(rows(*range(20)))))
     found = ours.scan().to_arrow(dictionary_columns=("name",))
@@ -546,6 +662,36 @@ def test_dictionary_columns(tmp_path: Path) -> None:
     assert pa.types.is_dictionary(found.schema.field("name").type)
     streamed = ours.scan().to_arrow_batch_reader(dictionary_columns=("name",)).read_all()
     assert streamed["name"].cast(pa.string()).to_pylist() == [f"n{n % 7}" for n in range(20)]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "avro"])
+def test_a_stream_of_large_files_opens_them_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    maker = TableMaker(tmp_path / "t", COLUMNS, memory_kms())
+    for start in range(0, 60, 10):
+        found = rows(*range(start, start + 10))
+        maker.commit(maker.add_avro(found, AVRO) if kind == "avro" else maker.add_parquet(found))
+    table = open_table(maker.write(), memory_kms())
+    sizes = [task.file.file_size_in_bytes for task in table.scan().plan_files()]
+    size, least = max(sizes), min(sizes)
+    opened: list[str] = []
+    open_file = TaskReader._open
+
+    def counting(self: TaskReader, file: Any, *more: Any) -> Any:
+        opened.append(file.file_path)
+        return open_file(self, file, *more)
+
+    monkeypatch.setattr(TaskReader, "_open", counting)
+    for large, ahead, most in ((least - 1, 10 * size, 1), (size, 2 * size, 2), (size, 1, 1)):
+        monkeypatch.setattr(scan_module, "_LARGE_FILE", large)
+        opened.clear()
+        monkeypatch.setattr(scan_module, "_READ_AHEAD", ahead)
+        stream = table.scan().to_arrow_batch_reader()
+        assert 1 <= len(opened) <= most
+        assert sorted(stream.read_all()["id"].to_pylist()) == list(range(60))
+        limited = table.scan(limit=15).to_arrow_batch_reader().read_all()
+        assert limited.num_rows == 15
 
 
 def test_branches(tmp_path: Path) -> None:

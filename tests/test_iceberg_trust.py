@@ -30,6 +30,7 @@ from iceberg_tables import (
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from table_maker import TableMaker, stored
 
+import ags1
 from ags1 import (
     Ags1Error,
     AuthenticationError,
@@ -44,6 +45,7 @@ from ags1 import (
 )
 from ags1.iceberg import open_table
 from ags1.iceberg.metadata import Trust, read_metadata
+from ags1.keys import EncryptionManager, Keychain, print_encryption_keys
 from ags1.kms import from_properties
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -409,7 +411,7 @@ def test_a_manifest_without_a_key(tmp_path: Path) -> None:
     table.commit(file)
     table.manifests[0]["key_metadata"] = None
     table.commit()
-    with pytest.raises(NotEncryptedError, match="no key for this manifest"):
+    with pytest.raises(NotEncryptedError, match=r"no key for this manifest.*rewrite_manifests"):
         open_table(table.write(), memory_kms()).scan().to_arrow()
 
 
@@ -608,3 +610,62 @@ def test_a_parse_error_quotes_no_key(tmp_path: Path) -> None:
         open_table(table.write(), memory_kms()).scan().to_arrow()
     assert caught.value.__context__ is None
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("kind", ["variant", "geometry(srid:4326)", "unheard-of"])
+def test_a_type_that_pyiceberg_does_not_know_is_named(tmp_path: Path, kind: str) -> None:
+    def change(metadata: dict[str, Any]) -> None:
+        inner = [{"id": 91, "name": "v", "required": False, "type": kind}]
+        column = {"id": 90, "name": "st", "required": False}
+        for schema in metadata["schemas"]:
+            schema["fields"].append(column | {"type": {"type": "struct", "fields": inner}})
+
+    copied("stats", tmp_path)
+    rewrite_metadata(tmp_path, "stats", change)
+    with pytest.raises(NotImplementedError) as caught:
+        open_fixture("stats", tmp_path)
+    assert "'st.v'" in str(caught.value)
+    assert repr(kind) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["parquet_plain", "mor_dv"])
+def test_pages_are_not_read_without_authentication(tmp_path: Path, name: str) -> None:
+    """How pages are encrypted stands in the clear before the footer, under no tag: a byte makes
+    AES_GCM_V1 into AES_GCM_CTR_V1, whose pages Arrow decrypts and believes."""
+    folder = copied(name, tmp_path)
+    for path in (folder / "data").rglob("*.parquet"):
+        data = bytearray(path.read_bytes())
+        start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+        assert data[start : start + 2] == b"\x1c\x1c"  # Thrift: field 1, a struct; in it field 1
+        data[start + 1] = 0x2C
+        path.write_bytes(data)
+    scan = open_fixture(name, tmp_path, expected_key_id="keyA").scan()
+    with pytest.raises(AuthenticationError, match="without authenticating"):
+        scan.to_arrow()
+    with pytest.raises(AuthenticationError, match="without authenticating"):
+        list(scan.to_arrow_batch_reader())
+    with pytest.raises(AuthenticationError, match="without authenticating"):
+        open_fixture(name, tmp_path).scan("id > 1").count()
+
+
+def test_a_loose_files_key_is_no_manifest_lists(tmp_path: Path) -> None:
+    """Whoever gets a file of theirs encrypted under a table's master key has a sidecar whose
+    entries would fit into the table's metadata, and a file to go with them."""
+    folder = copied("parquet_plain", tmp_path)
+    location = metadata_file("parquet_plain", tmp_path)
+    metadata = json.loads(location.read_text())
+    snapshot = metadata["snapshots"][-1]
+    genuine = EncryptionManager.from_metadata(metadata, memory_kms())
+    plain = ags1.decrypt(
+        (folder / "metadata" / Path(snapshot["manifest-list"]).name).read_bytes(),
+        genuine.manifest_list_key(snapshot["key-id"]),
+    )
+    sealed, km = ags1.encrypt(plain)
+    (folder / "metadata" / "upload.avro").write_bytes(sealed)
+    sidecar = Keychain(memory_kms(), "keyA").seal(km)
+    metadata["encryption-keys"] += print_encryption_keys(sidecar.encryption_keys)
+    snapshot["key-id"] = sidecar.key_id
+    snapshot["manifest-list"] = f"{JAVA_LOCATION}/parquet_plain/metadata/upload.avro"
+    location.write_text(json.dumps(metadata))
+    with pytest.raises(AuthenticationError, match="wrapped key metadata"):
+        open_fixture("parquet_plain", tmp_path).scan().to_arrow()

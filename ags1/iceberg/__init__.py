@@ -5,11 +5,13 @@
 Needs ``ags1[iceberg]``. What is handed back are PyIceberg's own classes, or subclasses of them.
 """
 
-from .catalog import EncryptedCatalog, load_catalog
+from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
 from .files import TableFiles
+from .findings import TableVerification
 from .scan import EncryptedScan
 from .snapshots import ContentFile, EncryptedManifest, EncryptedSnapshot
 from .table import EncryptedTable, open_table
+from .verify import verify_table
 
 __all__ = [
     "ContentFile",
@@ -18,7 +20,10 @@ __all__ = [
     "EncryptedScan",
     "EncryptedSnapshot",
     "EncryptedTable",
+    "PlainTableWarning",
     "TableFiles",
+    "TableVerification",
     "load_catalog",
     "open_table",
+    "verify_table",
 ]

@@ -8,38 +8,76 @@ never the server's: ``encryption.kms-impl`` names code to run.
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog import Catalog, PropertiesUpdateSummary
 from pyiceberg.catalog import load_catalog as load_plain_catalog
+from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table
+from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 from pyiceberg.view import View
 from pyiceberg.view.metadata import ViewVersion
 
-from ..errors import MetadataIntegrityError, NotEncryptedError
+from ..errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
 from ..keys.cache import KekCache
 from ..keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..kms.client import KmsClient
 from ..kms.properties import Properties as KmsProperties
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .metadata import Trust, read_metadata, table_key_id
-from .pyiceberg_internals import configured_properties, hive_parameters, load_rest_table
+from .pyiceberg_internals import (
+    ask_rest_server,
+    configured_properties,
+    hive_parameters,
+    sql_metadata_location,
+)
 from .table import NO_WRITES, EncryptedTable, encrypted_table, kms_client
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# Properties of a catalog, the caller's own: a server's word does not count for them.
+TRUSTED_KEY_IDS = "encryption.trusted-key-ids"
+REQUIRE_ENCRYPTED = "encryption.require-encrypted"
+
 # Parameters of a table in a Hive metastore.
 _METADATA_LOCATION = "metadata_location"
 _METADATA_HASH = "metadata_hash"
-_ATTEMPTS = 10
+_TABLE_TYPE = "table_type"
+_ICEBERG = "iceberg"
+
+# What of a FileIO's properties says which code reads, or to whom requests and credentials go.
+_STORAGE = ("s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
+_REDIRECTING = re.compile(
+    r"\b(impl|endpoint|signer|proxy|host|port|authority|scheme|account-name|connection-string"
+    r"|kwargs)\b"
+)
+_REDIRECTING_NAMES = ("py-io-impl", "uri")
+
+
+class PlainTableWarning(UserWarning):
+    """A table in the clear was loaded from a catalog whose tables' master keys are configured."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A table before its metadata is believed. Of a REST server: ``config``, ``storage``, which is
+    that with credentials, and ``metadata``."""
+
+    identifier: Identifier
+    metadata_location: str
+    config: dict[str, str] = field(default_factory=dict)
+    storage: dict[str, str] = field(default_factory=dict, repr=False)
+    metadata: dict[str, Any] | None = None
 
 
 def load_catalog(name: str | None = None, **properties: str | None) -> EncryptedCatalog:
@@ -47,26 +85,45 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
     configuration file and environment, able to load encrypted tables.
 
     The KMS is what Iceberg's encryption properties say (``encryption.kms-type``, …), given among
-    ``properties`` or configured; without them, plain tables load. ``encryption.key-id`` there names
-    the master keys that tables may be under, with commas between. It is needed for a KMS where
-    anybody's key may be named (AWS, GCP), unless the catalog itself keeps its tables' keys (Hive,
-    REST). To use a KMS client that is there already:
+    ``properties`` or configured; without them, plain tables load. Two more are of this library:
+
+    ``encryption.trusted-key-ids`` names the master keys that tables may be under, with commas
+    between. It is needed for a KMS where anybody's key may be named (AWS, GCP), unless the catalog
+    itself keeps its tables' keys (Hive, REST).
+    ``encryption.require-encrypted``, if ``true``, makes ``require_encrypted`` the rule for every
+    table: one that is not encrypted is refused, and data files in the clear are.
+
+    To use a KMS client that is there already:
     ``EncryptedCatalog(pyiceberg.catalog.load_catalog(…), client)``. Raises KmsConfigurationError,
     and what PyIceberg raises.
     """
     configured = configured_properties(name, properties)
-    key_ids = [part.strip() for part in configured.get(TABLE_KEY_ID, "").split(",")]
+    rules = catalog_rules(configured)
     inner = load_plain_catalog(name, **properties)
-    if configured.get(KMS_TYPE) or configured.get(KMS_IMPL):
-        kms = from_properties(configured)
-        return EncryptedCatalog(inner, kms, key_ids=filter(None, key_ids), owns_kms=True)
-    return EncryptedCatalog(inner)
+    has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
+    return EncryptedCatalog(
+        inner,
+        from_properties(configured) if has_kms else None,
+        owns_kms=has_kms,
+        **rules,
+    )
+
+
+def catalog_rules(configured: Mapping[str, str]) -> dict[str, Any]:
+    """Return the ``key_ids`` and ``require_encrypted`` of a catalog with these properties. Raises
+    KmsConfigurationError."""
+    key_ids = [part.strip() for part in configured.get(TRUSTED_KEY_IDS, "").split(",")]
+    required = configured.get(REQUIRE_ENCRYPTED, "false").lower()
+    if required not in ("true", "false"):
+        raise KmsConfigurationError(f"{REQUIRE_ENCRYPTED!r} is 'true' or 'false', not {required!r}")
+    return {"key_ids": list(filter(None, key_ids)), "require_encrypted": required == "true"}
 
 
 class EncryptedCatalog(Catalog):
     """A catalog of PyIceberg's, ``inner``, whose encrypted tables open with ``kms``.
 
     ``key_ids`` are the master keys that its tables may be under; none given, any.
+    ``require_encrypted`` is what ``load_table`` takes it to be where its caller does not say.
 
     Everything but loading tables is the inner catalog's; its own methods and attributes are had
     here too. ``owns_kms`` has ``close`` close the KMS client. Creating encrypted tables, committing
@@ -79,6 +136,7 @@ class EncryptedCatalog(Catalog):
         kms: KmsClient | None = None,
         *,
         key_ids: Iterable[str] = (),
+        require_encrypted: bool = False,
         owns_kms: bool = False,
     ) -> None:
         # They were needed to make the KMS client. Whoever sees the catalog need not see them.
@@ -89,7 +147,9 @@ class EncryptedCatalog(Catalog):
         self.inner = inner
         self.kms = kms
         self.key_ids = frozenset(key_ids)
+        self.require_encrypted = require_encrypted
         self._owns_kms = owns_kms
+        self._told: set[Identifier] = set()
         # One for all tables: to refresh one does not ask the KMS again.
         self._cache = None if kms is None else KekCache(kms)
 
@@ -100,79 +160,110 @@ class EncryptedCatalog(Catalog):
         expected_key_id: str | None = None,
         expected_metadata_sha256: str | None = None,
         location_map: Mapping[str, str] | None = None,
-        require_encrypted: bool = False,
+        require_encrypted: bool | None = None,
     ) -> Table:
         """Return a table: an ``EncryptedTable`` if it is encrypted, else what PyIceberg returns.
 
         The arguments after ``identifier`` are those of ``open_table``. A Hive metastore's
         ``metadata_hash``, ``encryption.key-id`` and ``encryption.data-key-length`` are checked
-        where there are any; what a REST
-        server answers is taken before the metadata file. Raises as ``open_table`` does, and
-        NoSuchTableError.
+        where there are any; what a REST server answers is taken before the metadata file.
+
+        The files are read as the caller's properties and the catalog's say. Properties in the
+        metadata that say otherwise (``py-io-impl``, ``s3.endpoint``, …) are refused, of plain
+        tables too. With Hive, REST and SQL that comes first; the ``load_table`` of other catalogs
+        of PyIceberg (Glue, DynamoDB, BigQuery) reads the metadata and obeys them before anything
+        can be checked: whoever may write their metadata.json chooses code that runs here.
+
+        Warns, with PlainTableWarning, of a table in the clear where ``key_ids`` were given. Raises
+        as ``open_table`` does, and NoSuchTableError.
         """
+        if require_encrypted is None:
+            require_encrypted = self.require_encrypted
         trust = Trust(expected_key_id, expected_metadata_sha256)
-        if _is_a(self.inner, "RestCatalog"):
-            metadata, table = load_rest_table(self.inner, identifier)
-            if expected_metadata_sha256 is not None:
-                # The hash is of the file: then the file it is, and not the server's word.
-                metadata = read_metadata(table.io, table.metadata_location, trust)
-            else:
-                trust = _with_server(trust, metadata)
-        else:
-            table = self.inner.load_table(identifier)
-            if _is_a(self.inner, "HiveCatalog"):
-                table, trust = self._with_hive(table, identifier, trust)
-            metadata = read_metadata(table.io, table.metadata_location, trust)
-        trust = self._with_key_ids(trust, metadata, table.metadata_location)
-        key_id = table_key_id(metadata, trust, table.metadata_location)
+        found, trust = self._find(identifier, trust)
+        metadata, location = found.metadata, found.metadata_location
+        # Not as PyIceberg makes it: the properties in the metadata would overrule these.
+        properties = {**self.inner.properties, **found.storage}
+        io = load_file_io(properties, location)
+        if metadata is None or expected_metadata_sha256 is not None:
+            # The hash is of the file: then the file it is, and not a server's word.
+            metadata = read_metadata(io, location, trust)
+        _refuse_redirection(metadata, properties, location)
+        trust = self._with_key_ids(trust, metadata, location)
+        key_id = table_key_id(metadata, trust, location)
         if key_id is None:
-            if require_encrypted:
-                raise NotEncryptedError(
-                    f"the table is not encrypted: it has no {TABLE_KEY_ID!r}",
-                    file=table.metadata_location,
-                )
-            return table
+            return self._plain_table(found, metadata, require_encrypted)
         return encrypted_table(
-            table.name(),
+            found.identifier,
             metadata,
-            table.metadata_location,
-            table.io,
+            location,
+            io,
             self,
             kms_client(self.kms, key_id),
             trust,
             location_map=location_map,
             require_encrypted=require_encrypted,
-            config=table.config,
+            config=found.config,
             cache=self._cache,
         )
 
+    def _find(self, identifier: str | Identifier, trust: Trust) -> tuple[_Found, Trust]:
+        """Return where the table's metadata is, and what its catalog vouches for."""
+        name = Catalog.identifier_to_tuple(identifier)
+        if _is_a(self.inner, "RestCatalog"):
+            metadata, location, config, storage = ask_rest_server(self.inner, identifier)
+            if trust.metadata_sha256 is None:
+                trust = _with_server(trust, metadata)
+            return _Found(name, location, config, storage, metadata), trust
+        if _is_a(self.inner, "HiveCatalog"):
+            parameters = hive_parameters(self.inner, identifier)
+            location = parameters.get(_METADATA_LOCATION, "")
+            if not location or parameters.get(_TABLE_TYPE, "").lower() != _ICEBERG:
+                self.inner.load_table(identifier)  # raises PyIceberg's own errors
+                raise MetadataIntegrityError("the Hive metastore changes its answer")
+            return _Found(name, location), _hive_trust(trust, parameters)
+        if _is_a(self.inner, "SqlCatalog"):
+            return _Found(name, sql_metadata_location(self.inner, identifier)), trust
+        table = self.inner.load_table(identifier)
+        return _Found(table.name(), table.metadata_location, table.config, table.config), trust
+
+    def _plain_table(
+        self, found: _Found, metadata: dict[str, Any], require_encrypted: bool
+    ) -> Table:
+        """Return the table as PyIceberg would, of the metadata that was checked."""
+        if require_encrypted:
+            raise NotEncryptedError(
+                f"the table is not encrypted: it has no {TABLE_KEY_ID!r}",
+                file=found.metadata_location,
+            )
+        if self.key_ids and found.identifier not in self._told:
+            self._told.add(found.identifier)
+            warnings.warn(
+                f"{'.'.join(found.identifier)} is not encrypted, in a catalog with keys "
+                f"({TRUSTED_KEY_IDS!r}): if it should be, its metadata was replaced "
+                f"({REQUIRE_ENCRYPTED!r} refuses such tables)",
+                PlainTableWarning,
+                stacklevel=3,
+            )
+        parsed = TableMetadataUtil.parse_obj(metadata)
+        location = found.metadata_location
+        properties = {**self.inner.properties, **parsed.properties, **found.storage}
+        io = load_file_io(properties, location)
+        return Table(found.identifier, parsed, location, io, self.inner, found.config)
+
     def _with_key_ids(self, trust: Trust, metadata: dict[str, Any], location: str) -> Trust:
         """Add the table's key if it is one of this catalog's. Raises MetadataIntegrityError when it
-        is none of them."""
+        is none of them, whoever else vouches for it."""
         stated = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
-        if trust.key_id is not None or not stated or not self.key_ids:
+        if not stated or not self.key_ids:
             return trust
         if stated not in self.key_ids:
             raise MetadataIntegrityError(
                 f"the metadata names {stated!r} as the table's key, which is none of those "
-                f"configured as {TABLE_KEY_ID!r}",
+                f"configured as {TRUSTED_KEY_IDS!r}",
                 file=location,
             )
-        return replace(trust, key_id=stated)
-
-    def _with_hive(
-        self, table: Table, identifier: str | Identifier, trust: Trust
-    ) -> tuple[Table, Trust]:
-        """Return the table and what is to be trusted of it, both of one version."""
-        for _ in range(_ATTEMPTS):
-            parameters = hive_parameters(self.inner, identifier)
-            if parameters.get(_METADATA_LOCATION) == table.metadata_location:
-                return table, _hive_trust(trust, parameters)
-            # Somebody committed between the two calls.
-            table = self.inner.load_table(identifier)
-        raise MetadataIntegrityError(
-            f"the Hive metastore's metadata location changes with every look: {identifier}"
-        )
+        return trust if trust.key_id is not None else replace(trust, key_id=stated)
 
     def create_table(
         self,
@@ -315,7 +406,7 @@ class EncryptedCatalog(Catalog):
 def _with_server(trust: Trust, metadata: dict[str, Any]) -> Trust:
     """Add the key that a REST server, as the table's catalog, names."""
     stated = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
-    return trust if trust.key_id is not None else Trust(stated or None, trust.metadata_sha256)
+    return replace(trust, key_id=trust.key_id or stated or None, is_server_s=True)
 
 
 def _hive_trust(trust: Trust, parameters: Properties) -> Trust:
@@ -331,6 +422,22 @@ def _hive_trust(trust: Trust, parameters: Properties) -> Trust:
     # The hash says it all; without one, Java compares the two properties.
     length = None if java_hash else parameters.get(DATA_KEY_LENGTH)
     return Trust(trust.key_id or key_id, trust.metadata_sha256, java_hash, length)
+
+
+def _refuse_redirection(metadata: dict[str, Any], properties: Properties, location: str) -> None:
+    """Raise MetadataIntegrityError when the metadata says which code reads the table's files or to
+    whom requests for them go, and the catalog's properties do not say the same."""
+    for name, value in (metadata.get("properties") or {}).items():
+        if (
+            name in _REDIRECTING_NAMES
+            or (name.startswith(_STORAGE) and _REDIRECTING.search(name.partition(".")[2]))
+        ) and properties.get(name) != value:
+            raise MetadataIntegrityError(
+                f"the metadata has {name!r} among the table's properties, and with it whoever "
+                "writes the file chooses what reads the table and who is sent the credentials: "
+                "give it to the catalog if it is right",
+                file=location,
+            )
 
 
 def _refuse_key_id(properties: Properties) -> None:

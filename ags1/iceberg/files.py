@@ -7,7 +7,9 @@ Lengths come from key metadata, never from the storage. Knows nothing of snapsho
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import weakref
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -16,7 +18,13 @@ from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from .. import oneshot
-from ..errors import Ags1Error, FormatError, MissingFileLengthError, NotEncryptedError
+from ..errors import (
+    Ags1Error,
+    FormatError,
+    MissingFileLengthError,
+    NotEncryptedError,
+    TruncatedError,
+)
 from ..key_metadata import KeyMetadata
 from ..keys.manager import EncryptionManager
 from ..layout import DEFAULT_BLOCK_SIZE, MAGIC, build_header
@@ -73,7 +81,7 @@ class TableFiles(FileIO):
 
     def open_encrypted(self, location: str, km: KeyMetadata, *, threads: int = 1) -> Reader:
         """Return a reader of an AGS1 file's plaintext. Raises as ``ags1.open`` does."""
-        source: Any = self._local_path(location)
+        source: Any = self.local_path(location)
         stream = None if source is not None else self.open_stored(location)
         try:
             source = _ranges(stream) if source is None else source
@@ -92,19 +100,19 @@ class TableFiles(FileIO):
     def read_encrypted(self, location: str, km: KeyMetadata) -> bytes:
         """Return the whole plaintext of an AGS1 file.
 
-        Raises AuthenticationError, TruncatedError, FormatError, MissingFileLengthError, and
-        NotEncryptedError when the file is no AGS1 file at all.
+        Raises AuthenticationError, TruncatedError, FormatError, MissingFileLengthError,
+        NotEncryptedError when the file is no AGS1 file at all, and OSError.
         """
         length = km.file_length
         if length is None:
             raise MissingFileLengthError("the key metadata has no file length", file=location)
-        path = self._local_path(location)
+        path = self.local_path(location)
         # One byte more tells a file that is too long, however long it is.
         if path is None:
             with self.open_stored(location) as stream:
                 sealed = stream.read(length + 1)
         else:
-            with open(path, "rb", buffering=0) as file:
+            with open(path, "rb", buffering=0, opener=_open_regular) as file:
                 sealed = _read(file, length + 1)
         try:
             _check_header(sealed)
@@ -113,7 +121,8 @@ class TableFiles(FileIO):
             error.file = location
             raise
 
-    def _local_path(self, location: str) -> str | None:
+    def local_path(self, location: str) -> str | None:
+        """Return the path of a file of this machine, None for one that lies elsewhere."""
         if isinstance(self.inner, PyArrowFileIO):
             scheme, _, path = self.inner.parse_location(
                 self.stored_location(location), self.inner.properties
@@ -127,6 +136,9 @@ class TableFiles(FileIO):
 
 
 def _check_header(sealed: bytes) -> None:
+    if len(sealed) < len(MAGIC) and MAGIC.startswith(sealed):
+        what = "ends within its first bytes" if sealed else "is empty"
+        raise TruncatedError(f"the file {what}")
     if sealed[: len(MAGIC)] != MAGIC:
         raise NotEncryptedError("this file has a key, and does not begin as an encrypted file does")
     if len(sealed) >= len(_HEADER) and not sealed.startswith(_HEADER):
@@ -145,6 +157,16 @@ def moved(location: str, location_map: Mapping[str, str]) -> str:
     if not best:
         return location
     return location_map[best].rstrip("/") + location[len(best.rstrip("/")) :]
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a file as ``os.open`` does. Raises OSError for a pipe, whose other end may never come,
+    and for all else that is no regular file."""
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "Not a regular file", path)
+    return fd
 
 
 def _read(file: Any, size: int) -> bytes:

@@ -41,10 +41,12 @@ _ERRORS = """
     truncated missing-file format key kek-unusable unreadable-file
 """.split()
 _WARNINGS = """
-    plain-data-file plain-statistics missing-statistics stray-plain-file
+    plain-data-file plain-levels plain-statistics missing-statistics stray-plain-file
     kek-expired kek-near-expiry kek-timestamp kek-other-master-key
 """.split()
-_NOTES = "orphan-file orphan-key several-keks unauthenticated-bytes folder-not-listed".split()
+_NOTES = """
+    orphan-file orphan-key several-keks unauthenticated-bytes folder-not-listed metadata-not-pinned
+""".split()
 
 SEVERITIES: Mapping[str, Severity] = (
     dict.fromkeys(_ERRORS, Severity.ERROR)

@@ -12,13 +12,15 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+import pyiceberg
 from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
 from pyiceberg.io import FileIO
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.types import NestedField
 
 from ..errors import MetadataIntegrityError, NotEncryptedError
 from ..keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
@@ -42,13 +44,15 @@ class Trust:
 
     ``key_id`` is the table's master key; ``metadata_sha256`` the SHA-256 of the file's bytes, in
     hex; ``java_hash`` and ``data_key_length`` Hive's ``metadata_hash`` and
-    ``encryption.data-key-length``. None where nothing is known.
+    ``encryption.data-key-length``. None where nothing is known. ``is_server_s``: the metadata is a
+    REST server's answer, and no file's.
     """
 
     key_id: str | None = None
     metadata_sha256: str | None = None
     java_hash: str | None = None
     data_key_length: str | None = None
+    is_server_s: bool = False
 
 
 def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
@@ -130,16 +134,48 @@ def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> st
 def parse_metadata(metadata: dict[str, Any]) -> TableMetadata:
     """Return PyIceberg's metadata of an encrypted table, with snapshots that know their key.
 
-    Raises MetadataIntegrityError when it is malformed.
+    Raises NotImplementedError for a column's type that PyIceberg does not know, and
+    MetadataIntegrityError when it is malformed.
     """
     try:
         parsed = TableMetadataUtil.parse_obj(metadata)
         snapshots = [EncryptedSnapshot.model_validate(s) for s in metadata.get("snapshots") or ()]
     except (ValueError, TypeError, KeyError, PyIcebergValidationError) as error:
+        for name, kind in _columns(metadata.get("schemas")):
+            if not _is_known(kind):
+                raise NotImplementedError(
+                    f"column {name!r} has type {kind!r}, which PyIceberg {pyiceberg.__version__} "
+                    "cannot read"
+                ) from None
         raise MetadataIntegrityError(
             f"the table's metadata is malformed: {str(error).splitlines()[0]}"
         ) from error
     return parsed.model_copy(update={"snapshots": snapshots})
+
+
+def _columns(schemas: Any) -> Iterator[tuple[str, str]]:
+    """Yield the name and type of what has a primitive type in schemas' JSON, well-formed or not."""
+    waiting: list[tuple[str, Any]] = [("", schemas)]
+    while waiting:
+        name, found = waiting.pop()
+        if isinstance(found, list):
+            waiting += ((name, item) for item in reversed(found))
+        elif isinstance(found, dict):
+            inside = ".".join(filter(None, (name, str(found.get("name", "")))))
+            for key in ("fields", "type", "element", "key", "value"):
+                part = found.get(key)
+                if isinstance(part, str) and part not in ("struct", "list", "map"):
+                    yield inside, part
+                else:
+                    waiting.append((inside, part))
+
+
+def _is_known(kind: str) -> bool:
+    try:
+        NestedField(field_id=1, name="x", field_type=kind, required=False)
+    except (ValueError, PyIcebergValidationError):
+        return False
+    return True
 
 
 def _has_the_form(metadata: object) -> TypeGuard[dict[str, Any]]:

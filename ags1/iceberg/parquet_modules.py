@@ -25,8 +25,10 @@ MAGIC_ENCRYPTED, MAGIC_PLAIN = b"PARE", b"PAR1"
 
 _LENGTH_SIZE = 4
 _OVERHEAD = 12 + 16  # nonce and tag
-_WINDOW_SIZE = 4 << 20
+WINDOW_SIZE = 4 << 20
 _MAX_DEPTH = 32
+_MAX_CRYPTO_SIZE = 64 << 10
+_TAIL_SIZE = 64 << 10
 
 # The module types of the specification, which stand in each module's AAD.
 _FOOTER, _PAGE, _DICTIONARY, _PAGE_HEADER, _DICTIONARY_HEADER = 0, 2, 3, 4, 5
@@ -46,20 +48,27 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class VerifiedParquet:
-    """``rows`` as the footer counts them, ``modules`` that verified, and the bytes of the file that
-    belong to none of them (padding, which nothing authenticates and no reader reads)."""
+    """``rows`` as the footer counts them and ``modules`` that verified.
+
+    ``padding_size`` is the bytes of the file that belong to nothing, and that no reader reads.
+    ``plain_levels_size`` is the bytes of repetition and definition levels (which values are null,
+    where lists begin) that are in the clear and under no tag: Java encrypts only the values of
+    pages of version 2. Arrow encrypts all of the page.
+    """
 
     rows: int
     modules: int
-    unauthenticated_size: int
+    padding_size: int
+    plain_levels_size: int
 
 
 def verify_parquet(fetch: Fetch, actual_size: int, km: KeyMetadata) -> VerifiedParquet:
     """Authenticate every module of a file of ``actual_size`` bytes.
 
-    ``fetch(offset, size)`` returns exactly those bytes of the file, or fewer at its end. Raises
-    AuthenticationError, TruncatedError, FormatError, NotEncryptedError for a file in the clear, and
-    MissingFileLengthError; never decompresses, and holds no more than a page and 4 MiB.
+    ``fetch(offset, size)`` returns exactly those bytes of the file, or fewer at its end; the memory
+    may be used again by its next call. Never decompresses, and holds no more than a page and 4 MiB.
+    Raises AuthenticationError, TruncatedError, FormatError, NotEncryptedError for a file in the
+    clear, and MissingFileLengthError.
     """
     head = bytes(fetch(0, 4))
     if not MAGIC_ENCRYPTED.startswith(head):
@@ -69,6 +78,20 @@ def verify_parquet(fetch: Fetch, actual_size: int, km: KeyMetadata) -> VerifiedP
     size = check_length(actual_size, km, trust_file_size=False)
     try:
         return _File(fetch, size, km).verify()
+    except (IndexError, KeyError, TypeError, struct.error, RecursionError):
+        raise FormatError("the file's structure is not one that Parquet has") from None
+
+
+def check_algorithm(fetch: Fetch, actual_size: int, km: KeyMetadata) -> None:
+    """Refuse a file that has another reader decrypt its pages without authenticating them.
+
+    What says how the pages are encrypted stands before the footer, in the clear and under no tag:
+    whoever can write the file can have AES_GCM_V1 read as AES_GCM_CTR_V1, and Arrow obeys.
+    Arguments and errors as for ``verify_parquet``.
+    """
+    size = check_length(actual_size, km, trust_file_size=False)
+    try:
+        _File(fetch, size, km).crypto_metadata()
     except (IndexError, KeyError, TypeError, struct.error, RecursionError):
         raise FormatError("the file's structure is not one that Parquet has") from None
 
@@ -83,6 +106,7 @@ class _File:
         self._window: memoryview = memoryview(b"")
         self._window_start = 0
         self._modules = 0
+        self._plain_levels_size = 0
         self._covered: list[tuple[int, int]] = []
 
     def verify(self) -> VerifiedParquet:
@@ -91,23 +115,35 @@ class _File:
             ordinal = group.get(7, number)
             for column, chunk in enumerate(group[1]):
                 self._column(chunk, ordinal, column)
-        return VerifiedParquet(footer[3], self._modules, self._size - self._covered_size())
+        padding_size = self._size - self._covered_size()
+        return VerifiedParquet(footer[3], self._modules, padding_size, self._plain_levels_size)
 
-    def _footer(self) -> Struct:
+    def crypto_metadata(self) -> tuple[int, int]:
+        """Check the structure before the footer; return where it begins and where it ends."""
         if self._size < 12:
             raise FormatError("too short for an encrypted Parquet file", offset=0)
+        # The footer of most files lies in it, whole.
+        self._take(max(0, self._size - _TAIL_SIZE), min(self._size, _TAIL_SIZE))
         tail = bytes(self._take(self._size - 8, 8))
+        if tail[4:] == MAGIC_PLAIN:
+            raise NotEncryptedError("this file has a key, and is a Parquet file in the clear")
         if tail[4:] != MAGIC_ENCRYPTED:
             raise FormatError("not the end of an encrypted Parquet file", offset=self._size - 4)
         length = int.from_bytes(tail[:4], "little")
         start = self._size - 8 - length
         if start < 4:
             raise FormatError("the footer's length is impossible", offset=self._size - 8)
-        self._cover(0, 4)
-        data = bytes(self._take(start, length))
-        crypto, end = _parse(data)
+        # Its length is anybody's: no more is read than such a structure can have.
+        crypto, end = _parse(bytes(self._take(start, min(length, _MAX_CRYPTO_SIZE))))
         self._algorithm(crypto)
-        footer = self._open(start + end, _FOOTER, b"", self._size - 8)
+        return start, start + end
+
+    def _footer(self) -> Struct:
+        start, end = self.crypto_metadata()
+        self._cover(0, 4)
+        if end + self._length(end) != self._size - 8:
+            raise FormatError("the footer is not as long as the file's end says", offset=start)
+        footer = self._open(end, _FOOTER, b"", self._size - 8)
         self._cover(start, self._size)
         return _parse(footer)[0]
 
@@ -115,7 +151,10 @@ class _File:
         """Take the file's part of the AAD. None of this is authenticated, but what follows is."""
         algorithm = crypto[1].get(1)
         if algorithm is None:
-            raise FormatError("pages are not authenticated (not AES_GCM_V1), which Iceberg forbids")
+            raise AuthenticationError(
+                "the file has its pages read without authenticating them (it does not say "
+                "AES_GCM_V1), which Iceberg forbids: it was changed"
+            )
         if algorithm.get(1, self._aad_prefix) != self._aad_prefix:
             raise FormatError("the AAD prefix in the file is not that of its key metadata")
         if 1 not in algorithm and self._aad_prefix and not algorithm.get(3, False):
@@ -150,13 +189,7 @@ class _File:
                 page += 1
             header = _parse(self._open(offset, kinds[0], place + ordinal, end))[0]
             offset += self._length(offset)
-            size = self._length(offset)
-            if header[3] != size:
-                raise AuthenticationError(
-                    "a page is not as long as its header says: the file was changed", offset=offset
-                )
-            self._open(offset, kinds[1], place + ordinal, end)
-            offset += size
+            offset = self._page(offset, header, kinds[1], place + ordinal, end)
             if not has_dictionary:
                 values += (header.get(5) or header[8])[1]
             has_dictionary = False
@@ -165,6 +198,22 @@ class _File:
                 f"a column's pages have {values} values, not {facts[5]}", offset=start
             )
         self._cover(start, end)
+
+    def _page(self, offset: int, header: Struct, kind: int, place: bytes, limit: int) -> int:
+        """Verify what follows a page's header; return where it ends."""
+        size, levels_size = self._length(offset), 0
+        if size != header[3] and 8 in header:
+            # Java's page of version 2: the levels first, as they are.
+            levels_size = header[8][5] + header[8][6]
+            self._plain_levels_size += levels_size
+            offset += levels_size
+            size = self._length(offset)
+        if levels_size + size != header[3]:
+            raise AuthenticationError(
+                "a page is not as long as its header says: the file was changed", offset=offset
+            )
+        self._open(offset, kind, place, limit)
+        return offset + size
 
     def _index(self, offset: int, length: int | None, kind: int, place: bytes) -> None:
         if self._module(offset, kind, place) - offset != length:
@@ -206,7 +255,7 @@ class _File:
         if begin < 0 or begin + size > len(self._window):
             if offset < 0 or offset + size > self._size:
                 raise FormatError("the footer points outside the file", offset=self._size)
-            wanted = max(size, min(_WINDOW_SIZE, self._size - offset))
+            wanted = max(size, min(WINDOW_SIZE, self._size - offset))
             self._window = memoryview(self._fetch(offset, wanted))
             self._window_start, begin = offset, 0
             if len(self._window) < wanted:

@@ -9,10 +9,12 @@ Planning". Opens manifests and no data file.
 from __future__ import annotations
 
 import itertools
+import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
+from pyiceberg.expressions.visitors import ResidualEvaluator
 from pyiceberg.manifest import (
     INITIAL_SEQUENCE_NUMBER,
     DataFile,
@@ -22,16 +24,22 @@ from pyiceberg.manifest import (
     ManifestFile,
 )
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner
-from pyiceberg.typedef import KeyDefaultDict, Record
+from pyiceberg.typedef import KeyDefaultDict
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ..errors import MetadataIntegrityError, NotEncryptedError
-from .pyiceberg_internals import min_sequence_number, partition_spec_is_void
+from .pyiceberg_internals import (
+    min_sequence_number,
+    partition_spec_is_void,
+    residual_evaluator,
+)
 from .snapshots import ContentFile, files_of
 
 _PATH_FIELD_ID = 2147483546  # of position delete files
 
 _K = TypeVar("_K")
+# A spec's id, and the values.
+_Partition: TypeAlias = "tuple[Any, ...]"
 
 
 class _BySequence:
@@ -60,8 +68,8 @@ class DeleteIndex:
         self._is_global = is_global
         self._vectors: dict[str, tuple[int, ContentFile]] = {}
         self._by_path: dict[str, _BySequence] = {}
-        self._by_partition: dict[tuple[int, Record], _BySequence] = {}
-        self._equality: dict[tuple[int, Record], _BySequence] = {}
+        self._by_partition: dict[_Partition, _BySequence] = {}
+        self._equality: dict[_Partition, _BySequence] = {}
         self._global_equality = _BySequence()
         self._empty = True
 
@@ -164,14 +172,17 @@ class EncryptedPlanner(ManifestGroupPlanner):
             elif manifest_entry_filter(entry):
                 self._check(cast("ContentFile", entry.data_file))
                 data.append(entry)
-        residuals = KeyDefaultDict(self._build_residual_evaluator)
+        schema = self.table_metadata.schema()
+        residuals = KeyDefaultDict[int, ResidualEvaluator](
+            lambda spec_id: residual_evaluator(
+                specs[spec_id], self.row_filter, self.case_sensitive, schema
+            )
+        )
         return [
             FileScanTask(
                 entry.data_file,
                 delete_files=deletes.of(entry),
-                residual=residuals[entry.data_file.spec_id](entry.data_file).residual_for(
-                    entry.data_file.partition
-                ),
+                residual=residuals[entry.data_file.spec_id].residual_for(entry.data_file.partition),
             )
             for entry in data
         ]
@@ -193,8 +204,16 @@ def _sequence_number(entry: ManifestEntry) -> int:
     return entry.sequence_number or INITIAL_SEQUENCE_NUMBER
 
 
-def _partition(file: DataFile) -> tuple[int, Record]:
-    return file.spec_id, file.partition
+def _partition(file: DataFile) -> _Partition:
+    """Return what is equal for the same partition as Java tells partitions apart: NaN is one value,
+    unlike in Python, and -0.0 another than 0.0."""
+    partition = file.partition
+    values = (partition[position] for position in range(len(partition)))
+    return file.spec_id, *(_bits(v) if isinstance(v, float) else v for v in values)
+
+
+def _bits(value: float) -> bytes:
+    return b"NaN" if value != value else struct.pack("<d", value)
 
 
 def _of(index: dict[_K, _BySequence], key: _K) -> _BySequence:

@@ -10,15 +10,31 @@ import functools
 import json
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyiceberg
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
 from pyiceberg.avro.reader import Reader
 from pyiceberg.avro.resolver import construct_reader, resolve_reader
 from pyiceberg.catalog import _ENV_CONFIG, Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.expressions import BooleanExpression, BoundTerm
+from pyiceberg.expressions.visitors import (
+    ResidualEvaluator,
+    ResidualVisitor,
+    UnpartitionedResidualEvaluator,
+    _RewriteNotVisitor,
+    visit,
+)
+from pyiceberg.io.pyarrow import (
+    ArrowAccessor,
+    ArrowProjectionVisitor,
+    _ConvertToArrowExpression,
+)
 from pyiceberg.io.pyarrow import _get_column_projection_values as column_projection_values
-from pyiceberg.io.pyarrow import _to_requested_schema as to_requested_schema
 from pyiceberg.manifest import (
     MANIFEST_ENTRY_SCHEMAS,
     MANIFEST_LIST_FILE_SCHEMAS,
@@ -29,10 +45,11 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.manifest import _inherit_from_manifest as inherit_from_manifest
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
-from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE, Table
+from pyiceberg.schema import Schema, visit_with_partner
+from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE
 from pyiceberg.table import _min_sequence_number as min_sequence_number
 from pyiceberg.typedef import Identifier, Properties
+from pyiceberg.types import ListType, MapType, UUIDType
 from pyiceberg.utils.config import Config, merge_config
 
 __all__ = [
@@ -40,21 +57,25 @@ __all__ = [
     "MANIFEST_ENTRY_SCHEMAS",
     "MANIFEST_FILE_KEY_METADATA",
     "MANIFEST_LIST_FILE_SCHEMAS",
+    "BooleanRewriter",
     "ManifestContent",
     "ManifestEntry",
     "ManifestEntryStatus",
     "PartitionFieldSummary",
     "RecordShape",
+    "arrow_filter",
+    "ask_rest_server",
     "column_projection_values",
     "configured_properties",
     "downcasts_ns_timestamps",
     "hive_parameters",
     "inherit_from_manifest",
-    "load_rest_table",
     "min_sequence_number",
     "partition_spec_is_void",
+    "project",
     "read_avro_records",
-    "to_requested_schema",
+    "residual_evaluator",
+    "sql_metadata_location",
 ]
 
 _TESTED = ("0", "12")
@@ -116,6 +137,139 @@ def read_avro_records(data: bytes, shape: RecordShape) -> tuple[dict[str, str], 
             raise ValueError("the sync marker after an Avro block is not the file's")
 
 
+class _Projection(ArrowProjectionVisitor):
+    """PyIceberg's, whose lists and maps of structs lose their nulls: they come out empty."""
+
+    def list(
+        self, list_type: ListType, list_array: pa.Array | None, value_array: pa.Array | None
+    ) -> pa.Array | None:
+        if not isinstance(list_array, pa.ListArray | pa.LargeListArray) or value_array is None:
+            return super().list(list_type, list_array, value_array)
+        field = list_type.element_field
+        values = self._cast_if_needed(field, value_array)
+        make = pa.large_list if isinstance(list_array, pa.LargeListArray) else pa.list_
+        return _with_children(list_array, make(self._construct_field(field, values.type)), values)
+
+    def map(
+        self,
+        map_type: MapType,
+        map_array: pa.Array | None,
+        key_result: pa.Array | None,
+        value_result: pa.Array | None,
+    ) -> pa.Array | None:
+        if map_array is None or key_result is None or value_result is None:
+            return None
+        keys = self._cast_if_needed(map_type.key_field, key_result)
+        values = self._cast_if_needed(map_type.value_field, value_result)
+        fields = [
+            self._construct_field(map_type.key_field, keys.type),
+            self._construct_field(map_type.value_field, values.type),
+        ]
+        entries = pa.StructArray.from_arrays([keys, values], fields=fields)
+        return _with_children(map_array, pa.map_(*fields), entries)
+
+
+def _with_children(array: pa.Array, kind: pa.DataType, children: pa.Array) -> pa.Array:
+    """Return a list or map of other children: the same offsets and nulls, wherever it begins."""
+    return pa.Array.from_buffers(
+        kind, len(array), array.buffers()[:2], offset=array.offset, children=[children]
+    )
+
+
+def project(
+    wanted: Schema,
+    file_schema: Schema,
+    batch: pa.RecordBatch,
+    *,
+    downcast_ns_timestamp_to_us: bool,
+    missing: Mapping[int, Any],
+) -> pa.RecordBatch:
+    """Return a batch of a file's columns as columns of ``wanted``, found by their ids.
+
+    ``missing`` has values of columns that the file lacks.
+    """
+    visitor = _Projection(
+        file_schema,
+        downcast_ns_timestamp_to_us,
+        projected_missing_fields=dict(missing),
+        allow_timestamp_tz_mismatch=True,
+    )
+    columns = visit_with_partner(wanted, batch, visitor, ArrowAccessor(file_schema))
+    return pa.RecordBatch.from_struct_array(columns)
+
+
+# A visitor that returns the expression that it visits: for rewriting some of its predicates.
+BooleanRewriter = _RewriteNotVisitor
+
+
+class _ArrowFilter(_ConvertToArrowExpression):
+    def __init__(self, names: Mapping[int, str | tuple[str, ...]]) -> None:
+        super().__init__()
+        self._names = names
+
+    def _get_field_name(self, term: BoundTerm) -> str | tuple[str, ...]:
+        return self._names[term.ref().field.field_id]
+
+    def visit_equal(self, term: BoundTerm, literal: Any) -> pc.Expression:
+        if isinstance(term.ref().field.field_type, UUIDType):
+            return self.visit_in(term, {literal.value})
+        return super().visit_equal(term, literal)
+
+    def visit_not_equal(self, term: BoundTerm, literal: Any) -> pc.Expression:
+        if isinstance(term.ref().field.field_type, UUIDType):
+            return self.visit_not_in(term, {literal.value})
+        return super().visit_not_equal(term, literal)
+
+    def visit_in(self, term: BoundTerm, literals: set[Any]) -> pc.Expression:
+        if isinstance(term.ref().field.field_type, UUIDType):
+            # Arrow compares UUIDs as the bytes that they are.
+            found = [x.bytes if isinstance(x, UUID) else x for x in literals]
+            return pc.field(self._get_field_name(term)).isin(pa.array(found, pa.binary(16)))
+        return super().visit_in(term, literals)
+
+    def visit_not_in(self, term: BoundTerm, literals: set[Any]) -> pc.Expression:
+        # Arrow finds that null is in no set, and so not in one.
+        return ~self.visit_in(term, literals) & self.visit_not_null(term)
+
+
+def arrow_filter(
+    bound: BooleanExpression, names: Mapping[int, str | tuple[str, ...]]
+) -> pc.Expression:
+    """Return a bound filter without negations over columns that Arrow finds by ``names``."""
+    return visit(bound, _ArrowFilter(names))
+
+
+class _Residuals(ResidualEvaluator):
+    """PyIceberg's, which compares with a partition's null and raises TypeError."""
+
+    def visit_less_than(self, term: BoundTerm, literal: Any) -> BooleanExpression:
+        return self._of(ResidualVisitor.visit_less_than, term, literal)
+
+    def visit_less_than_or_equal(self, term: BoundTerm, literal: Any) -> BooleanExpression:
+        return self._of(ResidualVisitor.visit_less_than_or_equal, term, literal)
+
+    def visit_greater_than(self, term: BoundTerm, literal: Any) -> BooleanExpression:
+        return self._of(ResidualVisitor.visit_greater_than, term, literal)
+
+    def visit_greater_than_or_equal(self, term: BoundTerm, literal: Any) -> BooleanExpression:
+        return self._of(ResidualVisitor.visit_greater_than_or_equal, term, literal)
+
+    def _of(self, visit_value: Any, term: BoundTerm, literal: Any) -> BooleanExpression:
+        if term.eval(self.struct) is None:
+            return self.visit_false()
+        found: BooleanExpression = visit_value(self, term, literal)
+        return found
+
+
+def residual_evaluator(
+    spec: PartitionSpec, expression: BooleanExpression, case_sensitive: bool, schema: Schema
+) -> ResidualEvaluator:
+    """Return what tells of a partition which part of a filter is left to be applied."""
+    if spec.is_unpartitioned():
+        return UnpartitionedResidualEvaluator(schema=schema, expr=expression)
+    return _Residuals(schema, spec, case_sensitive, expression)
+
+
 def configured_properties(name: str | None, properties: Mapping[str, Any]) -> dict[str, str]:
     """Return what PyIceberg's ``load_catalog`` takes for the properties of a catalog: those of the
     configuration file and the environment, overruled by the caller's."""
@@ -135,8 +289,11 @@ def partition_spec_is_void(spec: PartitionSpec) -> bool:
     return spec.is_unpartitioned() or all(str(f.transform) == "void" for f in spec.fields)
 
 
-def load_rest_table(catalog: Any, identifier: str | Identifier) -> tuple[dict[str, Any], Table]:
-    """Return the metadata as a REST server sent it, and the table that PyIceberg makes of it.
+def ask_rest_server(
+    catalog: Any, identifier: str | Identifier
+) -> tuple[dict[str, Any], str, dict[str, str], dict[str, str]]:
+    """Return what a REST server knows of a table: its metadata as sent, the location of that, the
+    table's configuration, and this with the credentials for the storage.
 
     PyIceberg's parsing drops what encryption needs, and the server's word is better than that of
     the file, which lies where the data lies. Raises what ``catalog.load_table`` raises.
@@ -154,8 +311,31 @@ def load_rest_table(catalog: Any, identifier: str | Identifier) -> tuple[dict[st
         response.raise_for_status()
     parsed = TableResponse.model_validate_json(response.text)
     metadata: dict[str, Any] = json.loads(response.text)["metadata"]
-    table = catalog._response_to_table(Catalog.identifier_to_tuple(identifier), parsed)
-    return metadata, table
+    location = parsed.metadata_location or ""
+    credentials = catalog._resolve_storage_credentials(parsed.storage_credentials, location)
+    return metadata, location, parsed.config, {**parsed.config, **credentials}
+
+
+def sql_metadata_location(catalog: Any, identifier: str | Identifier) -> str:
+    """Return where a SQL catalog has a table's metadata, which ``load_table`` would read. Raises
+    NoSuchTableError."""
+    from pyiceberg.catalog.sql import IcebergTables
+    from sqlalchemy import select
+    from sqlalchemy.orm import Session
+
+    namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
+    name = Catalog.table_name_from(identifier)
+    statement = select(IcebergTables.metadata_location).where(
+        IcebergTables.catalog_name == catalog.name,
+        IcebergTables.table_namespace == namespace,
+        IcebergTables.table_name == name,
+    )
+    of_tables = catalog._iceberg_type_filter()
+    with Session(catalog.engine) as session:
+        location = session.scalar(statement if of_tables is None else statement.where(of_tables))
+    if not location:
+        raise NoSuchTableError(f"Table does not exist: {namespace}.{name}")
+    return str(location)
 
 
 def hive_parameters(catalog: Any, identifier: str | Identifier) -> Properties:

@@ -16,15 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.parquet.encryption import create_decryption_properties
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyiceberg.expressions.visitors import bind, translate_column_names
-from pyiceberg.io.pyarrow import expression_to_pyarrow, pyarrow_to_schema, schema_to_pyarrow
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
+from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.name_mapping import NameMapping
-from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType
+from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType, StructType
 from pyroaring import BitMap64
 
 from ..cpu import usable_cpus
@@ -47,10 +46,12 @@ from .deletes import (
     rows_kept,
 )
 from .files import TableFiles
+from .filters import RowFilter
+from .parquet_modules import check_algorithm
 from .pyiceberg_internals import (
     column_projection_values,
     downcasts_ns_timestamps,
-    to_requested_schema,
+    project,
 )
 from .snapshots import ContentFile
 
@@ -66,8 +67,7 @@ _POSITION_DELETES = Schema(
 class TaskReader:
     """Reads the tasks of one scan; any number of threads at once.
 
-    ``projected`` is the schema of the rows returned, ``field_ids`` the columns needed for it and
-    for ``row_filter``, which is bound to the table's schema.
+    ``projected`` is the schema of the rows returned, ``row_filter`` is bound to the table's.
     """
 
     def __init__(
@@ -75,18 +75,21 @@ class TaskReader:
         files: TableFiles,
         metadata: TableMetadata,
         projected: Schema,
-        field_ids: set[int],
         row_filter: BooleanExpression,
-        case_sensitive: bool,
         dictionary_columns: tuple[str, ...] = (),
     ) -> None:
         self._files = files
         self._metadata = metadata
         self._threads = 1
         self._projected = projected
-        self._field_ids = field_ids
-        self._row_filter = row_filter
-        self._case_sensitive = case_sensitive
+        self._matches_none = row_filter == AlwaysFalse()
+        self._filter = (
+            None if row_filter == AlwaysTrue() else RowFilter(row_filter, metadata.schema())
+        )
+        self._field_ids = leaf_ids(projected)
+        if self._filter is not None:
+            filtered = prune_columns(metadata.schema(), set(self._filter.field_ids))
+            self._field_ids |= leaf_ids(filtered)
         self._dictionary_columns = dictionary_columns
         self._names = metadata.name_mapping()
         self._downcasts = bool(downcasts_ns_timestamps())
@@ -94,11 +97,15 @@ class TaskReader:
         self._positions: Once[ContentFile, dict[str, BitMap64]] = Once(self._read_positions)
         self._deleted_keys: Once[_Keys, DeletedKeys] = Once(self._read_keys)
         self._key_schemas: Once[int, Schema] = Once(self._key_schema)
+        # The filter was bound to the current schema, whichever columns are projected.
+        self._filter_schemas: Once[int, Schema] = Once(
+            lambda field_id: prune_columns(metadata.schema(), {field_id})
+        )
         # Most files of a table have one schema, and working it out costs more than a small file.
         self._columns: Once[frozenset[int], Schema] = Once(self._table_columns)
         self._shapes: Once[tuple[bytes, frozenset[int]], _Shape] = Once(self._shape)
-        self._filters: Once[_Shape, pc.Expression | None] = Once(
-            lambda shape: self._filter(shape.schema, {})
+        self._file_filters: Once[_Shape, pc.Expression | None] = Once(
+            lambda shape: self._filter and self._filter.for_file(shape.schema)
         )
 
     def share(self, tasks: int) -> None:
@@ -117,6 +124,8 @@ class TaskReader:
 
     def _rows(self, task: FileScanTask) -> Iterator[_Rows]:
         """Yield the rows that are left, in the file's own columns."""
+        if self._matches_none:
+            return
         file = cast("ContentFile", task.file)
         deletes = cast("set[ContentFile]", task.delete_files)
         positions = self._deleted_positions(file, deletes)
@@ -125,8 +134,10 @@ class TaskReader:
         with self._open(file, wanted, self._dictionary_columns) as opened:
             shape = opened.shape
             missing = self._identity_values(file, wanted, shape.schema.field_ids)
-            matches = self._filter(shape.schema, missing) if missing else self._filters(shape)
-            pushed = matches if positions is None and opened.filters else None
+            # Positions count rows, so all of them have to come.
+            pushable = opened.filters and positions is None
+            pushed = self._file_filters(shape) if pushable else None
+            left = self._filter if pushed is None else None
             first = 0
             for batch in opened.read(pushed):
                 count = batch.num_rows
@@ -135,11 +146,17 @@ class TaskReader:
                 first += count
                 for ids, keys in equality:
                     rows = _Rows(shape.columns, missing, batch)
-                    batch = _kept(batch, keys.rows_kept(self._key_columns(ids, rows)))
-                if matches is not None and pushed is None:
-                    batch = _matching(batch, matches)
+                    columns = (self._column(self._key_schemas(i), i, rows) for i in ids)
+                    batch = _kept(batch, keys.rows_kept(list(columns)))
+                if left is not None:
+                    rows = _Rows(shape.columns, missing, batch)
+                    batch = _kept(batch, self._matching(left, rows))
                 if batch.num_rows:
                     yield _Rows(shape.columns, missing, batch)
+
+    def _matching(self, row_filter: RowFilter, rows: _Rows) -> pa.Array:
+        schemas = self._filter_schemas
+        return row_filter.mask(self._column(schemas(i), i, rows) for i in row_filter.field_ids)
 
     def _open(
         self, file: ContentFile, wanted: Schema, dictionary_columns: tuple[str, ...] = ()
@@ -193,23 +210,26 @@ class TaskReader:
         spec = self._metadata.specs().get(file.spec_id)
         return column_projection_values(file, wanted, self._metadata.schema(), spec, present)
 
-    def _filter(self, file_schema: Schema, missing: dict[int, Any]) -> pc.Expression | None:
-        if self._row_filter == AlwaysTrue():
-            return None
-        translated = translate_column_names(
-            self._row_filter, file_schema, self._case_sensitive, missing
-        )
-        bound = bind(file_schema, translated, case_sensitive=self._case_sensitive)
-        return expression_to_pyarrow(bound, file_schema)
-
     def _project(self, schema: Schema, rows: _Rows) -> pa.RecordBatch:
-        return to_requested_schema(
+        return project(
             schema,
             rows.schema,
             rows.batch,
             downcast_ns_timestamp_to_us=self._downcasts,
-            projected_missing_fields=rows.missing,
-            allow_timestamp_tz_mismatch=True,
+            missing=rows.missing,
+        )
+
+    def _column(self, schema: Schema, field_id: int, rows: _Rows) -> pa.Array:
+        """Return the one column of ``schema``, promoted to its type there if need be."""
+        column = self._project(schema, rows).column(0)
+        field = schema.fields[0]
+        while field.field_id != field_id:
+            assert isinstance(field.field_type, StructType)
+            field = field.field_type.fields[0]
+            column = pc.struct_field(column, 0)
+        # Of a struct, list or map a filter asks only whether it is null.
+        return (
+            column.cast(_arrow_type(schema, field_id)) if field.field_type.is_primitive else column
         )
 
     # -- deletes
@@ -258,24 +278,13 @@ class TaskReader:
         for file in files:
             with self._open(file, self._columns(frozenset(ids))) as opened:
                 for batch in opened.read(None):
-                    found = self._key_columns(ids, _Rows(opened.shape.columns, {}, batch))
-                    for column, values in zip(chunks, found, strict=True):
-                        column.append(values)
+                    rows = _Rows(opened.shape.columns, {}, batch)
+                    for field_id, column in zip(ids, chunks, strict=True):
+                        column.append(self._column(self._key_schemas(field_id), field_id, rows))
         types = [_arrow_type(self._key_schemas(field_id), field_id) for field_id in ids]
         return DeletedKeys(
             [pa.chunked_array(c, type=t) for c, t in zip(chunks, types, strict=True)]
         )
-
-    def _key_columns(self, ids: Iterable[int], rows: _Rows) -> list[pa.Array]:
-        """Return the columns ``ids`` of the rows in the table's types, promoted if need be."""
-        columns = []
-        for field_id in ids:
-            schema = self._key_schemas(field_id)
-            column = self._project(schema, rows).column(0)
-            while pa.types.is_struct(column.type):
-                column = pc.struct_field(column, 0)
-            columns.append(column.cast(_arrow_type(schema, field_id)))
-        return columns
 
     def _key_schema(self, field_id: int) -> Schema:
         """Return the schema of one column, which the table may have dropped since."""
@@ -324,7 +333,7 @@ class _Parquet:
         try:
             options: dict[str, Any] = {"pre_buffer": True, "buffer_size": _BUFFER_SIZE}
             if km is not None:
-                _check_stored_size(self._stream, km, file.file_path)
+                _check_stored(self._stream, km, file)
                 options["decryption_properties"] = create_decryption_properties(
                     km.encryption_key, aad_prefix=km.aad_prefix, allow_plaintext_files=False
                 )
@@ -399,13 +408,26 @@ def leaf_ids(schema: Schema) -> set[int]:
     return {i for i in schema.field_ids if not isinstance(schema.find_type(i), containers)}
 
 
-def _check_stored_size(stream: Any, km: KeyMetadata, location: str) -> None:
-    """Raise TruncatedError or FormatError when a stored file's size is not the trusted one."""
+def _check_stored(stream: Any, km: KeyMetadata, file: ContentFile) -> None:
+    """Refuse a stored file whose size is not the trusted one, or whose pages Arrow would decrypt
+    without authenticating them.
+
+    Raises TruncatedError, FormatError, AuthenticationError. Storage that answers Arrow otherwise
+    than it has answered this is not noticed.
+    """
     size = stream.size() if callable(getattr(stream, "size", None)) else stream.seek(0, 2)
-    if km.file_length is None or size == km.file_length:
-        return
-    what = f"the file has {size} bytes, and its key metadata says {km.file_length}"
-    raise (TruncatedError if size < km.file_length else FormatError)(what, file=location)
+    if km.file_length is None:  # the manifest tells it too, as well authenticated
+        km = km.with_file_length(file.file_size_in_bytes)
+
+    def fetch(offset: int, length: int) -> bytes:
+        stream.seek(offset)
+        return bytes(stream.read(length))
+
+    try:
+        check_algorithm(fetch, size, km)
+    except (AuthenticationError, FormatError, TruncatedError) as error:
+        error.file = file.file_path
+        raise
 
 
 @contextmanager
@@ -438,12 +460,6 @@ def _arrow_failure(message: str) -> tuple[type[Ags1Error] | None, str]:
 
 def _kept(batch: pa.RecordBatch, mask: pa.Array | None) -> pa.RecordBatch:
     return batch if mask is None else batch.filter(mask)
-
-
-def _matching(batch: pa.RecordBatch, matches: pc.Expression) -> pa.RecordBatch:
-    # A filter of a RecordBatch itself fails on an empty result before pyarrow 21.
-    table = pa.Table.from_batches([batch]).filter(matches)
-    return table.combine_chunks().to_batches()[0] if table.num_rows else batch.slice(0, 0)
 
 
 def _arrow_type(schema: Schema, field_id: int) -> pa.DataType:

@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyiceberg.expressions.visitors import bind, extract_field_ids
+from pyiceberg.expressions.visitors import bind
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
 from pyiceberg.schema import Schema
@@ -31,23 +31,34 @@ from pyiceberg.table.snapshots import Operation, ancestors_between_ids
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from .files import TableFiles
+from .filters import as_sql
 from .planning import EncryptedPlanner
-from .reading import TaskReader, leaf_ids
+from .reading import TaskReader
 from .snapshots import ContentFile, files_of
+
+# Stored bytes. Files that a stream of batches reads ahead are held whole and decoded, which is a
+# few times as much; larger ones are not held, and Arrow's threads read ahead inside of them.
+_LARGE_FILE = 32 << 20
+_READ_AHEAD = 128 << 20
 
 _T = TypeVar("_T")
 _Scan: TypeAlias = "EncryptedScan | EncryptedIncrementalScan"
 
 
 class EncryptedScan(DataScan):
-    """A scan of one snapshot. Server-side planning is not used: a server has no keys to give."""
+    """A scan of one snapshot. Server-side planning is not used: a server has no keys to give.
+
+    Filters are SQL's: no null satisfies a comparison. ``x != 1`` and ``x not in (1, 2)`` leave out
+    the rows where x is null, in ``count()`` too. In PyIceberg some of them stay, depending on where
+    the null is found.
+    """
 
     @cached_property
     def _manifest_planner(self) -> ManifestGroupPlanner:
         return EncryptedPlanner(
             table_metadata=self.table_metadata,
             io=self.io,
-            row_filter=self.row_filter,
+            row_filter=as_sql(self.row_filter),
             case_sensitive=self.case_sensitive,
             options=self.options,
         )
@@ -72,7 +83,7 @@ class EncryptedScan(DataScan):
     def to_arrow_batch_reader(
         self, dictionary_columns: tuple[str, ...] = ()
     ) -> pa.RecordBatchReader:
-        """Return the rows as a stream. A few files are read ahead, never the whole table."""
+        """Return the rows as a stream. Small files are read ahead, and of a large one a part."""
         return _batch_reader(_reader(self, dictionary_columns), self.plan_files())
 
     def count(self) -> int:
@@ -88,7 +99,7 @@ class EncryptedScan(DataScan):
 
 
 class EncryptedIncrementalScan(IncrementalAppendScan):
-    """A scan of what was appended between two snapshots."""
+    """A scan of what was appended between two snapshots. Filters are ``EncryptedScan``'s."""
 
     def plan_files(self) -> list[FileScanTask]:
         """Return the tasks for the files that appends added."""
@@ -113,7 +124,7 @@ class EncryptedIncrementalScan(IncrementalAppendScan):
         planner = EncryptedPlanner(
             table_metadata=self.table_metadata,
             io=self.io,
-            row_filter=self.row_filter,
+            row_filter=as_sql(self.row_filter),
             case_sensitive=self.case_sensitive,
             options=self.options,
         )
@@ -146,25 +157,29 @@ class ScanReader:
     ) -> None:
         self.projected = projected
         self._limit = limit
-        bound = bind(metadata.schema(), row_filter, case_sensitive=case_sensitive)
+        bound = bind(metadata.schema(), as_sql(row_filter), case_sensitive=case_sensitive)
         self._tasks = TaskReader(
             files,
             metadata,
             projected,
-            leaf_ids(projected) | extract_field_ids(bound),
             bound,
-            case_sensitive,
             dictionary_columns,
         )
 
-    def batches(self, tasks: Iterable[FileScanTask]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, at most as many as the limit."""
+    def batches(
+        self, tasks: Iterable[FileScanTask], *, ahead: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, at most as many as the limit.
+
+        With ``ahead``, no more than so many stored bytes are read before they are asked for, and no
+        large file is held whole.
+        """
         left = self._limit
         if left is not None and left <= 0:
             return
         tasks = list(tasks)
-        self._tasks.share(len(tasks))
-        for batch in itertools.chain.from_iterable(_ahead(self._read, tasks)):
+        self._tasks.share(1 if ahead is not None and any(map(_is_large, tasks)) else len(tasks))
+        for batch in self._batches(tasks, ahead):
             if left is None:
                 yield batch
                 continue
@@ -172,6 +187,14 @@ class ScanReader:
             left -= batch.num_rows
             if left <= 0:
                 return
+
+    def _batches(self, tasks: list[FileScanTask], ahead: int | None) -> Iterator[pa.RecordBatch]:
+        groups = itertools.groupby(tasks, key=lambda task: ahead is not None and _is_large(task))
+        for one_by_one, group in groups:
+            if one_by_one:
+                yield from itertools.chain.from_iterable(map(self._tasks.batches, group))
+            else:
+                yield from itertools.chain.from_iterable(_ahead(self._read, group, ahead))
 
     def count(self, tasks: Iterable[FileScanTask]) -> int:
         """Return the number of rows, whatever the limit."""
@@ -188,23 +211,35 @@ class ScanReader:
         return found
 
 
-def _ahead(read: Callable[[FileScanTask], _T], tasks: Iterable[FileScanTask]) -> Iterator[_T]:
-    """Yield what ``read`` returns for each task, a bounded number of them under way."""
+def _ahead(
+    read: Callable[[FileScanTask], _T], tasks: Iterable[FileScanTask], ahead: int | None = None
+) -> Iterator[_T]:
+    """Yield what ``read`` returns for each task, a bounded number of them under way, of at most
+    ``ahead`` stored bytes or a single one."""
     executor = ExecutorFactory.get_or_create()
-    window = ExecutorFactory.max_workers() or getattr(executor, "_max_workers", 8)
-    running: deque[Future[_T]] = deque()
-    waiting = iter(tasks)
+    window = ExecutorFactory.max_workers() or getattr(executor, "_max_workers", None) or 8
+    running: deque[tuple[int, Future[_T]]] = deque()
+    size = 0
     try:
-        for task in itertools.islice(waiting, window):
-            running.append(executor.submit(read, task))
+        for task in tasks:
+            coming = task.file.file_size_in_bytes
+            while running and (
+                len(running) >= window or (ahead is not None and size + coming > ahead)
+            ):
+                done, future = running.popleft()
+                size -= done
+                yield future.result()
+            running.append((coming, executor.submit(read, task)))
+            size += coming
         while running:
-            found = running.popleft().result()
-            for task in itertools.islice(waiting, 1):
-                running.append(executor.submit(read, task))
-            yield found
+            yield running.popleft()[1].result()
     finally:
-        for future in running:
+        for _, future in running:
             future.cancel()
+
+
+def _is_large(task: FileScanTask) -> bool:
+    return task.file.file_size_in_bytes > _LARGE_FILE
 
 
 def _reader(scan: _Scan, dictionary_columns: tuple[str, ...] = ()) -> ScanReader:
@@ -230,7 +265,7 @@ def _table(reader: ScanReader, tasks: list[FileScanTask]) -> pa.Table:
 
 def _batch_reader(reader: ScanReader, tasks: list[FileScanTask]) -> pa.RecordBatchReader:
     schema = schema_to_pyarrow(reader.projected)
-    batches = reader.batches(tasks)
+    batches = reader.batches(tasks, ahead=_READ_AHEAD)
     first = next(batches, None)
     if first is None:
         return pa.RecordBatchReader.from_batches(schema, iter(()))

@@ -32,7 +32,7 @@ from .pyiceberg_internals import (
     read_avro_records,
 )
 
-_FIRST_ROW_ID, _REFERENCED_DATA_FILE, _CONTENT_OFFSET, _CONTENT_SIZE = 16, 17, 18, 19
+_REFERENCED_DATA_FILE, _CONTENT_OFFSET, _CONTENT_SIZE = 17, 18, 19
 
 
 class ContentFile(DataFile):
@@ -69,11 +69,6 @@ class ContentFile(DataFile):
     def column_sizes(self) -> dict[int, int]:
         # ``inspect.entries`` fails on a file without them, as deletion vectors are.
         return super().column_sizes or {}
-
-    @property
-    def first_row_id(self) -> int | None:
-        """The ``_row_id`` of the file's first row."""
-        return cast("int | None", self._data[_FIRST_ROW_ID])
 
     @property
     def referenced_data_file(self) -> str | None:
@@ -125,7 +120,8 @@ class EncryptedManifest(ManifestFile):
         KeyMetadataError, MetadataIntegrityError when the lengths stated differ."""
         if self._key_bytes is None:
             raise NotEncryptedError(
-                "the manifest list has no key for this manifest, and the table is encrypted",
+                "the manifest list has no key for this manifest, and the table is encrypted "
+                "(Spark's add_files leaves such manifests: CALL system.rewrite_manifests)",
                 file=self.manifest_path,
             )
         return _parsed_key(self._key_bytes, self.manifest_path, self.manifest_length)
@@ -137,7 +133,7 @@ class EncryptedManifest(ManifestFile):
         of the manifest list, and NotEncryptedError for a delete file without a key.
         """
         data = files_of(io).read_encrypted(self.manifest_path, self.key)
-        _, records = _parsed("manifest", self.manifest_path, data, _MANIFEST)
+        _, records = _parsed("manifest", self.manifest_path, data, MANIFEST)
         entries = []
         for entry in records:
             if discard_deleted and entry.status == ManifestEntryStatus.DELETED:
@@ -175,7 +171,7 @@ class EncryptedSnapshot(Snapshot):
             )
         files = files_of(io)
         data = files.read_encrypted(self.manifest_list, files.keys.manifest_list_key(self.key_id))
-        header, records = _parsed("manifest list", self.manifest_list, data, _MANIFEST_LIST)
+        header, records = _parsed("manifest list", self.manifest_list, data, MANIFEST_LIST)
         manifests = cast("list[EncryptedManifest]", records)
         # The header is as authentic as the rest, and metadata.json is not.
         written_for = header.get("snapshot-id")
@@ -225,23 +221,23 @@ def _parsed(
     try:
         return read_avro_records(data, shape)
     except Exception as error:
-        failure = _unreadable(what, location, error)
+        failure = unreadable(what, location, error)
     # Outside, so that the other error, which may quote a record with its key, is not its context.
     raise failure
 
 
-def _unreadable(what: str, location: str, error: Exception) -> MetadataIntegrityError:
+def unreadable(what: str, location: str, error: Exception) -> MetadataIntegrityError:
     return MetadataIntegrityError(
         f"the {what} decrypts and cannot be parsed ({type(error).__name__})", file=location
     )
 
 
-_MANIFEST_LIST = RecordShape(
+MANIFEST_LIST = RecordShape(
     MANIFEST_LIST_FILE_SCHEMAS[3],
     {-1: EncryptedManifest, 508: PartitionFieldSummary},
     {517: ManifestContent},
 )
-_MANIFEST = RecordShape(
+MANIFEST = RecordShape(
     MANIFEST_ENTRY_SCHEMAS[3],
     {-1: ManifestEntry, 2: ContentFile},
     {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},

@@ -147,6 +147,13 @@ class EncryptedTable(Table):
         return self.files.keys.table_key_id
 
     @property
+    def metadata_is_vouched_for(self) -> bool:
+        """Whether the whole metadata is from a better place than a file where others may write: by
+        its expected SHA-256, Hive's hash of it, or a REST server's answer."""
+        trust = self._trust
+        return trust.is_server_s or bool(trust.metadata_sha256 or trust.java_hash)
+
+    @property
     def files(self) -> TableFiles:
         """The table's files, stored and decrypted."""
         assert isinstance(self.io, TableFiles)

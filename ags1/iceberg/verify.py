@@ -24,7 +24,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from pyiceberg.manifest import DataFileContent, FileFormat
 
 from .._gcm import random_bytes
-from ..bulk import SMALL_FILE, verify_file
+from ..bulk import verify_file
 from ..cpu import usable_cpus
 from ..errors import (
     Ags1Error,
@@ -34,7 +34,6 @@ from ..errors import (
     KmsUnavailableError,
     MetadataIntegrityError,
     NotEncryptedError,
-    TruncatedError,
 )
 from ..key_metadata import KeyMetadata
 from ..keys.envelope import EncryptedKey, KeyEncryptionKey
@@ -44,15 +43,15 @@ from .deletes import read_deletion_vector
 from .files import TableFiles
 from .findings import Finding, Findings, Severity, TableVerification, finding_of
 from .listing import list_files, place
-from .parquet_modules import MAGIC_ENCRYPTED, MAGIC_PLAIN, verify_parquet
+from .parquet_modules import MAGIC_ENCRYPTED, MAGIC_PLAIN, WINDOW_SIZE, verify_parquet
 from .pyiceberg_internals import ManifestEntry, ManifestEntryStatus, read_avro_records
 from .snapshots import (
-    _MANIFEST,
-    _MANIFEST_LIST,
+    MANIFEST,
+    MANIFEST_LIST,
     ContentFile,
     EncryptedManifest,
     EncryptedSnapshot,
-    _unreadable,
+    unreadable,
 )
 from .table import EncryptedTable
 
@@ -61,6 +60,7 @@ Progress: TypeAlias = "Callable[[int, int | None], object]"
 _KMS_UNUSABLE = (KmsUnavailableError, KmsAccessDeniedError, KmsConfigurationError)
 _PROGRESS_SECONDS = 0.1
 _BUFFER_SIZE = 8 << 20
+_HUGE_FILE = 256 << 20
 _REMOTE_THREADS = 16
 _NEAR_EXPIRY_MS = 60 * 24 * 60 * 60 * 1000
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -74,6 +74,7 @@ _PLAIN_FORMATS = {
 }
 
 _Snapshots: TypeAlias = "tuple[int, ...]"
+_Stated: TypeAlias = "tuple[Any, ...]"
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -103,7 +104,10 @@ def verify_table(
     KmsAccessDeniedError and KmsConfigurationError, without which nothing can be said.
 
     What is not checked: rows against the manifest's counts in Avro files; statistics against the
-    data; whether metadata.json is the newest. Statistics files are in the clear and just reported.
+    data. Statistics files are in the clear and just reported. The metadata.json is under no key of
+    the table: which snapshots there are, the schemas (names, field ids, defaults) and the partition
+    specs are only as trustworthy as its place. Where no SHA-256, no hash of Hive's and no REST
+    server vouched for it, there is a note, ``metadata-not-pinned``.
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
@@ -151,12 +155,12 @@ class _Verification:
         self._progress = progress
         self._require_encrypted = require_encrypted or self._files.require_encrypted
         self._clock_ms = clock_ms
-        self._is_local = self._files._local_path(self._metadata.location) is not None
+        self._is_local = self._files.local_path(self._metadata.location) is not None
         self._cpus = threads or usable_cpus()
         self._threads = threads or (
             self._cpus if self._is_local else max(self._cpus, _REMOTE_THREADS)
         )
-        # One file at a time may take all CPUs: the last one is often the largest.
+        # A file a thread is fastest; but one huge file at a time may take all CPUs.
         self._all_cpus = threading.Lock()
         self._meter = _Meter()
         self._findings = Findings()
@@ -180,7 +184,9 @@ class _Verification:
         self._salt = random_bytes(32)
         self._known: dict[bytes, bytes] = {}
         self._sealed_by: dict[bytes, bytes] = {}
-        self._vectors: set[tuple[bytes, int | None]] = set()
+        # What an entry says of its file, and of a vector in it.
+        self._said: dict[bytes, _Stated] = {}
+        self._vectors: set[tuple[bytes, _Stated, _Stated]] = set()
         self._manifests: dict[str, tuple[EncryptedManifest, list[int]]] = {}
         self._estimate = self._estimated_size()
         self._size_seen = 0
@@ -190,6 +196,7 @@ class _Verification:
         started = time.perf_counter()
         self._pool = ThreadPoolExecutor(self._threads, "ags1-verify")
         try:
+            self._check_pin()
             self._check_keys()
             self._read_manifest_lists()
             self._read_manifests()
@@ -215,7 +222,16 @@ class _Verification:
             finding_counts=dict(self._findings.counts),
         )
 
-    # -- keys in the metadata
+    # -- the metadata, and keys in it
+
+    def _check_pin(self) -> None:
+        if not self._table.metadata_is_vouched_for:
+            self._findings.add(
+                "metadata-not-pinned",
+                "nothing vouches for the metadata's schemas and list of snapshots but the place "
+                "where it lies: expect its SHA-256, or load it from a Hive or REST catalog",
+                self._table.metadata_location,
+            )
 
     def _check_keys(self) -> None:
         manager = self._files.keys
@@ -316,7 +332,7 @@ class _Verification:
         location = snapshot.manifest_list
         try:
             km = self._files.keys.manifest_list_key(cast("str", snapshot.key_id))
-            return km, self._read_sealed(location, km)
+            return km, self._files.read_encrypted(location, km)
         except _KMS_UNUSABLE:
             raise
         except (Ags1Error, OSError) as error:
@@ -365,7 +381,7 @@ class _Verification:
     def _open_manifest(self, path: str) -> bytes | Finding:
         manifest, snapshots = self._manifests[path]
         try:
-            return self._read_sealed(path, manifest.key)
+            return self._files.read_encrypted(path, manifest.key)
         except (Ags1Error, OSError) as error:
             return finding_of(error, path, tuple(snapshots))
 
@@ -404,8 +420,17 @@ class _Verification:
     ) -> None:
         km = file.key
         is_new = self._register(file.file_path, km, ids)
+        stated = _stated(file)
+        if self._said.setdefault(self._name(file.file_path), stated) != stated:
+            self._findings.add(
+                "metadata", "two entries say different things of this file", file.file_path, ids
+            )
         if file.is_deletion_vector and km is not None:
-            vector = (self._name(file.file_path), file.content_offset)
+            vector = (
+                self._name(file.file_path),
+                (file.content_offset, file.content_size_in_bytes),
+                (file.referenced_data_file, file.record_count),
+            )
             if vector not in self._vectors:
                 self._vectors.add(vector)
                 self._counts["deletion_vectors"] += 1
@@ -454,12 +479,24 @@ class _Verification:
                         ids,
                     )
                 )
-            if found.unauthenticated_size:
+            if found.plain_levels_size:
+                outcome.findings.append(
+                    Finding(
+                        Severity.WARNING,
+                        "plain-levels",
+                        f"{found.plain_levels_size} bytes of levels (which values are null, where "
+                        "lists begin) are in the clear and can be changed: pages of version 2 as "
+                        "Java encrypts them",
+                        location,
+                        ids,
+                    )
+                )
+            if found.padding_size:
                 outcome.findings.append(
                     Finding(
                         Severity.NOTE,
                         "unauthenticated-bytes",
-                        f"{found.unauthenticated_size} bytes belong to no part of the Parquet file",
+                        f"{found.padding_size} bytes belong to no part of the Parquet file",
                         location,
                         ids,
                     )
@@ -472,7 +509,7 @@ class _Verification:
         return outcome
 
     def _verify_ags1(self, location: str, km: KeyMetadata) -> None:
-        path = self._files._local_path(location)
+        path = self._files.local_path(location)
         try:
             if path is not None:
                 self._verify_local(path, km)
@@ -492,8 +529,8 @@ class _Verification:
             before = done
 
         self._meter.add(0)
-        is_large = (km.file_length or 0) > SMALL_FILE
-        takes_all = is_large and self._all_cpus.acquire(blocking=False)
+        is_huge = (km.file_length or 0) > _HUGE_FILE
+        takes_all = is_huge and self._all_cpus.acquire(blocking=False)
         try:
             verify_file(
                 path,
@@ -514,14 +551,19 @@ class _Verification:
 
     def _verify_parquet(self, location: str, km: KeyMetadata) -> Any:
         self._refuse_pipe(location)
-        path = self._files._local_path(location)
+        path = self._files.local_path(location)
         if path is not None:
             with open(path, "rb", buffering=0) as file:
                 fd = file.fileno()
+                room = memoryview(bytearray(WINDOW_SIZE))
 
-                def read(offset: int, size: int) -> bytes:
+                def read(offset: int, size: int) -> memoryview:
+                    # Memory used again costs far less than fresh memory.
+                    nonlocal room
+                    if size > len(room):
+                        room = memoryview(bytearray(size))
                     self._meter.add(size)
-                    return os.pread(fd, size, offset)
+                    return room[: os.preadv(fd, [room[:size]], offset)]
 
                 return verify_parquet(read, os.fstat(fd).st_size, km)
         stored = self._files.new_input(location)
@@ -539,7 +581,7 @@ class _Verification:
         """Verify one Puffin file and the deletion vectors in it."""
         outcome = _Outcome()
         km = cast("KeyMetadata", vectors[0].key)
-        payload = self._read_sealed(vectors[0].file_path, km)
+        payload = self._files.read_encrypted(vectors[0].file_path, km)
         outcome.size = cast("int", km.file_length)
         self._meter.add(outcome.size)
         for vector in vectors:
@@ -660,15 +702,6 @@ class _Verification:
             )
         return True
 
-    def _read_sealed(self, location: str, km: KeyMetadata) -> bytes:
-        self._refuse_pipe(location)
-        try:
-            return self._files.read_encrypted(location, km)
-        except NotEncryptedError:
-            if MAGIC.startswith(self._head(location)):
-                raise TruncatedError("the file ends within its first bytes") from None
-            raise
-
     def _head(self, location: str) -> bytes:
         self._refuse_pipe(location)
         with closing(self._files.open_stored(location)) as stream:
@@ -676,7 +709,7 @@ class _Verification:
 
     def _refuse_pipe(self, location: str) -> None:
         """Raise OSError for what is no regular file: to open a pipe could take for ever."""
-        path = self._files._local_path(location)
+        path = self._files.local_path(location)
         if path is not None and not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", path)
 
@@ -757,10 +790,10 @@ def _manifests(
     snapshot: EncryptedSnapshot, data: bytes
 ) -> tuple[dict[str, str], list[EncryptedManifest]]:
     try:
-        header, records = read_avro_records(data, _MANIFEST_LIST)
+        header, records = read_avro_records(data, MANIFEST_LIST)
         return header, list(records)
     except Exception as error:
-        failure = _unreadable("manifest list", snapshot.manifest_list, error)
+        failure = unreadable("manifest list", snapshot.manifest_list, error)
     # Outside: the other error may quote a record, and records hold keys.
     raise failure
 
@@ -768,12 +801,20 @@ def _manifests(
 def _entries(manifest: EncryptedManifest, data: bytes) -> Iterator[ManifestEntry]:
     failure = None
     try:
-        _, records = read_avro_records(data, _MANIFEST)
+        _, records = read_avro_records(data, MANIFEST)
         yield from records
     except Exception as error:
-        failure = _unreadable("manifest", manifest.manifest_path, error)
+        failure = unreadable("manifest", manifest.manifest_path, error)
     if failure is not None:
         raise failure
+
+
+def _stated(file: ContentFile) -> _Stated:
+    """Return what every entry of a file has to say of it."""
+    # Several deletion vectors lie in one file.
+    rows = None if file.is_deletion_vector else file.record_count
+    ids = tuple(file.equality_ids or ())
+    return file.file_size_in_bytes, rows, file.content, file.file_format, ids
 
 
 def _in_the_clear() -> NotEncryptedError:

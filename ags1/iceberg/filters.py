@@ -1,0 +1,110 @@
+"""Row filters, as SQL has them: a null satisfies no comparison, nor the negation of one.
+
+PyIceberg's own rule depends on where a value is found (a column, a partition, a default). Here one
+rule holds everywhere: Spark's, and the planner's and the reader's the same. Literals are compared
+in the table's type, whatever type the file has. Knows nothing of files and keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import acero
+from pyiceberg.expressions import (
+    And,
+    BooleanExpression,
+    IsNull,
+    NotEqualTo,
+    NotIn,
+    NotNaN,
+    NotNull,
+    NotStartsWith,
+    Or,
+    UnboundPredicate,
+)
+from pyiceberg.expressions.visitors import extract_field_ids, rewrite_not, visit
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, StructType, UUIDType
+
+from .pyiceberg_internals import BooleanRewriter, arrow_filter
+
+
+def as_sql(expression: BooleanExpression) -> BooleanExpression:
+    """Return an unbound filter that says of nulls what SQL means by ``expression``.
+
+    ``x != 1``, ``x NOT IN (…)`` and ``x NOT LIKE 'a%'`` leave nulls out; ``x IS NOT NAN`` is true
+    of null, as it is in Spark. A NaN satisfies no comparison but ``!=``, as in PyIceberg; Spark's
+    is equal to itself and larger than all numbers.
+    """
+    return visit(rewrite_not(expression), _SqlNulls())
+
+
+class _SqlNulls(BooleanRewriter):
+    def visit_unbound_predicate(self, predicate: UnboundPredicate) -> BooleanExpression:
+        if isinstance(predicate, NotEqualTo | NotIn | NotStartsWith):
+            return And(predicate, NotNull(term=predicate.term))
+        if isinstance(predicate, NotNaN):
+            return Or(predicate, IsNull(term=predicate.term))
+        return predicate
+
+
+class RowFilter:
+    """A filter, bound to ``schema``, in the two forms in which Arrow applies it.
+
+    ``field_ids`` are the columns that it looks at, none for one that is always false.
+    """
+
+    def __init__(self, bound: BooleanExpression, schema: Schema) -> None:
+        self._bound = bound
+        self._schema = schema
+        self.field_ids: tuple[int, ...] = tuple(sorted(extract_field_ids(bound)))
+        # Each column by itself and named by its id: names may have dots in them.
+        self._flat = arrow_filter(bound, {i: str(i) for i in self.field_ids})
+
+    def for_file(self, file_schema: Schema) -> pc.Expression | None:
+        """Return the filter over a file's own columns, for Arrow to skip what it need not read.
+
+        None where the file lacks a column or has it in another type, which could round a literal.
+        """
+        names: dict[int, str | tuple[str, ...]] = {}
+        paths = dict(_paths(file_schema.fields))
+        for field_id in self.field_ids:
+            kind = self._schema.find_type(field_id)
+            # Which type Arrow has for a UUID depends on who wrote the file.
+            if field_id not in paths or isinstance(kind, UUIDType):
+                return None
+            if file_schema.find_type(field_id) != kind:
+                return None
+            names[field_id] = paths[field_id]
+        return arrow_filter(self._bound, names)
+
+    def mask(self, columns: Iterable[pa.Array]) -> pa.Array:
+        """Return which rows match, null where it is unknown: ``columns`` are those of
+        ``field_ids``, in the table's types."""
+        names = map(str, self.field_ids)
+        table = pa.table({n: _storage(c) for n, c in zip(names, columns, strict=True)})
+        plan = acero.Declaration.from_sequence(
+            [
+                acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+                acero.Declaration("project", acero.ProjectNodeOptions([self._flat], ["matches"])),
+            ]
+        )
+        # One thread keeps the order.
+        return plan.to_table(use_threads=False).column(0).combine_chunks()
+
+
+def _storage(column: pa.Array) -> pa.Array:
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
+def _paths(
+    fields: Iterable[NestedField], above: tuple[str, ...] = ()
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield the id of each column that is not inside a list or map, and the names down to it."""
+    for field in fields:
+        path = (*above, field.name)
+        yield field.field_id, path
+        if isinstance(field.field_type, StructType):
+            yield from _paths(field.field_type.fields, path)

@@ -1,0 +1,407 @@
+"""Filters find the rows that SQL finds (SQLite is asked), wherever a value is kept: in a column, in
+the partition only, as a default, in another type or under another name than the table's."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import sqlite3
+import struct
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from iceberg_tables import memory_kms
+from pyiceberg.expressions import (
+    And,
+    EqualTo,
+    GreaterThan,
+    In,
+    NotEqualTo,
+    NotIn,
+    NotStartsWith,
+    Or,
+)
+from table_maker import TableMaker
+
+from ags1.iceberg import open_table
+
+pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
+
+Rows = list[dict[str, Any]]
+
+COLUMNS = [
+    {"id": 1, "name": "id", "type": "long"},
+    {"id": 2, "name": "p", "type": "int"},
+    {"id": 3, "name": "s", "type": "string"},
+    {"id": 4, "name": "d", "type": "double"},
+]
+AVRO_TYPES = {"id": "long", "p": "int", "s": "string", "d": "double"}
+ROWS: Rows = [
+    {"id": number, "p": p, "s": s, "d": d}
+    for number, (p, s, d) in enumerate(
+        (p, s, d) for p in (1, 2, None) for s in ("a", "ab", "b", None) for d in (0.5, -1.0, None)
+    )
+]
+FILTERS: list[tuple[str, Any]] = [
+    ("p != 1", "p != 1"),
+    ("NOT p = 1", "not p = 1"),
+    ("p != 1 OR s = 'q'", "p != 1 or s = 'q'"),
+    ("p < 2 OR s = 'a'", "p < 2 or s = 'a'"),
+    ("p <= 1 OR p >= 2", "p <= 1 or p >= 2"),
+    ("p > 1 OR d > 0", "p > 1 or d > 0"),
+    ("NOT p > 1", "not p > 1"),
+    ("p NOT IN (1, 5)", "p not in (1, 5)"),
+    ("p NOT IN (7, 8)", NotIn("p", {7, 8})),
+    ("s NOT IN ('a', 'z')", "s not in ('a', 'z')"),
+    ("s != 'a'", NotEqualTo("s", "a")),
+    ("s NOT GLOB 'a*'", NotStartsWith("s", "a")),
+    ("NOT (s IN ('a', 'b') AND p = 1)", "not (s in ('a', 'b') and p = 1)"),
+    ("NOT (s IS NULL OR p != 2)", "not (s is null or p != 2)"),
+    ("p IS NULL AND s != 'b'", "p is null and s != 'b'"),
+    ("p IS NOT NULL", "p is not null"),
+    ("d NOT IN (0.5, 3.0)", NotIn("d", {0.5, 3.0})),
+    ("p = 2 AND s GLOB 'a*'", "p = 2 and s like 'a%'"),
+    ("0", "false"),
+]
+
+
+def in_sql(found: Rows, where: str) -> list[int]:
+    with sqlite3.connect(":memory:") as db:
+        db.execute("CREATE TABLE t (id, p, s, d)")
+        db.executemany("INSERT INTO t VALUES (:id, :p, :s, :d)", found)
+        return [row[0] for row in db.execute(f"SELECT id FROM t WHERE {where} ORDER BY id")]
+
+
+def ids(table: Any, row_filter: Any) -> list[int]:
+    """The ids of the rows found, in every way in which rows are found."""
+    found = sorted(table.scan(row_filter).to_arrow()["id"].to_pylist())
+    assert table.scan(row_filter).count() == len(found)
+    assert table.scan(row_filter, selected_fields=("id",)).to_arrow().num_rows == len(found)
+    return found
+
+
+def avro_schema(names: Iterable[str] = AVRO_TYPES) -> dict[str, Any]:
+    field_ids = {column["name"]: column["id"] for column in COLUMNS}
+    return {
+        "type": "record",
+        "name": "r",
+        "fields": [
+            {"name": name, "type": ["null", AVRO_TYPES[name]], "field-id": field_ids[name]}
+            for name in names
+        ],
+    }
+
+
+def _parquet(maker: TableMaker) -> None:
+    maker.commit(maker.add_parquet(ROWS, row_group_size=5))
+
+
+def _avro(maker: TableMaker) -> None:
+    maker.commit(maker.add_avro(ROWS, avro_schema()))
+
+
+def _by_partition(maker: TableMaker, add: Callable[[Rows, Any], Any]) -> None:
+    for p in (1, 2, None):
+        maker.commit(add([row for row in ROWS if row["p"] == p], {"p": p}))
+
+
+def _partitioned(maker: TableMaker) -> None:
+    _by_partition(maker, lambda found, p: maker.add_parquet(found, partition=p))
+
+
+def _partition_only(maker: TableMaker) -> None:
+    schema = maker.schema.select("id", "s", "d")
+    _by_partition(maker, lambda found, p: maker.add_parquet(found, schema=schema, partition=p))
+
+
+def _avro_partition_only(maker: TableMaker) -> None:
+    schema = avro_schema(["id", "s", "d"])
+    _by_partition(maker, lambda found, p: maker.add_avro(found, schema, partition=p))
+
+
+def _deletes(maker: TableMaker) -> None:
+    # Two rows that are deleted by position, one by its value.
+    more = [{"id": number, "p": 1, "s": "a", "d": 0.5} for number in (97, 98, 99)]
+    file = maker.add_parquet([more[0], *ROWS, *more[1:]], row_group_size=7)
+    maker.commit(file)
+    maker.commit(maker.add_position_deletes([(file["file_path"], n) for n in (0, 1 + len(ROWS))]))
+    maker.commit(maker.add_equality_deletes([{"id": 99}], [1]))
+
+
+_IDENTITY = [{"source-id": 2, "field-id": 1000, "name": "p", "transform": "identity"}]
+_BUCKETS = [{"source-id": 2, "field-id": 1000, "name": "p", "transform": "bucket[1]"}]
+
+
+def _buckets(maker: TableMaker) -> None:
+    found = [row for row in ROWS if row["p"] is None]
+    maker.commit(maker.add_parquet(found, partition={"p": None}))
+    found = [row for row in ROWS if row["p"] is not None]
+    maker.commit(maker.add_parquet(found, partition={"p": 0}))
+
+
+KINDS: dict[str, tuple[Callable[[TableMaker], None], Any]] = {
+    "parquet": (_parquet, ()),
+    "avro": (_avro, ()),
+    "partitioned": (_partitioned, _IDENTITY),
+    "partition_only": (_partition_only, _IDENTITY),
+    "avro_partition_only": (_avro_partition_only, _IDENTITY),
+    "buckets": (_buckets, _BUCKETS),
+    "deletes": (_deletes, ()),
+}
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    build, partition_fields = KINDS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    maker = TableMaker(folder / "t", COLUMNS, memory_kms(), partition_fields=partition_fields)
+    build(maker)
+    return open_table(maker.write(), memory_kms())
+
+
+@pytest.mark.parametrize(("where", "row_filter"), FILTERS, ids=[f[0] for f in FILTERS])
+def test_nulls_are_what_sql_says(table: Any, where: str, row_filter: Any) -> None:
+    assert ids(table, row_filter) == in_sql(ROWS, where)
+
+
+def test_not_nan_is_true_of_null_as_in_spark(tmp_path: Path) -> None:
+    maker = TableMaker(tmp_path / "t", COLUMNS, memory_kms())
+    maker.commit(maker.add_parquet([{"id": 1, "d": float("nan")}, {"id": 2}, {"id": 3, "d": 0.0}]))
+    table = open_table(maker.write(), memory_kms())
+    assert ids(table, "d is not nan") == [2, 3]
+    assert ids(table, "d is nan") == [1]
+
+
+# -- columns that are not in the file as they are in the table
+
+
+@pytest.mark.parametrize("kind", ["parquet", "avro"])
+def test_literals_are_not_rounded_to_the_type_that_a_file_has(tmp_path: Path, kind: str) -> None:
+    columns = [COLUMNS[0], {"id": 2, "name": "f", "type": "float"}]
+    maker = TableMaker(tmp_path / "t", columns, memory_kms())
+    [as_float] = struct.unpack("f", struct.pack("f", 0.1))
+    if kind == "avro":
+        fields = [
+            {"name": "id", "type": "long", "field-id": 1},
+            {"name": "f", "type": "float", "field-id": 2},
+        ]
+        schema = {"type": "record", "name": "r", "fields": fields}
+        maker.commit(maker.add_avro([{"id": 1, "f": as_float}], schema))
+    else:
+        maker.commit(maker.add_parquet([{"id": 1, "f": as_float}]))
+    maker.set_schema([COLUMNS[0], {"id": 2, "name": "f", "type": "double"}])
+    maker.commit(maker.add_parquet([{"id": 2, "f": 0.1}]))
+    table = open_table(maker.write(), memory_kms())
+    assert as_float > 0.1
+    assert ids(table, "f > 0.1") == [1]
+    assert ids(table, "f = 0.1") == [2]
+    assert ids(table, EqualTo("f", as_float)) == [1]
+
+
+_UTC = datetime.timezone.utc
+DEFAULTS: list[tuple[str, Any, Any, Any, Any]] = [
+    # Type, default in the metadata, the same value, a smaller one, a larger one: as literals.
+    ("date", "1969-01-01", "1969-01-01", "1968-12-31", "1970-01-01"),
+    ("time", "01:02:03.000004", "01:02:03.000004", "01:02:03", "02:00:00"),
+    (
+        "timestamp",
+        "1969-12-31T23:59:59.999999",
+        "1969-12-31T23:59:59.999999",
+        "1969-12-31T23:59:59.999998",
+        "1970-01-01T00:00:00",
+    ),
+    (
+        "timestamptz",
+        "1969-12-31T23:59:59.999999+00:00",
+        "1969-12-31T23:59:59.999999+00:00",
+        "1969-12-31T00:00:00+00:00",
+        "1970-01-01T00:00:00+00:00",
+    ),
+    (
+        "decimal(9, 2)",
+        "-14.20",
+        decimal.Decimal("-14.20"),
+        decimal.Decimal("-15.00"),
+        decimal.Decimal("0.00"),
+    ),
+    ("string", "m", "m", "l", "n"),
+    ("long", -5, -5, -6, 0),
+    ("double", 1.5, 1.5, 0.0, 2.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "same", "less", "more"), DEFAULTS, ids=[d[0] for d in DEFAULTS]
+)
+def test_filters_on_defaults(
+    tmp_path: Path, kind: str, default: Any, same: Any, less: Any, more: Any
+) -> None:
+    maker = TableMaker(tmp_path / "t", COLUMNS[:1], memory_kms())
+    maker.commit(maker.add_parquet([{"id": 1}]))
+    maker.commit(maker.add_avro([{"id": 2}], avro_schema(["id"])))
+    column = {"id": 5, "name": "new", "type": kind, "initial-default": default}
+    maker.set_schema([COLUMNS[0], column])
+    maker.commit(maker.add_parquet([{"id": 3, "new": None}]))
+    table = open_table(maker.write(), memory_kms())
+    assert ids(table, EqualTo("new", same)) == [1, 2]
+    assert ids(table, In("new", {same, less})) == [1, 2]
+    assert ids(table, GreaterThan("new", less)) == [1, 2]
+    assert ids(table, GreaterThan("new", more)) == []
+    assert ids(table, NotEqualTo("new", less)) == [1, 2]
+    assert ids(table, Or(EqualTo("new", less), EqualTo("id", 3))) == [3]
+    assert ids(table, "new is null") == [3]
+
+
+def test_filters_on_dates_that_only_the_partition_knows(tmp_path: Path) -> None:
+    columns = [COLUMNS[0], {"id": 2, "name": "dt", "type": "date"}]
+    fields = [{"source-id": 2, "field-id": 1000, "name": "dt", "transform": "identity"}]
+    maker = TableMaker(tmp_path / "t", columns, memory_kms(), partition_fields=fields)
+    schema = maker.schema.select("id")
+    days = (datetime.date(1969, 12, 31), datetime.date(1970, 1, 1), None)
+    for number, day in enumerate(days):
+        maker.commit(maker.add_parquet([{"id": number}], schema=schema, partition={"dt": day}))
+    table = open_table(maker.write(), memory_kms())
+    assert ids(table, "dt = '1969-12-31' or id = 2") == [0, 2]
+    assert ids(table, "dt < '1970-01-01' or id = 2") == [0, 2]
+    assert ids(table, "dt != '1970-01-01'") == [0]
+
+
+U1, U2 = uuid.UUID(int=5), uuid.UUID(int=6)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "avro"])
+def test_filters_on_uuids(tmp_path: Path, kind: str) -> None:
+    columns = [COLUMNS[0], {"id": 2, "name": "u", "type": "uuid"}]
+    maker = TableMaker(tmp_path / "t", columns, memory_kms())
+    found = [{"id": 1, "u": U1.bytes}, {"id": 2, "u": U2.bytes}, {"id": 3, "u": None}]
+    if kind == "avro":
+        fixed = {"type": "fixed", "name": "uuid_fixed", "size": 16, "logicalType": "uuid"}
+        fields = [
+            {"name": "id", "type": "long", "field-id": 1},
+            {"name": "u", "type": ["null", fixed], "field-id": 2},
+        ]
+        file = maker.add_avro(found, {"type": "record", "name": "r", "fields": fields})
+    else:
+        file = maker.add_parquet(found)
+    maker.commit(file)
+    for _ in range(2):
+        table = open_table(maker.write(), memory_kms())
+        assert ids(table, EqualTo("u", U1)) == [1]
+        assert ids(table, In("u", {U1, U2})) == [1, 2]
+        assert ids(table, NotEqualTo("u", U1)) == [2]
+        assert ids(table, NotIn("u", {U1, uuid.UUID(int=9)})) == [2]
+        # And once more, after a row is deleted.
+        maker.commit(maker.add_equality_deletes([{"id": 9}], [1]))
+
+
+def test_filters_inside_structs_and_on_names_with_dots(tmp_path: Path) -> None:
+    inner = [
+        {"id": 4, "name": "c.d", "required": False, "type": "int"},
+        {"id": 5, "name": "e", "required": True, "type": "int"},
+    ]
+    columns = [
+        COLUMNS[0],
+        {"id": 2, "name": "a.b", "type": "int"},
+        {"id": 3, "name": "a", "type": {"type": "struct", "fields": inner}},
+    ]
+    rows: Rows = [
+        {"id": 1, "a.b": 1, "a": {"c.d": 7, "e": 1}},
+        {"id": 2, "a.b": 2, "a": {"c.d": None, "e": 2}},
+        {"id": 3, "a.b": None, "a": None},
+    ]
+    avro_inner = [
+        {"name": "c_x2Ed", "type": ["null", "int"], "field-id": 4},
+        {"name": "e", "type": "int", "field-id": 5},
+    ]
+    fields = [
+        {"name": "id", "type": "long", "field-id": 1},
+        {"name": "a_x2Eb", "type": ["null", "int"], "field-id": 2},
+        {
+            "name": "a",
+            "type": ["null", {"type": "record", "name": "a", "fields": avro_inner}],
+            "field-id": 3,
+        },
+    ]
+    maker = TableMaker(tmp_path / "t", columns, memory_kms())
+    maker.commit(maker.add_parquet(rows))
+    in_avro = [
+        {
+            "id": row["id"] + 10,
+            "a_x2Eb": row["a.b"],
+            "a": row["a"] and {"c_x2Ed": row["a"]["c.d"], "e": row["a"]["e"]},
+        }
+        for row in rows
+    ]
+    maker.commit(maker.add_avro(in_avro, {"type": "record", "name": "r", "fields": fields}))
+    table = open_table(maker.write(), memory_kms())
+    assert ids(table, EqualTo("a.b", 2)) == [2, 12]
+    assert ids(table, EqualTo("a.c.d", 7)) == [1, 11]
+    assert ids(table, NotIn("a.c.d", {1, 2})) == [1, 11]
+    assert ids(table, NotIn("a.e", {1, 9})) == [2, 12]
+    assert ids(table, And(NotEqualTo("a.e", 9), NotEqualTo("a.b", 1))) == [2, 12]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "avro", "evolved", "deletes", "absent"])
+def test_structs_lists_and_maps_are_null_or_not(tmp_path: Path, kind: str) -> None:
+    def columns(inner: str) -> list[dict[str, Any]]:
+        fields = [
+            {"id": 3, "name": "x", "required": True, "type": inner},
+            {"id": 4, "name": "y", "required": False, "type": "string"},
+        ]
+        items = {"type": "list", "element-id": 6, "element": "int", "element-required": False}
+        pairs = {
+            "type": "map",
+            "key-id": 8,
+            "key": "string",
+            "value-id": 9,
+            "value": "int",
+            "value-required": False,
+        }
+        return [
+            COLUMNS[0],
+            {"id": 2, "name": "st", "type": {"type": "struct", "fields": fields}},
+            {"id": 5, "name": "items", "type": items},
+            {"id": 7, "name": "pairs", "type": pairs},
+        ]
+
+    rows: Rows = [
+        {"id": 1, "st": None, "items": None, "pairs": None},
+        {"id": 2, "st": {"x": 1, "y": None}, "items": [], "pairs": {}},
+        {"id": 3, "st": {"x": 2, "y": "y"}, "items": [None], "pairs": [("k", None)]},
+    ]
+    maker = TableMaker(tmp_path / "t", columns("int"), memory_kms())
+    if kind == "avro":
+        inner = [
+            {"name": "x", "type": "int", "field-id": 3},
+            {"name": "y", "type": ["null", "string"], "field-id": 4},
+        ]
+        items = {"type": "array", "items": ["null", "int"], "element-id": 6}
+        pairs = {"type": "map", "values": ["null", "int"], "key-id": 8, "value-id": 9}
+        kinds = {2: {"type": "record", "name": "st", "fields": inner}, 5: items, 7: pairs}
+        names = {2: "st", 5: "items", 7: "pairs"}
+        schema = avro_schema(["id"])
+        schema["fields"] += [
+            {"name": names[i], "type": ["null", kinds[i]], "field-id": i} for i in kinds
+        ]
+        found = [{**row, "pairs": row["pairs"] and dict(row["pairs"])} for row in rows]
+        maker.commit(maker.add_avro(found, schema))
+    elif kind == "absent":
+        only_id = maker.add_parquet([{"id": 1}], schema=maker.schema.select("id"))
+        maker.commit(only_id, maker.add_parquet(rows[1:]))
+    else:
+        file = maker.add_parquet([*rows, {"id": 4, "st": None, "items": None, "pairs": None}])
+        maker.commit(file)
+        if kind == "deletes":
+            maker.commit(maker.add_position_deletes([(file["file_path"], 3)]))
+        else:
+            maker.commit(maker.add_equality_deletes([{"id": 4}], [1]))
+        if kind == "evolved":
+            maker.set_schema(columns("long"))
+    table = open_table(maker.write(), memory_kms())
+    for name in ("st", "items", "pairs"):
+        assert ids(table, f"{name} is null") == [1]
+        assert ids(table, f"{name} is not null") == [2, 3]
+        assert ids(table, f"{name} is not null and id != 2") == [3]
