@@ -114,15 +114,20 @@ PROBLEMS = {
 }
 
 cdef enum:
-    # Items and rows that take no bytes cost nothing to claim.
+    # Items of a batch and rows of a block that take no bytes: they cost nothing to claim.
     MAX_EMPTY_ITEMS = 1 << 24
-    # How often, in rows and in bytes read, the size of the batch is looked at.
+    # How often, in rows, in items and in bytes read, the size of the batch is looked at.
     ROWS_BETWEEN_LOOKS = 64
+    ITEMS_BETWEEN_LOOKS = 1 << 12
     BYTES_BETWEEN_LOOKS = 1 << 20
+    # What an item of a list costs at least, where it has a column that is not in the file.
+    ITEM_SIZE = 8
     MAX_DIGITS = 38
 
 # Of one of a column's buffers. Batches end long before, unless a single row holds more.
 cdef size_t MAX_BUFFER_SIZE = <size_t>4 << 30
+# Of all columns, beyond the size of the block: a null of one byte may be wide.
+cdef size_t MAX_BATCH_SIZE = <size_t>1 << 30
 
 cdef int128 POWERS[MAX_DIGITS + 1]
 
@@ -168,7 +173,12 @@ cdef struct Symbol:
 cdef struct State:
     const unsigned char *at
     const unsigned char *end
+    # How many more rows of the block may have no bytes.
+    int64_t empty_rows_left
+    # Of the batch: how many more items may have no bytes, and how many items lists have.
     int64_t empty_left
+    int64_t items
+    size_t block_size
     int failed_op
     int op_count
     int column_count
@@ -584,6 +594,12 @@ cdef Status run_list(State *s, int index, Column *c) noexcept nogil:
                 if s.empty_left == 0:
                     return EMPTY_ITEMS
                 s.empty_left -= 1
+            if c != NULL:
+                s.items += 1
+                if s.items % ITEMS_BETWEEN_LOOKS:
+                    continue
+                if size_of(s) > MAX_BATCH_SIZE + s.block_size:
+                    return TOO_MUCH
         items += count
         if block_end != NULL and s.at != block_end:
             return BLOCK_SIZE
@@ -650,7 +666,8 @@ cdef Status run(State *s, int index) noexcept nogil:
 
 
 cdef size_t size_of(const State *s) noexcept nogil:
-    cdef size_t size = 0
+    """Return what the batch takes, near enough."""
+    cdef size_t size = <size_t>s.items * ITEM_SIZE
     cdef int n
     for n in range(s.column_count):
         size += s.columns[n].data.size + s.columns[n].offsets.size
@@ -669,9 +686,9 @@ cdef Status run_rows(State *s, int64_t most_rows, size_t enough, int64_t *rows) 
             return status
         rows[0] += 1
         if s.at == before:
-            if s.empty_left == 0:
+            if s.empty_rows_left == 0:
                 return EMPTY_ITEMS
-            s.empty_left -= 1
+            s.empty_rows_left -= 1
         if s.at - looked_at >= BYTES_BETWEEN_LOOKS or rows[0] % ROWS_BETWEEN_LOOKS == 0:
             if size_of(s) >= enough:
                 break
@@ -747,6 +764,7 @@ cdef class Decoder:
         if not (self._state.ops and self._state.columns and self._state.symbols):
             raise MemoryError
         self._state.op_count, self._state.column_count = ops, count
+        self._state.empty_left = MAX_EMPTY_ITEMS
         for n in range(ops):
             op = &self._state.ops[n]
             op.step, op.end, op.column, op.a, op.b = program[n]
@@ -812,7 +830,8 @@ cdef class Decoder:
         self._attached = True
         self._state.at = <const unsigned char *>self._block.buf
         self._state.end = self._state.at + self._block.len
-        self._state.empty_left = MAX_EMPTY_ITEMS
+        self._state.block_size = <size_t>self._block.len
+        self._state.empty_rows_left = MAX_EMPTY_ITEMS
         self.rows_left = rows
         if rows == 0:
             self._check_end()
@@ -869,10 +888,15 @@ cdef class Decoder:
         if self._busy or self._broken:
             raise ValueError("the decoder is in use, or has failed")
         taken = []
+        # If memory runs out midway, some columns count values that they no longer hold.
+        self._broken = True
         for n in range(self._state.column_count):
             c = &self._state.columns[n]
             taken.append(
                 (c.length, c.nulls, take(&c.validity), take(&c.offsets), take(&c.data))
             )
             c.length = c.nulls = 0
+        self._state.empty_left = MAX_EMPTY_ITEMS
+        self._state.items = 0
+        self._broken = False
         return taken

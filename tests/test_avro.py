@@ -1106,6 +1106,28 @@ def test_hostile_values_are_refused(
         column(kind, contents, wanted)
 
 
+def test_items_of_no_bytes_are_counted_over_a_batch_s_blocks() -> None:
+    # Missing values take room in Arrow: 8 bytes an item.
+    wanted = Schema(NestedField(1, "c", ListType(2, StringType(), False), required=True))
+    block = (1, varint(1 << 19) + b"\0")
+    data = container(record((1, "c", NOTHINGS)), [block] * 20)
+    batches = list(read_avro(io.BytesIO(data), wanted, batch_size=20))
+    assert sum(batch.num_rows for batch in batches) == 20
+    block = (1, varint((1 << 23) + 1) + b"\0")
+    data = container(record((1, "c", NOTHINGS)), [block] * 2)
+    with pytest.raises(FormatError, match="no bytes"):
+        list(read_avro(io.BytesIO(data), wanted, batch_size=20))
+    assert len(list(read_avro(io.BytesIO(data), wanted, batch_size=1))) == 2
+
+
+def test_rows_beyond_the_count_are_not_read_on() -> None:
+    # The second block is broken: it is not come to.
+    data = container(record((1, "c", "int")), [(10, varint(1) * 10), (1 << 40, b"\xff")])
+    wanted = Schema(NestedField(1, "c", IntegerType(), required=True))
+    with pytest.raises(FormatError, match="should have 3"):
+        list(read_avro(io.BytesIO(data), wanted, batch_size=5, record_count=3))
+
+
 @pytest.mark.parametrize("kind", ["null", record() | {"name": "inner"}])
 def test_rows_of_no_bytes_cannot_be_claimed_without_end(kind: object) -> None:
     data = container(record((1, "c", kind)), [(2**50, b"")])

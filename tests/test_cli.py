@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import inspect
@@ -296,15 +297,57 @@ def test_existing_pairs_are_skipped_on_demand(home: Path) -> None:
     assert "contradict" in fail(1, "encrypt", "in", "--skip-existing", "--force")
 
 
-@pytest.mark.parametrize("missing", ["a.ags1", "a.ags1.keys"])
-def test_half_a_pair_is_not_skipped(home: Path, missing: str) -> None:
+def test_a_file_without_its_sidecar_is_not_skipped(home: Path) -> None:
     (home / "a").write_bytes(TEXT)
     succeed("encrypt", "a")
-    (home / missing).unlink()
+    (home / "a.ags1.keys").unlink()
     message = fail(6, "encrypt", "a", "--skip-existing")
     assert "exists already" in message
     assert "--skip-existing" not in message
-    assert missing not in names(home)
+    assert names(home) == ["a", "a.ags1"]
+
+
+def test_a_run_killed_between_sidecar_and_file_is_taken_up(home: Path) -> None:
+    for name in ("a", "b"):
+        (home / name).write_bytes(TEXT)
+    succeed("encrypt", "a")
+    # The file was not lost, only moved: its key has to survive.
+    (home / "a.ags1").rename(home / "moved.ags1")
+    assert "exists already" in fail(6, "encrypt", "a")
+    assert run("encrypt", "a", "b", "--skip-existing").exit_code == 0
+    succeed("verify", "a.ags1", "b.ags1")
+    succeed("verify", "moved.ags1", "--sidecar", "a.ags1.keys")
+    assert stat.S_IMODE((home / "a.ags1.keys").stat().st_mode) == 0o600
+    assert run("encrypt", "a", "b", "--skip-existing").stderr.count("passed over") == 2
+
+
+def test_what_is_no_orphan_sidecar_is_left_alone(home: Path) -> None:
+    (home / "a").write_bytes(TEXT)
+    (home / "a.ags1.keys").write_bytes(b"something else")
+    assert "exists already" in fail(6, "encrypt", "a", "--skip-existing")
+    assert (home / "a.ags1.keys").read_bytes() == b"something else"
+    (home / "a.ags1.keys").unlink()
+    (home / "a.ags1.keys").mkdir()
+    assert "a.ags1.keys: Is a directory" in fail(6, "encrypt", "a", "--skip-existing")
+    assert names(home) == ["a"]
+
+
+def test_an_orphan_sidecar_outlives_a_failure(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "a").write_bytes(TEXT)
+    succeed("encrypt", "a")
+    file = (home / "a.ags1").read_bytes()
+    (home / "a.ags1").unlink()
+    before = (home / "a.ags1.keys").read_bytes()
+
+    def another_run_is_first(temporary: str, target: str, **_: object) -> None:
+        Path(target).write_bytes(file)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+
+    monkeypatch.setattr("ags1.cli.sealing.publish", another_run_is_first)
+    assert "exists already" in fail(6, "encrypt", "a", "--skip-existing")
+    assert (home / "a.ags1.keys").read_bytes() == before
+    assert names(home) == ["a", "a.ags1", "a.ags1.keys"]
+    succeed("verify", "a.ags1")
 
 
 def test_skipping_everything_asks_no_kms(home: Path) -> None:
@@ -825,11 +868,16 @@ def test_info_tells_what_runs() -> None:
 # -- help
 
 
-COMMANDS = ["cat", "completion", "decrypt", "encrypt", "info", "inspect", "key", "keygen", "verify"]
+COMMANDS = [
+    *("cat", "completion", "decrypt", "encrypt", "info", "inspect", "key", "keygen", "table"),
+    "verify",
+]
 KEY_COMMANDS = ["create", "export-public-info", "list", "protect", "rewrap", "rotate"]
+TABLE_COMMANDS = ["files", "info", "scan", "verify"]
+IN_GROUPS = [f"key {name}" for name in KEY_COMMANDS] + [f"table {name}" for name in TABLE_COMMANDS]
 
 
-@pytest.mark.parametrize("command", COMMANDS + [f"key {name}" for name in KEY_COMMANDS])
+@pytest.mark.parametrize("command", COMMANDS + IN_GROUPS)
 def test_every_command_has_help_with_examples(command: str) -> None:
     text = succeed(*command.split(), "--help").stdout
     assert f"  ags1 {command}" in text
@@ -966,10 +1014,10 @@ def job(home: Path) -> Job:
     return Job(str(home / "src"), str(home / "out" / "f"), str(home / "out" / "f.keys"), 0)
 
 
-def do(home: Path, *, overwrite: bool) -> None:
+def do(home: Path, *, overwrite: bool, takes_orphans: bool = False) -> None:
     keychain = Keychain(LocalKms(), "default")
     keychain.prepare()
-    how = Sealing(BLOCK, 1, True, overwrite, lambda done, total: None)
+    how = Sealing(BLOCK, 1, True, overwrite, lambda done, total: None, takes_orphans)
     seal(job(home), keychain, how)
 
 
@@ -1094,6 +1142,37 @@ def test_a_failure_leaves_the_old_pair_or_nothing(home: Path, before: str, after
             assert len(read_sidecar(str(home / "out" / "f.keys")).file_keys) == 1
             return
     pytest.fail("it never came to an end")
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_orphan_sidecar_is_taken_up_after_any_crash(home: Path, after: bool) -> None:
+    (home / "out").mkdir()
+    (home / "src").write_bytes(OLD)
+    do(home, overwrite=False)
+    (home / "out" / "f").rename(home / "moved")
+    (home / "src").write_bytes(NEW)
+    saved = {"f.keys": (home / "out" / "f.keys").read_bytes()}
+    seen = set()
+    for number in range(1, 100):
+        reset(home, saved)
+        child = os.fork()
+        if child == 0:
+            at_step(number, after=after, act=functools.partial(os._exit, 9))
+            do(home, overwrite=False, takes_orphans=True)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        seen.add(content(home))
+        if content(home) is None:
+            do(home, overwrite=False, takes_orphans=True)
+        assert content(home) == NEW
+        km = Keychain(LocalKms(), "").open(str(home / "out" / "f.keys"), str(home / "moved"))
+        with ags1.open(home / "moved", "rb", km) as file:
+            assert file.read() == OLD
+        if code == 0:
+            break
+    else:
+        pytest.fail("it never came to an end")
+    assert seen == {None, NEW}
 
 
 def test_a_replaced_pair_is_whole_and_has_one_key(home: Path) -> None:

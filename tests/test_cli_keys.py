@@ -41,7 +41,7 @@ from test_cli import (
 
 from ags1.cli.rewrapping import Rewrapping
 from ags1.cli.rewrapping import rewrap as wrap_anew
-from ags1.errors import KmsAccessDeniedError, KmsUnavailableError
+from ags1.errors import KmsAccessDeniedError, KmsError, KmsUnavailableError
 from ags1.keys import Keychain, read_sidecar, write_sidecar
 from ags1.keys.cache import KekCache
 from ags1.kms import LocalKms, create_key
@@ -97,13 +97,50 @@ class BrokenKms:
     def wrap_key(self, key: bytes, key_id: str) -> NoReturn:
         raise self.error("it does not want to")
 
-    unwrap_key = wrap_key
+    unwrap_key = generate_key = wrap_key
     supports_key_generation = False
 
     def close(self) -> None:
         pass
 
 
+class FaultyKms:
+    """A plug-in with a mistake that shows the key, or returns what it should not."""
+
+    accepts_foreign_keys = False
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self.mistake = properties["test.mistake"]
+        if self.mistake == "constructor":
+            raise ValueError(SECRET)
+
+    @property
+    def supports_key_generation(self) -> bool:
+        return self.mistake == "tuple"
+
+    def wrap_key(self, key: bytes, key_id: str) -> Any:
+        mistakes = {"none": None, "text": "wrapped", "number": 5}
+        if self.mistake in mistakes:
+            return mistakes[self.mistake]
+        errors = {"exit": SystemExit, "os": OSError, "text of OSError": ConnectionError}
+        raise errors.get(self.mistake, RuntimeError)(f"{SECRET} {key.hex()}")
+
+    unwrap_key = wrap_key
+
+    def generate_key(self, key_id: str, key_size: int) -> Any:
+        return (SECRET, SECRET)
+
+    def list_keys(self) -> Iterator[Any]:
+        yield
+        raise RuntimeError(SECRET)
+
+    describe_key = create_key = rotate_key = wrap_key
+
+    def close(self) -> None:
+        pass
+
+
+SECRET = "s3cr3t"
 BROKEN = ("--kms-property", "encryption.kms-impl=test_cli_keys:BrokenKms")
 
 
@@ -214,6 +251,92 @@ def test_an_unusable_kms_stops_the_run(home: Path, error: str) -> None:
     code, out, errors = execute("encrypt", "a", "b", "-f", *broken, "--key", "x")
     assert (code, out, errors) == (5, b"", b"ags1: it does not want to\n")
     succeed("verify", "a.ags1", "b.ags1")
+
+
+def faulty(mistake: str) -> tuple[str, ...]:
+    properties = (f"encryption.kms-impl={__name__}:FaultyKms", f"test.mistake={mistake}")
+    return tuple(x for text in properties for x in ("--kms-property", text))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        ("constructor", "failed in its construction (ValueError"),
+        ("none", "returned the wrong thing from wrap_key (NoneType)"),
+        ("text", "returned the wrong thing from wrap_key (str)"),
+        ("number", "returned the wrong thing from wrap_key (int)"),
+        ("tuple", "returned the wrong thing from generate_key (tuple)"),
+        ("exit", "failed in wrap_key (SystemExit"),
+        ("os", "failed in wrap_key (OSError"),
+        ("text of OSError", "failed in wrap_key (ConnectionError"),
+        ("any", "failed in wrap_key (RuntimeError"),
+    ],
+)
+def test_a_plug_ins_mistake_is_told_without_its_text(home: Path, mistake: str, told: str) -> None:
+    (home / "a").write_bytes(TEXT)
+    said = fail(5, "encrypt", "a", "--key", "x", *faulty(mistake))
+    assert f"the KMS client {__name__}:FaultyKms {told}" in said
+    assert SECRET not in said
+    assert names(home) == ["a"]
+
+
+def test_a_plug_ins_mistake_over_one_file_stops_no_other(home: Path) -> None:
+    for name in ("a", "b", "c"):
+        (home / name).write_bytes(TEXT)
+    succeed("encrypt", "a", "b", "c")
+    result = run("verify", "a.ags1", "b.ags1", "c.ags1", *faulty("any"))
+    assert result.exit_code == 5
+    assert result.stderr.count("failed in unwrap_key (RuntimeError") == 3
+    assert SECRET not in result.stderr
+    to = [text.replace("--kms", "--to-kms") for text in faulty("any")]
+    assert "FaultyKms failed in wrap_key" in fail(
+        5, "key", "rewrap", "a.ags1", *to, "--to-key", "x"
+    )
+    for command in (["list"], ["create", "x"], ["rotate", "x"], ["export-public-info"]):
+        said = fail(5, "key", *command, *faulty("any"))
+        assert "FaultyKms failed in " in said
+        assert SECRET not in said
+
+
+def test_the_same_failure_of_the_kms_twice_stops_the_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c", "d"):
+        (home / name).write_bytes(TEXT)
+    succeed("encrypt", "a", "b", "c", "d")
+
+    def no_kms(*_: object) -> NoReturn:
+        raise KmsError("that does not answer as a KMS does")
+
+    monkeypatch.setattr(LocalKms, "unwrap_key", no_kms)
+    result = run("verify", "a.ags1", "b.ags1", "c.ags1", "d.ags1", "--json")
+    assert result.exit_code == 5
+    kinds = [json.loads(line)["error"]["kind"] for line in result.stdout.splitlines()]
+    assert kinds == ["KmsError", "KmsError", "NotTried", "NotTried"]
+
+
+def test_names_of_any_length_are_shortened(home: Path) -> None:
+    (home / "a").write_bytes(TEXT)
+    succeed("encrypt", "a")
+    document = json.loads((home / "a.ags1.keys").read_bytes())
+    document["encryption-keys"][0]["encrypted-by-id"] = "begin" + "x" * 400_000 + "end"
+    (home / "a.ags1.keys").write_text(json.dumps(document))
+    said = fail(5, "verify", "a.ags1", "--key", "other")
+    assert said.startswith("ags1: a.ags1.keys: ")
+    assert "'begin" in said
+    assert "not among those to trust" in said
+    assert len(said) < 1200
+    shown = run("inspect", "a.ags1")
+    assert shown.exit_code == 0
+    assert "end, KEK of " in shown.stdout
+    assert len(shown.stdout) < 2000
+
+
+def test_another_kms_is_named_as_the_likely_cause(home: Path) -> None:
+    (home / "a").write_bytes(TEXT)
+    run("encrypt", "a", "--key", "keyA", *MEMORY)
+    said = fail(5, "verify", "a.ags1")
+    assert "'keyA' is another KMS's (--kms" in said
 
 
 def test_a_missing_master_key_of_one_file_stops_nothing_else(home: Path) -> None:
@@ -411,9 +534,10 @@ def test_a_keyring_is_protected_and_unprotected(home: Path, passphrase: Path) ->
     )
     assert "ags1 key protect" in fail(1, "key", "create", "x", "--passphrase", *keyring)
     code, seen = on_a_terminal(
-        "key", "protect", *keyring, answers=["two\n", "three\n", "two\n", "two\n", "one\n"]
+        "key", "protect", *keyring, answers=["one\n", "two\n", "three\n", "two\n", "two\n"]
     )
     assert code == 0, seen
+    assert "changed the passphrase of the keyring k.json" in seen
     assert "one\n" not in seen
     old = ("--kms-property", f"kms.local.passphrase-file={wrong(home, 'two')}")
     succeed("key", "protect", *keyring, *old, "--new-passphrase-file", passphrase)
@@ -424,8 +548,10 @@ def test_a_keyring_is_protected_and_unprotected(home: Path, passphrase: Path) ->
     assert public(*keyring) == before
     # A passphrase in the settings is meant for this keyring: one without is not taken.
     assert "which has none" in fail(5, "key", "list", *keyring, *old)
-    succeed("key", "protect", *keyring, "--new-passphrase-file", passphrase)
-    assert version() == 2
+    none = succeed("key", "protect", "--remove", *keyring).stdout
+    assert none == "there was no passphrase to remove from the keyring k.json\n"
+    done = succeed("key", "protect", *keyring, "--new-passphrase-file", passphrase).stdout
+    assert (done, version()) == ("set a passphrase for the keyring k.json\n", 2)
     assert "contradict" in fail(
         1, "key", "protect", *keyring, "--remove", "--new-passphrase-file", passphrase
     )
@@ -436,6 +562,14 @@ def wrong(home: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o600)
     return path
+
+
+@pytest.mark.parametrize("option", [(), ("--remove",)])
+def test_a_missing_keyring_is_told_before_any_question(home: Path, option: tuple[str, ...]) -> None:
+    code, seen = on_a_terminal("key", "protect", "--keyring", "nosuch", *option, answers=[])
+    assert code == 5
+    assert "there is no keyring nosuch" in seen
+    assert "assphrase of" not in seen
 
 
 def test_a_passphrase_that_is_no_text_is_not_shown(home: Path) -> None:
@@ -800,8 +934,8 @@ def test_no_key_is_in_any_output(home: Path, monkeypatch: pytest.MonkeyPatch) ->
             secrets.append(kms.unwrap_key(entry.encrypted_key_metadata, entry.encrypted_by_id))
         secrets.append(Keychain(kms, "").open(path, None).encryption_key)
     assert len(secrets) == 2 + 2 + 2 * 2
-    assert b"internal error: RuntimeError" in said
-    assert b"Traceback" in said
+    assert b"failed in unwrap_key (RuntimeError" in said
+    assert b"raise self.error(" in said
     for secret in secrets:
         for spelling in spellings(bytes(secret)):
             assert spelling not in said

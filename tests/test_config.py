@@ -318,6 +318,11 @@ def test_a_configuration_can_name_code_only_for_its_owner(home: Path) -> None:
     assert b"others may write" in errors
 
 
+def test_a_byte_order_mark_is_no_part_of_a_configuration(home: Path) -> None:
+    configure("\ufeff[kms]\ntype = memory\nkey = k\n")
+    assert "encryption.kms.key" in fail(5, "cat", "a.ags1", "--key", "k")
+
+
 def test_a_bad_configuration_is_one_line_that_names_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,6 +371,12 @@ def test_info_tells_which_kms_is_configured(home: Path, monkeypatch: pytest.Monk
     facts = json.loads(succeed("info", "--seconds", "0", "--json").stdout)
     assert facts["kms"] == {"configuration": str(path), "kms": "aws", "key": ARN}
     assert f"aws, master key {ARN}" in succeed("info", "--seconds", "0").stdout
+    path.write_text("[kms]\ntype = vualt\n")
+    facts = json.loads(succeed("info", "--seconds", "0", "--json").stdout)
+    assert "no KMS type 'vualt'" in facts["kms"]["error"]
+    assert "unknown" in succeed("info", "--seconds", "0").stdout
+    path.write_text("[kms]\ntype = Vault\n")
+    assert "error" not in json.loads(succeed("info", "--seconds", "0", "--json").stdout)["kms"]
     path.write_text("nonsense")
     facts = json.loads(succeed("info", "--seconds", "0", "--json").stdout)
     assert str(path) in facts["kms"]["error"]

@@ -43,6 +43,7 @@ from ags1 import (
     NotEncryptedError,
     TruncatedError,
 )
+from ags1.iceberg import metadata as metadata_module
 from ags1.iceberg import open_table
 from ags1.iceberg.metadata import Trust, read_metadata
 from ags1.keys import EncryptionManager, Keychain, print_encryption_keys
@@ -669,3 +670,34 @@ def test_a_loose_files_key_is_no_manifest_lists(tmp_path: Path) -> None:
     location.write_text(json.dumps(metadata))
     with pytest.raises(AuthenticationError, match="wrapped key metadata"):
         open_fixture("parquet_plain", tmp_path).scan().to_arrow()
+
+
+@pytest.mark.parametrize("keys", [[1], "x", {"a": 1}])
+def test_keys_that_are_none_under_a_hash_of_hive_s(tmp_path: Path, keys: Any) -> None:
+    path = tmp_path / "x.metadata.json"
+    path.write_text(json.dumps({"encryption-keys": keys, "comment": "\ud800"}))
+    with pytest.raises(MetadataIntegrityError):
+        read_metadata(PyArrowFileIO(), str(path), Trust(java_hash="x"))
+    path.write_text(json.dumps({"comment": "\ud800"}))
+    with pytest.raises(MetadataIntegrityError, match="metadata_hash"):
+        read_metadata(PyArrowFileIO(), str(path), Trust(java_hash="x"))
+
+
+def test_compressed_metadata_that_grows_or_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_module, "MAX_METADATA_SIZE", 1000)
+    path = tmp_path / "x.gz.metadata.json"
+    whole = gzip.compress(b"{}".ljust(1000))
+    path.write_bytes(whole)
+    assert read_metadata(PyArrowFileIO(), str(path), Trust()) == {}
+    path.write_bytes(gzip.compress(b"{}".ljust(1001)))
+    with pytest.raises(MetadataIntegrityError, match="larger"):
+        read_metadata(PyArrowFileIO(), str(path), Trust())
+    path.write_bytes(whole[:-10])
+    with pytest.raises(MetadataIntegrityError, match="not JSON"):
+        read_metadata(PyArrowFileIO(), str(path), Trust())
+    plain = tmp_path / "x.metadata.json"
+    plain.write_bytes(b"{}".ljust(1001))
+    with pytest.raises(MetadataIntegrityError, match="larger"):
+        read_metadata(PyArrowFileIO(), str(plain), Trust())

@@ -1301,3 +1301,28 @@ def test_a_keyring_too_large_to_read_is_not_written(
     with pytest.raises(KmsError, match="would be larger"):
         LocalKms(str(keyring)).rotate_key("default")
     assert keyring.read_bytes() == before
+
+
+def test_the_old_passphrase_is_asked_for_before_the_new(tmp_path: Path) -> None:
+    path = str(tmp_path / "k.json")
+    asked: list[bytes] = []
+
+    def answer(text: bytes) -> bytes:
+        asked.append(text)
+        return text
+
+    for change in (
+        lambda: set_passphrase(path, lambda: answer(b"new"), lambda: answer(b"old")),
+        lambda: remove_passphrase(path, lambda: answer(b"old")),
+    ):
+        with pytest.raises(KmsKeyNotFoundError, match="no keyring"):
+            change()
+    assert not asked
+    create_key(path, "default")
+    assert not remove_passphrase(path, lambda: answer(b"old"))
+    assert not set_passphrase(path, lambda: answer(b"one"), lambda: answer(b"old"))
+    assert set_passphrase(path, lambda: answer(b"two"), lambda: answer(b"one"))
+    with pytest.raises(KmsAccessDeniedError, match="does not open"):
+        set_passphrase(path, lambda: answer(b"new"), lambda: answer(b"wrong"))
+    assert remove_passphrase(path, lambda: answer(b"two"))
+    assert asked == [b"one", b"one", b"two", b"wrong", b"two"]

@@ -156,7 +156,8 @@ def test_each_client_warns_once() -> None:
     assert [warning.category for warning in caught] == [KeysInPropertiesWarning] * 2
     assert "tests and demonstrations" in str(caught[0].message)
     assert issubclass(KeysInPropertiesWarning, UserWarning)
-    assert caught[0].filename == __file__
+    assert [warning.filename for warning in caught] == [__file__] * 2
+    assert caught[0].lineno == caught[1].lineno
     said = repr([str(warning.message) for warning in caught])
     assert not any(form in said.encode() for form in spellings(KEY_A))
 

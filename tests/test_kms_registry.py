@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from conftest import RunPython
@@ -34,6 +34,16 @@ class ThirdParty:
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         return wrapped_key
 
+    @property
+    def supports_key_generation(self) -> bool:
+        raise AssertionError("it would have to ask the service")
+
+    def generate_key(self, key_id: str, key_size: int) -> NoReturn:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
     class Inner:
         @classmethod
         def from_properties(cls, properties: Mapping[str, str]) -> ThirdParty:
@@ -42,6 +52,18 @@ class ThirdParty:
 
 def make_third_party(properties: Mapping[str, str]) -> ThirdParty:
     return ThirdParty({**properties, "made-by": "function"})
+
+
+class Half:
+    """Wraps and unwraps, and is no client yet."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self.close = self.wrap_key
+
+    def wrap_key(self, key: bytes = b"", key_id: str = "") -> bytes:
+        return key
+
+    unwrap_key = wrap_key
 
 
 NOT_A_CLIENT = 5
@@ -130,6 +152,13 @@ def test_an_impl_names_python_code(impl: str, made_by: str | None) -> None:
     assert kms.properties == properties | ({"made-by": made_by} if made_by else {})
 
 
+def test_a_client_has_all_of_the_protocol() -> None:
+    with pytest.raises(
+        KmsConfigurationError, match=r"has no supports_key_generation, generate_key$"
+    ):
+        from_properties({"encryption.kms-impl": "test_kms_registry:Half"})
+
+
 def test_a_client_gets_a_copy_of_the_properties() -> None:
     properties = {"encryption.kms-impl": "test_kms_registry:ThirdParty"}
     kms: Any = from_properties(properties)
@@ -199,6 +228,9 @@ def install(tmp_path: Path) -> Any:
             "    def __init__(self, properties): self.properties = properties\n"
             "    def wrap_key(self, key, key_id): return key[::-1]\n"
             "    def unwrap_key(self, wrapped_key, key_id): return wrapped_key[::-1]\n"
+            "    supports_key_generation = False\n"
+            "    def generate_key(self, key_id, key_size): raise NotImplementedError\n"
+            "    def close(self): pass\n"
         )
         return tmp_path
 

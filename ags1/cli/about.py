@@ -11,7 +11,8 @@ from typing import Any
 from .. import __version__, cpu, layout
 from .._gcm import BlockCipher, libcrypto, random_bytes
 from ..errors import KmsError
-from ..kms import default_keyring_path
+from ..kms import default_keyring_path, kms_types
+from ..kms.registry import KMS_IMPL, is_known_type
 from . import settings
 from .masters import settings_of
 from .options import KmsOptions
@@ -51,6 +52,10 @@ def _kms() -> tuple[dict[str, Any], str]:
         return {"configuration": configuration, "error": str(error)}, default_keyring_path()
     keyring = chosen.properties.get(settings.KEYRING) or default_keyring_path()
     facts = {"configuration": configuration, "kms": chosen.kms_name, "key": chosen.key_id}
+    if KMS_IMPL not in chosen.properties and not is_known_type(chosen.kms_name):
+        facts["error"] = (
+            f"unknown: there is no KMS type {chosen.kms_name!r}, only {', '.join(kms_types())}"
+        )
     return facts, keyring
 
 

@@ -14,6 +14,7 @@ from .app import App
 from .failures import EXIT_STATUS, Exit
 from .key_commands import key as key_group
 from .options import KmsOptions, size
+from .table_commands import table as table_group
 
 if TYPE_CHECKING:
     from .report import Report
@@ -112,13 +113,14 @@ def app(ctx: click.Context, version: bool) -> None:
 
 
 @app.command(
+    short_help="Make a master key in a keyring.",
     epilog="""
 \b
 Examples:
   ags1 keygen                            a key 'default' in the default keyring
   ags1 keygen --name backup-2026         another one beside it
   ags1 keygen --keyring /mnt/usb/k.json  a keyring of its own
-"""
+""",
 )
 @click.option("--name", default="default", show_default=True, help="The master key's name.")
 @options.keyring
@@ -221,7 +223,8 @@ def encrypt(
     An encrypted file and its sidecar appear together, and only when both are whole and on the disk.
     A crash may leave a sidecar without a file, never a file without its key. With --force the old
     pair stays usable until the new one has taken its place; with --skip-existing an interrupted run
-    over many files can be taken up again.
+    over many files can be taken up again: a sidecar without a file keeps its keys, and gets the new
+    file's.
 
     The KMS is asked once for a run. With --kms other than local, the master key has to be named.
     """
@@ -242,7 +245,9 @@ def encrypt(
         keychain.prepare()
 
     def work(job: Job, report: Report) -> None:
-        how = Sealing(block_size, threads, not no_fsync, force, report.progress)
+        how = Sealing(
+            block_size, threads, not no_fsync, force, report.progress, takes_orphans=skip_existing
+        )
         try:
             km, sealed = seal(job, keychain, how)
         except FileExistsError as error:
@@ -493,6 +498,7 @@ def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, as_json
     from ..errors import KeyMetadataError
     from .inspecting import as_text, blocks_of
     from .inspecting import inspect as examine
+    from .report import shortened
     from .running import for_each
     from .sources import plan_reading
     from .standard import print_line
@@ -503,6 +509,11 @@ def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, as_json
             if blocks:
                 result["block_list"] = list(blocks_of(job, result))
         else:
+            if "keys" in result:
+                result["keys"] = [
+                    {name: text and shortened(text) for name, text in key.items()}
+                    for key in result["keys"]
+                ]
             for line in as_text(result).splitlines():
                 report.succeeded({}, line)
             if blocks:
@@ -518,12 +529,13 @@ def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, as_json
 
 
 @app.command(
+    short_help="Show versions, the CPU, the KMS chosen and a speed.",
     epilog="""
 \b
 Examples:
   ags1 info
   ags1 info --seconds 0 --json | jq -r .libcrypto.version
-"""
+""",
 )
 @click.option(
     "--seconds",
@@ -547,13 +559,14 @@ def info(seconds: float, as_json: bool) -> int:
 
 
 @app.command(
+    short_help="Print the script for completion in a shell.",
     epilog="""
 \b
 Examples:
   eval "$(ags1 completion bash)"                                 in ~/.bashrc
   eval "$(ags1 completion zsh)"                                  in ~/.zshrc
   ags1 completion fish > ~/.config/fish/completions/ags1.fish
-"""
+""",
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> int:
@@ -571,6 +584,7 @@ def completion(shell: str) -> int:
 
 
 app.add_command(key_group)
+app.add_command(table_group)
 
 
 def _refuse_json_beside_data(as_json: bool, sources: tuple[str, ...], output: str | None) -> None:

@@ -17,6 +17,7 @@ from ..errors import (
     KmsConfigurationError,
     KmsError,
     KmsUnavailableError,
+    MetadataIntegrityError,
     MissingFileLengthError,
     TruncatedError,
 )
@@ -71,7 +72,8 @@ KMS_UNUSABLE = (KmsUnavailableError, KmsAccessDeniedError, KmsConfigurationError
 # The library names its parameters; here they are options.
 _OPTIONS = {
     "max_block_size= allows more": "--max-block-size allows more",
-    "not among those to trust": "not among those to trust (--key names one more)",
+    "not among those to trust": "not among those to trust (--key names one more; names are "
+    "compared letter by letter, so that an alias and an ARN of one key are two)",
 }
 
 
@@ -111,7 +113,8 @@ def describe(error: BaseException, file: str | None = None) -> Failure:
 
 
 def _exit_code(error: Ags1Error) -> Exit:
-    if isinstance(error, AuthenticationError):
+    # What the metadata's trusted place contradicts was changed.
+    if isinstance(error, (AuthenticationError, MetadataIntegrityError)):
         return Exit.AUTHENTICATION
     if isinstance(error, TruncatedError):
         return Exit.TRUNCATED

@@ -22,6 +22,7 @@ _name = click.argument("name", metavar="NAME")
 
 @click.group(
     "key",
+    short_help="Manage master keys; move sidecars to another one.",
     invoke_without_command=True,
     epilog="""
 \b
@@ -42,6 +43,7 @@ def key(ctx: click.Context) -> None:
 
 @key.command(
     "list",
+    short_help="List the master keys.",
     epilog=f"""
 \b
 Examples:
@@ -174,8 +176,9 @@ Examples:
 def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, as_json: bool) -> int:
     """Set, change or remove the passphrase of a keyring.
 
-    The old one is asked for on the terminal, or is the property kms.local.passphrase-file's. Copies
-    of the keyring from before stay as they are: if one is in the wrong hands, rotate its keys.
+    The old one, if there is one, is asked for first, on the terminal, or is the property
+    kms.local.passphrase-file's. Copies of the keyring from before stay as they are: if one is in
+    the wrong hands, rotate its keys.
     """
     import functools
     import json
@@ -183,6 +186,7 @@ def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, as_j
     from ..kms import default_keyring_path, remove_passphrase, set_passphrase
     from ..kms.local import check_names
     from ..kms.passphrase import encoded, read_passphrase
+    from .failures import one_line
     from .masters import ask_passphrase, settings_of
     from .standard import print_line
 
@@ -198,19 +202,25 @@ def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, as_j
         old = read_passphrase(file)
     elif text := settings.properties.get("kms.local.passphrase"):
         old = encoded(text)
+    new: Any = functools.partial(ask_passphrase, path, new=True)
+    if new_passphrase_file is not None:
+        new = read_passphrase(new_passphrase_file)
     if remove:
-        remove_passphrase(path, old)
-    elif new_passphrase_file is not None:
-        set_passphrase(path, read_passphrase(new_passphrase_file), old)
+        had_one = remove_passphrase(path, old)
+        done = "removed the passphrase of" if had_one else "there was no passphrase to remove from"
     else:
-        set_passphrase(path, ask_passphrase(path, new=True), old)
+        had_one = set_passphrase(path, new, old)
+        done = "changed the passphrase of" if had_one else "set a passphrase for"
     if as_json:
         print_line(json.dumps({"keyring": path, "protected": not remove, "ok": True}))
+    else:
+        print_line(one_line(f"{done} the keyring {path}"))
     return Exit.OK
 
 
 @key.command(
     "export-public-info",
+    short_help="Print what is public about master keys.",
     epilog=f"""
 \b
 Examples:
@@ -240,6 +250,7 @@ def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> int:
 
 
 @key.command(
+    short_help="Wrap sidecars' keys under another master key.",
     epilog=f"""
 \b
 Examples:
@@ -248,7 +259,7 @@ Examples:
   ags1 key rewrap a.ags1.keys --to-kms vault --to-key backup
   ags1 key rewrap sealed --kms aws --key alias/old --to-key alias/new --dry-run
 
-{EXIT_STATUS}"""
+{EXIT_STATUS}""",
 )
 @click.argument("sources", nargs=-1, required=True, type=options.PATH, metavar="SIDECAR|FOLDER...")
 @options.kms
@@ -300,6 +311,7 @@ def rewrap(
     from ..keys.cache import KekCache
     from ..keys.keychain import Keychain
     from .masters import connect, settings_of, trusted_keys
+    from .report import shortened
     from .rewrapping import Rewrapping
     from .rewrapping import rewrap as wrap_anew
     from .running import for_each
@@ -336,7 +348,7 @@ def rewrap(
         what = "would be wrapped" if dry_run else "wrapped"
         if not done["changed"]:
             what = "is wrapped already"
-        report.succeeded(done, f"{job.source}: {what} under {done['master_key_id']}")
+        report.succeeded(done, f"{job.source}: {what} under {shortened(done['master_key_id'])}")
 
     return for_each(plan, work, as_json=as_json, quiet=quiet)
 

@@ -17,9 +17,11 @@ from ..errors import KmsAccessDeniedError, KmsError
 from ..keys.keychain import Keychain
 from ..kms import KeyAdmin, KmsClient, LocalKms, default_keyring_path, from_properties
 from ..kms.local import check_names
+from ..kms.registry import is_built_in
 from . import settings, standard
 from .failures import one_line
 from .options import KmsOptions
+from .plugins import failures_of, guarded
 from .settings import Settings
 
 
@@ -48,8 +50,12 @@ def client(chosen: Settings) -> KmsClient:
             check_names(properties)
             path = properties.get(settings.KEYRING)
             kms: KmsClient = LocalKms(path, passphrase=functools.partial(ask_passphrase, path))
-        else:
+        elif is_built_in(properties):
             kms = from_properties(properties)
+        else:
+            with failures_of(chosen.kms_name, "its construction"):
+                kms = from_properties(properties)
+            kms = guarded(kms, chosen.kms_name)
     for warning in caught:
         if issubclass(warning.category, UserWarning):
             standard.print_error(f"ags1: {one_line(str(warning.message))}")

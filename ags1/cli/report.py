@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # Shorter runs end before a bar would have been read.
 _BAR_DELAY_SECONDS = 0.5
+# A sidecar may hold names of any length. Those of the services' keys have up to 250 characters.
+_MAX_NAME = 300
+_MAX_CAUSE = 1000
 
 
 class Report:
@@ -83,6 +86,11 @@ class Report:
     def failed(self, error: BaseException, file: str) -> None:
         """Report a failure on standard error, and as JSON; the first one is the exit code."""
         failure = describe(error, file)
+        # The file's own name stays whole.
+        about = f"{failure.file}: " if failure.file is not None else ""
+        if failure.message.startswith(about):
+            cause = shortened(failure.message.removeprefix(about), _MAX_CAUSE)
+            failure = replace(failure, message=about + cause)
         if failure.file == standard.STDOUT:
             # Nothing more can be said there, whatever the file.
             raise error
@@ -120,6 +128,13 @@ class Report:
         if self._bar is not None:
             self._bar[0].stop()
             self._bar = None
+
+
+def shortened(text: str, size: int = _MAX_NAME) -> str:
+    """Return ``text`` in at most about ``size`` characters: the middle is what is left out."""
+    if len(text) <= size:
+        return text
+    return f"{text[: size // 2]}[{len(text) - size:,} characters]{text[-(size // 2) :]}"
 
 
 def _new_bar(total_size: int | None) -> tuple[Progress, TaskID]:

@@ -4,13 +4,15 @@ Two names cannot change in one step, so the order counts. The encrypted file is 
 under a temporary name first; then its sidecar gets its name, then the file gets its own. A crash in
 between leaves at most a sidecar without a file, never a file without its key. When an old pair is
 replaced, the sidecar holds the keys of both files until the new file has its name: at every moment
-the file that is there can be opened.
+the file that is there can be opened. What a crash left is taken up the same way, but keeps its keys
+for good: the file that they open may only have been moved away.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -34,13 +36,15 @@ _CHUNK_SIZE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """How to encrypt. ``threads`` None: one per CPU that we may use."""
+    """How to encrypt. ``threads`` None: one per CPU that we may use. ``takes_orphans``: a sidecar
+    whose file does not exist gets the new file's key beside its own."""
 
     block_size: int
     threads: int | None
     durable: bool
     overwrite: bool
     progress: Callable[[int, int], None]
+    takes_orphans: bool = False
 
 
 def encrypt(job: Job, keychain: Keychain, how: Sealing) -> tuple[KeyMetadata, Sidecar]:
@@ -50,7 +54,7 @@ def encrypt(job: Job, keychain: Keychain, how: Sealing) -> tuple[KeyMetadata, Si
         return _encrypt_to_output(job, keychain, how)
     # A link is followed, as it is in all writing; the temporary file belongs beside its end.
     target = os.path.realpath(job.target)
-    _check_targets(job, overwrite=how.overwrite)
+    _check_targets(job, overwrite=how.overwrite, takes_orphans=how.takes_orphans)
     staged = temporary_path(target)
     try:
         with _errors_about(staged, job.target):
@@ -95,7 +99,7 @@ def _encrypt_to_output(job: Job, keychain: Keychain, how: Sealing) -> tuple[KeyM
     """Encrypt to standard output. The sidecar is there before the stream's last bytes are: whoever
     stored the output has no whole file without its key."""
     if not how.overwrite and os.path.lexists(job.sidecar):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), job.sidecar)
+        raise _exists(job.sidecar)
     old = _present_sidecar(job.sidecar)
     km = KeyMetadata.generate(FILE_KEY_SIZE)
     with _pipe_source(job) as chunks:
@@ -153,6 +157,11 @@ def _publish_pair(
     staged: str, target: str, sidecar: Sidecar, sidecar_file: str, how: Sealing
 ) -> None:
     """Give a file and its sidecar their names, the sidecar first."""
+    if how.takes_orphans:
+        with _orphan(sidecar_file) as orphan:
+            if orphan is not None:
+                _publish_with_orphan(staged, target, sidecar, sidecar_file, orphan, how)
+                return
     overwrite, durable = how.overwrite, how.durable
     status = os.stat(staged)
     old = _present_sidecar(sidecar_file) if overwrite else None
@@ -172,6 +181,53 @@ def _publish_pair(
         raise
     if old is not None:
         write_sidecar(sidecar_file, sidecar, overwrite=True, durable=durable)
+
+
+def _publish_with_orphan(
+    staged: str, target: str, sidecar: Sidecar, sidecar_file: str, orphan: Sidecar, how: Sealing
+) -> None:
+    """Do so where a sidecar is already, but no file."""
+    both = sidecar.with_keys_of(orphan)
+    try:
+        Sidecar.from_bytes(both.to_bytes())
+    except KeyMetadataError:  # too many keys
+        raise _exists(sidecar_file) from None
+    status = os.stat(staged)
+    try:
+        write_sidecar(sidecar_file, both, overwrite=True, durable=how.durable)
+        publish(staged, target, overwrite=False, durable=how.durable)
+    except BaseException:
+        if not _is_file(target, status):
+            _take_back(sidecar_file, both, orphan)
+        raise
+
+
+@contextlib.contextmanager
+def _orphan(path: str) -> Iterator[Sidecar | None]:
+    """Hold a sidecar, so that of several runs one at a time replaces it; None if there is none.
+
+    Another run may be about to give its file a name: then the file is there first, or its name is
+    taken, and either way the sidecar has its key. Raises FileExistsError for what is no sidecar, or
+    was replaced meanwhile; OSError.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        sidecar = _present_sidecar(path)
+        # Whoever held it before has put another file in its place.
+        if sidecar is None or not _is_file(path, os.fstat(fd)):
+            raise _exists(path)
+        yield sidecar
+    finally:
+        os.close(fd)
+
+
+def _exists(path: str) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
 def _present_sidecar(path: str) -> Sidecar | None:
@@ -203,9 +259,10 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _check_targets(job: Job, *, overwrite: bool) -> None:
+def _check_targets(job: Job, *, overwrite: bool, takes_orphans: bool) -> None:
     """Refuse what publishing would refuse, before the work rather than after it."""
     assert job.target is not None
+    may_be_there = job.sidecar if takes_orphans and not os.path.lexists(job.target) else None
     for path in (job.target, job.sidecar):
         try:
             status = os.stat(path)
@@ -213,8 +270,12 @@ def _check_targets(job: Job, *, overwrite: bool) -> None:
             continue
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if path == may_be_there:
+            if _present_sidecar(path) is None:
+                raise _exists(path)
+            continue
         if not overwrite:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            raise _exists(path)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", path)
         if not job.is_pipe and os.path.samefile(job.source, path):

@@ -232,7 +232,7 @@ def read_file(environ: Mapping[str, str]) -> Layer:
             file=path,
         )
     try:
-        layer = from_text(data.decode())
+        layer = from_text(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         layer = None
     except KmsConfigurationError as error:

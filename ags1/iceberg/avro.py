@@ -161,12 +161,18 @@ class AvroFile:
             else:
                 ranges = _ranges(start, end, pieces)
                 batches = self._read_ahead(projection, ranges, batch_size, threads)
+            expected = record_count if split is None else None
             for batch in batches:
+                end_row = position + batch.num_rows
+                if expected is not None and end_row > expected:
+                    # At once: rows of no bytes may go on for ever.
+                    raise FormatError(
+                        f"the file has {end_row} rows or more, but should have {expected}"
+                    )
                 yield position, batch
-                position += batch.num_rows
-            if record_count is not None and split is None and position != record_count:
-                kind = TruncatedError if position < record_count else FormatError
-                raise kind(f"the file has {position} rows, but should have {record_count}")
+                position = end_row
+            if expected is not None and position < expected:
+                raise TruncatedError(f"the file has {position} rows, but should have {expected}")
 
     def rows_before(self, start: int) -> int:
         """Return how many rows lie in the blocks of the splits before ``start``."""

@@ -21,6 +21,7 @@ from .. import oneshot
 from ..errors import (
     Ags1Error,
     FormatError,
+    MetadataIntegrityError,
     MissingFileLengthError,
     NotEncryptedError,
     TruncatedError,
@@ -60,11 +61,23 @@ class TableFiles(FileIO):
         self.location_map = dict(location_map or {})
 
     def stored_location(self, location: str) -> str:
-        """Return where the file lies that the metadata knows by ``location``."""
-        return moved(location, self.location_map)
+        """Return where the file lies that the metadata knows by ``location``. Raises
+        MetadataIntegrityError for what can be no file's name."""
+        stored = moved(location, self.location_map)
+        if "\0" in stored or not _is_text(stored):
+            raise MetadataIntegrityError("the location is no file's name", file=location)
+        return stored
 
     def new_input(self, location: str) -> InputFile:
-        return self.inner.new_input(self.stored_location(location))
+        """Return the file as it is stored. Raises MetadataIntegrityError for a location that cannot
+        be one of the table's."""
+        stored = self.stored_location(location)
+        try:
+            return self.inner.new_input(stored)
+        except (ValueError, ImportError) as error:
+            raise MetadataIntegrityError(
+                f"there can be no such location: {error}", file=location
+            ) from error
 
     def new_output(self, location: str) -> OutputFile:
         raise NotImplementedError(
@@ -122,17 +135,31 @@ class TableFiles(FileIO):
             raise
 
     def local_path(self, location: str) -> str | None:
-        """Return the path of a file of this machine, None for one that lies elsewhere."""
+        """Return the path of a file of this machine, None for one that lies elsewhere. Raises
+        MetadataIntegrityError as ``new_input``."""
+        stored = self.stored_location(location)
         if isinstance(self.inner, PyArrowFileIO):
-            scheme, _, path = self.inner.parse_location(
-                self.stored_location(location), self.inner.properties
-            )
+            try:
+                scheme, _, path = self.inner.parse_location(stored, self.inner.properties)
+            except ValueError as error:
+                raise MetadataIntegrityError(
+                    f"there can be no such location: {error}", file=location
+                ) from error
             if scheme == "file":
                 return path
         return None
 
     def __repr__(self) -> str:
         return f"TableFiles({type(self.inner).__name__}, {self.keys!r})"
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be encoded: JSON may have half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_header(sealed: bytes) -> None:

@@ -27,6 +27,7 @@ from ..keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_I
 from .snapshots import EncryptedSnapshot
 
 FORMAT_VERSION = 3
+MAX_METADATA_SIZE = 256 << 20
 
 # In the order in which Java's TableMetadataParser prints them, for format version 3.
 _JAVA_FIELDS = (
@@ -61,7 +62,8 @@ def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
     Raises MetadataIntegrityError when they are not what ``trust`` says, or no metadata.
     """
     with io.new_input(location).open() as stream:
-        stored = stream.read()
+        stored = stream.read(MAX_METADATA_SIZE + 1)
+    _check_size(stored, location)
     if trust.metadata_sha256 is not None:
         digest = hashlib.sha256(stored).hexdigest()
         if digest != trust.metadata_sha256.lower():
@@ -71,8 +73,10 @@ def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
                 file=location,
             )
     try:
-        text = _decompressed(stored) if location.endswith(".gz.metadata.json") else stored
+        text = _decompressed(stored, location) if _is_compressed(location) else stored
         metadata = json.loads(text)
+    except MetadataIntegrityError:
+        raise
     except (ValueError, RecursionError, zlib.error):
         raise MetadataIntegrityError("the metadata is not JSON", file=location) from None
     if not _has_the_form(metadata):
@@ -182,16 +186,32 @@ def _has_the_form(metadata: object) -> TypeGuard[dict[str, Any]]:
     """Whether parsed JSON has the form of a table's metadata, as far as is looked at here."""
     if not isinstance(metadata, dict):
         return False
-    snapshots, properties = metadata.get("snapshots") or [], metadata.get("properties") or {}
-    return (
-        isinstance(properties, dict)
-        and isinstance(snapshots, list)
-        and all(isinstance(snapshot, dict) for snapshot in snapshots)
+    properties = metadata.get("properties") or {}
+    lists = [metadata.get(name) or [] for name in ("snapshots", "encryption-keys")]
+    return isinstance(properties, dict) and all(
+        isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+        for entries in lists
     )
 
 
-def _decompressed(stored: bytes) -> bytes:
-    return zlib.decompress(stored, wbits=31)
+def _is_compressed(location: str) -> bool:
+    return location.endswith(".gz.metadata.json")
+
+
+def _decompressed(stored: bytes, location: str) -> bytes:
+    decompressor = zlib.decompressobj(wbits=31)
+    text = decompressor.decompress(stored, MAX_METADATA_SIZE + 1)
+    _check_size(text, location)
+    if not decompressor.eof:
+        raise ValueError("the compressed data is cut")
+    return text
+
+
+def _check_size(text: bytes, location: str) -> None:
+    if len(text) > MAX_METADATA_SIZE:
+        raise MetadataIntegrityError(
+            f"the metadata is larger than {MAX_METADATA_SIZE >> 20} MiB", file=location
+        )
 
 
 def _java_hashes(text: bytes, metadata: dict[str, Any]) -> list[str]:
@@ -210,4 +230,6 @@ def _java_hashes(text: bytes, metadata: dict[str, Any]) -> list[str]:
 
 
 def _compact(metadata: dict[str, Any]) -> bytes:
-    return json.dumps(metadata, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(metadata, separators=(",", ":"), ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )

@@ -23,6 +23,8 @@ Struct: TypeAlias = "dict[int, Any]"
 
 MAGIC_ENCRYPTED, MAGIC_PLAIN = b"PARE", b"PAR1"
 
+# What comes of fields that are missing or of another type.
+_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, struct.error, RecursionError)
 _LENGTH_SIZE = 4
 _OVERHEAD = 12 + 16  # nonce and tag
 WINDOW_SIZE = 4 << 20
@@ -78,7 +80,7 @@ def verify_parquet(fetch: Fetch, actual_size: int, km: KeyMetadata) -> VerifiedP
     size = check_length(actual_size, km, trust_file_size=False)
     try:
         return _File(fetch, size, km).verify()
-    except (IndexError, KeyError, TypeError, struct.error, RecursionError):
+    except _MALFORMED:
         raise FormatError("the file's structure is not one that Parquet has") from None
 
 
@@ -92,7 +94,7 @@ def check_algorithm(fetch: Fetch, actual_size: int, km: KeyMetadata) -> None:
     size = check_length(actual_size, km, trust_file_size=False)
     try:
         _File(fetch, size, km).crypto_metadata()
-    except (IndexError, KeyError, TypeError, struct.error, RecursionError):
+    except _MALFORMED:
         raise FormatError("the file's structure is not one that Parquet has") from None
 
 

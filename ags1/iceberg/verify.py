@@ -29,6 +29,7 @@ from ..cpu import usable_cpus
 from ..errors import (
     Ags1Error,
     FormatError,
+    KeyMetadataError,
     KmsAccessDeniedError,
     KmsConfigurationError,
     KmsUnavailableError,
@@ -37,7 +38,13 @@ from ..errors import (
 )
 from ..key_metadata import KeyMetadata
 from ..keys.envelope import EncryptedKey, KeyEncryptionKey
-from ..keys.manager import CLOCK_SKEW_MS, KEK_LIFETIME_MS, Clock, now_ms
+from ..keys.manager import (
+    CLOCK_SKEW_MS,
+    KEK_LIFETIME_MS,
+    Clock,
+    EncryptionManager,
+    now_ms,
+)
 from ..layout import DEFAULT_BLOCK_SIZE, MAGIC
 from .deletes import read_deletion_vector
 from .files import TableFiles
@@ -64,6 +71,7 @@ _HUGE_FILE = 256 << 20
 _REMOTE_THREADS = 16
 _NEAR_EXPIRY_MS = 60 * 24 * 60 * 60 * 1000
 _DAY_MS = 24 * 60 * 60 * 1000
+_MAX_DIGITS = 18
 # Where Iceberg's table properties may put files besides the table's own folder.
 _FOLDER_PROPERTIES = ("write.data.path", "write.metadata.path", "write.object-storage.path")
 _PLAIN_FORMATS = {
@@ -114,6 +122,14 @@ def verify_table(
     return _Verification(table, threads, progress, require_encrypted, clock_ms).run(list_folders)
 
 
+def estimated_size(table: EncryptedTable) -> int | None:
+    """Return the bytes of the current snapshot's files as its summary has them, None if unknown."""
+    snapshot = table.metadata.current_snapshot()
+    summary = snapshot.summary if snapshot is not None else None
+    size = summary["total-files-size"] if summary is not None else None
+    return int(size) if size and size.isdecimal() and len(size) <= _MAX_DIGITS else None
+
+
 @dataclass(slots=True)
 class _Outcome:
     """What one file's verification brought."""
@@ -155,7 +171,7 @@ class _Verification:
         self._progress = progress
         self._require_encrypted = require_encrypted or self._files.require_encrypted
         self._clock_ms = clock_ms
-        self._is_local = self._files.local_path(self._metadata.location) is not None
+        self._is_local = self._lies_here()
         self._cpus = threads or usable_cpus()
         self._threads = threads or (
             self._cpus if self._is_local else max(self._cpus, _REMOTE_THREADS)
@@ -178,7 +194,7 @@ class _Verification:
         )
         self._verified_size = 0
         self._running: set[Future[_Outcome]] = set()
-        self._root = place(self._files.stored_location(self._metadata.location)).rstrip("/") + "/"
+        self._root = self._place_of(self._metadata.location).rstrip("/") + "/"
         # Each file, by the name below the table's folder, with a digest of its key; and each key's
         # file. Digests under a secret of this run: the keys themselves need not be kept.
         self._salt = random_bytes(32)
@@ -188,7 +204,7 @@ class _Verification:
         self._said: dict[bytes, _Stated] = {}
         self._vectors: set[tuple[bytes, _Stated, _Stated]] = set()
         self._manifests: dict[str, tuple[EncryptedManifest, list[int]]] = {}
-        self._estimate = self._estimated_size()
+        self._estimate = estimated_size(table)
         self._size_seen = 0
         self._next_progress = 0.0
 
@@ -235,10 +251,18 @@ class _Verification:
 
     def _check_keys(self) -> None:
         manager = self._files.keys
-        keks = manager.key_encryption_keys
+        sound = []
+        for entry in manager.encryption_keys:
+            try:
+                _ = entry.timestamp
+            except KeyMetadataError as error:
+                self._findings.add("kek-unusable", error.message)
+            else:
+                sound.append(entry)
+        keks = EncryptionManager(manager.kms, manager.table_key_id, sound).key_encryption_keys
         needed = {cast("EncryptedSnapshot", s).key_id for s in self._metadata.snapshots}
         used = set()
-        for entry in manager.encryption_keys:
+        for entry in sound:
             if entry in keks:
                 continue
             if entry.key_id in needed:
@@ -631,9 +655,17 @@ class _Verification:
         folders = [self._metadata.location]
         for name in _FOLDER_PROPERTIES:
             location = properties.get(name)
-            if location and not place(self._files.stored_location(location)).startswith(self._root):
+            if location and not self._place_of(location).startswith(self._root):
                 folders.append(location)
         for folder in folders:
+            for location in self._listed(folder):
+                name = location.rpartition("/")[2]
+                if self._place_name(place(location)) not in self._known and not _is_of_use(name):
+                    self._submit(self._look_at_stranger, location, ())
+
+    def _listed(self, folder: str) -> Iterator[str]:
+        """Yield what lies in a folder, as far as it can be told."""
+        try:
             found = list_files(self._files.inner, self._files.stored_location(folder))
             if found is None:
                 self._findings.add(
@@ -642,16 +674,12 @@ class _Verification:
                     "not looked for",
                     folder,
                 )
-                continue
-            try:
-                for location in found:
-                    name = location.rpartition("/")[2]
-                    if self._place_name(place(location)) not in self._known and not _is_of_use(
-                        name
-                    ):
-                        self._submit(self._look_at_stranger, location, ())
-            except OSError as error:
-                self._findings.take(finding_of(error, folder, ()))
+                return
+            yield from found
+        except (Ags1Error, OSError) as error:
+            self._findings.take(finding_of(error, folder, ()))
+        except (ValueError, ImportError) as error:
+            self._findings.add("metadata", f"there can be no such location: {error}", folder)
 
     def _look_at_stranger(self, location: str, ids: _Snapshots) -> _Outcome:
         try:
@@ -672,7 +700,20 @@ class _Verification:
     # -- names and keys
 
     def _name(self, location: str) -> bytes:
-        return self._place_name(place(self._files.stored_location(location)))
+        return self._place_name(self._place_of(location))
+
+    def _place_of(self, location: str) -> str:
+        try:
+            return place(self._files.stored_location(location))
+        except MetadataIntegrityError:
+            # Told of where the file is opened.
+            return place(location)
+
+    def _lies_here(self) -> bool:
+        try:
+            return self._files.local_path(self._metadata.location) is not None
+        except MetadataIntegrityError:
+            return False
 
     def _place_name(self, where: str) -> bytes:
         return where.removeprefix(self._root).encode("utf-8", "surrogatepass")
@@ -712,12 +753,6 @@ class _Verification:
         path = self._files.local_path(location)
         if path is not None and not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", path)
-
-    def _estimated_size(self) -> int | None:
-        snapshot = self._metadata.current_snapshot()
-        summary = snapshot.summary if snapshot is not None else None
-        size = summary["total-files-size"] if summary is not None else None
-        return int(size) if size and size.isdecimal() else None
 
     # -- threads
 

@@ -5,7 +5,7 @@
     {"encryption-keys": [KEK entry, wrapped key metadata entry], "key-id": "<the latter's id>"}
 
 A file's key is sealed with other additional data than a manifest list's is (see ``_PURPOSE``). The
-sidecar holds no key in the clear, but without it the file is lost. A sidecar may hold the keys of more
+sidecar holds no key in the clear, but without it the file is lost. It may hold the keys of more
 than one file: while a file is being replaced its sidecar opens the old and the new one, so that no
 crash in between leaves either without its key.
 """

@@ -112,6 +112,12 @@ class Keyring:
         with self._lock:
             return self._refresh()
 
+    def is_protected(self) -> bool:
+        """Return whether the keyring has a passphrase, which has been asked for then."""
+        with self._lock:
+            self._refresh()
+            return self._derived is not None
+
     def change(
         self,
         edit: Callable[[dict[str, Any]], None],

@@ -123,7 +123,10 @@ class LocalKms:
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         prefix = wrapped_key[: _WRAPPED_PREFIX.size]
         if len(prefix) < _WRAPPED_PREFIX.size or prefix[0] != _WRAPPED_FORMAT:
-            raise KmsUnwrapError("the wrapped key is damaged, or no keyring wrapped it")
+            raise KmsUnwrapError(
+                f"no keyring wrapped it: the master key {key_id!r} is another KMS's (--kms says "
+                "which), or the wrapped key is damaged"
+            )
         _, number = _WRAPPED_PREFIX.unpack(prefix)
         version = self._master_key(key_id, number).versions[number]
         try:
@@ -250,26 +253,37 @@ def create_key(
     return int(info.versions[-1].version)
 
 
-def set_passphrase(path: str, new: bytes, old: bytes | Callable[[], bytes] | None = None) -> None:
+def set_passphrase(
+    path: str,
+    new: bytes | Callable[[], bytes],
+    old: bytes | Callable[[], bytes] | None = None,
+) -> bool:
     """Protect the keyring at ``path`` by the passphrase ``new``, in place of ``old`` if it has one.
+    Returns whether it had. Functions are called for what is needed, ``old`` first.
 
     Copies of the file as it was (backups) stay as they were: if one of them is in the wrong hands,
     the master keys have to be rotated. Raises as ``LocalKms`` does.
     """
-    new_seal = sealing(checked(new))
-    keyring = Keyring(path, passphrase_source(old, None))
+    keyring, source = Keyring(path, passphrase_source(old, None)), passphrase_source(new, None)
     del new, old  # error reporters show the variables of a traceback
+    had_one = keyring.is_protected()
+    new_seal = sealing(checked(source and source.ask()))
     keyring.change(lambda _: None, protect=lambda _: new_seal)
+    return had_one
 
 
-def remove_passphrase(path: str, passphrase: bytes | Callable[[], bytes]) -> None:
-    """Leave the keyring at ``path`` with its file mode as its only protection.
+def remove_passphrase(path: str, passphrase: bytes | Callable[[], bytes]) -> bool:
+    """Leave the keyring at ``path`` with its file mode as its only protection. Returns whether it
+    had another.
 
     Raises as ``LocalKms`` does.
     """
     keyring = Keyring(path, passphrase_source(passphrase, None))
     del passphrase
-    keyring.change(lambda _: None, protect=lambda _: None)
+    had_one = keyring.is_protected()
+    if had_one:
+        keyring.change(lambda _: None, protect=lambda _: None)
+    return had_one
 
 
 def _describe(name: str, master_key: MasterKey) -> KeyInfo:

@@ -8,6 +8,7 @@ in ASCII and ``keyB`` = ``1123456789012345``.
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Mapping
@@ -58,7 +59,7 @@ class MemoryKms:
             "master keys in properties are for tests and demonstrations: "
             "who can read the configuration can decrypt everything",
             KeysInPropertiesWarning,
-            stacklevel=2,
+            stacklevel=_level_of_caller(),
         )
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
@@ -97,3 +98,13 @@ class MemoryKms:
                 f"no master key {key_id!r}: there is no property {_KEY_PREFIX + key_id!r}"
             )
         return bytes.fromhex(text)
+
+
+def _level_of_caller() -> int:
+    """Return the ``stacklevel`` at which our caller's warning is about the line outside of this
+    library that led here, through the registry or a catalog."""
+    package = __name__.partition(".")[0]
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    return max(level, 1)

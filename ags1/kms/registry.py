@@ -37,6 +37,7 @@ _JAVA = {
     "org.apache.iceberg.azure.keymanagement.AzureKeyManagementClient": "azure",
     "org.apache.iceberg.gcp.GcpKeyManagementClient": "gcp",
 }
+_PROTOCOL = ("wrap_key", "unwrap_key", "supports_key_generation", "generate_key", "close")
 _PLACE = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<name>\w+(?:\.\w+)*)")
 
 
@@ -44,6 +45,20 @@ def kms_types() -> list[str]:
     """Return what ``encryption.kms-type`` may say: ours, and what other packages have registered
     in the entry-point group ``ags1.kms``."""
     return sorted({*_BUILT_IN, *(found.name for found in entry_points(group=ENTRY_POINT_GROUP))})
+
+
+def is_known_type(kms_type: str) -> bool:
+    """Return whether ``encryption.kms-type`` may say so."""
+    return kms_type.lower() in _BUILT_IN or kms_type in kms_types()
+
+
+def is_built_in(properties: Mapping[str, str]) -> bool:
+    """Return whether ``properties`` mean a client of ours, rather than another package's or none
+    that there is."""
+    impl = properties.get(KMS_IMPL)
+    if impl:
+        return impl in _JAVA
+    return properties.get(KMS_TYPE, "").lower() in _BUILT_IN
 
 
 def from_properties(properties: Mapping[str, str]) -> KmsClient:
@@ -107,8 +122,14 @@ def _make(factory: Any, properties: Mapping[str, str]) -> KmsClient:
     if make is None and _may_be_called(factory):
         make = factory
     client = make(dict(properties)) if callable(make) else None
-    if not _is_client(client):
-        raise KmsConfigurationError(f"{factory!r} does not make a KMS client")
+    # A property of a class may ask the service: only whether it is there counts.
+    missing = [
+        name for name in _PROTOCOL if not (hasattr(type(client), name) or hasattr(client, name))
+    ]
+    if missing:
+        raise KmsConfigurationError(
+            f"{factory!r} does not make a KMS client: what it makes has no {', '.join(missing)}"
+        )
     return cast("KmsClient", client)
 
 

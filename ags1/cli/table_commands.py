@@ -1,0 +1,406 @@
+"""The commands ``ags1 table …``: encrypted Iceberg tables described, read, listed and verified.
+
+Imports nothing that help doesn't need; PyIceberg and Arrow come in with the first table.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+from . import options, table_options
+from .failures import EXPECTED, Exit
+from .table_options import TableOptions
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_EXIT_STATUS = """\
+\b
+Exit status:
+  0    success
+  1    wrong usage
+  2    authentication failed: wrong key, or the data was changed, or is in the
+       clear where it must not be
+  3    truncated: a file is shorter than its keys say
+  4    malformed, or longer than its keys say
+  5    keys: no keyring or master key, or one that doesn't fit; the KMS refused,
+       or could not be reached
+  6    input or output failed; a file is missing
+  130  interrupted (141: the reader of the output went away, 143: terminated)
+"""
+
+
+def _reporting(command: Command) -> Command:
+    """Have failures over the table told with our exit codes."""
+
+    @functools.wraps(command)
+    def guarded(where: TableOptions, *arguments: Any, **more: Any) -> int:
+        from .failures import describe, one_line
+        from .standard import STDOUT, print_error
+
+        try:
+            return int(command(where, *arguments, **more))
+        except EXPECTED as error:
+            failure = describe(error, where.table)
+            if failure.file == STDOUT:
+                raise
+            print_error(f"ags1: {one_line(failure.message)}")
+            return failure.exit_code
+
+    return cast("Command", guarded)
+
+
+_at_snapshot = click.option(
+    "--snapshot", "snapshot_id", type=int, metavar="ID", help="Read this snapshot."
+)
+_at_ref = click.option("--ref", metavar="NAME", help="Read what this branch or tag names.")
+_require_encrypted = click.option(
+    "--require-encrypted", is_flag=True, help="Refuse data files in the clear, which are allowed."
+)
+
+
+@click.group(
+    "table",
+    invoke_without_command=True,
+    epilog="""
+\b
+Examples:
+  ags1 table info warehouse/db/flights
+  ags1 table verify s3://lake/db/flights --kms aws --key alias/tables
+  ags1 table scan db.flights --catalog prod --filter "day = '2026-01-31'"
+""",
+)
+@click.pass_context
+def table(ctx: click.Context) -> None:
+    """Describe, read, list and verify encrypted Iceberg tables."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(Exit.USAGE)
+
+
+@table.command(
+    epilog=f"""
+\b
+Examples:
+  ags1 table info warehouse/db/flights
+  ags1 table info db.flights --catalog prod --json | jq .keks
+
+{_EXIT_STATUS}"""
+)
+@table_options.opening
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as a JSON object.")
+@_reporting
+def info(where: TableOptions, as_json: bool) -> int:
+    """Show a table's snapshots and keys, and what of it is in the clear. Needs no key."""
+    import json
+
+    from .failures import one_line
+    from .standard import print_line
+    from .table_facts import describe_table, table_lines
+    from .tables import open_table
+
+    facts = describe_table(open_table(where, _ignore if as_json else _note, keys=False))
+    if as_json:
+        print_line(json.dumps({**facts, "ok": True}))
+    else:
+        for line in table_lines(facts):
+            print_line(one_line(line))
+    return Exit.OK
+
+
+@table.command(
+    epilog=f"""
+\b
+Examples:
+  ags1 table scan warehouse/db/flights --limit 10
+  ags1 table scan db.flights --catalog prod --columns id,day --format csv
+  ags1 table scan db.flights --catalog prod --filter "id > 7 and day is not null" \\
+      --format jsonl | jq .id
+  ags1 table scan warehouse/db/flights --ref audit -o /secure/flights.parquet
+
+{_EXIT_STATUS}"""
+)
+@table_options.opening
+@click.option(
+    "--filter",
+    "row_filter",
+    metavar="EXPR",
+    help="Rows to read, in PyIceberg's syntax: \"id > 7 and (s = 'a' or s is null)\".",
+)
+@click.option("--columns", metavar="A,B", help="Columns to read.  [default: all]")
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="Stop after so many rows.")
+@_at_snapshot
+@_at_ref
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "jsonl", "csv", "arrow", "parquet"]),
+    help="[default: what the output's name ends in, or table]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=options.PATH,
+    metavar="FILE",
+    help="Write to this file, in the clear; it appears when it is whole.",
+)
+@options.force
+@_require_encrypted
+@options.quiet
+@_reporting
+def scan(
+    where: TableOptions,
+    row_filter: str | None,
+    columns: str | None,
+    limit: int | None,
+    snapshot_id: int | None,
+    ref: str | None,
+    format_: str | None,
+    output: str | None,
+    force: bool,
+    require_encrypted: bool,
+    quiet: bool,
+) -> int:
+    """Print a table's rows, decrypted.
+
+    Rows are printed as they are read; a damaged file ends the output, and the exit status tells.
+    Output to a file is in the clear, with the permissions that the umask gives it.
+    """
+    from .rows import BINARY, WRITERS
+    from .standard import BinaryOutput
+    from .tables import open_table, pyiceberg_failures
+
+    format_ = format_ or _format_of(output)
+    if output is None and format_ in BINARY and sys.stdout is not None and sys.stdout.isatty():
+        raise click.UsageError(f"{format_} is not for a terminal: use -o, or a pipe")
+    opened = open_table(where, _ignore if quiet else _note, require_encrypted=require_encrypted)
+    with pyiceberg_failures(where.table):
+        chosen = _snapshot(opened, snapshot_id, ref)
+        reader = opened.scan(
+            row_filter=_expression(opened, row_filter),
+            selected_fields=tuple(columns.split(",")) if columns else ("*",),
+            snapshot_id=None if chosen is None else chosen.snapshot_id,
+            limit=limit,
+        ).to_arrow_batch_reader()
+        write = WRITERS[format_]
+        if output is None:
+            stdout = cast("IO[bytes]", BinaryOutput())
+            write(reader, stdout)
+            stdout.flush()
+            return Exit.OK
+        from ..atomic import AtomicFile
+
+        with (
+            AtomicFile(output, overwrite=force) as target,
+            os.fdopen(target.fd, "wb", closefd=False) as file,
+        ):
+            write(reader, file)
+    return Exit.OK
+
+
+@table.command(
+    epilog=f"""
+\b
+Examples:
+  ags1 table files warehouse/db/flights
+  ags1 table files db.flights --catalog prod --json | jq 'select(.encrypted | not)'
+
+{_EXIT_STATUS}"""
+)
+@table_options.opening
+@_at_snapshot
+@_at_ref
+@options.quiet
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@_reporting
+def files(
+    where: TableOptions, snapshot_id: int | None, ref: str | None, quiet: bool, as_json: bool
+) -> int:
+    """List a snapshot's data and delete files: encrypted or in the clear, rows, sizes."""
+    import json
+
+    from .failures import one_line
+    from .standard import print_line
+    from .table_facts import file_line, files_of_snapshot
+    from .tables import open_table, pyiceberg_failures
+
+    opened = open_table(where, _ignore if quiet or as_json else _note)
+    with pyiceberg_failures(where.table):
+        chosen = _snapshot(opened, snapshot_id, ref) or opened.current_snapshot()
+        if chosen is None:
+            return Exit.OK
+        for facts in files_of_snapshot(opened, chosen):
+            print_line(json.dumps(facts) if as_json else one_line(file_line(facts)))
+    return Exit.OK
+
+
+@table.command(
+    epilog=f"""
+\b
+Examples:
+  ags1 table verify warehouse/db/flights
+  ags1 table verify db.flights --catalog prod --strict --quiet || mail -s broken me
+  ags1 table verify s3://lake/db/flights --kms aws --key alias/tables --json \\
+      | jq '.findings[] | select(.severity == "error")'
+
+{_EXIT_STATUS}
+  Of several errors the lowest code is taken; warnings are none unless --strict.
+"""
+)
+@table_options.opening
+@_require_encrypted
+@click.option("--strict", is_flag=True, help="Fail on warnings, too.")
+@click.option(
+    "--no-list",
+    is_flag=True,
+    help="Don't look through the table's folder for files that no snapshot has.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Worker threads.  [default: one for each CPU, more over a network]",
+)
+@options.quiet
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: all that was found.")
+def verify(
+    where: TableOptions,
+    require_encrypted: bool,
+    strict: bool,
+    no_list: bool,
+    threads: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Check every block of every file of every snapshot, and tell what is in the clear.
+
+    Errors are what is damaged, changed, missing, or not encrypted though the format demands it.
+    Warnings: data files and statistics in the clear, files in the clear that lie in the table's
+    folder and belong to no snapshot (a failed INSERT leaves them), KEKs near their end. Notes:
+    other files and keys that no snapshot needs. With --quiet, errors only.
+
+    The metadata.json itself (schemas, which snapshots there are) is only as trustworthy as its
+    place, and a note says so, unless --expect-sha256 or a Hive or REST catalog vouches for it.
+    """
+    import json
+
+    from .failures import describe, one_line
+    from .report import Report
+    from .standard import print_error, print_line
+    from .table_verifying import as_json as result_as_json
+    from .table_verifying import exit_code, line, summary
+    from .tables import open_table, pyiceberg_failures
+
+    try:
+        opened = open_table(where, _ignore if quiet or as_json else _note)
+        with pyiceberg_failures(where.table):
+            result = _verified(opened, where, require_encrypted, no_list, threads, quiet, Report)
+    except EXPECTED as error:
+        failure = describe(error, where.table)
+        print_error(f"ags1: {one_line(failure.message)}")
+        if as_json:
+            details = {"kind": failure.kind, "message": failure.message}
+            code = int(failure.exit_code)
+            print_line(json.dumps({"ok": False, "exit_code": code, "error": details}))
+        return failure.exit_code
+    code = exit_code(result, strict=strict)
+    if as_json:
+        print_line(result_as_json(result, code))
+        return code
+    for finding in result.findings:
+        if not quiet or finding.severity == "error":
+            print_line(line(finding))
+    if code != Exit.OK:
+        print_error(f"ags1: {one_line(where.table)}: {summary(result)}")
+    elif not quiet:
+        print_line(one_line(f"{where.table}: OK: {summary(result)}"))
+    return code
+
+
+def _verified(
+    opened: Table,
+    where: TableOptions,
+    require_encrypted: bool,
+    no_list: bool,
+    threads: int | None,
+    quiet: bool,
+    new_report: Any,
+) -> Any:
+    from ..errors import NotEncryptedError
+    from ..iceberg import EncryptedTable
+    from ..iceberg.verify import estimated_size, verify_table
+
+    if not isinstance(opened, EncryptedTable):
+        raise NotEncryptedError("the table is not encrypted: nothing in it can be verified")
+    total = estimated_size(opened)
+    with new_report(as_json=False, quiet=quiet, total_size=total) as report:
+        report.begin(where.table)
+        return verify_table(
+            opened,
+            threads=threads,
+            progress=report.progress,
+            require_encrypted=require_encrypted,
+            list_folders=not no_list,
+        )
+
+
+def _snapshot(opened: Table, snapshot_id: int | None, ref: str | None) -> Snapshot | None:
+    """Return the snapshot that was asked for, None for the current one."""
+    if snapshot_id is not None and ref is not None:
+        raise click.UsageError("--snapshot and --ref name two snapshots: one is meant")
+    if ref is not None:
+        found = opened.snapshot_by_name(ref)
+        if found is None:
+            raise click.UsageError(f"the table has no branch or tag {ref!r}")
+        return found
+    if snapshot_id is not None:
+        found = opened.snapshot_by_id(snapshot_id)
+        if found is None:
+            raise click.UsageError(f"the table has no snapshot {snapshot_id}")
+        return found
+    return None
+
+
+def _expression(opened: Table, text: str | None) -> Any:
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.expressions.parser import parse
+    from pyiceberg.expressions.visitors import bind
+
+    if not text:
+        return AlwaysTrue()
+    try:
+        expression = parse(text)
+        bind(opened.schema(), expression, case_sensitive=True)
+    except Exception as error:
+        position = getattr(error, "loc", None)  # pyparsing's
+        reason = " ".join(str(error).split())
+        if position is not None:
+            reason = f"not understood from character {position + 1} on"
+        raise click.UsageError(f"--filter {text!r}: {reason}") from None
+    return expression
+
+
+def _format_of(output: str | None) -> str:
+    suffix = os.path.splitext(output or "")[1].lower()
+    known = {".parquet": "parquet", ".csv": "csv", ".arrow": "arrow", ".arrows": "arrow"}
+    return known.get(suffix) or ("jsonl" if suffix in (".jsonl", ".ndjson", ".json") else "table")
+
+
+def _note(text: str) -> None:
+    from .failures import one_line
+    from .standard import print_error
+
+    print_error(f"ags1: {one_line(text)}")
+
+
+def _ignore(text: str) -> None:
+    """Say nothing."""
