@@ -65,7 +65,7 @@ def test_tables_under_aws_kms(
     tmp_path: Path,
     kind: str,
 ) -> None:
-    name, master = f"{catalog}.db.aws_{kind.replace('-', '_')}", aws.names[kind]
+    name, master = f"{catalog}.db.aws_read_{kind.replace('-', '_')}", aws.names[kind]
     spark.create(name, "id BIGINT, v STRING", tmp_path, **{"encryption.key-id": master})
     spark.sql(f"INSERT INTO {name} VALUES (1, 'a'), (2, null)")
     properties = {
