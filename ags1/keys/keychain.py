@@ -58,8 +58,9 @@ class Keychain:
     def open(self, sidecar_file: str, encrypted_file: str | None) -> KeyMetadata:
         """Return the key metadata of ``encrypted_file`` from its sidecar.
 
-        A sidecar has more than one file key only when the replacement of a file was cut short; the
-        file tells which is its own (a pipe, None, cannot be asked: the newest is taken).
+        A sidecar has more than one file key when the replacement of a file was cut short, or one
+        without its file was taken up again; the file tells which is its own (a pipe, None, cannot
+        be asked: the newest is taken).
         """
         sidecar = find_sidecar(sidecar_file)
         candidates = sidecar.file_keys
