@@ -9,6 +9,7 @@ Follows the Iceberg specification and, for Hive's hash, Java's ``HiveTableOperat
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import zlib
@@ -24,19 +25,11 @@ from pyiceberg.types import NestedField
 
 from ..errors import MetadataIntegrityError, NotEncryptedError
 from ..keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
+from .java_json import java_print
 from .snapshots import EncryptedSnapshot
 
 FORMAT_VERSION = 3
 MAX_METADATA_SIZE = 256 << 20
-
-# In the order in which Java's TableMetadataParser prints them, for format version 3.
-_JAVA_FIELDS = (
-    "format-version table-uuid location last-sequence-number last-updated-ms last-column-id "
-    "current-schema-id schemas default-spec-id partition-specs last-partition-id "
-    "default-sort-order-id sort-orders properties current-snapshot-id next-row-id encryption-keys "
-    "refs snapshots statistics partition-statistics snapshot-log metadata-log"
-).split()
-_JAVA_KEY_FIELDS = ("key-id", "encrypted-key-metadata", "encrypted-by-id", "properties")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,15 +210,10 @@ def _check_size(text: bytes, location: str) -> None:
 def _java_hashes(text: bytes, metadata: dict[str, Any]) -> list[str]:
     """Return the hashes that Java can have given the metadata: it parses the file and prints what
     it knows of it, compact, which for a file of its own is the file."""
-    known = {field: metadata[field] for field in _JAVA_FIELDS if field in metadata}
-    if not known.get("encryption-keys"):
-        known.pop("encryption-keys", None)
-    else:
-        known["encryption-keys"] = [
-            {field: entry[field] for field in _JAVA_KEY_FIELDS if field in entry}
-            for entry in known["encryption-keys"]
-        ]
-    prints = (text, _compact(metadata), _compact(known))
+    prints = [text, _compact(metadata)]
+    # What Java cannot have printed has no hash of Java's.
+    with contextlib.suppress(ValueError, RecursionError):
+        prints.append(java_print(metadata, known_only=True))
     return [base64.b64encode(hashlib.sha256(p).digest()).decode() for p in prints]
 
 

@@ -1,0 +1,1 @@
+"""Writing encrypted tables: files, manifests, metadata, and their commit to a catalog."""
