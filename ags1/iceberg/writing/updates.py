@@ -1,0 +1,1040 @@
+"""Updates of a table's metadata, and what they require of it.
+
+Updates and requirements are the REST specification's, as parsed JSON; metadata is the parsed JSON
+that it is, so that fields nobody here knows survive. A catalog without a server applies them here,
+by the rules of Java's ``TableMetadata.Builder`` and ``UpdateRequirement``. Beyond Java's, nothing
+is let through that would make encrypted data unreadable or add plain data: a snapshot of an
+encrypted table without a key, a key taken away that a snapshot still needs. Pure; knows nothing of
+files, catalogs and keys in the clear.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid as uuids
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
+from pyiceberg.partitioning import PartitionSpec, assign_fresh_partition_spec_ids
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.table.sorting import SortOrder, assign_fresh_sort_order_ids
+from pyiceberg.transforms import UnknownTransform, parse_transform
+from pyiceberg.types import IcebergType, NestedField
+
+from ...keys.envelope import EncryptedKey
+from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
+from ..java_json import in_java_order, schema_in_java_order
+from ..metadata import FORMAT_VERSION
+from .metadata_file import CLOCK_SKEW_MS, PREVIOUS_VERSIONS_MAX
+
+MAIN = "main"
+LAST_ADDED = -1
+FORMAT_VERSION_PROPERTY = "format-version"
+# Java keeps none of these in the metadata: they say what it has elsewhere.
+RESERVED_PROPERTIES = frozenset(
+    {
+        FORMAT_VERSION_PROPERTY,
+        "uuid",
+        "snapshot-count",
+        "current-snapshot-id",
+        "current-snapshot-summary",
+        "current-snapshot-timestamp-ms",
+        "current-schema",
+        "default-partition-spec",
+        "default-sort-order",
+    }
+)
+_FIRST_PARTITION_ID = 1000
+_LINEAGE = 3
+_NEEDS_VERSION_3 = ("timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography")
+
+_PARQUET_CODEC = "write.parquet.compression-codec"
+_METRICS_OF_COLUMN = "write.metadata.metrics.column."
+# Those that a commit counts by: Java refuses a new table where one is no number.
+_COUNTS = (
+    "commit.retry.num-retries",
+    "commit.retry.min-wait-ms",
+    "commit.retry.max-wait-ms",
+    "commit.retry.total-timeout-ms",
+)
+
+
+def apply_updates(
+    metadata: Mapping[str, Any] | None, updates: Sequence[Mapping[str, Any]], *, now_ms: int
+) -> dict[str, Any]:
+    """Return a table's metadata after updates, in Java's field order. The argument is not changed.
+
+    ``metadata`` is None for a table to be created; ``now_ms`` (epoch) the time of the change.
+    The log of metadata files is not touched. Raises CommitFailedException when a snapshot was made
+    for an older state of the table and has to be made again, ValueError for what cannot be.
+    """
+    table = _Table(metadata, updates, now_ms)
+    for update in updates:
+        table.apply(update)
+    return table.build()
+
+
+def check_requirements(
+    metadata: Mapping[str, Any] | None, requirements: Iterable[Mapping[str, Any]]
+) -> None:
+    """Raise CommitFailedException unless the metadata, None without a table, meets requirements.
+
+    Raises ValueError for a requirement that is unknown or malformed.
+    """
+    for requirement in requirements:
+        kind = str(requirement.get("type")).lower()
+        if kind == "assert-create":
+            if metadata is not None:
+                raise CommitFailedException("Requirement failed: the table exists already")
+        elif kind == "assert-ref-snapshot-id":
+            _check_ref(_existing(metadata), requirement)
+        elif kind == "assert-table-uuid":
+            found = _existing(metadata).get("table-uuid")
+            wanted = _string(requirement, "uuid")
+            if str(found).lower() != wanted.lower():
+                raise CommitFailedException(
+                    f"Requirement failed: the table's UUID is {found}, and {wanted} was expected: "
+                    "it was replaced"
+                )
+        elif kind in _ASSERTED:
+            name, asserted, what = _ASSERTED[kind]
+            wanted_id = _whole(requirement, asserted)
+            found_id = _existing(metadata).get(name)
+            if found_id != wanted_id:
+                raise CommitFailedException(
+                    f"Requirement failed: {what} is {found_id}, and {wanted_id} was expected"
+                )
+        else:
+            raise ValueError(f"unknown requirement: {kind!r}")
+
+
+# The metadata's field, the requirement's, and what both are.
+_ASSERTED = {
+    "assert-last-assigned-field-id": (
+        "last-column-id",
+        "last-assigned-field-id",
+        "the last assigned field id",
+    ),
+    "assert-current-schema-id": (
+        "current-schema-id",
+        "current-schema-id",
+        "the current schema's id",
+    ),
+    "assert-last-assigned-partition-id": (
+        "last-partition-id",
+        "last-assigned-partition-id",
+        "the last assigned partition field's id",
+    ),
+    "assert-default-spec-id": (
+        "default-spec-id",
+        "default-spec-id",
+        "the default partition spec's id",
+    ),
+    "assert-default-sort-order-id": (
+        "default-sort-order-id",
+        "default-sort-order-id",
+        "the default sort order's id",
+    ),
+}
+
+
+def _existing(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if metadata is None:
+        raise CommitFailedException("Requirement failed: the table does not exist")
+    return metadata
+
+
+def _check_ref(metadata: Mapping[str, Any], requirement: Mapping[str, Any]) -> None:
+    name = _string(requirement, "ref")
+    expected = requirement.get("snapshot-id")
+    ref = _refs(metadata).get(name)
+    if ref is None:
+        if expected is not None:
+            raise CommitFailedException(
+                f"Requirement failed: the branch or tag {name} is missing, and snapshot "
+                f"{expected} was expected"
+            )
+    elif expected is None:
+        raise CommitFailedException(
+            f"Requirement failed: the {ref['type']} {name} was created concurrently"
+        )
+    elif ref["snapshot-id"] != expected:
+        raise CommitFailedException(
+            f"Requirement failed: the {ref['type']} {name} has changed: it is at snapshot "
+            f"{ref['snapshot-id']}, and {expected} was expected"
+        )
+
+
+def new_table_updates(
+    schema: Schema,
+    partition_spec: PartitionSpec,
+    sort_order: SortOrder,
+    location: str,
+    properties: Mapping[str, Any],
+    uuid: uuids.UUID | str | None = None,
+) -> list[dict[str, Any]]:
+    """Return the updates that create a table of format version 3, with fresh ids.
+
+    ``properties`` may say ``format-version``, which is not kept as a property. Raises ValueError
+    for another version, for properties that are reserved or that Java refuses in a new table, and
+    for a partition spec or sort order that does not fit the schema.
+    """
+    kept = {name: _property(name, value) for name, value in properties.items()}
+    version = kept.pop(FORMAT_VERSION_PROPERTY, str(FORMAT_VERSION))
+    if version != str(FORMAT_VERSION):
+        raise ValueError(
+            f"tables are written in format version {FORMAT_VERSION}, and {version} was asked for"
+        )
+    _refuse_reserved(kept)
+    # Java does so for new tables, and means gzip where it is not set.
+    kept.setdefault(_PARQUET_CODEC, "zstd")
+    fresh_schema = assign_fresh_schema_ids(schema)
+    _check_new_properties(kept, schema)
+    fresh_spec = assign_fresh_partition_spec_ids(partition_spec, schema, fresh_schema)
+    fresh_order = assign_fresh_sort_order_ids(sort_order, schema, fresh_schema)
+    return [
+        {"action": "assign-uuid", "uuid": str(uuids.uuid4() if uuid is None else uuid)},
+        {"action": "upgrade-format-version", "format-version": FORMAT_VERSION},
+        {"action": "add-schema", "schema": schema_in_java_order(_plain(fresh_schema))},
+        {"action": "set-current-schema", "schema-id": LAST_ADDED},
+        {"action": "add-spec", "spec": _plain(fresh_spec)},
+        {"action": "set-default-spec", "spec-id": LAST_ADDED},
+        {"action": "add-sort-order", "sort-order": _plain(fresh_order)},
+        {"action": "set-default-sort-order", "sort-order-id": LAST_ADDED},
+        {"action": "set-location", "location": location.rstrip("/")},
+        {"action": "set-properties", "updates": kept},
+    ]
+
+
+def _plain(model: Schema | PartitionSpec | SortOrder) -> dict[str, Any]:
+    plain: dict[str, Any] = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return plain
+
+
+def _check_new_properties(properties: Mapping[str, str], schema: Schema) -> None:
+    for name in (*_COUNTS, PREVIOUS_VERSIONS_MAX):
+        text = properties.get(name, "0")
+        if not (text.isascii() and text.isdigit()):
+            raise ValueError(f"{name} is {text!r}, not a number")
+    for name in properties:
+        if name.startswith(_METRICS_OF_COLUMN):
+            column = name.removeprefix(_METRICS_OF_COLUMN)
+            try:
+                schema.find_field(column)
+            except ValueError:
+                raise ValueError(f"{name}: the table has no column {column!r}") from None
+
+
+class _Table:
+    """A table's metadata under change. Objects inside the metadata are replaced, never changed."""
+
+    def __init__(
+        self,
+        metadata: Mapping[str, Any] | None,
+        updates: Sequence[Mapping[str, Any]],
+        now_ms: int,
+    ) -> None:
+        self._is_new = metadata is None
+        self._now_ms = now_ms
+        self._table = _empty(updates) if metadata is None else _completed(metadata)
+        self._is_changed = metadata is None
+        # Whether the default spec and order have to be compared with the current schema.
+        self._shape_changed = metadata is None
+        self._added_schemas: list[int] = []
+        self._added_specs: list[int] = []
+        self._added_orders: list[int] = []
+        self._last_schema: int | None = None
+        self._last_spec: int | None = None
+        self._last_order: int | None = None
+        self._added_snapshots: set[int] = set()
+        self._main_became: list[int] = []
+        self._snapshots_removed = False
+        self._removed_keys: set[str] = set()
+
+    def apply(self, update: Mapping[str, Any]) -> None:
+        action = str(update.get("action")).lower()
+        change = _ACTIONS.get(action)
+        if change is None:
+            raise ValueError(f"unknown update of a table: {action!r}")
+        change(self, update)
+
+    def build(self) -> dict[str, Any]:
+        table = self._table
+        if self._is_changed:
+            table["last-updated-ms"] = self._now_ms
+            if self._shape_changed:
+                self._check_shape()
+            self._check_snapshots()
+            self._correct_snapshot_log()
+            self._check_clock()
+            self._check_keys()
+            if table["format-version"] == 1:
+                table["schema"] = self._current_schema()
+                table["partition-spec"] = self._by_id("partition-specs", "spec-id")[
+                    table["default-spec-id"]
+                ]["fields"]
+        return in_java_order(table)
+
+    # Identity, version, place, properties
+
+    def _assign_uuid(self, update: Mapping[str, Any]) -> None:
+        text = _string(update, "uuid")
+        try:
+            uuids.UUID(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no UUID") from None
+        self._set("table-uuid", text)
+
+    def _upgrade(self, update: Mapping[str, Any]) -> None:
+        version, current = _whole(update, "format-version"), self._table["format-version"]
+        if version > FORMAT_VERSION:
+            raise ValueError(
+                f"format version {version} is not supported, only those up to {FORMAT_VERSION}"
+            )
+        if version < current:
+            raise ValueError(f"a table of version {current} cannot become one of {version}")
+        if current == 1 < version:
+            self._table.pop("schema", None)
+            self._table.pop("partition-spec", None)
+            self._table["last-sequence-number"] = 0
+        if version >= _LINEAGE:
+            self._table.setdefault("next-row-id", 0)
+        self._set("format-version", version)
+
+    def _set_location(self, update: Mapping[str, Any]) -> None:
+        self._set("location", _string(update, "location").rstrip("/"))
+
+    def _set_properties(self, update: Mapping[str, Any]) -> None:
+        # Early clients said "updated", as Java still understands.
+        changed = update.get("updates", update.get("updated"))
+        if not isinstance(changed, Mapping):
+            raise ValueError("an update of properties has no 'updates'")
+        texts = {name: _property(name, value) for name, value in changed.items()}
+        _refuse_reserved(texts)
+        if texts:
+            self._table["properties"] = {**self._table["properties"], **texts}
+            self._is_changed = True
+
+    def _remove_properties(self, update: Mapping[str, Any]) -> None:
+        gone = update.get("removals", update.get("removed"))
+        if not isinstance(gone, Iterable) or isinstance(gone, str):
+            raise ValueError("a removal of properties has no 'removals'")
+        names = set(gone)
+        if names:
+            properties = self._table["properties"]
+            self._table["properties"] = {k: v for k, v in properties.items() if k not in names}
+            self._is_changed = True
+
+    # Schemas
+
+    def _add_schema(self, update: Mapping[str, Any]) -> None:
+        schema = _schema(update.get("schema"), self._table["format-version"])
+        last_column = max(
+            self._table["last-column-id"], max((f.id for f in _walk(schema)), default=0)
+        )
+        found, schema_id = self._like(schema)
+        if found and last_column == self._table["last-column-id"]:
+            self._last_schema = schema_id if schema_id in self._added_schemas else None
+            return
+        self._table["last-column-id"] = last_column
+        if not found:
+            schema = schema_in_java_order({**schema, "schema-id": schema_id})
+            self._table["schemas"] = [*self._table["schemas"], schema]
+        self._added_schemas.append(schema_id)
+        self._last_schema = schema_id
+        self._is_changed = True
+
+    def _like(self, schema: Mapping[str, Any]) -> tuple[bool, int]:
+        """Return whether the table has the schema already, and the id that it has or will have."""
+        schema_id: int = self._table["current-schema-id"]
+        for other in self._table["schemas"]:
+            if _content(schema) == _content(other):
+                return True, other["schema-id"]
+            schema_id = max(schema_id, other["schema-id"] + 1)
+        return False, schema_id
+
+    def _set_current_schema(self, update: Mapping[str, Any]) -> None:
+        schema_id = self._chosen(update, "schema-id", self._last_schema, "schema")
+        if schema_id not in self._by_id("schemas", "schema-id"):
+            raise ValueError(f"the table has no schema {schema_id}")
+        self._shape_changed |= self._set("current-schema-id", schema_id)
+
+    def _remove_schemas(self, update: Mapping[str, Any]) -> None:
+        self._remove_from(
+            "schemas", "schema-id", _wholes(update, "schema-ids"), "current-schema-id"
+        )
+
+    # Partition specs
+
+    def _add_spec(self, update: Mapping[str, Any]) -> None:
+        fields = _partition_fields(update.get("spec"))
+        spec_id = 0
+        for other in self._table["partition-specs"]:
+            if _partitioning(fields) == _partitioning(other["fields"]):
+                known = self._last_spec is not None and self._last_spec in self._added_specs
+                self._last_spec = other["spec-id"] if known else None
+                return
+            spec_id = max(spec_id, other["spec-id"] + 1)
+        self._check_partitioning(fields)
+        ids = [field["field-id"] for field in fields]
+        if self._table["format-version"] == 1 and ids != _sequential(ids):
+            raise ValueError("a partition spec of format version 1 has its field ids in sequence")
+        spec = {"spec-id": spec_id, "fields": fields}
+        self._table["partition-specs"] = [*self._table["partition-specs"], spec]
+        self._table["last-partition-id"] = max(
+            self._table["last-partition-id"], *ids, _FIRST_PARTITION_ID - 1
+        )
+        self._added_specs.append(spec_id)
+        self._last_spec = spec_id
+        self._is_changed = self._shape_changed = True
+
+    def _set_default_spec(self, update: Mapping[str, Any]) -> None:
+        spec_id = self._chosen(update, "spec-id", self._last_spec, "partition spec")
+        if spec_id not in self._by_id("partition-specs", "spec-id"):
+            raise ValueError(f"the table has no partition spec {spec_id}")
+        self._shape_changed |= self._set("default-spec-id", spec_id)
+
+    def _remove_specs(self, update: Mapping[str, Any]) -> None:
+        self._remove_from(
+            "partition-specs", "spec-id", _wholes(update, "spec-ids"), "default-spec-id"
+        )
+
+    # Sort orders
+
+    def _add_sort_order(self, update: Mapping[str, Any]) -> None:
+        fields = _sort_fields(update.get("sort-order"))
+        order_id = 1 if fields else 0
+        for other in self._table["sort-orders"]:
+            if fields == _known_sort_fields(other["fields"]):
+                known = self._last_order is not None and self._last_order in self._added_orders
+                self._last_order = other["order-id"] if known else None
+                return
+            if fields:
+                order_id = max(order_id, other["order-id"] + 1)
+        self._check_sorting(fields)
+        order = {"order-id": order_id, "fields": fields}
+        self._table["sort-orders"] = [*self._table["sort-orders"], order]
+        self._added_orders.append(order_id)
+        self._last_order = order_id
+        self._is_changed = self._shape_changed = True
+
+    def _set_default_sort_order(self, update: Mapping[str, Any]) -> None:
+        order_id = self._chosen(update, "sort-order-id", self._last_order, "sort order")
+        if order_id not in self._by_id("sort-orders", "order-id"):
+            raise ValueError(f"the table has no sort order {order_id}")
+        self._shape_changed |= self._set("default-sort-order-id", order_id)
+
+    # Snapshots and refs
+
+    def _add_snapshot(self, update: Mapping[str, Any]) -> None:
+        table = self._table
+        snapshot = _object(update, "snapshot")
+        for name in ("schemas", "partition-specs", "sort-orders"):
+            if not table[name]:
+                raise ValueError(f"a snapshot cannot be added before the table has {name}")
+        snapshot_id = _whole(snapshot, "snapshot-id")
+        _whole(snapshot, "timestamp-ms")
+        if snapshot_id in self._by_id("snapshots", "snapshot-id"):
+            raise ValueError(f"the table has a snapshot {snapshot_id} already")
+        sequence_number = _whole(snapshot, "sequence-number", 0)
+        if table["format-version"] > 1:
+            if (
+                sequence_number <= table["last-sequence-number"]
+                and snapshot.get("parent-snapshot-id") is not None
+            ):
+                raise CommitFailedException(
+                    f"the snapshot has sequence number {sequence_number}, and the table's last is "
+                    f"{table['last-sequence-number']}: another commit came first"
+                )
+            table["last-sequence-number"] = sequence_number
+        if table["format-version"] >= _LINEAGE:
+            first_row_id = _whole(snapshot, "first-row-id")
+            added_rows = _whole(snapshot, "added-rows")
+            if first_row_id < table["next-row-id"]:
+                raise CommitFailedException(
+                    f"the snapshot's first row id is {first_row_id}, and the table's next is "
+                    f"{table['next-row-id']}: another commit came first"
+                )
+            if added_rows < 0:
+                raise ValueError(f"the snapshot adds {added_rows} rows")
+            # Java adds the rows to its next row id, which is the same unless the snapshot left a
+            # gap: then the ids behind it would be given twice.
+            table["next-row-id"] = first_row_id + added_rows
+        table["snapshots"] = [*table["snapshots"], dict(snapshot)]
+        self._added_snapshots.add(snapshot_id)
+        self._is_changed = True
+
+    def _remove_snapshots(self, update: Mapping[str, Any]) -> None:
+        gone = set(_wholes(update, "snapshot-ids")) & set(self._by_id("snapshots", "snapshot-id"))
+        if not gone:
+            return
+        for name in ("snapshots", "statistics", "partition-statistics"):
+            self._table[name] = [x for x in self._table[name] if x["snapshot-id"] not in gone]
+        for name, ref in list(self._table["refs"].items()):
+            if ref["snapshot-id"] in gone:
+                self._drop_ref(name)
+        self._is_changed = self._snapshots_removed = True
+
+    def _set_ref(self, update: Mapping[str, Any]) -> None:
+        name = _string(update, "ref-name")
+        ref = _ref(update)
+        if self._table["refs"].get(name) == ref:
+            return
+        snapshot_id = ref["snapshot-id"]
+        snapshot = self._by_id("snapshots", "snapshot-id").get(snapshot_id)
+        if snapshot is None:
+            raise ValueError(f"{name!r} cannot be set to snapshot {snapshot_id}: there is none")
+        if name == MAIN:
+            if ref["type"] != "branch":
+                raise ValueError("'main' is a branch and cannot become a tag")
+            self._table["current-snapshot-id"] = snapshot_id
+            # A snapshot that was there already becomes the current one now.
+            is_added = snapshot_id in self._added_snapshots
+            time_ms = snapshot["timestamp-ms"] if is_added else self._now_ms
+            self._table["snapshot-log"] = [
+                *self._table["snapshot-log"],
+                {"timestamp-ms": time_ms, "snapshot-id": snapshot_id},
+            ]
+            if is_added:
+                self._main_became.append(snapshot_id)
+        self._table["refs"] = {**self._table["refs"], name: ref}
+        self._is_changed = True
+
+    def _remove_ref(self, update: Mapping[str, Any]) -> None:
+        name = _string(update, "ref-name")
+        if name in self._table["refs"]:
+            self._drop_ref(name)
+            self._is_changed = True
+
+    def _drop_ref(self, name: str) -> None:
+        if name == MAIN:
+            self._table["current-snapshot-id"] = None
+        self._table["refs"] = {n: ref for n, ref in self._table["refs"].items() if n != name}
+
+    # Statistics
+
+    def _set_statistics(self, update: Mapping[str, Any]) -> None:
+        statistics = _object(update, "statistics")
+        if statistics.get("key-metadata") is not None:
+            raise ValueError(
+                "statistics with key metadata: the key would stand in the metadata in the clear"
+            )
+        _whole(statistics, "file-footer-size-in-bytes")
+        if not isinstance(statistics.get("blob-metadata"), list):
+            raise ValueError("statistics have no 'blob-metadata'")
+        self._put_statistics("statistics", statistics)
+
+    def _set_partition_statistics(self, update: Mapping[str, Any]) -> None:
+        self._put_statistics("partition-statistics", _object(update, "partition-statistics"))
+
+    def _put_statistics(self, name: str, statistics: Mapping[str, Any]) -> None:
+        snapshot_id = _whole(statistics, "snapshot-id")
+        _string(statistics, "statistics-path")
+        _whole(statistics, "file-size-in-bytes")
+        others = [x for x in self._table[name] if x["snapshot-id"] != snapshot_id]
+        self._table[name] = [*others, dict(statistics)]
+        self._is_changed = True
+
+    def _remove_statistics(self, update: Mapping[str, Any]) -> None:
+        self._drop_statistics("statistics", _whole(update, "snapshot-id"))
+
+    def _remove_partition_statistics(self, update: Mapping[str, Any]) -> None:
+        self._drop_statistics("partition-statistics", _whole(update, "snapshot-id"))
+
+    def _drop_statistics(self, name: str, snapshot_id: int) -> None:
+        kept = [x for x in self._table[name] if x["snapshot-id"] != snapshot_id]
+        if len(kept) != len(self._table[name]):
+            self._set(name, kept)
+
+    # Keys
+
+    def _add_key(self, update: Mapping[str, Any]) -> None:
+        entry = dict(_object(update, "encryption-key"))
+        key_id = EncryptedKey.from_dict(entry).key_id
+        # The first one stays: a writer adds again what it knows, maybe an older wrapping.
+        if key_id not in self._by_id("encryption-keys", "key-id"):
+            self._set("encryption-keys", [*self._table["encryption-keys"], entry])
+
+    def _remove_key(self, update: Mapping[str, Any]) -> None:
+        key_id = _string(update, "key-id")
+        kept = [key for key in self._table["encryption-keys"] if key["key-id"] != key_id]
+        if len(kept) != len(self._table["encryption-keys"]):
+            self._set("encryption-keys", kept)
+            self._removed_keys.add(key_id)
+
+    # What has to be true in the end
+
+    def _check_shape(self) -> None:
+        table = self._table
+        if self._is_new:
+            for name in ("table-uuid", "location"):
+                if not table.get(name):
+                    raise ValueError(f"a new table has no {name}")
+        spec = self._by_id("partition-specs", "spec-id").get(table["default-spec-id"])
+        order = self._by_id("sort-orders", "order-id").get(table["default-sort-order-id"])
+        if self._current_schema() is None or spec is None or order is None:
+            raise ValueError(
+                "a table has a current schema, a default partition spec and sort order"
+            )
+        self._check_partitioning(spec["fields"])
+        self._check_sorting(order["fields"])
+
+    def _check_snapshots(self) -> None:
+        table = self._table
+        snapshots = self._by_id("snapshots", "snapshot-id")
+        if table["format-version"] > 1:
+            for snapshot_id, snapshot in snapshots.items():
+                if snapshot.get("sequence-number", 0) > table["last-sequence-number"]:
+                    raise ValueError(
+                        f"snapshot {snapshot_id} has a sequence number above the table's last"
+                    )
+        for name, ref in table["refs"].items():
+            if ref["snapshot-id"] not in snapshots:
+                raise ValueError(f"the {ref['type']} {name!r} is at a snapshot that is not there")
+        main = table["refs"].get(MAIN)
+        if (main and main["snapshot-id"]) != table["current-snapshot-id"]:
+            raise ValueError("the current snapshot is not that of the branch 'main'")
+
+    def _correct_snapshot_log(self) -> None:
+        current = self._table["current-snapshot-id"]
+        # What a transaction made and replaced again was never current.
+        passed = {snapshot_id for snapshot_id in self._main_became if snapshot_id != current}
+        if not passed and not self._snapshots_removed:
+            return
+        snapshots = self._by_id("snapshots", "snapshot-id")
+        log: list[dict[str, Any]] = []
+        for entry in self._table["snapshot-log"]:
+            if entry["snapshot-id"] in snapshots:
+                if entry["snapshot-id"] not in passed:
+                    log.append(entry)
+            elif self._snapshots_removed:
+                # With a gap the log would say that the snapshot before it was current until the
+                # next: time travel would read wrong data.
+                log.clear()
+        had_log = bool(self._table["snapshot-log"])
+        if current is not None and had_log and (not log or log[-1]["snapshot-id"] != current):
+            raise ValueError("the last entry of the snapshot log is not the current snapshot")
+        self._table["snapshot-log"] = log
+
+    def _check_clock(self) -> None:
+        """Refuse times that go back by more than a minute: Java could not read the table."""
+        times = [entry["timestamp-ms"] for entry in self._table["snapshot-log"]]
+        times.append(self._now_ms)
+        for before, after in itertools.pairwise(times):
+            if after - before < -CLOCK_SKEW_MS:
+                raise ValueError(
+                    f"the table's history has a change at {before} ms and a later one at {after} "
+                    "ms: this machine's clock, or another writer's, is wrong"
+                )
+
+    def _check_keys(self) -> None:
+        table = self._table
+        properties = table["properties"]
+        key_id = properties.get(TABLE_KEY_ID)
+        if table["format-version"] < FORMAT_VERSION:
+            for name in (TABLE_KEY_ID, DATA_KEY_LENGTH):
+                if name in properties:
+                    raise ValueError(
+                        f"{name!r} in format version {table['format-version']}: only version "
+                        f"{FORMAT_VERSION} can be encrypted"
+                    )
+        keys = {entry["key-id"] for entry in table["encryption-keys"]}
+        for snapshot_id, snapshot in self._by_id("snapshots", "snapshot-id").items():
+            needed = snapshot.get("key-id")
+            if snapshot_id in self._added_snapshots:
+                if needed is None and key_id:
+                    raise ValueError(f"snapshot {snapshot_id} of an encrypted table has no key id")
+                if needed is not None and not key_id:
+                    raise ValueError(
+                        f"snapshot {snapshot_id} has a key id, and the table no {TABLE_KEY_ID!r}"
+                    )
+                if needed is not None and needed not in keys:
+                    raise ValueError(f"the key of snapshot {snapshot_id} is not in the table")
+            elif needed in self._removed_keys - keys:
+                raise ValueError(f"snapshot {snapshot_id} still needs the key {needed!r}")
+        for entry in table["encryption-keys"]:
+            if entry.get("encrypted-by-id") in self._removed_keys - keys:
+                raise ValueError(
+                    f"the key {entry['key-id']!r} still needs the key {entry['encrypted-by-id']!r}"
+                )
+
+    # Shared by the above
+
+    def _set(self, name: str, value: Any) -> bool:
+        if self._table.get(name) == value:
+            return False
+        self._table[name] = value
+        self._is_changed = True
+        return True
+
+    def _by_id(self, name: str, key: str) -> dict[Any, Any]:
+        return {entry[key]: entry for entry in self._table[name]}
+
+    def _current_schema(self) -> Any:
+        return self._by_id("schemas", "schema-id").get(self._table["current-schema-id"])
+
+    def _chosen(self, update: Mapping[str, Any], key: str, last: int | None, what: str) -> int:
+        chosen = _whole(update, key)
+        if chosen != LAST_ADDED:
+            return chosen
+        if last is None:
+            raise ValueError(f"the last added {what} cannot be set: none was added")
+        return last
+
+    def _remove_from(self, name: str, key: str, ids: Sequence[int], current: str) -> None:
+        if self._table[current] in ids:
+            raise ValueError(f"{key} {self._table[current]} is in use: {current}")
+        kept = [entry for entry in self._table[name] if entry[key] not in ids]
+        if len(kept) != len(self._table[name]):
+            self._set(name, kept)
+
+    def _check_partitioning(self, fields: Sequence[Mapping[str, Any]]) -> None:
+        columns = {column.id: column for column in _walk(self._current_schema() or {})}
+        top = {column.name: column.id for column in columns.values()}
+        names: set[str] = set()
+        for field in fields:
+            name = field["name"]
+            if not name or name in names:
+                raise ValueError(f"two partition fields are called {name!r}, or one has no name")
+            names.add(name)
+            if field["transform"] == "void":
+                continue
+            column = _source(columns, field, "partition")
+            if column.in_collection:
+                raise ValueError(f"the partition field {name!r} is of a column in a list or map")
+            if top.get(name, column.id) != column.id:
+                raise ValueError(f"the partition field {name!r} is called as another column")
+
+    def _check_sorting(self, fields: Sequence[Mapping[str, Any]]) -> None:
+        columns = {column.id: column for column in _walk(self._current_schema() or {})}
+        for field in fields:
+            _source(columns, field, "sort")
+
+
+_ACTIONS: dict[str, Callable[[_Table, Mapping[str, Any]], None]] = {
+    "assign-uuid": _Table._assign_uuid,
+    "upgrade-format-version": _Table._upgrade,
+    "set-location": _Table._set_location,
+    "set-properties": _Table._set_properties,
+    "remove-properties": _Table._remove_properties,
+    "add-schema": _Table._add_schema,
+    "set-current-schema": _Table._set_current_schema,
+    "remove-schemas": _Table._remove_schemas,
+    "add-spec": _Table._add_spec,
+    "set-default-spec": _Table._set_default_spec,
+    "remove-partition-specs": _Table._remove_specs,
+    "add-sort-order": _Table._add_sort_order,
+    "set-default-sort-order": _Table._set_default_sort_order,
+    "add-snapshot": _Table._add_snapshot,
+    "remove-snapshots": _Table._remove_snapshots,
+    "set-snapshot-ref": _Table._set_ref,
+    "remove-snapshot-ref": _Table._remove_ref,
+    "set-statistics": _Table._set_statistics,
+    "remove-statistics": _Table._remove_statistics,
+    "set-partition-statistics": _Table._set_partition_statistics,
+    "remove-partition-statistics": _Table._remove_partition_statistics,
+    "add-encryption-key": _Table._add_key,
+    "remove-encryption-key": _Table._remove_key,
+}
+
+
+def _empty(updates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the metadata that a table's creation begins with."""
+    versions = [u for u in updates if u.get("action") == "upgrade-format-version"]
+    version = _whole(versions[0], "format-version") if versions else FORMAT_VERSION
+    if version > FORMAT_VERSION:
+        raise ValueError(
+            f"format version {version} is not supported, only those up to {FORMAT_VERSION}"
+        )
+    return _completed(
+        {
+            "format-version": version,
+            "last-sequence-number": 0,
+            "last-column-id": 0,
+            "current-schema-id": 0,
+            "schemas": [],
+            "default-spec-id": 0,
+            "partition-specs": [],
+            "last-partition-id": 0,
+            "default-sort-order-id": 0,
+            "sort-orders": [],
+            "next-row-id": 0,
+        }
+    )
+
+
+_LISTS = (
+    "encryption-keys",
+    "snapshots",
+    "statistics",
+    "partition-statistics",
+    "snapshot-log",
+    "metadata-log",
+)
+
+
+def _completed(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of metadata with what format version 1, or a lax writer, leaves out."""
+    table = dict(metadata)
+    for name in _LISTS:
+        table[name] = list(table.get(name) or ())
+    table["properties"] = dict(table.get("properties") or {})
+    if "schemas" not in table:
+        table["schemas"] = [{"schema-id": 0, **_object(table, "schema")}]
+        table["current-schema-id"] = table["schemas"][0]["schema-id"]
+    if "partition-specs" not in table:
+        fields = _partition_fields({"fields": table.get("partition-spec") or []})
+        table["partition-specs"] = [{"spec-id": 0, "fields": fields}]
+        table["default-spec-id"] = 0
+    if "last-partition-id" not in table:
+        table["last-partition-id"] = max(
+            (f["field-id"] for spec in table["partition-specs"] for f in spec["fields"]),
+            default=_FIRST_PARTITION_ID - 1,
+        )
+    if "sort-orders" not in table:
+        table["sort-orders"] = [{"order-id": 0, "fields": []}]
+        table["default-sort-order-id"] = 0
+    if table.get("current-snapshot-id") == -1:
+        table["current-snapshot-id"] = None
+    table.setdefault("current-snapshot-id", None)
+    table["refs"] = _refs(table)
+    return table
+
+
+def _refs(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table's branches and tags; older writers knew only the current snapshot."""
+    refs = metadata.get("refs")
+    if refs is None:
+        current = metadata.get("current-snapshot-id")
+        return {} if current in (None, -1) else {MAIN: {"snapshot-id": current, "type": "branch"}}
+    return dict(refs)
+
+
+class _Column:
+    """A field of a schema, with what its place in the schema says of it."""
+
+    __slots__ = ("id", "in_collection", "name", "type")
+
+    def __init__(self, field_id: int, name: str, kind: Any, in_collection: bool) -> None:
+        self.id = field_id
+        self.name = name
+        self.type = kind
+        self.in_collection = in_collection
+
+
+def _walk(kind: Any, prefix: str = "", in_collection: bool = False) -> Iterator[_Column]:
+    """Yield the fields of a schema's or type's JSON, outer ones first, by their full names."""
+    if not isinstance(kind, Mapping):
+        return
+    inner: list[tuple[Any, Any, Any]] = []
+    of = kind.get("type")
+    if of == "struct":
+        inner = [(f.get("id"), f.get("name"), f.get("type")) for f in kind.get("fields") or ()]
+    elif of == "list":
+        inner = [(kind.get("element-id"), "element", kind.get("element"))]
+    elif of == "map":
+        inner = [
+            (kind.get("key-id"), "key", kind.get("key")),
+            (kind.get("value-id"), "value", kind.get("value")),
+        ]
+    for field_id, name, field_type in inner:
+        column = _Column(field_id, f"{prefix}{name}", field_type, in_collection or of != "struct")
+        yield column
+        yield from _walk(field_type, f"{column.name}.", column.in_collection)
+
+
+def _schema(schema: Any, version: int) -> dict[str, Any]:
+    """Return a schema's JSON in Java's form. Raises ValueError when it is none, or not for the
+    table's format version."""
+    if not isinstance(schema, Mapping) or schema.get("type") != "struct":
+        raise ValueError("the schema is not a struct")
+    ordered: dict[str, Any] = schema_in_java_order(dict(schema))
+    ids: set[int] = set()
+    names: set[str] = set()
+    for column in _walk(ordered):
+        if not isinstance(column.id, int) or column.id in ids or column.name in names:
+            raise ValueError(f"the column {column.name!r} has no id and name of its own")
+        ids.add(column.id)
+        names.add(column.name)
+        if version < _LINEAGE and str(column.type).startswith(_NEEDS_VERSION_3):
+            raise ValueError(
+                f"the column {column.name!r} has type {column.type}, which format version "
+                f"{version} does not know"
+            )
+    if version < _LINEAGE and _has_initial_default(ordered):
+        raise ValueError(
+            f"a column's initial default, which format version {version} does not know"
+        )
+    for identifier in ordered.get("identifier-field-ids") or ():
+        if identifier not in ids:
+            raise ValueError(f"the identifier field {identifier} is not in the schema")
+    return ordered
+
+
+def _has_initial_default(kind: Any) -> bool:
+    if isinstance(kind, Mapping):
+        return kind.get("initial-default") is not None or any(
+            _has_initial_default(kind.get(name))
+            for name in ("fields", "type", "element", "key", "value")
+        )
+    return isinstance(kind, list) and any(map(_has_initial_default, kind))
+
+
+def _content(schema: Mapping[str, Any]) -> tuple[Any, frozenset[int]]:
+    """Return what makes a schema the same as another: all but its id."""
+    ordered = schema_in_java_order(dict(schema))
+    return ordered.get("fields"), frozenset(ordered.get("identifier-field-ids") or ())
+
+
+def _partition_fields(spec: Any) -> list[dict[str, Any]]:
+    """Return a partition spec's fields in Java's form, with ids where the spec has none."""
+    fields = spec.get("fields") if isinstance(spec, Mapping) else None
+    if not isinstance(fields, Sequence):
+        raise ValueError("the partition spec has no 'fields'")
+    with_ids = [field.get("field-id") is not None for field in fields]
+    if any(with_ids) and not all(with_ids):
+        raise ValueError("some fields of the partition spec have an id, and some have none")
+    return [
+        {
+            "name": _string(field, "name"),
+            "transform": _string(field, "transform"),
+            "source-id": _source_id(field),
+            "field-id": _whole(field, "field-id", _FIRST_PARTITION_ID + position),
+        }
+        for position, field in enumerate(fields)
+    ]
+
+
+def _partitioning(fields: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return what makes a partition spec the same as another: all but the ids of its fields."""
+    return [(field["source-id"], field["transform"], field["name"]) for field in fields]
+
+
+def _sequential(ids: Sequence[int]) -> list[int]:
+    return [_FIRST_PARTITION_ID + position for position in range(len(ids))]
+
+
+def _sort_fields(order: Any) -> list[dict[str, Any]]:
+    fields = order.get("fields") if isinstance(order, Mapping) else None
+    if not isinstance(fields, Sequence):
+        raise ValueError("the sort order has no 'fields'")
+    return [
+        {
+            "transform": _string(field, "transform"),
+            "source-id": _source_id(field),
+            "direction": _one_of(field, "direction", ("asc", "desc")),
+            "null-order": _one_of(field, "null-order", ("nulls-first", "nulls-last")),
+        }
+        for field in fields
+    ]
+
+
+def _known_sort_fields(fields: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    names = ("transform", "source-id", "direction", "null-order")
+    return [{name: field.get(name) for name in names} for field in fields]
+
+
+def _source_id(field: Mapping[str, Any]) -> int:
+    """Return the id of the column that a partition or sort field is of."""
+    several = field.get("source-ids")
+    if several is not None:
+        if not isinstance(several, Sequence) or len(several) != 1:
+            raise ValueError("a transform of several columns is not supported")
+        return _whole({"source-ids": several[0]}, "source-ids")
+    return _whole(field, "source-id")
+
+
+def _source(columns: Mapping[int, _Column], field: Mapping[str, Any], what: str) -> _Column:
+    """Return the column of a partition or sort field. Raises ValueError when it does not fit."""
+    column = columns.get(field["source-id"])
+    if column is None:
+        raise ValueError(f"the {what} field {field} is of a column that the schema does not have")
+    if not isinstance(column.type, str):
+        raise ValueError(f"the {what} field {field} is of the nested column {column.name!r}")
+    transform = parse_transform(field["transform"])
+    if isinstance(transform, UnknownTransform):
+        return column
+    kind = _known_type(column.type)
+    if kind is not None and not transform.can_transform(kind):
+        raise ValueError(
+            f"the {what} field {field}: {column.name!r} has type {column.type}, which "
+            f"{transform} does not take"
+        )
+    return column
+
+
+def _known_type(kind: str) -> IcebergType | None:
+    """Return a primitive type, None for one that PyIceberg does not know."""
+    try:
+        return NestedField(field_id=1, name="x", field_type=kind, required=False).field_type
+    except (ValueError, PyIcebergValidationError):
+        return None
+
+
+def _ref(update: Mapping[str, Any]) -> dict[str, Any]:
+    ref: dict[str, Any] = {
+        "snapshot-id": _whole(update, "snapshot-id"),
+        "type": _one_of(update, "type", ("branch", "tag")),
+    }
+    for name in ("min-snapshots-to-keep", "max-snapshot-age-ms", "max-ref-age-ms"):
+        if update.get(name) is None:
+            continue
+        ref[name] = _whole(update, name)
+        if ref[name] <= 0:
+            raise ValueError(f"{name} is {ref[name]}; it is above 0")
+        if ref["type"] == "tag" and name != "max-ref-age-ms":
+            raise ValueError(f"a tag has no {name}")
+    return ref
+
+
+def _refuse_reserved(properties: Iterable[str]) -> None:
+    reserved = sorted(RESERVED_PROPERTIES.intersection(properties))
+    if reserved:
+        raise ValueError(f"reserved, and no properties of a table: {', '.join(reserved)}")
+
+
+def _property(name: Any, value: Any) -> str:
+    if not isinstance(name, str) or not isinstance(value, str | int | float):
+        raise ValueError(f"the property {name!r} is no text")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _whole(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    found = values.get(name)
+    if found is None:
+        found = default
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise ValueError(f"{name!r} is {found!r}, not a whole number")
+    return found
+
+
+def _wholes(values: Mapping[str, Any], name: str) -> list[int]:
+    found = values.get(name)
+    if not isinstance(found, Iterable) or isinstance(found, str):
+        raise ValueError(f"{name!r} is {found!r}, not a list")
+    return [_whole({name: value}, name) for value in found]
+
+
+def _string(values: Mapping[str, Any], name: str) -> str:
+    found = values.get(name)
+    if isinstance(found, uuids.UUID):
+        return str(found)
+    if not isinstance(found, str):
+        raise ValueError(f"{name!r} is {found!r}, not text")
+    return found
+
+
+def _one_of(values: Mapping[str, Any], name: str, allowed: Sequence[str]) -> str:
+    found = _string(values, name).lower()
+    if found not in allowed:
+        raise ValueError(f"{name!r} is {found!r}, not one of {', '.join(allowed)}")
+    return found
+
+
+def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = values.get(name)
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{name!r} is missing, or no object")
+    return found
