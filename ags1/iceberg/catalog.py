@@ -8,15 +8,15 @@ never the server's: ``encryption.kms-impl`` names code to run.
 
 from __future__ import annotations
 
-import re
+import uuid
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyiceberg.catalog import Catalog, PropertiesUpdateSummary
 from pyiceberg.catalog import load_catalog as load_plain_catalog
-from pyiceberg.io import load_file_io
+from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table
@@ -28,19 +28,34 @@ from pyiceberg.view import View
 from pyiceberg.view.metadata import ViewVersion
 
 from ..errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
+from ..key_metadata import KEY_SIZES
 from ..keys.cache import KekCache
-from ..keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
+from ..keys.envelope import KeyEncryptionKey
+from ..keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
 from ..kms.client import KmsClient
 from ..kms.properties import Properties as KmsProperties
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
+from .catalog_trust import (
+    ICEBERG,
+    METADATA_LOCATION,
+    TABLE_TYPE,
+    hive_trust,
+    is_a,
+    refuse_redirection,
+)
 from .metadata import Trust, read_metadata, table_key_id
 from .pyiceberg_internals import (
     ask_rest_server,
     configured_properties,
     hive_parameters,
+    iceberg_schema,
     sql_metadata_location,
 )
-from .table import NO_WRITES, EncryptedTable, encrypted_table, kms_client
+from .table import EncryptedTable, encrypted_table, kms_client
+from .writing.commits import Base, Commits, Place, commits_for
+from .writing.output import TableOutput
+from .writing.transaction import EncryptedCreateTransaction
+from .writing.updates import apply_updates, new_table_updates
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,20 +63,6 @@ if TYPE_CHECKING:
 # Properties of a catalog, the caller's own: a server's word does not count for them.
 TRUSTED_KEY_IDS = "encryption.trusted-key-ids"
 REQUIRE_ENCRYPTED = "encryption.require-encrypted"
-
-# Parameters of a table in a Hive metastore.
-_METADATA_LOCATION = "metadata_location"
-_METADATA_HASH = "metadata_hash"
-_TABLE_TYPE = "table_type"
-_ICEBERG = "iceberg"
-
-# What of a FileIO's properties says which code reads, or to whom requests and credentials go.
-_STORAGE = ("s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
-_REDIRECTING = re.compile(
-    r"\b(impl|endpoint|signer|proxy|host|port|authority|scheme|account-name|connection-string"
-    r"|kwargs)\b"
-)
-_REDIRECTING_NAMES = ("py-io-impl", "uri")
 
 
 class PlainTableWarning(UserWarning):
@@ -119,15 +120,27 @@ def catalog_rules(configured: Mapping[str, str]) -> dict[str, Any]:
     return {"key_ids": list(filter(None, key_ids)), "require_encrypted": required == "true"}
 
 
+@dataclass(frozen=True, slots=True)
+class _NewTable:
+    """A table that is to be created by ``updates``."""
+
+    identifier: Identifier
+    key_id: str
+    place: Place
+    updates: list[dict[str, Any]]
+    io: FileIO
+
+
 class EncryptedCatalog(Catalog):
     """A catalog of PyIceberg's, ``inner``, whose encrypted tables open with ``kms``.
 
     ``key_ids`` are the master keys that its tables may be under; none given, any.
     ``require_encrypted`` is what ``load_table`` takes it to be where its caller does not say.
 
-    Everything but loading tables is the inner catalog's; its own methods and attributes are had
-    here too. ``owns_kms`` has ``close`` close the KMS client. Creating encrypted tables, committing
-    to them and purging them: NotImplementedError.
+    A table that is created with ``encryption.key-id`` is encrypted. Everything but tables is the
+    inner catalog's; its own methods and attributes are had here too. ``owns_kms`` has ``close``
+    close the KMS client. Writing encrypted tables to a catalog that would lose their keys is
+    NotImplementedError: SQL, Hive and REST catalogs keep them.
     """
 
     def __init__(
@@ -150,6 +163,7 @@ class EncryptedCatalog(Catalog):
         self.require_encrypted = require_encrypted
         self._owns_kms = owns_kms
         self._told: set[Identifier] = set()
+        self._commits: Commits | None = None
         # One for all tables: to refresh one does not ask the KMS again.
         self._cache = None if kms is None else KekCache(kms)
 
@@ -188,7 +202,7 @@ class EncryptedCatalog(Catalog):
         if metadata is None or expected_metadata_sha256 is not None:
             # The hash is of the file: then the file it is, and not a server's word.
             metadata = read_metadata(io, location, trust)
-        _refuse_redirection(metadata, properties, location)
+        refuse_redirection(metadata, properties, location)
         trust = self._with_key_ids(trust, metadata, location)
         key_id = table_key_id(metadata, trust, location)
         if key_id is None:
@@ -204,25 +218,26 @@ class EncryptedCatalog(Catalog):
             location_map=location_map,
             require_encrypted=require_encrypted,
             config=found.config,
+            storage=found.storage,
             cache=self._cache,
         )
 
     def _find(self, identifier: str | Identifier, trust: Trust) -> tuple[_Found, Trust]:
         """Return where the table's metadata is, and what its catalog vouches for."""
         name = Catalog.identifier_to_tuple(identifier)
-        if _is_a(self.inner, "RestCatalog"):
+        if is_a(self.inner, "RestCatalog"):
             metadata, location, config, storage = ask_rest_server(self.inner, identifier)
             if trust.metadata_sha256 is None:
                 trust = _with_server(trust, metadata)
             return _Found(name, location, config, storage, metadata), trust
-        if _is_a(self.inner, "HiveCatalog"):
+        if is_a(self.inner, "HiveCatalog"):
             parameters = hive_parameters(self.inner, identifier)
-            location = parameters.get(_METADATA_LOCATION, "")
-            if not location or parameters.get(_TABLE_TYPE, "").lower() != _ICEBERG:
+            location = parameters.get(METADATA_LOCATION, "")
+            if not location or parameters.get(TABLE_TYPE, "").lower() != ICEBERG:
                 self.inner.load_table(identifier)  # raises PyIceberg's own errors
                 raise MetadataIntegrityError("the Hive metastore changes its answer")
-            return _Found(name, location), _hive_trust(trust, parameters)
-        if _is_a(self.inner, "SqlCatalog"):
+            return _Found(name, location), hive_trust(trust, parameters)
+        if is_a(self.inner, "SqlCatalog"):
             return _Found(name, sql_metadata_location(self.inner, identifier)), trust
         table = self.inner.load_table(identifier)
         return _Found(table.name(), table.metadata_location, table.config, table.config), trust
@@ -274,10 +289,23 @@ class EncryptedCatalog(Catalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> Table:
-        _refuse_key_id(properties)
-        return self.inner.create_table(
-            identifier, schema, location, partition_spec, sort_order, properties
-        )
+        """Create a table: an encrypted one where ``properties`` has ``encryption.key-id``.
+
+        That has format version 3. ``encryption.data-key-length`` (16, 24 or 32 bytes) and
+        ``write.format.default`` (``parquet`` or ``avro``) are properties too. The master key is
+        used once, to see that it can be.
+
+        Raises TableAlreadyExistsError, NoSuchNamespaceError, KmsError, KmsConfigurationError where
+        no KMS is configured, ValueError for properties that cannot be, NotEncryptedError for a
+        plain table where this catalog requires encryption, and NotImplementedError for a catalog
+        that would lose the keys.
+        """
+        if not self._is_encrypted(properties):
+            return self.inner.create_table(
+                identifier, schema, location, partition_spec, sort_order, properties
+            )
+        new = self._new_table(identifier, schema, location, partition_spec, sort_order, properties)
+        return self._created(new, new.updates, TableOutput(new.io))
 
     def create_table_transaction(
         self,
@@ -288,10 +316,95 @@ class EncryptedCatalog(Catalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> CreateTableTransaction:
-        _refuse_key_id(properties)
-        return self.inner.create_table_transaction(
-            identifier, schema, location, partition_spec, sort_order, properties
+        """Return a transaction that creates the table when it is committed. Raises as
+        ``create_table``."""
+        if not self._is_encrypted(properties):
+            return self.inner.create_table_transaction(
+                identifier, schema, location, partition_spec, sort_order, properties
+            )
+        new = self._new_table(identifier, schema, location, partition_spec, sort_order, properties)
+        metadata = apply_updates(None, new.updates, now_ms=now_ms())
+        table = self._table(Base(new.identifier, metadata, "", Trust(new.key_id)), new.io)
+
+        def create(updates: list[dict[str, Any]], output: TableOutput) -> None:
+            table._become(self._created(new, updates, output))
+
+        transaction = EncryptedCreateTransaction(table, new.updates, create)
+        return cast("CreateTableTransaction", transaction)
+
+    def _is_encrypted(self, properties: Properties) -> bool:
+        """Whether a table with these properties is to be encrypted. Raises NotEncryptedError when
+        it is not, and should be."""
+        if properties.get(TABLE_KEY_ID):
+            return True
+        if self.require_encrypted:
+            raise NotEncryptedError(
+                f"the table would not be encrypted, it has no {TABLE_KEY_ID!r}, and the catalog's "
+                f"{REQUIRE_ENCRYPTED!r} is set"
+            )
+        return False
+
+    def _new_table(
+        self,
+        identifier: str | Identifier,
+        schema: Schema | pa.Schema,
+        location: str | None,
+        partition_spec: PartitionSpec,
+        sort_order: SortOrder,
+        properties: Properties,
+    ) -> _NewTable:
+        properties = {"format-version": "3", **properties}
+        key_id = properties[TABLE_KEY_ID]
+        if str(properties["format-version"]) != "3":
+            raise ValueError("an encrypted table has format version 3")
+        if self.key_ids and key_id not in self.key_ids:
+            raise KmsConfigurationError(
+                f"{key_id!r} is none of the master keys configured as {TRUSTED_KEY_IDS!r}"
+            )
+        kms = kms_client(self.kms, key_id)
+        length = str(properties.get(DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH))
+        if length not in map(str, KEY_SIZES):
+            raise ValueError(f"{DATA_KEY_LENGTH!r} is 16, 24 or 32, not {length!r}")
+        commits = self.commits()
+        # A name that is wrong or a key that may not be used would be noticed at the first append.
+        KeyEncryptionKey.generate(kms, key_id, key_size=int(length), timestamp_ms=now_ms())
+        converted = iceberg_schema(schema)
+        place = commits.place(identifier, location, converted, properties)
+        updates = new_table_updates(
+            converted, partition_spec, sort_order, place.location, properties, uuid.uuid4()
         )
+        name = Catalog.identifier_to_tuple(identifier)
+        return _NewTable(name, key_id, place, updates, commits.io(place))
+
+    def _created(
+        self, new: _NewTable, updates: list[dict[str, Any]], output: TableOutput
+    ) -> EncryptedTable:
+        base = self.commits().create(new.identifier, updates, output, place=new.place)
+        return self._table(base, self.commits().io(base))
+
+    def _table(self, base: Base, io: FileIO) -> EncryptedTable:
+        """Return the table for metadata that this catalog has just committed, or will."""
+        key_id = base.metadata["properties"][TABLE_KEY_ID]
+        return encrypted_table(
+            base.identifier,
+            base.metadata,
+            base.location,
+            io,
+            self,
+            kms_client(self.kms, key_id),
+            replace(base.trust, key_id=key_id),
+            require_encrypted=self.require_encrypted,
+            config=base.config,
+            storage=base.storage,
+            cache=self._cache,
+        )
+
+    def commits(self) -> Commits:
+        """Return what commits to this catalog's tables. Raises NotImplementedError for a catalog
+        that would lose the keys."""
+        if self._commits is None:
+            self._commits = commits_for(self.inner)
+        return self._commits
 
     def register_table(
         self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
@@ -311,9 +424,12 @@ class EncryptedCatalog(Catalog):
         requirements: tuple[TableRequirement, ...],
         updates: tuple[TableUpdate, ...],
     ) -> CommitTableResponse:
-        if isinstance(table, EncryptedTable):
-            raise NotImplementedError(NO_WRITES)
-        return self.inner.commit_table(table, requirements, updates)
+        if not isinstance(table, EncryptedTable):
+            return self.inner.commit_table(table, requirements, updates)
+        table._do_commit(updates, requirements)
+        return CommitTableResponse.model_validate(
+            {"metadata": table.metadata, "metadata-location": table.metadata_location}
+        )
 
     def purge_table(self, identifier: str | Identifier) -> None:
         if isinstance(self.load_table(identifier), EncryptedTable):
@@ -407,53 +523,6 @@ def _with_server(trust: Trust, metadata: dict[str, Any]) -> Trust:
     """Add the key that a REST server, as the table's catalog, names."""
     stated = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
     return replace(trust, key_id=trust.key_id or stated or None, is_server_s=True)
-
-
-def _hive_trust(trust: Trust, parameters: Properties) -> Trust:
-    """Add what the Hive metastore knows of a table. Raises MetadataIntegrityError when that is not
-    what the caller expects."""
-    key_id = parameters.get(TABLE_KEY_ID)
-    if None not in (key_id, trust.key_id) and key_id != trust.key_id:
-        raise MetadataIntegrityError(
-            f"the Hive metastore has {key_id!r} as the table's key, and {trust.key_id!r} was "
-            "expected"
-        )
-    java_hash = parameters.get(_METADATA_HASH)
-    # The hash says it all; without one, Java compares the two properties.
-    length = None if java_hash else parameters.get(DATA_KEY_LENGTH)
-    return Trust(trust.key_id or key_id, trust.metadata_sha256, java_hash, length)
-
-
-def _refuse_redirection(metadata: dict[str, Any], properties: Properties, location: str) -> None:
-    """Raise MetadataIntegrityError when the metadata says which code reads the table's files or to
-    whom requests for them go, and the catalog's properties do not say the same."""
-    for name, value in (metadata.get("properties") or {}).items():
-        if (
-            name in _REDIRECTING_NAMES
-            or (name.startswith(_STORAGE) and _REDIRECTING.search(name.partition(".")[2]))
-        ) and properties.get(name) != value:
-            raise MetadataIntegrityError(
-                f"the metadata has {name!r} among the table's properties, and with it whoever "
-                "writes the file chooses what reads the table and who is sent the credentials: "
-                "give it to the catalog if it is right",
-                file=location,
-            )
-
-
-def _refuse_key_id(properties: Properties) -> None:
-    if properties.get(TABLE_KEY_ID):
-        raise NotImplementedError(
-            f"{TABLE_KEY_ID!r} is given, and PyIceberg cannot create an encrypted table"
-        )
-
-
-def _is_a(catalog: Catalog, name: str) -> bool:
-    # By name: importing the class needs libraries that only its users have.
-    return any(c.__name__ == name and _is_pyiceberg(c) for c in type(catalog).__mro__)
-
-
-def _is_pyiceberg(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "pyiceberg"
 
 
 def _texts(properties: Properties) -> dict[str, str]:

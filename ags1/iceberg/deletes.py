@@ -24,9 +24,9 @@ from ..errors import MetadataIntegrityError, NotEncryptedError
 from .files import TableFiles
 from .snapshots import ContentFile
 
-_VECTOR_TYPE = "deletion-vector-v1"
-_VECTOR_MAGIC = bytes.fromhex("d1d33964")
-_CARDINALITY = "cardinality"
+VECTOR_TYPE = "deletion-vector-v1"
+VECTOR_MAGIC = bytes.fromhex("d1d33964")
+CARDINALITY = "cardinality"
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -75,7 +75,7 @@ def read_deletion_vector(payload: bytes, file: ContentFile, data_file: str) -> B
     except ValueError:
         raise wrong("the file is not a Puffin file that can be read") from None
     blob = next((b for b in blobs if (b.offset, b.length) == (offset, size)), None)
-    if blob is None or blob.type != _VECTOR_TYPE or blob.compression_codec is not None:
+    if blob is None or blob.type != VECTOR_TYPE or blob.compression_codec is not None:
         raise wrong(f"the Puffin file has none at byte {offset} of {size} bytes")
     referenced = blob.properties.get(PROPERTY_REFERENCED_DATA_FILE)
     if referenced != data_file or file.referenced_data_file != data_file:
@@ -83,7 +83,7 @@ def read_deletion_vector(payload: bytes, file: ContentFile, data_file: str) -> B
     data = payload[offset : offset + size]
     if len(data) < 12 or int.from_bytes(data[:4], "big") != size - 8 or size != len(data):
         raise wrong("its length is wrong")
-    if data[4:8] != _VECTOR_MAGIC:
+    if data[4:8] != VECTOR_MAGIC:
         raise wrong("it does not begin as one does")
     if zlib.crc32(data[4:-4]) != int.from_bytes(data[-4:], "big"):
         raise wrong("its checksum is wrong")
@@ -91,7 +91,7 @@ def read_deletion_vector(payload: bytes, file: ContentFile, data_file: str) -> B
         positions = BitMap64.deserialize(data[8:-4])
     except (ValueError, RuntimeError, MemoryError):
         raise wrong("its bitmap cannot be read") from None
-    stated = {blob.properties.get(_CARDINALITY, str(len(positions))), str(file.record_count)}
+    stated = {blob.properties.get(CARDINALITY, str(len(positions))), str(file.record_count)}
     if stated != {str(len(positions))}:
         raise wrong(f"it has {len(positions)} positions, not {' or '.join(sorted(stated))}")
     return positions

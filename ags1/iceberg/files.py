@@ -60,6 +60,15 @@ class TableFiles(FileIO):
         self.require_encrypted = require_encrypted
         self.location_map = dict(location_map or {})
 
+    def with_keys(self, keys: EncryptionManager) -> TableFiles:
+        """Return the same files with another manager of keys."""
+        return TableFiles(
+            self.inner,
+            keys,
+            location_map=self.location_map,
+            require_encrypted=self.require_encrypted,
+        )
+
     def stored_location(self, location: str) -> str:
         """Return where the file lies that the metadata knows by ``location``. Raises
         MetadataIntegrityError for what can be no file's name."""

@@ -82,7 +82,7 @@ class DeleteIndex:
         if file.is_deletion_vector:
             self._add_vector(sequence_number, file)
         elif file.content == DataFileContent.POSITION_DELETES:
-            path = _one_path(file)
+            path = path_of_all(file)
             if path is not None:
                 _of(self._by_path, path).add(sequence_number, file)
             else:
@@ -133,6 +133,13 @@ class EncryptedPlanner(ManifestGroupPlanner):
         self, manifests: Iterable[ManifestFile]
     ) -> Iterator[list[ManifestEntry]]:
         """Yield the matching entries of each manifest that passes the partition filter."""
+        for _, entries in self.matching_entries(manifests):
+            yield entries
+
+    def matching_entries(
+        self, manifests: Iterable[ManifestFile]
+    ) -> Iterator[tuple[ManifestFile, list[ManifestEntry]]]:
+        """Yield each manifest that passes the partition filter, with its matching entries."""
         evaluators = KeyDefaultDict(self._build_manifest_evaluator)
         manifests = [m for m in manifests if evaluators[m.partition_spec_id](m)]
         partitions = KeyDefaultDict(self._build_partition_evaluator)
@@ -151,7 +158,7 @@ class EncryptedPlanner(ManifestGroupPlanner):
         wanted = [m for m in manifests if self._check_sequence_number(first, m)]
         for manifest in wanted:
             _ = partitions[manifest.partition_spec_id]  # made here, not by many threads at once
-        return ExecutorFactory.get_or_create().map(matching, wanted)
+        return zip(wanted, ExecutorFactory.get_or_create().map(matching, wanted), strict=True)
 
     def plan_files(
         self,
@@ -220,7 +227,7 @@ def _of(index: dict[_K, _BySequence], key: _K) -> _BySequence:
     return index.setdefault(key, _BySequence())
 
 
-def _one_path(file: ContentFile) -> str | None:
+def path_of_all(file: ContentFile) -> str | None:
     """Return the data file that all of a position delete file's rows are of, if it is one."""
     if file.referenced_data_file is not None:
         return file.referenced_data_file

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -17,16 +19,23 @@ import pyarrow.compute as pc
 import pyiceberg
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
-from pyiceberg.avro.reader import Reader
+from pyiceberg.avro.reader import DoubleReader, OptionReader, Reader, StructReader
 from pyiceberg.avro.resolver import construct_reader, resolve_reader
 from pyiceberg.catalog import _ENV_CONFIG, Catalog
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    WaitingForLockException,
+)
 from pyiceberg.expressions import BooleanExpression, BoundTerm
 from pyiceberg.expressions.visitors import (
     ResidualEvaluator,
     ResidualVisitor,
     UnpartitionedResidualEvaluator,
     _RewriteNotVisitor,
+    _StrictMetricsEvaluator,
     visit,
 )
 from pyiceberg.io.pyarrow import (
@@ -34,6 +43,7 @@ from pyiceberg.io.pyarrow import (
     ArrowProjectionVisitor,
     _ConvertToArrowExpression,
 )
+from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible as _check_compatible
 from pyiceberg.io.pyarrow import _get_column_projection_values as column_projection_values
 from pyiceberg.manifest import (
     MANIFEST_ENTRY_SCHEMAS,
@@ -48,9 +58,12 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, visit_with_partner
 from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE
 from pyiceberg.table import _min_sequence_number as min_sequence_number
+from pyiceberg.table import _parse_row_filter as parse_row_filter
 from pyiceberg.typedef import Identifier, Properties
 from pyiceberg.types import ListType, MapType, UUIDType
 from pyiceberg.utils.config import Config, merge_config
+
+from . import avro
 
 __all__ = [
     "DATA_FILE_KEY_METADATA",
@@ -61,21 +74,34 @@ __all__ = [
     "ManifestContent",
     "ManifestEntry",
     "ManifestEntryStatus",
+    "NotSentError",
     "PartitionFieldSummary",
     "RecordShape",
+    "StrictMetricsEvaluator",
     "arrow_filter",
     "ask_rest_server",
+    "check_arrow_schema",
+    "check_rest_commits",
     "column_projection_values",
     "configured_properties",
+    "default_table_location",
     "downcasts_ns_timestamps",
+    "hive_client",
     "hive_parameters",
+    "hive_table_lock",
+    "iceberg_schema",
     "inherit_from_manifest",
     "min_sequence_number",
+    "parse_row_filter",
     "partition_spec_is_void",
+    "post_to_rest_server",
     "project",
     "read_avro_records",
+    "refused_by_rest_server",
     "residual_evaluator",
     "sql_metadata_location",
+    "sql_table_row",
+    "stage_rest_table",
 ]
 
 _TESTED = ("0", "12")
@@ -86,6 +112,11 @@ if tuple(pyiceberg.__version__.split(".")[:2]) != _TESTED:
     )
 
 _SYNC_SIZE = 16
+_DOUBLE = struct.Struct("<d")
+# What a REST server answers to a token that is no longer good, and how long it may take: Java's
+# names and, where it has none, ours.
+_EXPIRED = (401, 419)
+_REST_TIMEOUTS_MS = {"connection": 30_000, "socket": 300_000}
 # Positions of a DataFile's and a ManifestFile's key_metadata in their records.
 DATA_FILE_KEY_METADATA = 12
 MANIFEST_FILE_KEY_METADATA = 14
@@ -104,10 +135,52 @@ class RecordShape:
         self.reader = functools.lru_cache(maxsize=256)(self._resolve)
 
     def _resolve(self, avro_schema: str) -> Reader:
-        header = AvroFileHeader(None, {"avro.schema": avro_schema}, None)
-        return resolve_reader(
-            header.get_schema(), self._read_schema, self._read_types, self._read_enums
+        readable = json.dumps(_readable(json.loads(avro_schema), {}))
+        header = AvroFileHeader(None, {"avro.schema": readable}, None)
+        return _exact(
+            resolve_reader(
+                header.get_schema(), self._read_schema, self._read_types, self._read_enums
+            )
         )
+
+
+def _readable(avro_type: Any, named: dict[str, Any]) -> Any:
+    """Return an Avro schema's JSON as PyIceberg can read it: it knows neither names that stand for
+    a type defined before, as Avro demands of two uuid fields, nor timestamps in nanoseconds."""
+    if isinstance(avro_type, str):
+        return named.get(avro_type, avro_type)
+    if isinstance(avro_type, list):
+        return [_readable(branch, named) for branch in avro_type]
+    readable = dict(avro_type)
+    if readable.get("logicalType") == "timestamp-nanos":
+        del readable["logicalType"]
+    for part in ("type", "items", "values"):
+        if part in readable:
+            readable[part] = _readable(readable[part], named)
+    if "fields" in readable:
+        readable["fields"] = [_readable(field, named) for field in readable["fields"]]
+    if readable.get("type") in ("record", "fixed", "enum"):
+        named[readable["name"]] = readable
+    return readable
+
+
+class _ExactDoubleReader(DoubleReader):
+    """PyIceberg's compiled decoder reads a double as a float, and its digits are lost."""
+
+    def read(self, decoder: Any) -> float:
+        value: float = _DOUBLE.unpack(decoder.read(_DOUBLE.size))[0]
+        return value
+
+
+def _exact(reader: Reader) -> Reader:
+    """Return a reader of records, which reads doubles, in a partition for one, as they are."""
+    if isinstance(reader, DoubleReader):
+        return _ExactDoubleReader()
+    if isinstance(reader, OptionReader):
+        reader.option = _exact(reader.option)
+    elif isinstance(reader, StructReader):
+        reader.field_readers = tuple((at, _exact(field)) for at, field in reader.field_readers)
+    return reader
 
 
 @functools.cache
@@ -123,15 +196,15 @@ def read_avro_records(data: bytes, shape: RecordShape) -> tuple[dict[str, str], 
     decoder = new_decoder(data)
     header = _header_reader().read(decoder)
     reader = shape.reader(header.meta["avro.schema"])
-    codec = header.compression_codec()
+    decompress = avro._CODECS[header.meta.get("avro.codec", "null")]
     records: list[Any] = []
     while True:
         try:
             count = decoder.read_int()
         except EOFError:
             return header.meta, records
-        block = decoder.read_bytes()
-        block_decoder = new_decoder(block if codec is None else codec.decompress(block))
+        block = decompress(memoryview(decoder.read_bytes()), avro.MAX_BLOCK_SIZE)
+        block_decoder = new_decoder(bytes(block))
         records += [reader.read(block_decoder) for _ in range(count)]
         if decoder.read(_SYNC_SIZE) != header.sync:
             raise ValueError("the sync marker after an Avro block is not the file's")
@@ -197,6 +270,23 @@ def project(
     columns = visit_with_partner(wanted, batch, visitor, ArrowAccessor(file_schema))
     return pa.RecordBatch.from_struct_array(columns)
 
+
+def check_arrow_schema(
+    schema: Schema, provided: pa.Schema, *, downcast_ns_timestamp_to_us: bool
+) -> None:
+    """Check that Arrow data without field ids, found by names, can be written to a table of format
+    version 3. Raises ValueError, or TypeError for a type that Iceberg has not."""
+    _check_compatible(schema, provided, downcast_ns_timestamp_to_us, format_version=3)
+
+
+def iceberg_schema(schema: Schema | pa.Schema) -> Schema:
+    """Return the schema of a table of format version 3, from Arrow's if need be."""
+    converted: Schema = Catalog._convert_schema_if_needed(schema, 3)
+    return converted
+
+
+# Whether all rows of a data file match, from its metrics.
+StrictMetricsEvaluator = _StrictMetricsEvaluator
 
 # A visitor that returns the expression that it visits: for rewriting some of its predicates.
 BooleanRewriter = _RewriteNotVisitor
@@ -298,7 +388,7 @@ def ask_rest_server(
     PyIceberg's parsing drops what encryption needs, and the server's word is better than that of
     the file, which lies where the data lies. Raises what ``catalog.load_table`` raises.
     """
-    from pyiceberg.catalog.rest import Endpoints, TableResponse
+    from pyiceberg.catalog.rest import Endpoints
 
     url = catalog.url(
         Endpoints.load_table, prefixed=True, **catalog._split_identifier_for_path(identifier)
@@ -309,11 +399,111 @@ def ask_rest_server(
         catalog.load_table(identifier)
         response = catalog._session.get(url)
         response.raise_for_status()
+    return _rest_table(catalog, response)
+
+
+def _rest_table(
+    catalog: Any, response: Any
+) -> tuple[dict[str, Any], str, dict[str, str], dict[str, str]]:
+    from pyiceberg.catalog.rest import TableResponse
+
     parsed = TableResponse.model_validate_json(response.text)
     metadata: dict[str, Any] = json.loads(response.text)["metadata"]
     location = parsed.metadata_location or ""
-    credentials = catalog._resolve_storage_credentials(parsed.storage_credentials, location)
+    credentials = catalog._resolve_storage_credentials(
+        parsed.storage_credentials, location or metadata.get("location")
+    )
     return metadata, location, parsed.config, {**parsed.config, **credentials}
+
+
+def check_rest_commits(catalog: Any) -> None:
+    """Raise NotImplementedError for a REST server that has no commits."""
+    from pyiceberg.catalog.rest import Capability
+
+    catalog._check_endpoint(Capability.V1_CREATE_TABLE)
+    catalog._check_endpoint(Capability.V1_UPDATE_TABLE)
+
+
+def stage_rest_table(
+    catalog: Any, identifier: Identifier, request: Mapping[str, Any]
+) -> tuple[dict[str, Any], str, dict[str, str], dict[str, str]]:
+    """Send a REST server the request to create a table, and return what ``ask_rest_server`` does.
+
+    Raises TableAlreadyExistsError, NoSuchNamespaceError, and PyIceberg's errors of REST.
+    """
+    from pyiceberg.catalog.rest import Endpoints
+
+    path = catalog._split_identifier_for_path(identifier)
+    url = catalog.url(Endpoints.create_table, namespace=path["namespace"])
+    response = _post(catalog, url, request, {})
+    if not response.ok:
+        errors = {409: TableAlreadyExistsError, 404: NoSuchNamespaceError}
+        raise refused_by_rest_server(response, errors)
+    return _rest_table(catalog, response)
+
+
+class NotSentError(Exception):
+    """A REST server was never asked: there was no connection."""
+
+
+def post_to_rest_server(
+    catalog: Any, identifier: Identifier, config: Mapping[str, str], body: Mapping[str, Any]
+) -> Any:
+    """Send a commit to a table of a REST server and return its response, whatever it is.
+
+    ``config`` is the table's. Raises NotSentError, and requests' RequestException when there is no
+    answer.
+    """
+    from pyiceberg.catalog.rest import Endpoints
+
+    path = catalog._split_identifier_for_path(identifier)
+    token = config.get("token")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return _post(catalog, catalog.url(Endpoints.update_table, **path), body, headers)
+
+
+def _post(catalog: Any, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
+    from requests.exceptions import ConnectionError, ConnectTimeout
+    from urllib3.exceptions import NewConnectionError
+
+    data = json.dumps(body).encode()
+    limits = [
+        int(catalog.properties.get(f"rest.client.{name}-timeout-ms", default)) / 1000
+        for name, default in _REST_TIMEOUTS_MS.items()
+    ]
+    try:
+        for attempt in range(2):
+            response = catalog._session.post(
+                url, data=data, headers=dict(headers), timeout=tuple(limits)
+            )
+            if attempt or response.status_code not in _EXPIRED:
+                break
+            try:
+                catalog._refresh_token()
+            except Exception as error:
+                raise NotSentError(f"no new token: {type(error).__name__}") from error
+    except ConnectTimeout as error:
+        raise NotSentError(str(error)) from error
+    except ConnectionError as error:
+        if error.args and isinstance(getattr(error.args[0], "reason", None), NewConnectionError):
+            raise NotSentError(str(error)) from error
+        raise
+    return response
+
+
+def refused_by_rest_server(
+    response: Any, errors: Mapping[int, type[Exception]] | None = None
+) -> Exception:
+    """Return the exception that PyIceberg has for a response of a REST server."""
+    from pyiceberg.catalog.rest.response import _handle_non_200_response
+    from requests import HTTPError
+
+    known = {404: NoSuchTableError, 409: CommitFailedException} if errors is None else dict(errors)
+    try:
+        _handle_non_200_response(HTTPError(response=response), known)
+    except Exception as error:
+        return error
+    raise AssertionError(response.status_code)
 
 
 def sql_metadata_location(catalog: Any, identifier: str | Identifier) -> str:
@@ -336,6 +526,58 @@ def sql_metadata_location(catalog: Any, identifier: str | Identifier) -> str:
     if not location:
         raise NoSuchTableError(f"Table does not exist: {namespace}.{name}")
     return str(location)
+
+
+def sql_table_row(
+    catalog: Any, identifier: str | Identifier, metadata_location: str
+) -> dict[str, Any]:
+    """Return a new table's row in a SQL catalog's ``iceberg_tables``, of the version it has."""
+    namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
+    row: dict[str, Any] = catalog._create_table_row(
+        namespace, Catalog.table_name_from(identifier), metadata_location
+    )
+    return row
+
+
+def default_table_location(catalog: Any, identifier: str | Identifier, location: str | None) -> str:
+    """Return where a SQL or Hive catalog puts a new table, ``location`` if that is given.
+
+    Raises NoSuchNamespaceError, and ValueError when nothing says where.
+    """
+    namespace = Catalog.namespace_from(identifier)
+    if not catalog.namespace_exists(namespace):
+        raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(namespace)}")
+    found: str = catalog._resolve_table_location(
+        location, Catalog.namespace_to_string(namespace), Catalog.table_name_from(identifier)
+    )
+    return found
+
+
+@contextmanager
+def hive_client(catalog: Any) -> Iterator[Any]:
+    """Open a client of a Hive catalog's metastore: the catalog's own is for one thread."""
+    with catalog._create_hive_client(catalog.properties) as client:
+        yield client
+
+
+def hive_table_lock(catalog: Any, client: Any, database: str, table: str) -> int:
+    """Wait for Hive's lock of a table, as PyIceberg's writers do, and return its id. Raises
+    CommitFailedException when it is not to be had."""
+    from hive_metastore.ttypes import LockState, UnlockRequest
+
+    lock = client.lock(catalog._create_lock_request(database, table))
+    if lock.state == LockState.ACQUIRED:
+        return int(lock.lockid)
+    try:
+        if lock.state == LockState.WAITING:
+            catalog._wait_for_lock(database, table, lock.lockid, client)
+            return int(lock.lockid)
+        raise CommitFailedException(f"no lock of {database}.{table}: {lock.state}")
+    except BaseException as error:
+        client.unlock(UnlockRequest(lockid=lock.lockid))
+        if isinstance(error, WaitingForLockException):
+            raise CommitFailedException(f"no lock of {database}.{table}: others hold it") from error
+        raise
 
 
 def hive_parameters(catalog: Any, identifier: str | Identifier) -> Properties:

@@ -7,6 +7,7 @@ Arrow, from properties made for this one file and never cached. Knows nothing of
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
@@ -122,8 +123,25 @@ class TaskReader:
         """Return the number of the task's rows."""
         return sum(rows.batch.num_rows for rows in self._rows(task))
 
-    def _rows(self, task: FileScanTask) -> Iterator[_Rows]:
-        """Yield the rows that are left, in the file's own columns."""
+    def matches(self, task: FileScanTask) -> Matches:
+        """Return where the rows are that are left and that the filter takes."""
+        file = cast("ContentFile", task.file)
+        deletes = cast("set[ContentFile]", task.delete_files)
+        deleted = self._deleted_positions(file, deletes)
+        found = Matches(BitMap64(), BitMap64() if deleted is None else deleted)
+        for rows in self._rows(task, located=True):
+            assert rows.places is not None
+            found.positions.update(array("Q", rows.places.to_pylist()))
+            found.live += rows.live
+        return found
+
+    def position_deletes(self, delete: ContentFile) -> dict[str, BitMap64]:
+        """Return the positions in a position delete file, by the data file's path."""
+        return self._positions(delete)
+
+    def _rows(self, task: FileScanTask, *, located: bool = False) -> Iterator[_Rows]:
+        """Yield the rows that are left, in the file's own columns; with their places in it if they
+        are to be ``located``, and then batches of none too."""
         if self._matches_none:
             return
         file = cast("ContentFile", task.file)
@@ -135,24 +153,25 @@ class TaskReader:
             shape = opened.shape
             missing = self._identity_values(file, wanted, shape.schema.field_ids)
             # Positions count rows, so all of them have to come.
-            pushable = opened.filters and positions is None
+            pushable = opened.filters and positions is None and not located
             pushed = self._file_filters(shape) if pushable else None
             left = self._filter if pushed is None else None
             first = 0
             for batch in opened.read(pushed):
                 count = batch.num_rows
+                places = pa.arange(first, first + count) if located else None
+                rows = _Rows(shape.columns, missing, batch, places)
                 if positions is not None:
-                    batch = _kept(batch, rows_kept(positions, first, count))
+                    rows = rows.kept(rows_kept(positions, first, count))
                 first += count
                 for ids, keys in equality:
-                    rows = _Rows(shape.columns, missing, batch)
                     columns = (self._column(self._key_schemas(i), i, rows) for i in ids)
-                    batch = _kept(batch, keys.rows_kept(list(columns)))
+                    rows = rows.kept(keys.rows_kept(list(columns)))
+                live = rows.batch.num_rows
                 if left is not None:
-                    rows = _Rows(shape.columns, missing, batch)
-                    batch = _kept(batch, self._matching(left, rows))
-                if batch.num_rows:
-                    yield _Rows(shape.columns, missing, batch)
+                    rows = rows.kept(self._matching(left, rows))
+                if located or rows.batch.num_rows:
+                    yield rows._replace(live=live)
 
     def _matching(self, row_filter: RowFilter, rows: _Rows) -> pa.Array:
         schemas = self._filter_schemas
@@ -299,12 +318,38 @@ class TaskReader:
 _Keys: TypeAlias = "tuple[tuple[int, ...], frozenset[ContentFile]]"
 
 
+@dataclass(slots=True)
+class Matches:
+    """Where a filter is true in a data file: ``positions`` of rows that were not deleted before.
+
+    ``deleted`` are the positions that its vector and position deletes have, ``live`` is the number
+    of rows that no delete of any kind had taken.
+    """
+
+    positions: BitMap64
+    deleted: BitMap64
+    live: int = 0
+
+
 class _Rows(NamedTuple):
-    """Rows in a file's columns; ``missing`` are values of columns that only its partition knows."""
+    """Rows in a file's columns; ``missing`` are values of columns that only its partition knows.
+
+    ``places`` are the rows' positions in the file, where they are wanted; ``live`` how many there
+    were before the filter.
+    """
 
     schema: Schema
     missing: dict[int, Any]
     batch: pa.RecordBatch
+    places: pa.Array | None = None
+    live: int = 0
+
+    def kept(self, mask: pa.Array | None) -> _Rows:
+        """Return the rows that the mask has, all of them where it is None."""
+        if mask is None:
+            return self
+        places = None if self.places is None else self.places.filter(mask)
+        return self._replace(batch=self.batch.filter(mask), places=places)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -456,10 +501,6 @@ def _arrow_failure(message: str) -> tuple[type[Ags1Error] | None, str]:
     if "Parquet" in message or "thrift" in message:
         return FormatError, f"not a Parquet file that can be read: {message.splitlines()[0]}"
     return None, ""
-
-
-def _kept(batch: pa.RecordBatch, mask: pa.Array | None) -> pa.RecordBatch:
-    return batch if mask is None else batch.filter(mask)
 
 
 def _arrow_type(schema: Schema, field_id: int) -> pa.DataType:

@@ -1,12 +1,13 @@
 """``EncryptedTable``: PyIceberg's ``Table`` over an encrypted table; ``open_table`` makes one.
 
 Reading goes through PyIceberg's own methods, with our snapshots, scans and files below them.
-Writing is refused before anything is written: what PyIceberg writes would be in the clear.
+Writing has PyIceberg's methods and none of its code: what that writes would be in the clear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyiceberg.catalog import Catalog
@@ -15,22 +16,32 @@ from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.table import ALWAYS_TRUE, Table
 from pyiceberg.table.metadata import TableMetadataUtil
-from pyiceberg.typedef import Identifier, Properties
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
-from ..errors import KmsConfigurationError, NotEncryptedError
+from ..errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
 from ..keys.cache import KekCache
 from ..keys.manager import TABLE_KEY_ID, EncryptionManager
 from ..kms.client import KmsClient
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .files import TableFiles
+from .maintenance import rotation
 from .metadata import Trust, parse_metadata, read_metadata, table_key_id
 from .scan import EncryptedIncrementalScan, EncryptedScan
 
 if TYPE_CHECKING:
     import polars as pl
 
-NO_WRITES = (
-    "writing to an encrypted table is not supported: what PyIceberg writes would be in the clear"
+    from ..keys.envelope import EncryptedKey
+    from .maintenance.rotation import KeyChange
+    from .writing.commits import Base, Commits
+    from .writing.output import TableOutput
+    from .writing.transaction import EncryptedTransaction
+    from .writing.view import TableView
+
+NO_CATALOG = (
+    "a table that was opened by its metadata.json has no catalog to commit to: load it from one"
 )
 
 
@@ -108,6 +119,7 @@ def encrypted_table(
     location_map: Mapping[str, str] | None = None,
     require_encrypted: bool = False,
     config: dict[str, str] | None = None,
+    storage: dict[str, str] | None = None,
     cache: KekCache | None = None,
 ) -> EncryptedTable:
     """Return the table for metadata that was read and checked.
@@ -129,17 +141,22 @@ def encrypted_table(
         identifier, parse_metadata(metadata), metadata_location, files, catalog, config or {}
     )
     table._trust = trust
+    table._json = metadata
+    table._storage = storage or {}
     return table
 
 
 class EncryptedTable(Table):
-    """An encrypted table, read as any of PyIceberg's: ``scan``, ``inspect``, history, references.
+    """An encrypted table, read and written as any of PyIceberg's.
 
     ``inspect`` shows null for key metadata. ``to_daft``, ``to_bodo`` and DataFusion open the files
-    by themselves, without keys: NotImplementedError. Writing: NotImplementedError.
+    by themselves, without keys: NotImplementedError. So is writing to a table that was opened
+    without a catalog, or from one that would lose its keys.
     """
 
     _trust: Trust = Trust()
+    _json: dict[str, Any]
+    _storage: dict[str, str]
 
     @property
     def key_id(self) -> str:
@@ -212,10 +229,8 @@ class EncryptedTable(Table):
         """
         fresh = self._load_again()
         self._check_uuid(self.metadata, fresh.metadata)
-        self.metadata = fresh.metadata
-        self.io = fresh.io
-        self.metadata_location = fresh.metadata_location
-        self.config = fresh.config
+        assert isinstance(fresh, EncryptedTable)  # a key is expected
+        self._become(fresh)
         return self
 
     def _load_again(self) -> Table:
@@ -252,9 +267,181 @@ class EncryptedTable(Table):
     def __datafusion_table_provider__(self, session: Any | None = None) -> NoReturn:
         raise NotImplementedError("DataFusion opens the files without keys: use scan().to_arrow()")
 
-    def transaction(self) -> NoReturn:
-        raise NotImplementedError(NO_WRITES)
+    # -- writing
 
-    def _do_commit(self, updates: Any, requirements: Any) -> NoReturn:
+    def transaction(self) -> EncryptedTransaction:
+        """Return a transaction, which commits several changes as one. Raises NotImplementedError
+        when the table's catalog cannot be committed to."""
+        from .writing.transaction import EncryptedTransaction
+
+        return EncryptedTransaction(self)
+
+    def add_files(
+        self,
+        file_paths: list[str],
+        snapshot_properties: dict[str, str] = EMPTY_DICT,
+        check_duplicate_files: bool = True,
+        branch: str | None = MAIN_BRANCH,
+        *,
+        allow_plaintext: bool = False,
+    ) -> None:
+        """Add Parquet files as they are. Raises NotEncryptedError unless ``allow_plaintext``."""
+        transaction = self.transaction()
+        with transaction:
+            transaction.add_files(
+                file_paths,
+                snapshot_properties,
+                check_duplicate_files,
+                branch,
+                allow_plaintext=allow_plaintext,
+            )
+
+    def rotate_keys(self) -> None:
+        """Make a new KEK, put the key of every snapshot under it, and take the old KEKs out.
+
+        No file changes, and no snapshot. Java picks any unexpired KEK for its next commit, so it
+        is the new one then. Earlier metadata files still have the old KEKs. Raises KmsError, and
+        AuthenticationError or KeyMetadataError when a key does not open: ``prune_keys`` takes out
+        those that no snapshot needs.
+        """
+        self._change_keys(rotation.rotate)
+
+    def rewrap_keys(self, table_key_id: str | None = None, kms: KmsClient | None = None) -> None:
+        """Put all KEKs under another master key, in another KMS if need be; without arguments under
+        the newest version of their own.
+
+        No file changes, and no snapshot. With another KMS, the table is loaded from a catalog that
+        is configured for it from then on. Destroy the old master key once all writers have loaded
+        the table anew, and the metadata has been verified. Raises KmsError.
+        """
+        self._change_keys(
+            lambda metadata, manager: rotation.rewrap(metadata, manager, kms, table_key_id)
+        )
+
+    def prune_keys(self) -> list[str]:
+        """Take out the keys that no snapshot needs, which neither Java nor expiry does; return
+        their ids. Raises KeyMetadataError when a snapshot's key is missing."""
+        return [key.key_id for key in self._change_keys(rotation.prune)]
+
+    def _change_keys(
+        self, compute: Callable[[dict[str, Any], EncryptionManager], KeyChange]
+    ) -> tuple[EncryptedKey, ...]:
+        from .writing.transaction import KeyStep
+
+        transaction = self.transaction()
+        step = KeyStep(compute)
+        transaction.stage_step(step)
+        transaction.commit_transaction()
+        if rotation.snapshots_without_keys(self._json):
+            # Over REST, somebody may have added a snapshot that needs what was taken out.
+            uuid = {"type": "assert-table-uuid", "uuid": self._json["table-uuid"]}
+            transaction = self.transaction()
+            transaction.stage_updates(rotation.restore(self._json, step.removed), [uuid])
+            transaction.commit_transaction()
+            missing = rotation.snapshots_without_keys(self._json)
+            if missing:
+                raise MetadataIntegrityError(
+                    f"the keys of snapshots {missing} were lost by a writer that did not wait for "
+                    "the change of keys; they are in the metadata file before it",
+                    file=self.metadata_location,
+                )
+        return step.removed
+
+    def view(self) -> TableView:
+        """Return the version of the table that this object shows, to build changes upon."""
+        # With keys of its own: those that are made for a change which fails are of no use.
+        return self.view_of(self._json)
+
+    def view_of(
+        self, metadata: dict[str, Any], manager: EncryptionManager | None = None
+    ) -> TableView:
+        """Return a version of the table that is not committed yet; ``manager`` has its keys if
+        they are under another master key."""
+        from .writing.view import TableView
+
+        keys = self.files.keys if manager is None else manager
+        keys = EncryptionManager.from_metadata(
+            metadata, keys.kms, table_key_id=keys.table_key_id, cache=keys.cache
+        )
+        return TableView(metadata, self.files.with_keys(keys))
+
+    def output(self) -> TableOutput:
+        """Return what writes new files of the table. Raises NotImplementedError as
+        ``transaction``."""
+        from .writing.output import TableOutput
+
+        self._committer()
+        return TableOutput(self.files.inner, self.files.location_map)
+
+    def commit_updates(
+        self,
+        updates: list[dict[str, Any]],
+        requirements: list[dict[str, Any]],
+        output: TableOutput,
+        manager: EncryptionManager | None = None,
+    ) -> None:
+        """Make one try to commit updates in the REST specification's form, and show the outcome.
+
+        Raises as ``Commits.commit`` does.
+        """
+        from .writing.commits import Base
+
+        identifier = self._identifier
+        base = Base(
+            identifier,
+            self._json,
+            self.metadata_location,
+            # The key was settled when the table was loaded.
+            replace(self._trust, key_id=self.key_id),
+            self.config,
+            self._storage,
+        )
+        new_key_id = None
+        if manager is not None and manager.table_key_id != self.key_id:
+            new_key_id = manager.table_key_id
+        base = self._committer().commit(base, updates, requirements, output, new_key_id=new_key_id)
+        self.show(base, manager)
+
+    def show(self, base: Base, manager: EncryptionManager | None = None) -> None:
+        """Show a version of the table that was committed."""
+        files = self.files
+        keys = files.keys if manager is None else manager
+        self._become(
+            encrypted_table(
+                self._identifier,
+                base.metadata,
+                base.location,
+                files.inner,
+                self.catalog,
+                keys.kms,
+                replace(base.trust, key_id=keys.table_key_id),
+                location_map=files.location_map,
+                require_encrypted=files.require_encrypted,
+                config=base.config,
+                storage=base.storage,
+                cache=keys.cache,
+            )
+        )
+
+    def _become(self, fresh: EncryptedTable) -> None:
+        self.metadata = fresh.metadata
+        self.io = fresh.io
+        self.metadata_location = fresh.metadata_location
+        self.config = fresh.config
+        self._json = fresh._json
+        self._storage = fresh._storage
+        self._trust = fresh._trust
+
+    def _committer(self) -> Commits:
+        commits = getattr(self.catalog, "commits", None)
+        if commits is None:
+            raise NotImplementedError(NO_CATALOG)
+        return commits()  # type: ignore[no-any-return]  # our catalog's
+
+    def _do_commit(
+        self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...]
+    ) -> None:
         # Where the transactions end that PyIceberg begins by itself, as in update_schema.
-        raise NotImplementedError(NO_WRITES)
+        transaction = self.transaction()
+        transaction._stage(updates, requirements)
+        transaction.commit_transaction()

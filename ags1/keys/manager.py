@@ -124,6 +124,11 @@ class EncryptionManager:
         return tuple(self._entries.values())
 
     @property
+    def cache(self) -> KekCache:
+        """Its unwrapped KEKs, to share with another manager of the same KMS client."""
+        return self._cache
+
+    @property
     def key_encryption_keys(self) -> tuple[EncryptedKey, ...]:
         """The entries of the list that are KEKs."""
         return tuple(filter(self._is_kek, self.encryption_keys))

@@ -1,0 +1,423 @@
+"""``expire``: which snapshots a table need not keep, and which files go with them.
+
+Two steps. The plan is made of the metadata alone, pure, anew for each attempt to commit; when it is
+committed, and only if that is certain, the files that nothing reaches any more are found in the
+manifests, and deleted. A file that a snapshot of the metadata reaches is never among them. Follows
+Java's ``RemoveSnapshots`` and ``ReachableFileCleanup``. Keys stay: ``rotation.prune`` is for them.
+
+A commit in between: see the rule in ``rotation``. Here it is also what keeps a branch that was
+rolled back meanwhile from losing its head.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pyiceberg.exceptions import ValidationException
+from pyiceberg.manifest import DataFileContent, ManifestFile
+
+from ...errors import Ags1Error, KmsError
+from ..files import TableFiles
+from ..listing import place
+from ..snapshots import EncryptedSnapshot
+from ..writing.output import TableOutput
+from .rotation import MAIN_BRANCH, Requirement, Update, unmoved_refs
+
+GC_ENABLED = "gc.enabled"
+MAX_SNAPSHOT_AGE_MS = "history.expire.max-snapshot-age-ms"
+MIN_SNAPSHOTS_TO_KEEP = "history.expire.min-snapshots-to-keep"
+MAX_REF_AGE_MS = "history.expire.max-ref-age-ms"
+_DEFAULTS = {
+    MAX_SNAPSHOT_AGE_MS: 5 * 24 * 60 * 60 * 1000,
+    MIN_SNAPSHOTS_TO_KEEP: 1,
+    MAX_REF_AGE_MS: 2**63 - 1,
+}
+_THREADS = 4
+# Metadata that was tampered with could name the table's own metadata, manifest lists and manifests.
+_NO_STATISTICS = (".metadata.json", ".avro")
+
+_log = logging.getLogger(__name__)
+_Item = TypeVar("_Item")
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredFiles:
+    """The locations of the files that go, in the order in which they are deleted.
+
+    ``left_behind`` has what stays though no snapshot reaches it: parts of expired snapshots that
+    cannot be read, because what they name is not known, and statistics files that do not lie beside
+    the table's metadata, because the metadata alone, which is not authenticated, names them.
+    """
+
+    data_files: tuple[str, ...] = ()
+    delete_files: tuple[str, ...] = ()
+    manifests: tuple[str, ...] = ()
+    manifest_lists: tuple[str, ...] = ()
+    statistics: tuple[str, ...] = ()
+    left_behind: tuple[str, ...] = ()
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """All that go."""
+        return (
+            *self.data_files,
+            *self.delete_files,
+            *self.manifests,
+            *self.manifest_lists,
+            *self.statistics,
+        )
+
+    def delete(
+        self, output: TableOutput, *, threads: int = _THREADS, progress: Progress | None = None
+    ) -> tuple[str, ...]:
+        """Delete the files; return those that could not be. They are logged and stay: nothing
+        refers to them, and ``verify`` finds them. ``progress`` is called with the number of files
+        done and that of all, in the caller's thread."""
+        failed = []
+
+        def delete(location: str) -> str | None:
+            try:
+                output.delete(location)
+            except Exception as error:
+                _log.warning("%s is left behind: %s", location, type(error).__name__)
+                return location
+            return None
+
+        locations = self.locations
+        with ThreadPoolExecutor(threads) as pool:
+            for done, location in enumerate(pool.map(delete, locations), 1):
+                if location is not None:
+                    failed.append(location)
+                if progress is not None:
+                    progress(done, len(locations))
+        return tuple(failed)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryPlan:
+    """What to commit, nothing without ``updates``; and then, which files go.
+
+    ``snapshot_ids`` are the snapshots that go, ``refs`` the names of the branches and tags.
+    """
+
+    updates: list[Update]
+    requirements: list[Requirement]
+    snapshot_ids: tuple[int, ...]
+    refs: tuple[str, ...]
+    metadata: Mapping[str, Any] = field(repr=False)
+
+    def find_files(
+        self,
+        files: TableFiles,
+        metadata_location: str,
+        *,
+        after: Mapping[str, Any] | None = None,
+        after_files: TableFiles | None = None,
+        threads: int = _THREADS,
+    ) -> ExpiredFiles:
+        """Read the manifests and return which files nothing reaches any more. Deletes nothing.
+
+        ``files`` has the keys of the metadata that the plan was made of; ``after`` is the table's
+        metadata as it was committed, or any later one, and ``after_files`` has the keys of that.
+        Without them it is what the commit would do: a dry run. ``metadata_location`` is where the
+        catalog has the table's metadata.json.
+
+        Raises what reading a snapshot that stays raises, whereupon no file may be deleted, KmsError
+        and OSError; ValueError when ``after`` is another table's.
+        """
+        before = self.metadata
+        if after is None:
+            gone = set(self.snapshot_ids)
+            names = ("snapshots", "statistics", "partition-statistics")
+            kept = {
+                name: [e for e in before.get(name) or () if e["snapshot-id"] not in gone]
+                for name in names
+            }
+            after = {**before, **kept}
+        if after["table-uuid"] != before["table-uuid"]:
+            raise ValueError("the metadata after the expiry is that of another table")
+        # A snapshot that is still there was not expired, whatever the plan says.
+        staying = {snapshot["snapshot-id"] for snapshot in after.get("snapshots") or ()}
+        expired = [
+            snapshot
+            for snapshot in before.get("snapshots") or ()
+            if snapshot["snapshot-id"] in self.snapshot_ids
+            and snapshot["snapshot-id"] not in staying
+        ]
+        with ThreadPoolExecutor(threads) as pool:
+            search = _Search(files, after_files or files, pool)
+            return search.run(before, after, expired, metadata_location)
+
+
+def expire(
+    metadata: Mapping[str, Any],
+    *,
+    older_than_ms: int | None = None,
+    retain_last: int | None = None,
+    snapshot_ids: Collection[int] = (),
+    now_ms: int | None = None,
+) -> ExpiryPlan:
+    """Plan which snapshots go, as Java's ``expireSnapshots`` does.
+
+    Of each branch the last ``retain_last`` snapshots stay, and those made at ``older_than_ms``
+    (epoch ms) or later; the table's ``history.expire.*`` properties are for what is None, and a
+    branch's own settings come first. Branches and tags older than they may become go, main never
+    does; snapshots that no ref has any more go when they are older than ``older_than_ms``.
+    ``snapshot_ids`` go besides, wherever they are.
+
+    Raises ValueError for a snapshot in ``snapshot_ids`` that is not there or is a ref's, for
+    ``retain_last`` below 1 and for properties that are no numbers; ValidationException where
+    ``gc.enabled`` is not true, as files of such a table may be other tables' too.
+    """
+    properties = metadata.get("properties") or {}
+    if properties.get(GC_ENABLED, "true").lower() != "true":
+        raise ValidationException(
+            f"cannot expire snapshots: {GC_ENABLED!r} is not true, "
+            "so the table's files may be other tables' too"
+        )
+    if retain_last is not None and retain_last < 1:
+        raise ValueError(f"at least one snapshot of a branch stays, not {retain_last}")
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    if older_than_ms is None:
+        older_than_ms = now_ms - _setting(properties, MAX_SNAPSHOT_AGE_MS)
+    if retain_last is None:
+        retain_last = _setting(properties, MIN_SNAPSHOTS_TO_KEEP)
+    snapshots = {s["snapshot-id"]: s for s in metadata.get("snapshots") or ()}
+    refs = metadata.get("refs") or {}
+    kept_refs = _kept_refs(refs, snapshots, now_ms, _setting(properties, MAX_REF_AGE_MS))
+    _check_ids(snapshot_ids, snapshots, kept_refs)
+    kept: set[int] = set()
+    referenced: set[int] = set()
+    for ref in kept_refs.values():
+        kept.add(ref["snapshot-id"])
+        if ref.get("type", "branch") != "branch":
+            referenced.add(ref["snapshot-id"])
+            continue
+        age_ms, count = ref.get("max-snapshot-age-ms"), ref.get("min-snapshots-to-keep")
+        oldest_ms = older_than_ms if age_ms is None else now_ms - age_ms
+        count = retain_last if count is None else count
+        ancestors = list(_ancestors(ref["snapshot-id"], snapshots))
+        referenced.update(s["snapshot-id"] for s in ancestors)
+        for number, snapshot in enumerate(ancestors):
+            if number >= count and snapshot["timestamp-ms"] < oldest_ms:
+                break
+            kept.add(snapshot["snapshot-id"])
+    kept.update(
+        snapshot_id
+        for snapshot_id, snapshot in snapshots.items()
+        if snapshot_id not in referenced and snapshot["timestamp-ms"] >= older_than_ms
+    )
+    kept.difference_update(snapshot_ids)
+    gone = tuple(snapshot_id for snapshot_id in snapshots if snapshot_id not in kept)
+    gone_refs = tuple(name for name in refs if name not in kept_refs)
+    return ExpiryPlan(
+        _updates(metadata, gone, gone_refs), unmoved_refs(metadata), gone, gone_refs, metadata
+    )
+
+
+def _setting(properties: Mapping[str, str], name: str) -> int:
+    text = properties.get(name, str(_DEFAULTS[name]))
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"the table's {name!r} is no number: {text!r}") from None
+
+
+def _kept_refs(
+    refs: Mapping[str, Any], snapshots: Mapping[int, Any], now_ms: int, max_age_ms: int
+) -> dict[str, Any]:
+    kept = {}
+    for name, ref in refs.items():
+        snapshot = snapshots.get(ref["snapshot-id"])
+        own = ref.get("max-ref-age-ms")
+        if name == MAIN_BRANCH or (
+            snapshot is not None
+            and now_ms - snapshot["timestamp-ms"] <= (max_age_ms if own is None else own)
+        ):
+            kept[name] = ref
+    return kept
+
+
+def _check_ids(
+    snapshot_ids: Collection[int], snapshots: Mapping[int, Any], kept_refs: Mapping[str, Any]
+) -> None:
+    for snapshot_id in snapshot_ids:
+        if snapshot_id not in snapshots:
+            raise ValueError(f"there is no snapshot {snapshot_id}")
+        names = [name for name, ref in kept_refs.items() if ref["snapshot-id"] == snapshot_id]
+        if names:
+            raise ValueError(f"snapshot {snapshot_id} is that of {', '.join(names)}")
+
+
+def _ancestors(snapshot_id: int | None, snapshots: Mapping[int, Any]) -> Iterator[Any]:
+    """Yield a snapshot and those that it was built upon, as far as they are there."""
+    seen: set[int] = set()
+    while snapshot_id is not None and snapshot_id in snapshots and snapshot_id not in seen:
+        seen.add(snapshot_id)
+        yield snapshots[snapshot_id]
+        snapshot_id = snapshots[snapshot_id].get("parent-snapshot-id")
+
+
+def _updates(
+    metadata: Mapping[str, Any], gone: Collection[int], gone_refs: Iterable[str]
+) -> list[Update]:
+    updates: list[Update] = [
+        {"action": "remove-snapshot-ref", "ref-name": name} for name in gone_refs
+    ]
+    if gone:
+        updates.append({"action": "remove-snapshots", "snapshot-ids": list(gone)})
+    for name in ("statistics", "partition-statistics"):
+        found = {entry["snapshot-id"] for entry in metadata.get(name) or ()}
+        updates += (
+            {"action": f"remove-{name}", "snapshot-id": snapshot_id}
+            for snapshot_id in gone
+            if snapshot_id in found
+        )
+    return updates
+
+
+class _Search:
+    """The files that only expired snapshots reach. Places are compared and not locations, since one
+    file may be known by several: what is in doubt stays."""
+
+    def __init__(
+        self, files: TableFiles, after_files: TableFiles, pool: ThreadPoolExecutor
+    ) -> None:
+        self._files = files
+        self._after_files = after_files
+        self._pool = pool
+        self._left: list[str] = []
+
+    def run(
+        self,
+        before: Mapping[str, Any],
+        after: Mapping[str, Any],
+        expired: list[Mapping[str, Any]],
+        metadata_location: str,
+    ) -> ExpiredFiles:
+        living = after.get("snapshots") or ()
+        live_lists = {self._place(s["manifest-list"]) for s in living}
+        lists: dict[str, str] = {}
+        candidates: dict[str, ManifestFile] = {}
+        for snapshot, manifests in zip(
+            expired, self._pool.map(self._expired_manifests, expired), strict=True
+        ):
+            if manifests is None:
+                continue
+            location = snapshot["manifest-list"]
+            if self._place(location) not in live_lists:
+                lists[self._place(location)] = location
+            candidates.update((self._place(m.manifest_path), m) for m in manifests)
+        live_manifests: dict[str, ManifestFile] = {}
+        for manifests in self._pool.map(self._live_manifests, living if candidates else ()):
+            live_manifests.update((self._place(m.manifest_path), m) for m in manifests)
+        for where in live_manifests:
+            candidates.pop(where, None)
+        contents = self._contents(candidates, live_manifests)
+        statistics = self._statistics(before, after, expired, metadata_location)
+        return ExpiredFiles(
+            tuple(path for path, is_data in contents.values() if is_data),
+            tuple(path for path, is_data in contents.values() if not is_data),
+            tuple(manifest.manifest_path for manifest in candidates.values()),
+            tuple(lists.values()),
+            tuple(statistics),
+            tuple(self._left),
+        )
+
+    def _contents(
+        self, expired: dict[str, ManifestFile], live: Mapping[str, ManifestFile]
+    ) -> dict[str, tuple[str, bool]]:
+        """Return the data and delete files that only ``expired`` manifests have: by place, where
+        each lies and whether it is a data file. Takes out of ``expired`` what cannot be read."""
+        contents: dict[str, tuple[str, bool]] = {}
+        found = self._pool.map(self._expired_entries, list(expired.values()))
+        for where, entries in zip(list(expired), found, strict=True):
+            if entries is None:
+                del expired[where]
+            else:
+                contents.update(entries)
+
+        def reached(manifest: ManifestFile) -> list[str]:
+            entries = manifest.fetch_manifest_entry(self._after_files)
+            places = (self._place(entry.data_file.file_path) for entry in entries)
+            return [where for where in places if where in contents]
+
+        # All of them, before any is taken out: the threads look them up in there.
+        for places in list(self._pool.map(reached, live.values() if contents else ())):
+            for where in places:
+                contents.pop(where, None)
+        return contents
+
+    def _live_manifests(self, snapshot: Mapping[str, Any]) -> list[ManifestFile]:
+        return EncryptedSnapshot.model_validate(snapshot).manifests(self._after_files)
+
+    def _expired_manifests(self, snapshot: Mapping[str, Any]) -> list[ManifestFile] | None:
+        def read(snapshot: Mapping[str, Any]) -> list[ManifestFile]:
+            return EncryptedSnapshot.model_validate(snapshot).manifests(self._files)
+
+        return self._unless_unreadable(read, snapshot, snapshot["manifest-list"])
+
+    def _expired_entries(self, manifest: ManifestFile) -> dict[str, tuple[str, bool]] | None:
+        def read(manifest: ManifestFile) -> dict[str, tuple[str, bool]]:
+            files = [entry.data_file for entry in manifest.fetch_manifest_entry(self._files)]
+            return {
+                self._place(file.file_path): (
+                    file.file_path,
+                    file.content == DataFileContent.DATA,
+                )
+                for file in files
+            }
+
+        return self._unless_unreadable(read, manifest, manifest.manifest_path)
+
+    def _unless_unreadable(
+        self, read: Callable[[_Item], Any], item: _Item, location: str
+    ) -> Any | None:
+        """Return ``read(item)``, None where a part of an expired snapshot is damaged or gone: it
+        and what it names stay. Trouble of the KMS's and the storage's is raised."""
+        try:
+            return read(item)
+        except KmsError:
+            raise
+        except (Ags1Error, FileNotFoundError) as error:
+            _log.warning("%s is left behind: %s", location, type(error).__name__)
+            self._left.append(location)
+            return None
+
+    def _statistics(
+        self,
+        before: Mapping[str, Any],
+        after: Mapping[str, Any],
+        expired: list[Mapping[str, Any]],
+        metadata_location: str,
+    ) -> list[str]:
+        ids = {snapshot["snapshot-id"] for snapshot in expired}
+        folder = posixpath.dirname(self._place(metadata_location))
+        live = {self._place(entry["statistics-path"]) for entry in _statistics(after)}
+        found: dict[str, str] = {}
+        for entry in _statistics(before):
+            location = entry["statistics-path"]
+            where = self._place(location)
+            if entry["snapshot-id"] not in ids or where in live:
+                continue
+            if posixpath.dirname(where) == folder and not where.endswith(_NO_STATISTICS):
+                found[where] = location
+            else:
+                self._left.append(location)
+        return list(found.values())
+
+    def _place(self, location: str) -> str:
+        return posixpath.normpath(place(self._files.stored_location(location)))
+
+
+def _statistics(metadata: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for name in ("statistics", "partition-statistics"):
+        yield from metadata.get(name) or ()

@@ -1,0 +1,395 @@
+"""Snapshots: from files that come and go to manifests, a manifest list and the updates to commit.
+
+A ``SnapshotProducer`` belongs to one change of a table and lives through all attempts to commit it:
+the snapshot's id stays, so that a commit that landed unnoticed is recognised, and the manifests of
+added files are written once. All that depends on the version built upon is made anew: row ids,
+sequence numbers, the manifests that lose files, and the manifest list, under a fresh key.
+Follows Java's ``SnapshotProducer``, ``MergingSnapshotProducer`` and ``ManifestMergeManager``.
+Knows nothing of rows, filters and catalogs.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import secrets
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyiceberg.exceptions import ValidationException
+from pyiceberg.table.locations import LocationProvider, load_location_provider
+
+from ...keys.manager import EncryptionManager, now_ms
+from ..maintenance.rotation import with_own_kek
+from .entries import (
+    ADDED,
+    DATA,
+    DELETED,
+    Entry,
+    FileRecord,
+    ManifestRecord,
+    manifest_file,
+    manifest_record,
+    read_entries,
+)
+from .manifests import (
+    DEFAULT_TARGET_SIZE,
+    schema_of_spec,
+    write_manifest_list,
+    write_manifests,
+)
+from .output import TableOutput
+from .summary import SummaryBuilder
+from .view import TableView
+
+Update = dict[str, Any]
+
+_CODEC = "write.manifest.compression-codec"
+_MERGE_ENABLED = "commit.manifest-merge.enabled"
+_MERGE_MIN_COUNT = "commit.manifest.min-count-to-merge"
+_MERGE_TARGET_SIZE = "commit.manifest.target-size-bytes"
+_DEFAULT_MIN_COUNT = 100
+
+_DATA_MANIFEST, _DELETE_MANIFEST = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """The files that a snapshot adds and removes.
+
+    ``added`` are data files of new rows. ``replaced`` are entries of data files, equality deletes
+    or position deletes that hold rows the table has already: their sequence number and first row id
+    are those of what they replace. ``deletes`` are new deletion vectors. ``removed`` are entries of
+    any content that go.
+    """
+
+    added: Sequence[FileRecord] = ()
+    replaced: Sequence[Entry] = ()
+    deletes: Sequence[FileRecord] = ()
+    removed: Sequence[Entry] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.added or self.replaced or self.deletes or self.removed)
+
+    @property
+    def operation(self) -> str:
+        """The ``operation`` of the snapshot's summary, as the specification defines them."""
+        if self.replaced:
+            return "replace"
+        if not (self.removed or self.deletes):
+            return "append"
+        return "overwrite" if self.added else "delete"
+
+
+class SnapshotProducer:
+    """Writes the manifests and manifest lists of one snapshot, for each attempt to commit it.
+
+    Whatever it writes goes through ``output``; ``manifest_lists`` and ``manifests`` of attempts
+    that failed are in ``left_over``.
+    """
+
+    def __init__(self, output: TableOutput, properties: Mapping[str, str] | None = None) -> None:
+        self.snapshot_id = secrets.randbits(63) or 1
+        self.commit_uuid = uuid.uuid4()
+        self.left_over: list[str] = []
+        self._output = output
+        self._properties = dict(properties or {})
+        self._attempts = itertools.count(1)
+        self._numbers = itertools.count(0)
+        self._this_attempt: list[str] = []
+        self._added: tuple[Any, list[ManifestRecord]] | None = None
+
+    def produce(self, view: TableView, change: FileChange) -> list[Update]:
+        """Write the snapshot that makes ``change`` upon ``view``; return the updates to commit:
+        keys, snapshot and branch.
+
+        Raises ValidationException when a file to be removed is not in the branch's head any more,
+        and what reading and writing raises.
+        """
+        self.left_over += self._this_attempt
+        self._this_attempt = []
+        schema_id = view.metadata["current-schema-id"]
+        locations = location_provider(view)
+        kept, rewritten, replaced_count = self._without(view, locations, change.removed)
+        new = self._added_manifests(view, locations, change)
+        new += self._write(view, locations, _as_added(change.deletes, self), _DELETE_MANIFEST)
+        new += [
+            record
+            for deletes, part in _by_content(change.replaced)
+            for record in self._write(view, locations, part, deletes)
+        ]
+        manifests, merged = self._merged(view, locations, [*new, *rewritten, *kept])
+        created = sum(m.added_snapshot_id == self.snapshot_id for m in manifests)
+        parent = view.snapshot
+        sequence_number = view.metadata.get("last-sequence-number", 0) + 1
+        first_row_id = view.metadata.get("next-row-id", 0)
+        path = locations.new_metadata_location(
+            f"snap-{self.snapshot_id}-{next(self._attempts)}-{self.commit_uuid}.avro"
+        )
+        self._this_attempt.append(path)
+        manager = view.manager
+        if view.branch_head_id is None and parent is not None:
+            # Nobody who takes keys out of the table now would know of the new branch.
+            manager = with_own_kek(manager)
+        km, next_row_id = write_manifest_list(
+            self._output,
+            path,
+            manifests,
+            snapshot_id=self.snapshot_id,
+            parent_snapshot_id=None if parent is None else parent.snapshot_id,
+            sequence_number=sequence_number,
+            first_row_id=first_row_id,
+            manager=manager,
+        )
+        key_id = manager.add_manifest_list_key(km)
+        snapshot: dict[str, Any] = {
+            "sequence-number": sequence_number,
+            "snapshot-id": self.snapshot_id,
+            "parent-snapshot-id": None if parent is None else parent.snapshot_id,
+            "timestamp-ms": max(now_ms(), view.metadata.get("last-updated-ms", 0)),
+            "summary": self._summary(
+                view, change, created, len(manifests) - created, replaced_count + merged
+            ),
+            "manifest-list": path,
+            "schema-id": schema_id,
+            "first-row-id": first_row_id,
+            "added-rows": next_row_id - first_row_id,
+            "key-id": key_id,
+        }
+        if parent is None:
+            del snapshot["parent-snapshot-id"]
+        updates = [
+            *key_updates(manager, key_id),
+            {"action": "add-snapshot", "snapshot": snapshot},
+        ]
+        if view.branch is not None:
+            # With what the branch has of its own: how long it and its snapshots are kept.
+            ref = (view.metadata.get("refs") or {}).get(view.branch) or {"type": "branch"}
+            updates.append(
+                {
+                    "action": "set-snapshot-ref",
+                    **ref,
+                    "ref-name": view.branch,
+                    "snapshot-id": self.snapshot_id,
+                }
+            )
+        return updates
+
+    # -- manifests
+
+    def _without(
+        self, view: TableView, locations: LocationProvider, removed: Sequence[Entry]
+    ) -> tuple[list[ManifestRecord], list[ManifestRecord], int]:
+        """Return the head's manifests that stay, those written anew without the files that go, and
+        how many these replace."""
+        missing = {entry.file.identity: entry.file for entry in removed}
+        kept: list[ManifestRecord] = []
+        rewritten: list[ManifestRecord] = []
+        replaced = 0
+        contents = {_manifest_content(entry.file) for entry in removed}
+        for manifest in view.manifests:
+            record = manifest_record(manifest)
+            if record.content not in contents or not record.has_live_files or not missing:
+                # What has only deleted files tells readers nothing that they still need.
+                if record.has_live_files:
+                    kept.append(record)
+                continue
+            entries = list(read_entries(manifest, view.files))
+            gone = [entry for entry in entries if entry.file.identity in missing]
+            if not gone:
+                kept.append(record)
+                continue
+            for entry in gone:
+                del missing[entry.file.identity]
+            names = {entry.file.identity for entry in gone}
+            rewritten += self._write(
+                view,
+                locations,
+                [
+                    entry.deleted(self.snapshot_id)
+                    if entry.file.identity in names
+                    else entry.existing()
+                    for entry in entries
+                ],
+                record.content,
+            )
+            replaced += 1
+        if missing:
+            first = next(iter(missing.values()))
+            raise ValidationException(
+                f"{len(missing)} files to be removed are not in the branch {view.branch!r} any "
+                f"more, {first.file_path} for one: somebody else has rewritten or deleted them"
+            )
+        return kept, rewritten, replaced
+
+    def _added_manifests(
+        self, view: TableView, locations: LocationProvider, change: FileChange
+    ) -> list[ManifestRecord]:
+        """Return the manifests of the added data files, written at the first attempt."""
+        if not change.added:
+            return []
+        made_for = (view.metadata["current-schema-id"], tuple(map(id, change.added)))
+        if self._added is None or self._added[0] != made_for:
+            entries = _as_added(change.added, self)
+            before = len(self._this_attempt)
+            records = self._write(view, locations, entries, _DATA_MANIFEST)
+            # The next attempt needs them too.
+            del self._this_attempt[before:]
+            self._added = made_for, records
+        return list(self._added[1])
+
+    def _write(
+        self,
+        view: TableView,
+        locations: LocationProvider,
+        entries: Sequence[Entry],
+        content: int,
+    ) -> list[ManifestRecord]:
+        target_size = _integer(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
+        schemas = view.parsed.schemas
+        records = []
+        by_spec = sorted(entries, key=lambda entry: entry.file.spec_id)
+        for spec_id, group in itertools.groupby(by_spec, key=lambda entry: entry.file.spec_id):
+            spec = view.specs[spec_id]
+            schema = schema_of_spec(spec, schemas)
+            records += write_manifests(
+                self._output,
+                functools.partial(self._new_manifest, locations),
+                group,
+                spec=spec,
+                schema=schema,
+                schema_json=view.schema_json(schema.schema_id),
+                snapshot_id=self.snapshot_id,
+                content=content,
+                manager=view.manager,
+                codec=view.properties.get(_CODEC, "gzip"),
+                target_size=target_size,
+            )
+        return records
+
+    def _new_manifest(self, locations: LocationProvider) -> str:
+        path = locations.new_metadata_location(f"{self.commit_uuid}-m{next(self._numbers)}.avro")
+        self._this_attempt.append(path)
+        return path
+
+    def _merged(
+        self, view: TableView, locations: LocationProvider, manifests: list[ManifestRecord]
+    ) -> tuple[list[ManifestRecord], int]:
+        """Return the manifests with many small ones made into few, and how many are gone for it."""
+        if view.properties.get(_MERGE_ENABLED, "true").lower() == "false":
+            return manifests, 0
+        min_count = _integer(view.properties, _MERGE_MIN_COUNT, _DEFAULT_MIN_COUNT)
+        target = _integer(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
+        result: list[ManifestRecord] = []
+        replaced = 0
+
+        def kind(manifest: ManifestRecord) -> tuple[int, int]:
+            return manifest.content, manifest.partition_spec_id
+
+        for (content, _), group in itertools.groupby(sorted(manifests, key=kind), key=kind):
+            found = list(group)
+            for part in _packed_from_the_end(found, target):
+                if len(part) == 1 or (found[0] in part and len(part) < min_count):
+                    result += part
+                    continue
+                entries = [e for record in part for e in self._entries(view, record)]
+                result += self._write(view, locations, entries, content)
+                replaced += sum(m.added_snapshot_id != self.snapshot_id for m in part)
+        return result, replaced
+
+    def _entries(self, view: TableView, record: ManifestRecord) -> Iterator[Entry]:
+        """Yield a manifest's entries as they stand in one that this snapshot writes."""
+        manifest = manifest_file(record)
+        for entry in read_entries(manifest, view.files, discard_deleted=False):
+            if entry.snapshot_id == self.snapshot_id:
+                # Ours: what it inherits, the commit decides.
+                if entry.status == ADDED and record.added_snapshot_id == self.snapshot_id:
+                    entry = _unassigned(entry, record)
+                yield entry
+            elif entry.status != DELETED:
+                yield entry.existing()
+
+    # -- the rest
+
+    def _summary(
+        self, view: TableView, change: FileChange, created: int, kept: int, replaced: int
+    ) -> dict[str, str]:
+        summary = SummaryBuilder(view.specs, view.schema, view.properties)
+        for file in (*change.added, *change.deletes):
+            summary.add(file)
+        for entry in change.replaced:
+            summary.add(entry.file)
+        for entry in change.removed:
+            summary.remove(entry.file)
+        summary.manifests(created=created, kept=kept, replaced=replaced)
+        parent = view.snapshot
+        previous = None
+        if parent is not None and parent.summary is not None:
+            previous = parent.summary.additional_properties
+        return summary.build(change.operation, previous, self._properties)
+
+
+def key_updates(manager: EncryptionManager, key_id: str) -> list[Update]:
+    """Return the updates that add a manifest list's key and its KEK.
+
+    The KEK is added though it is there: to a catalog that applies updates to whatever is current,
+    a rotation may have taken it out meanwhile, and a key that is there already changes nothing.
+    """
+    entries = {key.key_id: key for key in manager.encryption_keys}
+    key = entries[key_id]
+    keys = [entries[key.encrypted_by_id or ""], key]
+    return [{"action": "add-encryption-key", "encryption-key": k.to_dict()} for k in keys]
+
+
+def location_provider(view: TableView) -> LocationProvider:
+    """Return what names the table's new files."""
+    return load_location_provider(view.metadata["location"], dict(view.properties))
+
+
+def _as_added(files: Iterable[FileRecord], producer: SnapshotProducer) -> list[Entry]:
+    return [Entry(ADDED, producer.snapshot_id, None, None, file) for file in files]
+
+
+def _unassigned(entry: Entry, record: ManifestRecord) -> Entry:
+    number = None if entry.sequence_number == record.sequence_number else entry.sequence_number
+    return replace(entry, sequence_number=number, file_sequence_number=None)
+
+
+def _manifest_content(file: FileRecord) -> int:
+    return _DATA_MANIFEST if file.content == DATA else _DELETE_MANIFEST
+
+
+def _by_content(entries: Sequence[Entry]) -> Iterator[tuple[int, list[Entry]]]:
+    for content in (_DATA_MANIFEST, _DELETE_MANIFEST):
+        part = [entry for entry in entries if _manifest_content(entry.file) == content]
+        if part:
+            yield content, part
+
+
+def _packed_from_the_end(
+    manifests: Sequence[ManifestRecord], target: int
+) -> list[list[ManifestRecord]]:
+    """Return neighbours grouped up to ``target`` bytes, filled from the oldest on."""
+    groups: list[list[ManifestRecord]] = []
+    size = 0
+    for manifest in reversed(manifests):
+        if groups and size + manifest.manifest_length <= target:
+            groups[-1].insert(0, manifest)
+            size += manifest.manifest_length
+        else:
+            groups.append([manifest])
+            size = manifest.manifest_length
+    return groups[::-1]
+
+
+def _integer(properties: Mapping[str, str], name: str, default: int) -> int:
+    value = properties.get(name)
+    if value is None:
+        return default
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"the table's {name!r} is not a number: {value!r}") from None

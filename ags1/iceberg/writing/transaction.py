@@ -1,0 +1,555 @@
+"""Transactions on an encrypted table: PyIceberg's methods, committed with retries.
+
+What a transaction does is kept as steps. Each is applied at once to a staged version of the
+metadata, so that the next step sees it. When somebody else commits first, all steps are applied
+again, to the new version: a delete finds its rows anew, an append keeps its data files. The outcome
+is what it would have been had the transaction begun after the other's end.
+
+Files are taken back when it is certain that nothing refers to them, and never when a commit's
+outcome is unknown. Follows Java's ``SnapshotProducer.commit``. Knows nothing of catalogs' ways.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import pyarrow as pa
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.expressions import AlwaysFalse, BooleanExpression
+from pyiceberg.table import ALWAYS_TRUE, Table, Transaction, UpsertResult
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import EMPTY_DICT, Record
+
+from ...errors import NotEncryptedError
+from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, EncryptionManager, now_ms
+from ..pyiceberg_internals import parse_row_filter
+from .data_files import write_rows
+from .deletion import find_deletes
+from .deletion_vectors import write_deletion_vectors
+from .entries import FileRecord
+from .output import TableOutput
+from .producing import FileChange, SnapshotProducer, location_provider
+from .updates import apply_updates, check_requirements
+from .view import TableView
+
+if TYPE_CHECKING:
+    from ...keys.envelope import EncryptedKey
+    from ..maintenance.rotation import KeyChange
+    from ..table import EncryptedTable
+
+Update: TypeAlias = "dict[str, Any]"
+Staged: TypeAlias = "tuple[list[Update], list[Update]]"
+Rows: TypeAlias = "pa.Table | pa.RecordBatchReader"
+
+_NUM_RETRIES = "commit.retry.num-retries", 4
+_MIN_WAIT_MS = "commit.retry.min-wait-ms", 100
+_MAX_WAIT_MS = "commit.retry.max-wait-ms", 60_000
+_TOTAL_TIMEOUT_MS = "commit.retry.total-timeout-ms", 1_800_000
+
+
+class Step:
+    """Something that a transaction does. ``stage`` returns updates and requirements for the version
+    it is given; it is called once for each version that is tried."""
+
+    # What opens the version after it, where that is not the manager of the version before.
+    manager: EncryptionManager | None = None
+
+    def stage(self, view: TableView) -> Staged:
+        raise NotImplementedError
+
+    @property
+    def left_over(self) -> list[str]:
+        """Files of versions that were not committed."""
+        return []
+
+
+class MetadataStep(Step):
+    """Updates of the metadata alone, as they are, if their requirements hold."""
+
+    def __init__(self, updates: Iterable[Update], requirements: Iterable[Update]) -> None:
+        self._updates = list(updates)
+        self._requirements = list(requirements)
+
+    def stage(self, view: TableView) -> Staged:
+        return self._updates, self._requirements
+
+
+class KeyStep(Step):
+    """A change of the table's keys. ``removed`` are those that the last version tried loses."""
+
+    def __init__(self, compute: Callable[[dict[str, Any], EncryptionManager], KeyChange]) -> None:
+        self._compute = compute
+        self.removed: tuple[EncryptedKey, ...] = ()
+
+    def stage(self, view: TableView) -> Staged:
+        change = self._compute(view.metadata, view.manager)
+        self.manager = change.manager
+        self.removed = change.removed
+        return change.updates, change.requirements
+
+
+class SnapshotStep(Step):
+    """A snapshot of the files that ``change`` finds should come and go. No file, no snapshot,
+    unless ``always``."""
+
+    def __init__(
+        self,
+        output: TableOutput,
+        change: Callable[[TableView], FileChange],
+        properties: Mapping[str, str],
+        branch: str | None,
+        *,
+        always: bool = False,
+    ) -> None:
+        self._change = change
+        self._branch = branch
+        self._always = always
+        self._producer = SnapshotProducer(output, properties)
+        self.is_empty = False
+
+    def stage(self, view: TableView) -> Staged:
+        view = view.at(self._branch)
+        change = self._change(view)
+        self.is_empty = change.is_empty
+        if change.is_empty and not self._always:
+            return [], []
+        updates = self._producer.produce(view, change)
+        heads = {MAIN_BRANCH: view.metadata.get("current-snapshot-id")}
+        if self._branch is not None:
+            if view.branch_head_id is not None:
+                heads.clear()
+            heads[self._branch] = view.branch_head_id
+        return updates, [
+            {"type": "assert-ref-snapshot-id", "ref": ref, "snapshot-id": head}
+            for ref, head in heads.items()
+        ]
+
+    @property
+    def left_over(self) -> list[str]:
+        return self._producer.left_over
+
+
+class EncryptedTransaction(Transaction):
+    """A transaction on an encrypted table, with PyIceberg's methods.
+
+    Deletes drop whole files and mark rows of others by deletion vectors. A branch that does not
+    exist is made from main's head, as Java does. What would write plaintext is refused:
+    ``update_snapshot``, statistics, and ``add_files`` unless it is told.
+
+    Raises CommitFailedException when others kept committing first, CommitStateUnknownException
+    when the catalog did not say what became of the commit, ValidationException when files that the
+    transaction needs are gone, and what writing raises. After a failure it cannot be used again.
+    """
+
+    _table: EncryptedTable
+
+    def __init__(self, table: EncryptedTable, autocommit: bool = False) -> None:
+        super().__init__(table, autocommit)
+        self._output = table.output()
+        self._steps: list[Step] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._view = self._table.view()
+        self._manager: EncryptionManager | None = None
+        self._staged_updates: list[Update] = []
+        self._staged_requirements: list[Update] = []
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        return self._view.parsed
+
+    def __exit__(
+        self,
+        exctype: type[BaseException] | None,
+        excinst: BaseException | None,
+        exctb: TracebackType | None,
+    ) -> None:
+        if exctype is None:
+            self.commit_transaction()
+        else:
+            self._give_up()
+
+    # -- PyIceberg's own changes of metadata end here
+
+    def _stage(
+        self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()
+    ) -> Transaction:
+        if any(isinstance(update, AddSnapshotUpdate) for update in updates):
+            raise NotImplementedError(
+                "what PyIceberg writes would be in the clear: use append, overwrite or delete"
+            )
+        self.stage_updates(map(_as_json, updates), map(_requirement, requirements))
+        return self
+
+    def stage_updates(self, updates: Iterable[Update], requirements: Iterable[Update] = ()) -> None:
+        """Stage updates of the metadata in the REST specification's form. Raises ValueError for
+        those that would strip the table of its encryption."""
+        updates = list(updates)
+        for update in updates:
+            _refuse(update)
+        self.stage_step(MetadataStep(updates, requirements))
+
+    def stage_step(self, step: Step) -> None:
+        """Do a step. Raises what the step raises; then the transaction cannot go on."""
+        self._check_usable()
+        try:
+            self._run(step)
+        except BaseException:
+            self._give_up()
+            raise
+        self._steps.append(step)
+
+    def _run(self, step: Step) -> None:
+        updates, requirements = step.stage(self._view)
+        check_requirements(self._view.metadata, requirements)
+        if not updates:
+            return
+        metadata = apply_updates(self._view.metadata, updates, now_ms=now_ms())
+        self._manager = step.manager or self._manager
+        self._view = self._table.view_of(metadata, self._manager)
+        self._staged_updates += updates
+        # A thing is asserted of the version that the transaction is built upon, and only once.
+        asserted = {(r["type"], r.get("ref")) for r in self._staged_requirements}
+        self._staged_requirements += [
+            r for r in requirements if (r["type"], r.get("ref")) not in asserted
+        ]
+
+    # -- rows
+
+    def append(
+        self,
+        df: Rows,
+        snapshot_properties: dict[str, str] = EMPTY_DICT,
+        branch: str | None = MAIN_BRANCH,
+    ) -> None:
+        """Append rows. Batches of a reader are written as they come, to partitioned tables too.
+        Raises ValueError when they do not fit the schema."""
+        files = self._write_rows(df)
+        self._snapshot(
+            lambda view: FileChange(added=files), snapshot_properties, branch, always=True
+        )
+
+    def overwrite(
+        self,
+        df: Rows,
+        overwrite_filter: BooleanExpression | str = ALWAYS_TRUE,
+        snapshot_properties: dict[str, str] = EMPTY_DICT,
+        case_sensitive: bool = True,
+        branch: str | None = MAIN_BRANCH,
+    ) -> None:
+        """Delete the rows that match, and append others, in one snapshot."""
+        row_filter = parse_row_filter(overwrite_filter)
+        files = self._write_rows(df)
+        self._snapshot(
+            lambda view: self._deleting(view, row_filter, case_sensitive, files),
+            snapshot_properties,
+            branch,
+            always=True,
+        )
+
+    def dynamic_partition_overwrite(
+        self,
+        df: pa.Table,
+        snapshot_properties: dict[str, str] = EMPTY_DICT,
+        branch: str | None = MAIN_BRANCH,
+    ) -> None:
+        """Replace the partitions that the rows are of. Raises ValueError for a table that is not
+        partitioned by columns as they are."""
+        fields = self.table_metadata.spec().fields
+        if not fields:
+            raise ValueError("a table without partitions has none to overwrite")
+        if any(not isinstance(field.transform, IdentityTransform) for field in fields):
+            raise ValueError("partitions are overwritten where columns partition as they are")
+        if df.num_rows == 0:
+            return
+        files = self._write_rows(df)
+        schema = self.table_metadata.schema()
+        names = [str(schema.find_column_name(field.source_id)) for field in fields]
+        partitions = self._build_partition_predicate(
+            {Record(*file.partition) for file in files}, names
+        )
+        self._snapshot(
+            lambda view: self._deleting(view, partitions, True, files),
+            snapshot_properties,
+            branch,
+        )
+
+    def delete(
+        self,
+        delete_filter: str | BooleanExpression,
+        snapshot_properties: dict[str, str] = EMPTY_DICT,
+        case_sensitive: bool = True,
+        branch: str | None = MAIN_BRANCH,
+        _isolation_operation: Any = None,
+    ) -> None:
+        """Delete the rows for which the filter is true. Files that lose all rows go; the others
+        get deletion vectors. Warns when no row matches."""
+        row_filter = parse_row_filter(delete_filter)
+        step = self._snapshot(
+            lambda view: self._deleting(view, row_filter, case_sensitive, []),
+            snapshot_properties,
+            branch,
+        )
+        if step.is_empty:
+            warnings.warn("Delete operation did not match any records", stacklevel=2)
+
+    def upsert(
+        self,
+        df: pa.Table,
+        join_cols: list[str] | None = None,
+        when_matched_update_all: bool = True,
+        when_not_matched_insert_all: bool = True,
+        case_sensitive: bool = True,
+        branch: str | None = MAIN_BRANCH,
+        snapshot_properties: dict[str, str] = EMPTY_DICT,
+    ) -> UpsertResult:
+        """Update the rows that have the key of one of ``df``'s, and insert the others, in one
+        snapshot. The arguments are PyIceberg's."""
+        from .upserting import Upsert
+
+        upsert = Upsert(
+            df,
+            join_cols,
+            update=when_matched_update_all,
+            insert=when_not_matched_insert_all,
+            case_sensitive=case_sensitive,
+            schema=self.table_metadata.schema(),
+        )
+
+        def change(view: TableView) -> FileChange:
+            row_filter, rows = upsert.against(view)
+            files = self._write_rows(rows, view) if rows.num_rows else []
+            return self._deleting(view, row_filter, case_sensitive, files)
+
+        self._snapshot(change, snapshot_properties, branch)
+        return upsert.result
+
+    def add_files(
+        self,
+        file_paths: list[str],
+        snapshot_properties: dict[str, str] = EMPTY_DICT,
+        check_duplicate_files: bool = True,
+        branch: str | None = MAIN_BRANCH,
+        *,
+        allow_plaintext: bool = False,
+    ) -> None:
+        """Add Parquet files as they are, in the clear. Raises NotEncryptedError unless
+        ``allow_plaintext``: such files are no better protected in an encrypted table."""
+        if not allow_plaintext:
+            raise NotEncryptedError(
+                "files are added as they are, and these are not encrypted: append their rows, or "
+                "give allow_plaintext=True"
+            )
+        from .plain_files import name_mapping_update, plain_file_records
+
+        mapping = name_mapping_update(self._view)
+        if mapping:
+            self.stage_updates(mapping)
+        files = plain_file_records(
+            self._view, self._table.files.inner, file_paths, check_duplicates=check_duplicate_files
+        )
+        self._snapshot(
+            lambda view: FileChange(added=files), snapshot_properties, branch, always=True
+        )
+
+    def _write_rows(self, rows: Rows, view: TableView | None = None) -> list[FileRecord]:
+        self._check_usable()
+        if not isinstance(rows, pa.Table | pa.RecordBatchReader):
+            raise ValueError(f"Expected pa.Table or pa.RecordBatchReader, got: {rows}")
+        view = view or self._view
+        try:
+            return write_rows(
+                view.metadata,
+                rows,
+                self._output,
+                view.manager,
+                location_provider=location_provider(view),
+            )
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _deleting(
+        self,
+        view: TableView,
+        row_filter: BooleanExpression,
+        case_sensitive: bool,
+        added: list[FileRecord],
+    ) -> FileChange:
+        if row_filter == AlwaysFalse():
+            return FileChange(added=added)
+        plan = find_deletes(view, row_filter, case_sensitive=case_sensitive)
+        vectors = write_deletion_vectors(
+            self._output,
+            location_provider(view).new_data_location(f"{uuid.uuid4()}-deletes.puffin"),
+            {path: (found, entry.file) for path, (found, entry) in plan.vectors.items()},
+            view.manager,
+        )
+        return FileChange(added=added, deletes=vectors, removed=[*plan.dropped, *plan.superseded])
+
+    def _snapshot(
+        self,
+        change: Callable[[TableView], FileChange],
+        properties: Mapping[str, str],
+        branch: str | None,
+        *,
+        always: bool = False,
+    ) -> SnapshotStep:
+        step = SnapshotStep(self._output, change, properties, branch, always=always)
+        self.stage_step(step)
+        if self._autocommit:
+            self.commit_transaction()
+        return step
+
+    # -- refused
+
+    def update_snapshot(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(
+            "what PyIceberg writes would be in the clear: use append, overwrite or delete"
+        )
+
+    def update_statistics(self) -> NoReturn:
+        raise NotImplementedError(
+            "statistics files of an encrypted table would be in the clear, and their keys too"
+        )
+
+    def upgrade_table_version(self, format_version: int) -> Transaction:
+        if format_version != 3:
+            raise ValueError("an encrypted table has format version 3")
+        return self
+
+    # -- commit
+
+    def commit_transaction(self) -> Table:
+        """Commit all steps as one change; return the table, which shows it.
+
+        Retries as the table's ``commit.retry.*`` properties say, with the steps applied anew.
+        """
+        self._check_usable()
+        if self._staged_updates:
+            try:
+                self._commit()
+            except CommitStateUnknownException:
+                # Whoever reads the table next may find the files in it.
+                self._failed = True
+                raise
+            except BaseException:
+                self._give_up()
+                raise
+            self._output.discard([path for step in self._steps for path in step.left_over])
+            self._output = self._table.output()
+        self._steps = []
+        self._start()
+        return self._table
+
+    def _commit(self) -> None:
+        retries, min_wait, max_wait, timeout = (
+            _setting(self._view.properties, *setting)
+            for setting in (_NUM_RETRIES, _MIN_WAIT_MS, _MAX_WAIT_MS, _TOTAL_TIMEOUT_MS)
+        )
+        begun = time.monotonic()
+        for attempt in range(retries + 1):
+            try:
+                self._send()
+                return
+            except CommitFailedException:
+                if attempt == retries or (time.monotonic() - begun) * 1000 >= timeout:
+                    raise
+            wait = min(min_wait * 2**attempt, max_wait)
+            # All who lost the same race wait; they should not all come back at once.
+            time.sleep(random.uniform(0.5, 1.1) * wait / 1000)
+            self._table.refresh()
+            self._start()
+            for step in self._steps:
+                self._run(step)
+            if not self._staged_updates:
+                return
+
+    def _send(self) -> None:
+        self._table.commit_updates(
+            self._staged_updates, self._staged_requirements, self._output, self._manager
+        )
+
+    def _check_usable(self) -> None:
+        if self._failed:
+            raise RuntimeError("this transaction has failed and cannot be used again")
+
+    def _give_up(self) -> None:
+        """Take back all that was written: nothing was committed."""
+        self._failed = True
+        self._output.discard(self._output.written)
+
+
+def _refuse(update: Update) -> None:
+    action = update["action"]
+    if action == "set-properties":
+        names = set(update["updates"]) & {TABLE_KEY_ID}
+    elif action == "remove-properties":
+        names = set(update["removals"]) & {TABLE_KEY_ID, DATA_KEY_LENGTH}
+    elif action in ("set-statistics", "set-partition-statistics"):
+        raise NotEncryptedError(
+            "statistics files of an encrypted table are in the clear, and this adds one"
+        )
+    else:
+        return
+    if names:
+        raise ValueError(
+            f"{', '.join(sorted(names))!r} of an encrypted table is not changed as a property: "
+            "see rotate_keys and rewrap_keys"
+        )
+
+
+def _as_json(update: TableUpdate) -> Update:
+    found: Update = json.loads(update.model_dump_json())
+    return found
+
+
+def _requirement(requirement: TableRequirement) -> Update:
+    # With what is null: that there is no such branch can be required too.
+    found: Update = json.loads(requirement.model_dump_json(exclude_none=False))
+    return found
+
+
+def _setting(properties: Mapping[str, str], name: str, default: int) -> int:
+    value = properties.get(name)
+    if value is None:
+        return default
+    try:
+        return max(0, int(value))
+    except ValueError:
+        raise ValueError(f"the table's {name!r} is not a number: {value!r}") from None
+
+
+class EncryptedCreateTransaction(EncryptedTransaction):
+    """A transaction that begins with a table's creation, and commits both as one.
+
+    ``create`` makes the table by updates. Raises TableAlreadyExistsError at the commit.
+    """
+
+    def __init__(
+        self,
+        table: EncryptedTable,
+        updates: Iterable[Update],
+        create: Callable[[list[Update], TableOutput], None],
+    ) -> None:
+        super().__init__(table)
+        self._create = create
+        self._staged_updates = list(updates)
+
+    def _commit(self) -> None:
+        self._create(self._staged_updates, self._output)
