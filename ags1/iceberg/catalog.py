@@ -43,6 +43,7 @@ from .catalog_trust import (
     is_a,
     refuse_redirection,
 )
+from .maintenance.expiry import everything
 from .metadata import Trust, read_metadata, table_key_id
 from .pyiceberg_internals import (
     ask_rest_server,
@@ -362,6 +363,11 @@ class EncryptedCatalog(Catalog):
                 f"{key_id!r} is none of the master keys configured as {TRUSTED_KEY_IDS!r}"
             )
         kms = kms_client(self.kms, key_id)
+        file_format = properties.get("write.format.default", "parquet")
+        if str(file_format).lower() not in ("parquet", "avro"):
+            raise ValueError(
+                f"an encrypted table has data files of parquet or avro, not {file_format}"
+            )
         length = str(properties.get(DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH))
         if length not in map(str, KEY_SIZES):
             raise ValueError(f"{DATA_KEY_LENGTH!r} is 16, 24 or 32, not {length!r}")
@@ -432,11 +438,19 @@ class EncryptedCatalog(Catalog):
         )
 
     def purge_table(self, identifier: str | Identifier) -> None:
-        if isinstance(self.load_table(identifier), EncryptedTable):
-            raise NotImplementedError(
-                "PyIceberg cannot find the files of an encrypted table: drop it, then delete them"
-            )
-        self.inner.purge_table(identifier)
+        """Drop a table and delete its files. What is not known of it by then stays: files that
+        failed commits have left, for one. Raises ValidationException where ``gc.enabled`` is not
+        true, and what reading the table raises: then nothing is dropped."""
+        table = self.load_table(identifier)
+        if not isinstance(table, EncryptedTable):
+            self.inner.purge_table(identifier)
+            return
+        found = everything(table.view().metadata).find_files(table.files, table.metadata_location)
+        output = table.output()
+        self.inner.drop_table(identifier)
+        found.delete(output)
+        versions = [entry.metadata_file for entry in table.metadata.metadata_log]
+        output.discard([*versions, table.metadata_location])
 
     def drop_table(self, identifier: str | Identifier) -> None:
         self.inner.drop_table(identifier)

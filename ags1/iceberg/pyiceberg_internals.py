@@ -172,14 +172,18 @@ class _ExactDoubleReader(DoubleReader):
         return value
 
 
+_EXACT_DOUBLES: Reader = _ExactDoubleReader()  # type: ignore[no-untyped-call]
+
+
 def _exact(reader: Reader) -> Reader:
     """Return a reader of records, which reads doubles, in a partition for one, as they are."""
     if isinstance(reader, DoubleReader):
-        return _ExactDoubleReader()
+        return _EXACT_DOUBLES
     if isinstance(reader, OptionReader):
-        reader.option = _exact(reader.option)
-    elif isinstance(reader, StructReader):
-        reader.field_readers = tuple((at, _exact(field)) for at, field in reader.field_readers)
+        return OptionReader(_exact(reader.option))
+    if isinstance(reader, StructReader):
+        fields = tuple((at, _exact(field)) for at, field in reader.field_readers)
+        return StructReader(fields, reader.create_struct, reader.struct)
     return reader
 
 

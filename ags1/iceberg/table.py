@@ -6,8 +6,9 @@ Writing has PyIceberg's methods and none of its code: what that writes would be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyiceberg.catalog import Catalog
@@ -27,6 +28,7 @@ from ..kms.client import KmsClient
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .files import TableFiles
 from .maintenance import rotation
+from .maintenance.expiry import ExpiredFiles, expire
 from .metadata import Trust, parse_metadata, read_metadata, table_key_id
 from .scan import EncryptedIncrementalScan, EncryptedScan
 
@@ -144,6 +146,22 @@ def encrypted_table(
     table._json = metadata
     table._storage = storage or {}
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """What an expiry took: snapshots, names of branches and tags, and files. ``failed`` are files
+    that could not be deleted."""
+
+    snapshot_ids: tuple[int, ...]
+    refs: tuple[str, ...]
+    files: ExpiredFiles
+    failed: tuple[str, ...] = ()
+
+    @property
+    def left_behind(self) -> tuple[str, ...]:
+        """Files that stay though nothing refers to them."""
+        return (*self.files.left_behind, *self.failed)
 
 
 class EncryptedTable(Table):
@@ -322,6 +340,59 @@ class EncryptedTable(Table):
         """Take out the keys that no snapshot needs, which neither Java nor expiry does; return
         their ids. Raises KeyMetadataError when a snapshot's key is missing."""
         return [key.key_id for key in self._change_keys(rotation.prune)]
+
+    def expire_snapshots(
+        self,
+        older_than: datetime | None = None,
+        retain_last: int | None = None,
+        snapshot_ids: Collection[int] = (),
+        *,
+        delete_files: bool = True,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Expiry:
+        """Forget old snapshots, and delete the files that only they had; return what went.
+
+        Of each branch the last ``retain_last`` snapshots stay, and those made at ``older_than`` or
+        later; without them, what the table's ``history.expire.*`` properties say: five days, one
+        snapshot. ``snapshot_ids`` go besides. ``dry_run`` only tells. ``progress`` is called with
+        the number of files deleted and that of all. Keys stay: see ``prune_keys``.
+
+        Raises ValueError for arguments that cannot be, ValidationException where ``gc.enabled`` is
+        not true. Files that could not be deleted are in ``Expiry.left_behind``.
+        """
+        from .writing.transaction import ExpiryStep
+
+        moment = None if older_than is None else round(older_than.timestamp() * 1000)
+        view = self.view()
+        if dry_run:
+            plan = expire(
+                view.metadata,
+                older_than_ms=moment,
+                retain_last=retain_last,
+                snapshot_ids=snapshot_ids,
+            )
+            found = plan.find_files(view.files, self.metadata_location)
+            return Expiry(plan.snapshot_ids, plan.refs, found)
+        step = ExpiryStep(
+            lambda metadata: expire(
+                metadata,
+                older_than_ms=moment,
+                retain_last=retain_last,
+                snapshot_ids=snapshot_ids,
+            )
+        )
+        transaction = self.transaction()
+        transaction.stage_step(step)
+        transaction.commit_transaction()
+        plan, view = step.plan, step.view
+        if not delete_files:
+            return Expiry(plan.snapshot_ids, plan.refs, ExpiredFiles())
+        found = plan.find_files(
+            view.files, self.metadata_location, after=self._json, after_files=self.files
+        )
+        failed = found.delete(self.output(), progress=progress)
+        return Expiry(plan.snapshot_ids, plan.refs, found, failed)
 
     def _change_keys(
         self, compute: Callable[[dict[str, Any], EncryptionManager], KeyChange]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 import threading
 import time
@@ -199,6 +200,11 @@ class _Verification:
         # file. Digests under a secret of this run: the keys themselves need not be kept.
         self._salt = random_bytes(32)
         self._known: dict[bytes, bytes] = {}
+        # Names of the versions of the metadata that there were, as far as it tells.
+        logged = [entry.metadata_file for entry in self._metadata.metadata_log]
+        locations = [*logged, table.metadata_location]
+        self._versions = {location.rpartition("/")[2] for location in locations}
+        self._logged_since = min((_version(v) or 0 for v in self._versions), default=0)
         self._sealed_by: dict[bytes, bytes] = {}
         # What an entry says of its file, and of a vector in it.
         self._said: dict[bytes, _Stated] = {}
@@ -660,8 +666,18 @@ class _Verification:
         for folder in folders:
             for location in self._listed(folder):
                 name = location.rpartition("/")[2]
-                if self._place_name(place(location)) not in self._known and not _is_of_use(name):
+                if self._place_name(place(location)) in self._known:
+                    continue
+                if not _is_of_use(name) or self._was_never_current(name):
                     self._submit(self._look_at_stranger, location, ())
+
+    def _was_never_current(self, name: str) -> bool:
+        """Whether a file has the name of a version of the metadata that the log would know: what a
+        commit that failed or was killed has left."""
+        version = _version(name)
+        return (
+            version is not None and version >= self._logged_since and name not in self._versions
+        )
 
     def _listed(self, folder: str) -> Iterator[str]:
         """Yield what lies in a folder, as far as it can be told."""
@@ -854,6 +870,12 @@ def _stated(file: ContentFile) -> _Stated:
 
 def _in_the_clear() -> NotEncryptedError:
     return NotEncryptedError("this file has a key, and does not begin as an encrypted file does")
+
+
+def _version(name: str) -> int | None:
+    """Return the number that a metadata.json's name begins with, None where it has none."""
+    found = re.fullmatch(r"(\d+)-[^/]*\.metadata\.json", name)
+    return None if found is None else int(found[1])
 
 
 def _is_of_use(name: str) -> bool:

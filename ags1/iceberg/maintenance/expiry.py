@@ -178,11 +178,7 @@ def expire(
     ``gc.enabled`` is not true, as files of such a table may be other tables' too.
     """
     properties = metadata.get("properties") or {}
-    if properties.get(GC_ENABLED, "true").lower() != "true":
-        raise ValidationException(
-            f"cannot expire snapshots: {GC_ENABLED!r} is not true, "
-            "so the table's files may be other tables' too"
-        )
+    _check_owns_files(properties)
     if retain_last is not None and retain_last < 1:
         raise ValueError(f"at least one snapshot of a branch stays, not {retain_last}")
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
@@ -221,6 +217,22 @@ def expire(
     return ExpiryPlan(
         _updates(metadata, gone, gone_refs), unmoved_refs(metadata), gone, gone_refs, metadata
     )
+
+
+def everything(metadata: Mapping[str, Any]) -> ExpiryPlan:
+    """Return a plan of all snapshots, for a table that is dropped: nothing to commit, only files to
+    find. Raises ValidationException as ``expire``."""
+    _check_owns_files(metadata.get("properties") or {})
+    gone = tuple(snapshot["snapshot-id"] for snapshot in metadata.get("snapshots") or ())
+    return ExpiryPlan([], [], gone, tuple(metadata.get("refs") or ()), metadata)
+
+
+def _check_owns_files(properties: Mapping[str, str]) -> None:
+    if properties.get(GC_ENABLED, "true").lower() != "true":
+        raise ValidationException(
+            f"no snapshot can be expired: {GC_ENABLED!r} is not true, "
+            "so the table's files may be other tables' too"
+        )
 
 
 def _setting(properties: Mapping[str, str], name: str) -> int:

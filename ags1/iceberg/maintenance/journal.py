@@ -19,7 +19,7 @@ from typing import Any
 from pyiceberg.io import FileIO
 
 from ... import oneshot
-from ...errors import Ags1Error, KmsUnwrapError
+from ...errors import Ags1Error, KmsError, KmsUnwrapError
 from ...key_metadata import KeyMetadata
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.manager import now_ms
@@ -69,8 +69,7 @@ class Journal:
         self._waiting: list[dict[str, Any]] = []
         self._last_part = time.monotonic()
         self._is_kept = (
-            not getattr(kms, "wraps_with_public_key", False)
-            and list_files(io, folder) is not None
+            not getattr(kms, "wraps_with_public_key", False) and list_files(io, folder) is not None
         )
 
     def add(self, old: FileRecord, new: FileRecord) -> None:
@@ -112,7 +111,7 @@ class Journal:
         if not self._is_kept:
             return {}
         wanted = {(f.file_path, f.file_size_in_bytes, f.record_count): f for f in files}
-        keks: dict[EncryptedKey, KeyEncryptionKey] = {}
+        keks: dict[bytes, KeyEncryptionKey] = {}
         found: dict[Identity, FileRecord] = {}
         for location in self._parts():
             for note in self._read(location, keks):
@@ -131,25 +130,24 @@ class Journal:
     def _parts(self) -> list[str]:
         return sorted(f for f in list_files(self._io, self._folder) or () if f.endswith(_SUFFIX))
 
-    def _read(
-        self, location: str, keks: dict[EncryptedKey, KeyEncryptionKey]
-    ) -> list[dict[str, Any]]:
+    def _read(self, location: str, keks: dict[bytes, KeyEncryptionKey]) -> list[dict[str, Any]]:
         head, _, sealed = read_plain(self._io, location).partition(b"\n")
         try:
             keys = json.loads(head)
             entry = EncryptedKey.from_dict(keys["kek"])
             if entry.encrypted_by_id != self._key_id:
                 return []
-            kek = keks.get(entry)
+            kek = keks.get(entry.encrypted_key_metadata)
             if kek is None:
-                kek = keks[entry] = KeyEncryptionKey.unwrap(entry, self._kms, self._key_id)
+                kek = KeyEncryptionKey.unwrap(self._kms, entry, self._key_id)
+                keks[entry.encrypted_key_metadata] = kek
             km = kek.unwrap_key_metadata(EncryptedKey.from_dict(keys["key"]), purpose=_PURPOSE)
             text = oneshot.decrypt(sealed, km)
-        except (KmsUnwrapError, ValueError, KeyError, TypeError) as error:
-            return self._passed_over(location, error)
-        except Ags1Error as error:
-            if isinstance(error, OSError | LookupError):
+        except KmsError as error:
+            if not isinstance(error, KmsUnwrapError):
                 raise
+            return self._passed_over(location, error)
+        except (Ags1Error, ValueError, KeyError, TypeError) as error:
             return self._passed_over(location, error)
         part: dict[str, Any] = json.loads(text)
         if part["table-uuid"] != self._table_uuid:

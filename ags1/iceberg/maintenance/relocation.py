@@ -31,7 +31,13 @@ from pyiceberg.manifest import DataFileContent, FileFormat, ManifestEntryStatus
 from pyiceberg.typedef import Properties
 
 from ...cpu import usable_cpus
-from ...errors import FormatError, MetadataIntegrityError, NotEncryptedError, TruncatedError
+from ...errors import (
+    Ags1Error,
+    FormatError,
+    MetadataIntegrityError,
+    NotEncryptedError,
+    TruncatedError,
+)
 from ...key_metadata import KeyMetadata
 from ...keys.envelope import print_encryption_keys
 from ...keys.manager import EncryptionManager, now_ms
@@ -357,13 +363,9 @@ class _Relocation:
         old += [item.source for item in plan.deletes.values()]
         old += [*plan.manifests, *(s.manifest_list for s in plan.snapshots)]
         old += [entry["metadata-file"] for entry in self._metadata.get("metadata-log") or ()]
-        old.append(self._metadata_location)
-        inside = [location for location in old if self._places.inner(location) is not None]
+        inside = {location for location in old if self._places.inner(location) is not None}
         # Opened by where it lies, which may be another place than its name in the metadata.
-        current = self._metadata_location
-        if current not in inside:
-            inside.append(current)
-        outside = sorted(set(old) - set(inside))
+        inside.add(self._metadata_location)
         return RelocationResult(
             location=self._places.new,
             metadata_location=metadata_location,
@@ -374,8 +376,8 @@ class _Relocation:
             found_size=self._found_size,
             rewritten_files=plan.rewritten,
             dropped_statistics=tuple(plan.dropped_statistics),
-            old_files=tuple(dict.fromkeys(inside)),
-            old_files_outside=tuple(outside),
+            old_files=tuple(sorted(inside)),
+            old_files_outside=tuple(sorted(set(old) - inside)),
         )
 
     # -- the plan
@@ -587,6 +589,9 @@ class _Relocation:
             data, paths = repoint_parquet_deletes(stored, item.km, fresh, self._places)
         except UnreadableError as error:
             raise unreadable(error, "position delete file", item.source) from None
+        except Ags1Error as error:
+            error.file = item.source
+            raise
         location = self._fresh_name(item.source, "-deletes.parquet")
         self._written.write(location, data)
         return _Rewritten(item.source, location, fresh.with_file_length(len(data)), paths)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import fastavro
@@ -22,10 +22,13 @@ from pyarrow.parquet.encryption import create_decryption_properties, create_encr
 
 from ...errors import MetadataIntegrityError
 from ...key_metadata import KeyMetadata
-from ..parquet_modules import check_algorithm
+from .. import avro
+from ..parquet_modules import verify_parquet
 
 PATH_FIELD_ID, POSITION_FIELD_ID = 2147483546, 2147483545  # of position delete files
 
+_AVRO_MAGIC = b"Obj\x01"
+_SYNC_SIZE = 16
 _PUFFIN_MAGIC = b"PFA1"
 _PUFFIN_TAIL = 12  # the footer's length, flags and magic
 _REFERENCED_DATA_FILE = "referenced-data-file"
@@ -83,31 +86,23 @@ _Names = dict[int, tuple[str, Any]]
 def repoint_records(data: bytes, change: Callable[[Row], None]) -> bytes:
     """Return an Avro file with ``change`` applied to each record.
 
-    Schema, header and codec stay, and so do the values not changed: logical types are not
-    converted. Raises UnreadableError.
+    Schema and header stay, and so do the values not changed: logical types are not converted. The
+    codec is deflate, Iceberg's default, unless there was none. Raises UnreadableError.
     """
     try:
-        reader: Any = fastavro.block_reader(io.BytesIO(data))
-        schema = reader.writer_schema
-        header = {k: v for k, v in reader.metadata.items() if not k.startswith("avro.")}
+        header, blocks = _opened(data)
+        schema = json.loads(header.pop("avro.schema"))
+        codec = header.pop("avro.codec", "null")
         names = _names(schema)
         raw = fastavro.parse_schema(_physical(schema))
         records: list[Any] = []
-        for block in reader:
-            records += (
-                fastavro.schemaless_reader(block.bytes_, raw, None)
-                for _ in range(block.num_records)
-            )
+        for count, block in blocks:
+            records += (fastavro.schemaless_reader(block, raw, None) for _ in range(count))
         for record in records:
             change(Row(record, names))
         out = io.BytesIO()
-        fastavro.writer(
-            out,
-            schema,
-            records,
-            codec=reader.metadata.get("avro.codec", "null"),
-            metadata=header,
-        )
+        codec = "null" if codec == "null" else "deflate"
+        fastavro.writer(out, schema, records, codec=codec, metadata=header)
         return out.getvalue()
     except UnreadableError:
         raise
@@ -115,6 +110,28 @@ def repoint_records(data: bytes, change: Callable[[Row], None]) -> bytes:
         failure = UnreadableError(f"it cannot be parsed ({type(error).__name__})")
     # Outside, so that the other error, which may quote a record with its key, is not its context.
     raise failure
+
+
+def _opened(data: bytes) -> tuple[dict[str, str], Iterator[tuple[int, io.BytesIO]]]:
+    """Return an Avro file's header, and its blocks: how many records, and their bytes."""
+    stream = io.BytesIO(data)
+    if stream.read(len(_AVRO_MAGIC)) != _AVRO_MAGIC:
+        raise UnreadableError("it is not an Avro file")
+    header: Any = fastavro.schemaless_reader(stream, {"type": "map", "values": "bytes"}, None)
+    header = {name: value.decode() for name, value in header.items()}
+    sync = stream.read(_SYNC_SIZE)
+    # Of ours: fastavro has some codecs only where other libraries are installed.
+    decompress = avro._CODECS[header.get("avro.codec", "null")]
+
+    def blocks() -> Iterator[tuple[int, io.BytesIO]]:
+        while stream.tell() < len(data):
+            count: Any = fastavro.schemaless_reader(stream, "long", None)
+            block: Any = fastavro.schemaless_reader(stream, "bytes", None)
+            if stream.read(_SYNC_SIZE) != sync:
+                raise UnreadableError("the sync marker after a block is not the file's")
+            yield count, io.BytesIO(decompress(memoryview(block), avro.MAX_BLOCK_SIZE))
+
+    return header, blocks()
 
 
 def _names(schema: Any) -> _Names:
@@ -200,7 +217,7 @@ def repoint_parquet_deletes(
     def fetch(offset: int, size: int) -> bytes:
         return stored[offset : offset + size]
 
-    check_algorithm(fetch, len(stored), km)
+    verify_parquet(fetch, len(stored), km)
     try:
         file = pq.ParquetFile(
             pa.BufferReader(stored),

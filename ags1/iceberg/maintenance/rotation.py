@@ -21,8 +21,9 @@ is none about keys; a key whose id is there is not added again. There the rule t
    to one of them in between makes it fail, and it is made again with the append's key in its base.
 3. A change removes only ids that its base had. A snapshot that goes onto no ref of its base (a new
    branch, or none) is not seen by part 2: its key is sealed under a KEK made for that commit,
-   ``with_own_kek``, which no other base can have. As it may build upon files that an expiry takes,
-   such a commit also requires the ref that has its parent to stand.
+   ``with_own_kek``, which no other base can have. A first one on main is seen, as it is required
+   that there is no main. Since what it builds upon could expire, such a commit also requires the
+   ref that has its parent to stand.
 4. What parts 2 and 3 cannot see (a ref that was moved and moved back, writers that obey no rule) is
    looked for in the server's answer: ``snapshots_without_keys``, and ``restore`` adds again what
    the change took from them. If the process dies before that, the keys still are in the metadata
@@ -110,7 +111,7 @@ def prune(metadata: Mapping[str, Any], manager: EncryptionManager) -> KeyChange:
 def with_own_kek(manager: EncryptionManager) -> EncryptionManager:
     """Return a manager whose next manifest list's key is sealed under a KEK made for it.
 
-    It has none of the other keys, and both new entries once that key was added.
+    It has no other KEK and no key under one, and both new entries once that key was added.
     """
     for kek in manager.key_encryption_keys:
         manager = manager.shred(kek.key_id)

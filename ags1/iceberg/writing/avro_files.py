@@ -59,8 +59,9 @@ _SYNC_SIZE = 16
 _BLOCK_SIZE = 64_000
 _FIRST_BLOCK_ROWS = 100
 _MAX_BLOCK_ROWS = 10_000
-# Rows that are Python objects at a time.
-_ROWS_AT_ONCE = 50_000
+# Of Arrow's rows that are Python objects at a time, in bytes.
+_SIZE_AT_ONCE = 4 << 20
+_MAX_ROWS_AT_ONCE = 50_000
 
 _PRIMITIVES: Mapping[type[IcebergType], Any] = {
     UnknownType: "null",
@@ -147,7 +148,9 @@ class AvroFileWriter:
 
     def write(self, rows: pa.Table) -> None:
         """Write rows, of the columns that ``RowConversion`` makes."""
-        for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        size_of_row = max(1, rows.nbytes // max(1, rows.num_rows))
+        most = max(1, min(_MAX_ROWS_AT_ONCE, _SIZE_AT_ONCE // size_of_row))
+        for batch in rows.to_batches(max_chunksize=most):
             self._write(_records(self._schema.as_struct(), batch))
 
     def close(self) -> KeyMetadata:
@@ -294,8 +297,8 @@ def _records(struct: StructType, batch: pa.RecordBatch) -> list[dict[str, Any]]:
     rows = pa.StructArray.from_arrays(columns, names=batch.schema.names)
     try:
         records: list[dict[str, Any]] = rows.to_pylist(maps_as_pydicts="strict")
-    except KeyError as error:
-        raise ValueError(f"a map has the key {error} twice") from None
+    except (KeyError, ValueError):
+        raise ValueError("a map has the same key twice") from None
     return records
 
 

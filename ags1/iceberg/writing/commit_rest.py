@@ -52,6 +52,7 @@ _OF_SNAPSHOTS = (
     "remove-snapshots",
     "remove-snapshot-ref",
 )
+_FORMAT_VERSION = {"format-version": "3"}
 _NO_SNAPSHOT = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": None}
 # Of a server that did not do what it was asked to: a lost race, another client's turn, its rules.
 _CONFLICT, _TOO_MANY = 409, 429
@@ -85,7 +86,7 @@ class RestCommits(Commits):
             "location": location and location.rstrip("/"),
             "schema": json.loads(assign_fresh_schema_ids(schema).model_dump_json()),
             "stage-create": True,
-            "properties": {name: str(value) for name, value in properties.items()},
+            "properties": {k: str(v) for k, v in {**_FORMAT_VERSION, **properties}.items()},
         }
         metadata, _, config, storage = stage_rest_table(self.catalog, name, request)
         return Place(str(location or metadata["location"]).rstrip("/"), config, storage)
@@ -103,7 +104,8 @@ class RestCommits(Commits):
         check_requirements(base.metadata, required)
         if not sent:
             return base
-        after = self._next(base, sent, new_key_id)
+        # The time is the server's.
+        after = self._next(base, sent, new_key_id, base.metadata["last-updated-ms"])
         trust = replace(base.trust, key_id=new_key_id or base.trust.key_id)
         if any(update["action"] == "remove-encryption-key" for update in sent):
             required += _same_refs(base.metadata, required)
@@ -111,7 +113,7 @@ class RestCommits(Commits):
         if not base.metadata.get("encryption-keys"):
             first = [update for update in sent if _is_wrapped_by_master(update, after)]
             if first:
-                base = self._commit_first_keys(base, first)
+                self._commit_first_keys(base, first)
         sent = [*_kept_alive(base.metadata, sent), *sent]
         answer = self._commit(base, sent, required)
         return self._accepted(base, answer, after, set(_added_keys(sent)), trust)
@@ -198,9 +200,12 @@ class RestCommits(Commits):
     def _has_moved_on(self, base: Base) -> bool:
         """Whether there were other commits since: updates that fitted the base may not fit now."""
         try:
-            return self._ask(base.identifier, Trust()).location != base.location
+            current = self._ask(base.identifier, Trust()).metadata
         except Exception:
             return False
+        # But for the keys, which may be this writer's first.
+        ignored = {"encryption-keys": None, "metadata-log": None, "last-updated-ms": None}
+        return {**current, **ignored} != {**base.metadata, **ignored}
 
     def _settle(
         self,
@@ -248,13 +253,16 @@ class RestCommits(Commits):
             f"a commit of {name} was not made: {type(error).__name__}"
         ) from error
 
-    def _commit_first_keys(self, base: Base, first: list[Update]) -> Base:
+    def _commit_first_keys(self, base: Base, first: list[Update]) -> None:
         """Commit a table's first keys alone. Raises NotImplementedError when they are lost."""
-        metadata, location = self._commit(base, first, _same_table(base.metadata, []))
+        metadata, _ = self._commit(base, first, _same_table(base.metadata, []))
         sent = {update["encryption-key"]["key-id"] for update in first}
-        if _lost(metadata, apply_updates(base.metadata, first, now_ms=now_ms()), sent):
+        if _lost(
+            metadata,
+            apply_updates(base.metadata, first, now_ms=base.metadata["last-updated-ms"]),
+            sent,
+        ):
             raise _loses_keys(base.identifier)
-        return replace(base, metadata=metadata, location=location)
 
     def _accepted(
         self,

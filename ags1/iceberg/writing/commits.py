@@ -193,10 +193,10 @@ class Commits(ABC):
         table_key_id(base.metadata, base.trust, base.location)
 
     def _next(
-        self, base: Base, updates: Sequence[Mapping[str, Any]], new_key_id: str | None
+        self, base: Base, updates: list[dict[str, Any]], new_key_id: str | None, now_ms: int
     ) -> dict[str, Any]:
         """Return the metadata after the updates. Raises as ``commit``."""
-        metadata = apply_updates(base.metadata, plain_dicts(updates), now_ms=now_ms())
+        metadata = apply_updates(base.metadata, updates, now_ms=now_ms)
         self._refuse_foreign_code(base, metadata)
         check_still_encrypted(base.metadata, metadata, new_key_id)
         return metadata
@@ -249,7 +249,7 @@ class FileCommits(Commits):
         check_requirements(base.metadata, plain_dicts(requirements))
         if not updates:
             return base
-        metadata = self._next(base, updates, new_key_id)
+        metadata = self._next(base, plain_dicts(updates), new_key_id, now_ms())
         metadata, expired = with_metadata_log(
             metadata, base.location, base.metadata["last-updated-ms"]
         )
@@ -412,9 +412,9 @@ def ask_again(was_committed: Callable[[], bool | None], metadata: Mapping[str, A
 def check_still_encrypted(
     before: Mapping[str, Any], after: Mapping[str, Any], new_key_id: str | None
 ) -> None:
-    """Raise NotEncryptedError when a commit would leave an encrypted table, or a snapshot of it, in
-    the clear, and MetadataIntegrityError when it would put it under another master key than
-    ``new_key_id`` or lose the key of a snapshot."""
+    """Raise NotEncryptedError when a commit would leave a table, or a snapshot of it, in the clear,
+    and MetadataIntegrityError when it would put it under another master key than ``new_key_id``, or
+    adds a snapshot whose key no key of the table opens."""
     had = (before.get("properties") or {}).get(TABLE_KEY_ID) or None
     has = (after.get("properties") or {}).get(TABLE_KEY_ID) or None
     expected = new_key_id or had
@@ -427,15 +427,16 @@ def check_still_encrypted(
         )
     if has is None:
         return
-    keys = {entry["key-id"] for entry in after.get("encryption-keys") or ()}
-    old = {snapshot["snapshot-id"] for snapshot in before.get("snapshots") or ()}
-    lost = {entry["key-id"] for entry in before.get("encryption-keys") or ()} - keys
+    keys = {entry["key-id"]: entry for entry in after.get("encryption-keys") or ()}
+    old = {snapshot["snapshot-id"] for snapshot in before.get("snapshots") or ()} if had else set()
     for snapshot in after.get("snapshots") or ():
-        key_id, number = snapshot.get("key-id"), snapshot["snapshot-id"]
-        if key_id is None and (had is None or number not in old):
+        number, key_id = snapshot["snapshot-id"], snapshot.get("key-id")
+        if number in old:
+            continue
+        if key_id is None:
             raise NotEncryptedError(f"the snapshot {number} has no key: it would be in the clear")
-        if key_id in lost or (number not in old and key_id is not None and key_id not in keys):
-            raise MetadataIntegrityError(f"the commit would lose the key of the snapshot {number}")
+        if keys.get(key_id, {}).get("encrypted-by-id") not in keys:
+            raise MetadataIntegrityError(f"the table has no key for that of the snapshot {number}")
 
 
 def _write(metadata: dict[str, Any], location: str, output: TableOutput) -> Staged:

@@ -43,8 +43,8 @@ class RowConversion:
     names that files have, in which Iceberg allows letters, digits and ``_`` only;
     ``keep_unknown`` its columns of the type ``unknown``, which Parquet files don't have.
 
-    Raises ValueError, or TypeError for a type that no Iceberg type stands for, when ``provided``
-    does not fit, and NotImplementedError for what cannot be written.
+    Raises ValueError when ``provided`` does not fit, PyIceberg's UnsupportedPyArrowTypeException
+    for a type that no column has, and NotImplementedError for what cannot be written.
     """
 
     def __init__(self, schema: Schema, provided: pa.Schema, *, keep_unknown: bool = False) -> None:

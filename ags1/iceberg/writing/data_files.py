@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -59,9 +60,6 @@ _PARQUET_CODECS = {
     "zstd": "zstd",
 }
 
-# Distinguishes the calls of one process, which may have one ``write_uuid``.
-_calls = itertools.count()
-
 
 def write_rows(
     metadata: Mapping[str, Any],
@@ -82,8 +80,9 @@ def write_rows(
     about half a GiB is held in memory. No rows, no files.
 
     Raises ValueError or TypeError for data that does not fit the table and for properties that say
-    nothing, NotImplementedError for a format or type that cannot be written encrypted, OSError, and
-    what ``data`` raises. Whatever is raised, KeyboardInterrupt included, no file is left.
+    nothing, PyIceberg's UnsupportedPyArrowTypeException for a type of Arrow's that no column has,
+    NotImplementedError for a format or type that cannot be written encrypted, OSError, and what
+    ``data`` raises. Whatever is raised, KeyboardInterrupt included, no file is left.
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
@@ -182,7 +181,9 @@ class DataFileWriter:
         self._lanes: OrderedDict[tuple[Any, ...], _Lane] = OrderedDict()
         self._waiting_size = 0  # gathered in lanes
         self._crew = _Crew(self._threads, _MAX_WAITING)
-        self._group_size = max(1, min(plan.row_group_size, _MAX_WAITING // (2 * self._threads + 2)))
+        # Each thread writes one row group while another waits, and one more is being gathered.
+        most = _MAX_WAITING // (2 * self._threads + 2)
+        self._group_size = min(plan.row_group_size, plan.target_size, most)
         if plan.sort_order is not None:
             self._group_size = min(plan.target_size, _MAX_SORTED)
         self._next_lane = 0
@@ -221,7 +222,9 @@ class DataFileWriter:
         """Give up: end the threads, leave no file."""
         self._crew.stop()
         for lane in self._lanes.values():
-            lane.abort()
+            # Whatever keeps one from being removed, the others have to be.
+            with suppress(Exception):
+                lane.abort()
         self._new.discard()
 
     def __enter__(self) -> DataFileWriter:
@@ -284,10 +287,10 @@ class DataFileWriter:
         return float("inf") if self._plan.sort_order is not None else self._plan.row_group_rows
 
     def _send(self, lane: _Lane) -> None:
+        self._waiting_size -= lane.gathered_size
         rows = lane.take()
         if rows is None:
             return
-        self._waiting_size -= rows.nbytes
         if not lane.is_open:
             self._close_some()
         self._crew.send(lane, rows)
@@ -333,16 +336,13 @@ class _FileNames:
 
     def __init__(self, provider: LocationProvider, write_uuid: UUID, extension: str) -> None:
         self._provider = provider
-        self._write_uuid = write_uuid
+        # Two processes may have been given one ``write_uuid``, and no storage minds.
+        self._stem = f"{write_uuid}-{secrets.token_hex(4)}"
         self._extension = extension
-        self._call = next(_calls)
         self._numbers = itertools.count(1)
 
     def next(self, key: Any) -> str:
-        name = (
-            f"{os.getpid():05d}-{self._call}-{self._write_uuid}-{next(self._numbers):05d}."
-            f"{self._extension}"
-        )
+        name = f"00000-0-{self._stem}-{next(self._numbers):05d}.{self._extension}"
         location: str = self._provider.new_data_location(name, key)
         return location
 
@@ -501,6 +501,8 @@ class _Crew:
         self._most = most_waiting // 2  # the other half is for what is being gathered
         self._changed = threading.Condition()
         self._size = 0
+        self._threads = threads
+        self._ending = 0  # files that are open and shall not be
         self._running = 0
         self._error: BaseException | None = None
         self._stopping = False
@@ -508,7 +510,10 @@ class _Crew:
     def send(self, lane: _Lane, rows: pa.Table) -> None:
         """Queue rows for a lane; wait while too much is queued. Raises what a thread raised."""
         with self._changed:
-            while self._size and self._size + rows.nbytes > self._most and self._error is None:
+            while self._error is None and (
+                (self._size and self._size + rows.nbytes > self._most)
+                or self._ending > self._threads
+            ):
                 self._changed.wait()
             self._raise()
             self._size += rows.nbytes
@@ -516,8 +521,11 @@ class _Crew:
             self._queue(lane, rows)
 
     def finish(self, lane: _Lane) -> None:
-        """Have a lane end its file after what is queued."""
+        """Have a lane end its file, if it has one, after what is queued."""
         with self._changed:
+            if not lane.is_open:
+                return
+            self._ending += 1
             lane.is_open = False
             self._queue(lane, None)
 
@@ -555,6 +563,7 @@ class _Crew:
                     return
                 rows = lane.queue.popleft()
             size = 0 if rows is None else rows.nbytes
+            ended = int(rows is None)
             try:
                 lane.finish() if rows is None else lane.write(rows)
             except BaseException as error:
@@ -563,6 +572,7 @@ class _Crew:
             del rows
             with self._changed:
                 self._size -= size
+                self._ending -= ended
                 self._changed.notify_all()
 
 
@@ -596,7 +606,7 @@ class _ParquetFile:
                 **plan.parquet_options,
             )
         except BaseException:
-            self.abort()
+            _leave_by_an_exception(self._cleanup)
             raise
 
     @property
@@ -612,18 +622,23 @@ class _ParquetFile:
     def close(self) -> _Written:
         self._writer.close()
         footer: pq.FileMetaData = self._writer.writer.metadata
-        size = self._file.tell()
-        self._cleanup.close()
         self._metrics.add_parquet_footer(footer)
-        return _Written(
+        size = self._file.tell()
+        written = _Written(
             row_count=self._rows,
             file_size=size,
             key_metadata=self._key.with_file_length(size).to_bytes(),
             metrics=self._metrics.result(),
             split_offsets=_split_offsets(footer),
         )
+        # Last, because now the file has its name.
+        self._cleanup.close()
+        return written
 
     def abort(self) -> None:
+        # It would be closed anyway, by the garbage collector, when the file is not open any more.
+        with suppress(Exception):
+            self._writer.close()
         _leave_by_an_exception(self._cleanup)
 
 
@@ -662,14 +677,15 @@ class _AvroFile:
 
     def close(self) -> _Written:
         key = self._writer.close()
-        self._cleanup.close()
-        return _Written(
+        written = _Written(
             row_count=self._rows,
             file_size=key.file_length or 0,
             key_metadata=key.to_bytes(),
             metrics=self._metrics.result(),
             split_offsets=None,
         )
+        self._cleanup.close()
+        return written
 
     def abort(self) -> None:
         self._writer.abort()

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
+from pyiceberg.expressions import BooleanExpression
 from pyiceberg.expressions.visitors import bind, extract_field_ids
 from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestFile
 from pyiceberg.schema import Schema
@@ -129,7 +129,7 @@ def find_deletes(
             changed[task.file.file_path] = matches.deleted | matches.positions, task
 
     affected = [*dropped, *(task for _, task in changed.values())]
-    superseded = _superseded(affected, planner.vectors, reader)
+    superseded = _superseded(affected, reader)
     entries = planner.entries(view, [*(task.file for task in affected), *superseded])
     return DeletePlan(
         dropped=[entries[_identity(task.file)] for task in dropped],
@@ -143,22 +143,17 @@ def find_deletes(
 
 
 class _Planner(EncryptedPlanner):
-    """Remembers which manifest has which file. ``vectors`` are by the data file's path."""
+    """Remembers which manifest has which file."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.vectors: dict[str, ContentFile] = {}
         self._manifests: dict[_Identity, ManifestFile] = {}
 
     def plan_manifest_entries(
         self, manifests: Iterable[ManifestFile]
     ) -> Iterator[list[ManifestEntry]]:
         for manifest, entries in self.matching_entries(manifests):
-            for entry in entries:
-                file = cast("ContentFile", entry.data_file)
-                self._manifests[_identity(file)] = manifest
-                if file.is_deletion_vector and file.referenced_data_file is not None:
-                    self.vectors[file.referenced_data_file] = file
+            self._manifests |= {_identity(entry.data_file): manifest for entry in entries}
             yield entries
 
     def entries(self, view: TableView, files: Iterable[Any]) -> Mapping[_Identity, Entry]:
@@ -175,18 +170,14 @@ class _Planner(EncryptedPlanner):
         return {entry.file.identity: entry for entries in found for entry in entries}
 
 
-def _superseded(
-    affected: Iterable[FileScanTask], vectors: Mapping[str, ContentFile], reader: TaskReader
-) -> list[ContentFile]:
+def _superseded(affected: list[FileScanTask], reader: TaskReader) -> list[ContentFile]:
     """Return the delete files that nothing needs once the affected data files are dropped or have a
     new vector.
 
     A position delete file that is of other data files too stays, as it does when Java rewrites it.
     """
-    affected = list(affected)
     covered = {task.file.file_path for task in affected}
-    # Also one that is too old to apply: a second vector of a data file is an error.
-    found = {vectors[path]: None for path in sorted(covered) if path in vectors}
+    found: dict[ContentFile, None] = {}
     for delete in (d for task in affected for d in cast("set[ContentFile]", task.delete_files)):
         if delete in found or delete.content != DataFileContent.POSITION_DELETES:
             continue
@@ -202,15 +193,10 @@ def _all_rows_match(task: FileScanTask, schema: Schema, case_sensitive: bool) ->
     PyIceberg takes a count that is missing for a count of none. Here a file without counts of what
     the filter looks at is one to be read.
     """
-    residual = task.residual
-    if residual == AlwaysTrue():
-        return True
-    bound = bind(schema, residual, case_sensitive=case_sensitive)
-    if bound == AlwaysFalse():
-        return False
-    file = task.file
+    file, residual = task.file, task.residual
+    looked_at = extract_field_ids(bind(schema, residual, case_sensitive=case_sensitive))
     top_level = {f.field_id: f.field_type for f in schema.fields}
-    for field_id in extract_field_ids(bound):
+    for field_id in looked_at:
         kind = top_level.get(field_id)
         if not isinstance(kind, _BOUNDED_TYPES) or field_id not in (file.null_value_counts or {}):
             return False

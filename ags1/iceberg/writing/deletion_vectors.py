@@ -88,9 +88,7 @@ def write_deletion_vectors(
 
 def vector_blob(positions: BitMap64) -> bytes:
     """Return a deletion vector as it stands in a Puffin file: length, magic, bitmap, CRC-32."""
-    bitmap = BitMap64(positions)
-    bitmap.run_optimize()
-    data = VECTOR_MAGIC + bitmap.serialize()
+    data = VECTOR_MAGIC + BitMap64(positions, optimize=True).serialize()
     return struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
 
 

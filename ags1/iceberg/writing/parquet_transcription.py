@@ -189,7 +189,8 @@ class _Source:
         facts = value(chunk.fields, 3)
         offset = value(facts, 9)
         dictionary = value(facts, 11, 0)
-        may_be_dictionary = 0 < dictionary < offset
+        # Arrow says 0 of a column without rows, which has a dictionary all the same.
+        may_be_dictionary = dictionary > 0 and (dictionary < offset or offset == 0)
         if may_be_dictionary:
             offset = dictionary
         # Some writers do not say where a dictionary is, and begin with one.
@@ -398,7 +399,7 @@ class _Transcription:
             _forget_version_2(facts)
         size = self._at - start
         # A column of a row group without rows has no pages, and still a place.
-        facts[9] = I64, places[0][0] if places else start
+        facts[9] = I64, places[0][0] if places else self._at
         facts.pop(11, None)
         if dictionary_at is not None:
             facts[11] = I64, dictionary_at

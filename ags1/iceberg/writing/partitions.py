@@ -9,8 +9,10 @@ transforms of single values, once for each value that occurs. Follows the Iceber
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -130,19 +132,18 @@ def sort_rows(
     rows: pa.Table, order: SortOrder, schema: Schema, *, keep_unknown: bool = False
 ) -> pa.Table:
     """Return the rows in a table's sort order; equal ones keep theirs. NaN is above all numbers."""
-    rows = rows.combine_chunks()
-    batch = rows.to_batches()[0] if rows.num_rows else None
-    if batch is None:
+    batches = rows.to_batches()
+    if not batches:
         return rows
-    columns: list[pa.Array] = []
+    columns: list[pa.ChunkedArray] = []
     directions: list[str] = []
     for field in order.fields:
         term = _Term(field.transform, field.source_id, schema, keep_unknown)
-        key = _sortable(term.of(batch))
+        key = pa.chunked_array([_sortable(term.of(batch)) for batch in batches])
         is_ascending = field.direction == SortDirection.ASC
         direction = "ascending" if is_ascending else "descending"
         if key.null_count:
-            columns.append(key.is_null().cast(pa.int8()))
+            columns.append(pc.is_null(key).cast(pa.int8()))
             nulls_last = field.null_order == NullOrder.NULLS_LAST
             directions.append("ascending" if nulls_last else "descending")
         if pa.types.is_floating(key.type):
@@ -182,7 +183,7 @@ class _Term:
             raise ValueError(f"the transform {transform} is of column {source_id}, which is none")
         self._path, self._source = path
         if not isinstance(transform, _TRANSFORMS):
-            raise NotImplementedError(f"the partition transform {transform} is not known here")
+            raise NotImplementedError(f"{transform!r} is not known here")
         if not transform.can_transform(self._source):
             raise ValueError(f"the transform {transform} is not for {self._source}")
         self.kind = transform.result_type(self._source)
@@ -227,7 +228,9 @@ class _Term:
 
     def _of_each(self, column: pa.Array) -> pa.Array:
         """Apply PyIceberg's transform to each value that occurs."""
-        apply = self._transform.transform(self._source)
+        apply: Any = self._transform.transform(self._source)
+        if isinstance(self._transform, TruncateTransform):
+            apply = functools.partial(_truncated_decimal, width=self._transform.width)
         coded = column.dictionary_encode()
         found = [apply(_value(self._source, value)) for value in coded.dictionary]
         kind = pa.int32() if isinstance(self._transform, BucketTransform) else column.type
@@ -281,6 +284,15 @@ def _plain(kind: IcebergType, column: pa.Array) -> pa.Array:
     if pa.types.is_temporal(column.type):
         return column.cast(pa.int64())
     return column
+
+
+def _truncated_decimal(value: Decimal, width: int) -> Decimal:
+    # Decimal's own arithmetic rounds to 28 digits.
+    parts = value.as_tuple()
+    unscaled = int("".join(map(str, parts.digits))) * (-1 if parts.sign else 1)
+    unscaled -= unscaled % width
+    digits = tuple(map(int, str(abs(unscaled))))
+    return Decimal((int(unscaled < 0), digits, int(parts.exponent)))
 
 
 def _mapped(column: pa.Array, function: Any, kind: pa.DataType | None) -> pa.Array:

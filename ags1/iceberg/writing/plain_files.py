@@ -38,8 +38,10 @@ def plain_file_records(
         if known:
             raise ValueError(f"the table has these files already: {', '.join(known)}")
     executor = ExecutorFactory.get_or_create()
-    files = executor.map(lambda path: parquet_file_to_data_file(io, view.parsed, path), paths)
-    return [file_record(file) for file in files]
+    files = list(executor.map(lambda path: parquet_file_to_data_file(io, view.parsed, path), paths))
+    for file in files:
+        file.spec_id = view.metadata["default-spec-id"]
+    return list(map(file_record, files))
 
 
 def name_mapping_update(view: TableView) -> list[dict[str, object]]:

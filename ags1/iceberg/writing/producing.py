@@ -87,19 +87,17 @@ class FileChange:
 class SnapshotProducer:
     """Writes the manifests and manifest lists of one snapshot, for each attempt to commit it.
 
-    Whatever it writes goes through ``output``; ``manifest_lists`` and ``manifests`` of attempts
-    that failed are in ``left_over``.
+    Whatever it writes goes through ``output``. ``reused`` are the files of an attempt that the next
+    one needs too.
     """
 
     def __init__(self, output: TableOutput, properties: Mapping[str, str] | None = None) -> None:
         self.snapshot_id = secrets.randbits(63) or 1
         self.commit_uuid = uuid.uuid4()
-        self.left_over: list[str] = []
         self._output = output
         self._properties = dict(properties or {})
         self._attempts = itertools.count(1)
         self._numbers = itertools.count(0)
-        self._this_attempt: list[str] = []
         self._added: tuple[Any, list[ManifestRecord]] | None = None
 
     def produce(self, view: TableView, change: FileChange) -> list[Update]:
@@ -109,8 +107,6 @@ class SnapshotProducer:
         Raises ValidationException when a file to be removed is not in the branch's head any more,
         and what reading and writing raises.
         """
-        self.left_over += self._this_attempt
-        self._this_attempt = []
         schema_id = view.metadata["current-schema-id"]
         locations = location_provider(view)
         kept, rewritten, replaced_count = self._without(view, locations, change.removed)
@@ -129,7 +125,6 @@ class SnapshotProducer:
         path = locations.new_metadata_location(
             f"snap-{self.snapshot_id}-{next(self._attempts)}-{self.commit_uuid}.avro"
         )
-        self._this_attempt.append(path)
         manager = view.manager
         if view.branch_head_id is None and parent is not None:
             # Nobody who takes keys out of the table now would know of the new branch.
@@ -177,6 +172,10 @@ class SnapshotProducer:
                 }
             )
         return updates
+
+    @property
+    def reused(self) -> set[str]:
+        return set() if self._added is None else {m.manifest_path for m in self._added[1]}
 
     # -- manifests
 
@@ -234,10 +233,7 @@ class SnapshotProducer:
         made_for = (view.metadata["current-schema-id"], tuple(map(id, change.added)))
         if self._added is None or self._added[0] != made_for:
             entries = _as_added(change.added, self)
-            before = len(self._this_attempt)
             records = self._write(view, locations, entries, _DATA_MANIFEST)
-            # The next attempt needs them too.
-            del self._this_attempt[before:]
             self._added = made_for, records
         return list(self._added[1])
 
@@ -272,7 +268,6 @@ class SnapshotProducer:
 
     def _new_manifest(self, locations: LocationProvider) -> str:
         path = locations.new_metadata_location(f"{self.commit_uuid}-m{next(self._numbers)}.avro")
-        self._this_attempt.append(path)
         return path
 
     def _merged(

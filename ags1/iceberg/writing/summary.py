@@ -174,7 +174,12 @@ class SummaryBuilder:
         spec = self._specs.get(file.spec_id)
         if spec is None:
             raise ValueError(f"{file.file_path}: the table has no partition spec {file.spec_id}")
-        path = spec.partition_to_path(Record(*file.partition), self._schema)
+        try:
+            path = spec.partition_to_path(Record(*file.partition), self._schema)
+        except OverflowError:
+            # Python's dates end with the year 9999, Iceberg's don't.
+            names = (field.name for field in spec.fields)
+            path = "/".join(f"{n}={v}" for n, v in zip(names, file.partition, strict=True))
         return self._partitions.setdefault(path, _Counts())
 
     def _of_partitions(self) -> dict[str, str]:

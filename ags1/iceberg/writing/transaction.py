@@ -48,6 +48,7 @@ from .view import TableView
 
 if TYPE_CHECKING:
     from ...keys.envelope import EncryptedKey
+    from ..maintenance.expiry import ExpiryPlan
     from ..maintenance.rotation import KeyChange
     from ..table import EncryptedTable
 
@@ -102,6 +103,21 @@ class KeyStep(Step):
         return change.updates, change.requirements
 
 
+class ExpiryStep(Step):
+    """An expiry. ``plan`` and ``view`` are those of the last version tried."""
+
+    plan: ExpiryPlan
+    view: TableView
+
+    def __init__(self, compute: Callable[[dict[str, Any]], ExpiryPlan]) -> None:
+        self._compute = compute
+
+    def stage(self, view: TableView) -> Staged:
+        self.view = view
+        self.plan = self._compute(view.metadata)
+        return self.plan.updates, self.plan.requirements
+
+
 class SnapshotStep(Step):
     """A snapshot of the files that ``change`` finds should come and go. No file, no snapshot,
     unless ``always``."""
@@ -115,14 +131,21 @@ class SnapshotStep(Step):
         *,
         always: bool = False,
     ) -> None:
+        self._output = output
         self._change = change
         self._branch = branch
         self._always = always
         self._producer = SnapshotProducer(output, properties)
+        self._attempts: list[set[str]] = []
         self.is_empty = False
 
     def stage(self, view: TableView) -> Staged:
-        view = view.at(self._branch)
+        before = set(self._output.written)
+        staged = self._stage(view.at(self._branch))
+        self._attempts.append(set(self._output.written) - before)
+        return staged
+
+    def _stage(self, view: TableView) -> Staged:
         change = self._change(view)
         self.is_empty = change.is_empty
         if change.is_empty and not self._always:
@@ -140,7 +163,8 @@ class SnapshotStep(Step):
 
     @property
     def left_over(self) -> list[str]:
-        return self._producer.left_over
+        earlier: set[str] = set().union(*self._attempts[:-1])
+        return sorted(earlier - self._producer.reused)
 
 
 class EncryptedTransaction(Transaction):

@@ -299,8 +299,8 @@ class _Table:
             self._table.pop("schema", None)
             self._table.pop("partition-spec", None)
             self._table["last-sequence-number"] = 0
-        if version >= _LINEAGE:
-            self._table.setdefault("next-row-id", 0)
+        if current < _LINEAGE <= version:
+            self._table["next-row-id"] = 0
         self._set("format-version", version)
 
     def _set_location(self, update: Mapping[str, Any]) -> None:
@@ -370,6 +370,7 @@ class _Table:
 
     def _add_spec(self, update: Mapping[str, Any]) -> None:
         fields = _partition_fields(update.get("spec"))
+        self._check_partitioning(fields)
         spec_id = 0
         for other in self._table["partition-specs"]:
             if _partitioning(fields) == _partitioning(other["fields"]):
@@ -377,7 +378,6 @@ class _Table:
                 self._last_spec = other["spec-id"] if known else None
                 return
             spec_id = max(spec_id, other["spec-id"] + 1)
-        self._check_partitioning(fields)
         ids = [field["field-id"] for field in fields]
         if self._table["format-version"] == 1 and ids != _sequential(ids):
             raise ValueError("a partition spec of format version 1 has its field ids in sequence")
@@ -392,8 +392,6 @@ class _Table:
 
     def _set_default_spec(self, update: Mapping[str, Any]) -> None:
         spec_id = self._chosen(update, "spec-id", self._last_spec, "partition spec")
-        if spec_id not in self._by_id("partition-specs", "spec-id"):
-            raise ValueError(f"the table has no partition spec {spec_id}")
         self._shape_changed |= self._set("default-spec-id", spec_id)
 
     def _remove_specs(self, update: Mapping[str, Any]) -> None:
@@ -405,6 +403,7 @@ class _Table:
 
     def _add_sort_order(self, update: Mapping[str, Any]) -> None:
         fields = _sort_fields(update.get("sort-order"))
+        self._check_sorting(fields)
         order_id = 1 if fields else 0
         for other in self._table["sort-orders"]:
             if fields == _known_sort_fields(other["fields"]):
@@ -413,7 +412,6 @@ class _Table:
                 return
             if fields:
                 order_id = max(order_id, other["order-id"] + 1)
-        self._check_sorting(fields)
         order = {"order-id": order_id, "fields": fields}
         self._table["sort-orders"] = [*self._table["sort-orders"], order]
         self._added_orders.append(order_id)
@@ -422,8 +420,6 @@ class _Table:
 
     def _set_default_sort_order(self, update: Mapping[str, Any]) -> None:
         order_id = self._chosen(update, "sort-order-id", self._last_order, "sort order")
-        if order_id not in self._by_id("sort-orders", "order-id"):
-            raise ValueError(f"the table has no sort order {order_id}")
         self._shape_changed |= self._set("default-sort-order-id", order_id)
 
     # Snapshots and refs
@@ -572,12 +568,14 @@ class _Table:
             for name in ("table-uuid", "location"):
                 if not table.get(name):
                     raise ValueError(f"a new table has no {name}")
+        if self._current_schema() is None:
+            raise ValueError("the table has no schema")
         spec = self._by_id("partition-specs", "spec-id").get(table["default-spec-id"])
+        if spec is None:
+            raise ValueError(f"the table has no partition spec {table['default-spec-id']}")
         order = self._by_id("sort-orders", "order-id").get(table["default-sort-order-id"])
-        if self._current_schema() is None or spec is None or order is None:
-            raise ValueError(
-                "a table has a current schema, a default partition spec and sort order"
-            )
+        if order is None:
+            raise ValueError(f"the table has no sort order {table['default-sort-order-id']}")
         self._check_partitioning(spec["fields"])
         self._check_sorting(order["fields"])
 
@@ -760,7 +758,7 @@ def _empty(updates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "last-partition-id": 0,
             "default-sort-order-id": 0,
             "sort-orders": [],
-            "next-row-id": 0,
+            **({"next-row-id": 0} if version >= _LINEAGE else {}),
         }
     )
 

@@ -1,0 +1,198 @@
+"""A writer killed between any two steps of a commit: the table is whole, old or new.
+
+The steps are the calls that change something outside the process: files opened, written, synced,
+linked and removed, statements and commits of the catalog's database. A process that has everything
+imported makes the table once, and for each step forks a writer that is killed there, before it or
+after it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import RunPython
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = '''
+import collections, json, os, shutil, signal, sys, threading, traceback, warnings
+from pathlib import Path
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
+from sqlalchemy.orm import Session
+
+from ags1.iceberg import load_catalog, verify_table
+from ags1.kms.local import create_key
+
+warnings.simplefilter("ignore")
+folder, work = Path(sys.argv[1]), sys.argv[2]
+live, saved = folder / "live", folder / "saved"
+STEPS = {"open", "link", "unlink", "rename", "fsync", "write", "execute", "commit", "mkdir"}
+
+def catalog():
+    return load_catalog(
+        "sql", type="sql", uri=f"sqlite:///{live}/catalog.db", warehouse=f"file://{live}/w",
+        **{"encryption.kms-type": "local", "kms.local.keyring": f"{folder}/keys.json"},
+    )
+
+def rows(*ids):
+    return pa.table({"id": pa.array(ids, pa.int64()), "v": [f"v{i}" for i in ids]})
+
+def in_a_fork(do):
+    """Return the child's wait status and what it printed."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.close(reading)
+            os.write(writing, json.dumps(do()).encode())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with open(reading, "rb") as said:
+        text = said.read()
+    return os.waitpid(child, 0)[1], text and json.loads(text)
+
+def must(do):
+    status, said = in_a_fork(do)
+    assert status == 0, status
+    return said
+
+def make():
+    live.mkdir(exist_ok=True)
+    create_key(str(folder / "keys.json"), "default")
+    with catalog() as made:
+        made.create_namespace("db")
+        table = made.create_table(
+            "db.t",
+            Schema(
+                NestedField(1, "id", LongType(), required=False),
+                NestedField(2, "v", StringType(), required=False),
+            ),
+            properties={"encryption.key-id": "default"},
+        )
+        table.append(rows(1, 2, 3, 4))
+        table.append(rows(5, 6, 7, 8))
+        table.delete("id = 2")
+        table.append(rows(9))
+
+def append(table): table.append(rows(10, 11))
+def delete(table): table.delete("id = 1 or id = 6 or id = 9")
+def overwrite(table): table.overwrite(rows(3, 20), "id = 3")
+def rotate(table): table.rotate_keys()
+def create(table):
+    table.catalog.create_table("db.new", table.schema(), properties={"encryption.key-id": "default"})
+def several(table):
+    with table.transaction() as transaction:
+        transaction.append(rows(30))
+        transaction.delete("id = 4")
+        transaction.set_properties({"a": "b"})
+
+OUTCOMES = {
+    "append": ([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 4, 5, 6, 7, 8, 9, 10, 11]),
+    "delete": ([1, 3, 4, 5, 6, 7, 8, 9], [3, 4, 5, 7, 8]),
+    "overwrite": ([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 4, 5, 6, 7, 8, 9, 20]),
+    "several": ([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 5, 6, 7, 8, 9, 30]),
+    "rotate": ([1, 3, 4, 5, 6, 7, 8, 9],) * 2,
+    "create": ([1, 3, 4, 5, 6, 7, 8, 9],) * 2,
+}
+
+def killed_at(point):
+    """Do the work, and die at the step ``point``; return how many there are."""
+    count = 0
+    lock = threading.Lock()
+
+    def step(frame, event, argument):
+        nonlocal count
+        if event not in ("c_call", "c_return") or argument.__name__ not in STEPS:
+            return
+        with lock:
+            if count == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+
+    with catalog() as opened:
+        table = opened.load_table("db.t")
+        threading.setprofile(step)
+        sys.setprofile(step)
+        globals()[work](table)
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return count
+
+def state():
+    """Return what a reader finds: the rows, and what lies in the folder that nothing refers to."""
+    with catalog() as opened:
+        tables = sorted(name for _, name in opened.list_tables("db"))
+        table = opened.load_table("db.t")
+        found = sorted(table.scan().to_arrow()["id"].to_pylist())
+        report = verify_table(table)
+        assert report.ok, report.findings
+        for name in tables:
+            assert opened.load_table(f"db.{name}").scan().count() in (0, len(found))
+        known = {table.metadata_location, *(e.metadata_file for e in table.metadata.metadata_log)}
+        known |= {s.manifest_list for s in table.snapshots()}
+        known |= set(table.inspect.all_manifests()["path"].to_pylist())
+        known |= set(table.inspect.all_files()["file_path"].to_pylist())
+        known = {location.removeprefix("file://") for location in known}
+        lost = sorted(str(p) for p in (live / "w/db/t").rglob("*") if p.is_file())
+        lost = [path for path in lost if path not in known]
+        told = [f.file.removeprefix("file://") for f in report.findings if f.kind == "orphan-file"]
+        assert sorted(told) == lost, (told, lost)
+        # And it goes on.
+        table.append(rows(1000))
+        assert table.scan().count() == len(found) + 1
+        keys = len(table.view().metadata["encryption-keys"])
+        return found, tables, len(lost), keys
+
+must(make)
+shutil.copytree(live, saved)
+total = must(lambda: killed_at(-1))
+old, new = OUTCOMES[work]
+seen = collections.Counter()
+left = 0
+for point in range(total + 1):
+    shutil.rmtree(live)
+    shutil.copytree(saved, live)
+    status, _ = in_a_fork(lambda: killed_at(point))
+    assert (status == signal.SIGKILL) or point == total, (point, status)
+    found, tables, lost, keys = must(state)
+    assert found in (old, new), (point, found)
+    seen[json.dumps((found, tables, keys))] += 1
+    left += lost > 0
+print(json.dumps({"points": total, "seen": dict(seen), "left": left}))
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: thousands of files are synced."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield tmp_path
+        return
+    made = Path(tempfile.mkdtemp(dir=memory))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.mark.parametrize("work", ["append", "delete", "overwrite", "several", "rotate", "create"])
+def test_a_killed_writer_leaves_the_table_old_or_new(
+    folder: Path, run_python: RunPython, work: str
+) -> None:
+    done = run_python(SCRIPT, folder, work, timeout=800)
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["points"] > 20, result
+    assert len(result["seen"]) == 2, result
+    assert result["left"] > 5, result

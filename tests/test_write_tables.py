@@ -1,0 +1,551 @@
+"""Writing to encrypted tables: PyIceberg's methods on ours beside the same on its own plain table,
+writers that meet, commits that fail, and what is refused."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from conftest import RunPython
+from iceberg_tables import KMS_PROPERTIES
+from pyiceberg.catalog import load_catalog as load_plain_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+
+from ags1 import KmsConfigurationError, KmsError, NotEncryptedError
+from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
+from ags1.kms.memory import MemoryKms
+
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=False),
+    NestedField(2, "v", StringType(), required=False),
+    NestedField(3, "n", IntegerType(), required=False),
+)
+BY_V = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "v"))
+ENCRYPTED = {"format-version": "3", "encryption.key-id": "keyA"}
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[EncryptedCatalog]:
+    with load_catalog(
+        "sql",
+        type="sql",
+        uri=f"sqlite:///{tmp_path}/catalog.db",
+        warehouse=f"file://{tmp_path}/warehouse",
+        **KMS_PROPERTIES,
+    ) as made:
+        made.create_namespace("db")
+        yield made
+
+
+@pytest.fixture
+def table(catalog: EncryptedCatalog) -> EncryptedTable:
+    return create(catalog)
+
+
+def create(catalog: EncryptedCatalog, name: str = "db.t", **properties: str) -> EncryptedTable:
+    made = catalog.create_table(name, SCHEMA, properties=ENCRYPTED | properties)
+    assert isinstance(made, EncryptedTable)
+    return made
+
+
+def again(table: EncryptedTable) -> EncryptedTable:
+    """Return the table as another writer has it."""
+    loaded = table.catalog.load_table(table.name())
+    assert isinstance(loaded, EncryptedTable)
+    return loaded
+
+
+def rows(*ids: int, v: str | None = "a") -> pa.Table:
+    return pa.table(
+        {"id": ids, "v": [v] * len(ids), "n": [i % 5 for i in ids]},
+        schema=pa.schema([("id", pa.int64()), ("v", pa.string()), ("n", pa.int32())]),
+    )
+
+
+def ids(table: Table, **scan: Any) -> list[int]:
+    found: list[int] = sorted(table.scan(**scan).to_arrow()["id"].to_pylist())
+    return found
+
+
+def contents(table: Table) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row.values()) for row in table.scan().to_arrow().to_pylist()), key=repr)
+
+
+def stored(catalog: EncryptedCatalog) -> set[str]:
+    """Return all files of the warehouse."""
+    folder = Path(str(catalog.properties["warehouse"]).removeprefix("file://"))
+    return {str(path) for path in folder.rglob("*") if path.is_file()}
+
+
+# -- beside PyIceberg's own
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("spec", [PartitionSpec(), BY_V], ids=["unpartitioned", "partitioned"])
+def test_the_same_as_on_a_plain_table(
+    catalog: EncryptedCatalog, spec: PartitionSpec, seed: int
+) -> None:
+    pick = random.Random(seed)
+    ours = catalog.create_table("db.t", SCHEMA, partition_spec=spec, properties=ENCRYPTED)
+    plain = catalog.create_table("db.plain", SCHEMA, partition_spec=spec)
+    assert isinstance(ours, EncryptedTable)
+    assert not isinstance(plain, EncryptedTable)
+    for step in range(12):
+        first = pick.randrange(40)
+        some = pa.concat_tables(
+            [rows(*range(first, first + 6), v=pick.choice(["a", "b", "c"])), rows(step + 500)]
+        )
+        low, high = sorted((pick.randrange(45), pick.randrange(45)))
+        works: list[Callable[[Table], object]] = [
+            lambda t, some=some: t.append(some),
+            lambda t, low=low, high=high: t.delete(f"id >= {low} and id < {high}"),
+            lambda t, some=some, low=low: t.overwrite(some, f"id = {low} or v is null"),
+            lambda t, some=some: t.upsert(
+                some.group_by("id")
+                .aggregate([("v", "min"), ("n", "min")])
+                .rename_columns(["id", "v", "n"]),
+                ["id"],
+            ),
+            lambda t: t.delete("v = 'b'"),
+        ]
+        if spec.fields:
+            works.append(lambda t, some=some: t.dynamic_partition_overwrite(some))
+        work = pick.choice(works)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outcomes = []
+            for each in (ours, plain):
+                try:
+                    outcomes.append(repr(work(each)))
+                except ValueError as error:
+                    outcomes.append(type(error).__name__)
+        assert outcomes[0] == outcomes[1]
+        assert contents(ours) == contents(plain)
+    assert contents(again(ours)) == contents(plain)
+    assert verify_table(again(ours)).ok
+
+
+def test_a_stream_of_batches_is_written_to_partitions(catalog: EncryptedCatalog) -> None:
+    made = catalog.create_table("db.t", SCHEMA, partition_spec=BY_V, properties=ENCRYPTED)
+    batches = [batch for n in range(20) for batch in rows(n, n + 100, v="abc"[n % 3]).to_batches()]
+    made.append(pa.RecordBatchReader.from_batches(batches[0].schema, iter(batches)))
+    assert ids(made) == sorted([*range(20), *range(100, 120)])
+    assert len(made.inspect.files()) == 3
+
+
+# -- transactions
+
+
+def test_a_transaction_sees_its_own_steps_and_commits_once(table: EncryptedTable) -> None:
+    table.append(rows(1, 2))
+    version = table.metadata_location
+    with table.transaction() as transaction:
+        transaction.append(rows(3, 4))
+        transaction.delete("id = 3 or id = 1")
+        with transaction.update_schema() as change:
+            change.add_column("w", StringType())
+        transaction.append(rows(5).append_column("w", pa.array(["x"])))
+        transaction.set_properties(a="b")
+        assert table.metadata_location == version
+        assert ids(again(table)) == [1, 2]
+    assert ids(table) == [2, 4, 5]
+    found = again(table)
+    assert found.scan("id = 5").to_arrow()["w"].to_pylist() == ["x"]
+    assert found.properties["a"] == "b"
+    assert len(found.metadata.metadata_log) == 2
+    assert [s["summary"]["operation"] for s in found.view().metadata["snapshots"]] == [
+        *("append", "append", "delete", "append")
+    ]
+
+
+def test_a_transaction_that_fails_leaves_nothing(
+    catalog: EncryptedCatalog, table: EncryptedTable
+) -> None:
+    table.append(rows(1))
+    before = stored(catalog)
+    transaction = table.transaction()
+
+    def interrupted() -> None:
+        with transaction:
+            transaction.append(rows(2))
+            transaction.delete("id = 1")
+            assert len(stored(catalog)) > len(before)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert stored(catalog) == before
+    with pytest.raises(RuntimeError, match="failed"):
+        transaction.append(rows(3))
+    assert ids(again(table)) == [1]
+
+
+def test_rows_that_do_not_fit_leave_nothing(
+    catalog: EncryptedCatalog, table: EncryptedTable
+) -> None:
+    before = stored(catalog)
+    with pytest.raises(ValueError, match=r"[Mm]ismatch|fit"):
+        table.append(pa.table({"id": ["text"]}))
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield from rows(1, 2).to_batches()
+        raise OSError("the source broke")
+
+    with pytest.raises(OSError, match="the source broke"):
+        table.append(pa.RecordBatchReader.from_batches(rows(1).schema, broken()))
+    assert stored(catalog) == before
+    assert ids(again(table)) == []
+
+
+# -- writers that meet
+
+
+def test_appends_of_two_writers_are_both_there(table: EncryptedTable) -> None:
+    other = again(table)
+    table.append(rows(1))
+    other.append(rows(2))
+    table.append(rows(3))
+    assert ids(again(table)) == [1, 2, 3]
+    snapshots = again(table).view().metadata["snapshots"]
+    assert [s["first-row-id"] for s in snapshots] == [0, 1, 2]
+    assert [s["sequence-number"] for s in snapshots] == [1, 2, 3]
+    report = verify_table(again(table))
+    assert (report.ok, report.finding_counts.get("orphan-file")) == (True, None)
+
+
+def test_a_delete_finds_the_rows_of_the_writer_before_it(table: EncryptedTable) -> None:
+    table.append(rows(1, 2, 3))
+    other = again(table)
+    other.append(rows(2, 4))
+    table.delete("id = 2")
+    assert ids(again(table)) == [1, 3, 4]
+
+
+def test_two_deletes_of_one_file_share_its_vector(table: EncryptedTable) -> None:
+    table.append(rows(1, 2, 3, 4))
+    other = again(table)
+    other.delete("id = 1")
+    table.delete("id = 4")
+    found = again(table)
+    assert ids(found) == [2, 3]
+    deletes = found.inspect.delete_files().to_pylist()
+    assert [d["record_count"] for d in deletes] == [2]
+    assert verify_table(found).finding_counts.get("orphan-file") is None
+
+
+def test_a_rotation_and_an_append_meet(table: EncryptedTable) -> None:
+    table.append(rows(1))
+    [old] = [k.key_id for k in table.files.keys.key_encryption_keys]
+    other, third = again(table), again(table)
+    other.append(rows(2))
+    table.rotate_keys()
+    third.append(rows(3))
+    found = again(table)
+    assert ids(found) == [1, 2, 3]
+    [new] = [k.key_id for k in found.files.keys.key_encryption_keys]
+    assert new != old
+    assert {k.encrypted_by_id for k in found.files.keys.encryption_keys} == {"keyA", new}
+
+
+def test_keys_go_under_another_master_key_in_one_commit(
+    catalog: EncryptedCatalog, table: EncryptedTable
+) -> None:
+    table.append(rows(1))
+    other = again(table)
+    table.rewrap_keys("keyB")
+    assert table.key_id == "keyB"
+    table.append(rows(2))
+    assert ids(again(table)) == [1, 2]
+    assert again(table).key_id == "keyB"
+    with pytest.raises(ValueError, match="keyA"):
+        other.append(rows(3))
+    assert ids(catalog.load_table("db.t", expected_key_id="keyB")) == [1, 2]
+
+
+def test_keys_that_no_snapshot_needs_are_taken_out(table: EncryptedTable) -> None:
+    for n in range(4):
+        table.append(rows(n))
+    assert len(table.files.keys.encryption_keys) == 5
+    first = table.snapshots()[0].snapshot_id
+    gone = table.expire_snapshots(snapshot_ids=[first], dry_run=True)
+    assert gone.snapshot_ids == (first,)
+    assert len(table.snapshots()) == 4
+    table.expire_snapshots(snapshot_ids=[first])
+    assert len(again(table).snapshots()) == 3
+    [pruned] = table.prune_keys()
+    assert pruned not in {k.key_id for k in again(table).files.keys.encryption_keys}
+    assert ids(again(table)) == [0, 1, 2, 3]
+
+
+# -- commits that fail
+
+
+class Refusing:
+    """Commits that raise, before the catalog has heard of them or after."""
+
+    def __init__(self, commits: Any, error: Exception, *, afterwards: bool, times: int) -> None:
+        self._commits = commits
+        self._error = error
+        self._afterwards = afterwards
+        self.times = times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._commits, name)
+
+    def commit(self, *arguments: Any, **more: Any) -> Any:
+        if self.times <= 0:
+            return self._commits.commit(*arguments, **more)
+        self.times -= 1
+        if self._afterwards:
+            self._commits.commit(*arguments, **more)
+        raise self._error
+
+
+def test_a_commit_that_keeps_failing_leaves_nothing(
+    catalog: EncryptedCatalog, table: EncryptedTable
+) -> None:
+    table.append(rows(1))
+    with table.transaction() as transaction:
+        transaction.set_properties(
+            **{"commit.retry.num-retries": "2", "commit.retry.min-wait-ms": "1"}
+        )
+    before = stored(catalog)
+    catalog._commits = refusing = Refusing(
+        catalog.commits(), CommitFailedException("lost"), afterwards=False, times=3
+    )
+    with pytest.raises(CommitFailedException, match="lost"):
+        table.append(rows(2))
+    assert refusing.times == 0
+    assert stored(catalog) == before
+    refusing.times = 2
+    again(table).append(rows(3))
+    assert ids(again(table)) == [1, 3]
+    assert verify_table(again(table)).finding_counts.get("orphan-file") is None
+
+
+def test_after_a_commit_of_unknown_outcome_every_file_stays(
+    catalog: EncryptedCatalog, table: EncryptedTable
+) -> None:
+    table.append(rows(1))
+    catalog._commits = refusing = Refusing(
+        catalog.commits(), CommitStateUnknownException("?"), afterwards=True, times=1
+    )
+    with pytest.raises(CommitStateUnknownException):
+        table.append(rows(2))
+    assert refusing.times == 0
+    assert ids(again(table)) == [1, 2]
+    assert verify_table(again(table)).ok
+
+
+def test_a_kms_that_fails_leaves_nothing(
+    catalog: EncryptedCatalog, table: EncryptedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = stored(catalog)
+
+    def fail(*_: object) -> bytes:
+        raise KmsError("the KMS is down")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryKms, "wrap_key", fail)
+        with pytest.raises(KmsError, match="down"):
+            table.append(rows(1))
+    assert stored(catalog) == before
+    table.append(rows(2))
+    assert ids(again(table)) == [2]
+
+
+# -- branches
+
+
+def test_branches_and_tags(table: EncryptedTable) -> None:
+    table.append(rows(1))
+    table.append(rows(2), branch="dev")
+    assert (ids(table), ids(again(table))) == ([1], [1])
+    assert sorted(table.scan().use_ref("dev").to_arrow()["id"].to_pylist()) == [1, 2]
+    table.delete("id = 1", branch="dev")
+    assert table.scan().use_ref("dev").to_arrow()["id"].to_pylist() == [2]
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    table.manage_snapshots().create_tag(snapshot.snapshot_id, "v1").commit()
+    table.append(rows(3))
+    assert table.scan().use_ref("v1").to_arrow()["id"].to_pylist() == [1]
+    with pytest.raises(ValueError, match="tag"):
+        table.append(rows(4), branch="v1")
+    table.manage_snapshots().set_current_snapshot(ref_name="v1").commit()
+    assert ids(again(table)) == [1]
+    table.append(rows(5), branch=None)
+    assert ids(again(table)) == [1]
+
+
+# -- what is refused
+
+
+def test_tables_that_cannot_be_created(catalog: EncryptedCatalog, tmp_path: Path) -> None:
+    for wrong in (
+        {"format-version": "2"},
+        {"encryption.data-key-length": "20"},
+        {"write.format.default": "orc"},
+    ):
+        with pytest.raises((ValueError, NotImplementedError)):
+            create(catalog, **wrong)
+    with pytest.raises(KmsError, match="keyX"):
+        create(catalog, **{"encryption.key-id": "keyX"})
+    assert catalog.list_tables("db") == []
+    assert stored(catalog) == set()
+    create(catalog)
+    with pytest.raises(TableAlreadyExistsError):
+        create(catalog)
+    without = load_catalog("sql", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db")
+    with without, pytest.raises(KmsConfigurationError, match="no KMS"):
+        without.create_table("db.t2", SCHEMA, properties=ENCRYPTED)
+    with without, pytest.raises(KmsConfigurationError):
+        without.load_table("db.t")
+
+
+def test_what_would_strip_or_publish_is_refused(table: EncryptedTable) -> None:
+    table.append(rows(1))
+    for properties in ({"encryption.key-id": "keyB"}, {"encryption.key-id": ""}):
+        with pytest.raises(ValueError, match="key-id"):
+            table.transaction().set_properties(properties)
+    with pytest.raises(ValueError, match="key-id"):
+        table.transaction().remove_properties("encryption.key-id")
+    with pytest.raises(NotImplementedError):
+        table.transaction().update_snapshot()
+    with pytest.raises(NotImplementedError):
+        table.transaction().update_statistics()
+    with pytest.raises(NotImplementedError):
+        table.io.new_output(f"{table.location()}/data/x.parquet")
+    assert ids(again(table)) == [1]
+
+
+def test_plain_files_are_added_only_on_request(table: EncryptedTable, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "plain.parquet"
+    pq.write_table(rows(7, 8), path)
+    with pytest.raises(NotEncryptedError, match="allow_plaintext"):
+        table.add_files([str(path)])
+    table.add_files([str(path)], allow_plaintext=True)
+    assert ids(again(table)) == [7, 8]
+    assert again(table).scan().plain_files() == 1
+    with pytest.raises(ValueError, match="already"):
+        table.add_files([str(path)], allow_plaintext=True)
+    report = verify_table(again(table))
+    assert (report.ok, report.finding_counts["plain-data-file"]) == (True, 1)
+
+
+def test_a_table_without_a_catalog_is_read_only(table: EncryptedTable) -> None:
+    from ags1.iceberg import open_table
+
+    table.append(rows(1))
+    opened = open_table(table.metadata_location, KMS_PROPERTIES)
+    assert ids(opened) == [1]
+    with pytest.raises(NotImplementedError, match="catalog"):
+        opened.append(rows(2))
+
+
+def test_a_file_that_is_gone_is_not_removed_twice(table: EncryptedTable) -> None:
+    from ags1.iceberg.writing.entries import read_entries
+    from ags1.iceberg.writing.output import TableOutput
+    from ags1.iceberg.writing.producing import FileChange, SnapshotProducer
+
+    table.append(rows(1))
+    view = table.view()
+    [entry] = [e for m in view.manifests for e in read_entries(m, view.files)]
+    table.delete("id = 1")
+    producer = SnapshotProducer(TableOutput(table.files.inner))
+    with pytest.raises(ValidationException, match="not in the branch"):
+        producer.produce(table.view(), FileChange(removed=[entry]))
+
+
+# -- the end
+
+
+def test_a_purged_table_leaves_nothing(catalog: EncryptedCatalog, table: EncryptedTable) -> None:
+    for n in range(3):
+        table.append(rows(n, n + 10))
+    table.delete("id = 10")
+    catalog.purge_table("db.t")
+    assert stored(catalog) == set()
+    with pytest.raises(NoSuchTableError):
+        catalog.load_table("db.t")
+
+
+def test_a_table_is_created_with_its_first_rows(catalog: EncryptedCatalog) -> None:
+    transaction = catalog.create_table_transaction("db.t", SCHEMA, properties=ENCRYPTED)
+    with transaction:
+        transaction.append(rows(1))
+        assert catalog.list_tables("db") == []
+    assert ids(catalog.load_table("db.t")) == [1]
+    transaction = catalog.create_table_transaction("db.t", SCHEMA, properties=ENCRYPTED)
+    before = stored(catalog)
+    with pytest.raises(TableAlreadyExistsError), transaction:
+        transaction.append(rows(1))
+    assert stored(catalog) == before
+
+
+def test_a_plain_catalog_reads_the_metadata_that_we_write(
+    catalog: EncryptedCatalog, table: EncryptedTable
+) -> None:
+    table.append(rows(1, 2))
+    table.delete("id = 1")
+    plain = load_plain_catalog("sql", **catalog.properties)
+    metadata = plain.load_table("db.t").metadata
+    assert metadata == table.metadata.model_copy(update={"snapshots": metadata.snapshots})
+
+
+CROWD = """
+import sys, warnings
+import pyarrow as pa
+from ags1.iceberg import load_catalog
+warnings.simplefilter("ignore")
+folder, number = sys.argv[1], int(sys.argv[2])
+keys = dict(pair.split("=", 1) for pair in sys.argv[3:])
+with load_catalog("sql", type="sql", uri=f"sqlite:///{folder}/catalog.db", **keys) as catalog:
+    table = catalog.load_table("db.t")
+    for n in range(5):
+        table.append(pa.table({"id": [number * 100 + n, number * 100 + 50 + n]}))
+"""
+
+
+@pytest.mark.slow
+def test_a_crowd_of_writers_loses_nothing_and_doubles_nothing(
+    catalog: EncryptedCatalog, tmp_path: Path, run_python: RunPython
+) -> None:
+    retries = {"commit.retry.num-retries": "100", "commit.retry.max-wait-ms": "500"}
+    table = create(catalog, **retries)
+    arguments = [f"{name}={value}" for name, value in KMS_PROPERTIES.items()]
+    with ThreadPoolExecutor(8) as pool:
+        runs = [
+            pool.submit(run_python, CROWD, tmp_path, n, *arguments, timeout=600) for n in range(8)
+        ]
+        for run in runs:
+            run.result()
+    found = again(table)
+    assert ids(found) == sorted(
+        n * 100 + k + m for n in range(8) for k in range(5) for m in (0, 50)
+    )
+    snapshots = found.view().metadata["snapshots"]
+    assert len(snapshots) == 40
+    assert [s["first-row-id"] for s in snapshots] == list(range(0, 80, 2))
+    assert [s["sequence-number"] for s in snapshots] == list(range(1, 41))
+    report = verify_table(found)
+    assert (report.ok, report.finding_counts.get("orphan-file")) == (True, None)
+    assert report.data_files == 40
