@@ -88,11 +88,11 @@ def make():
         table.append(rows(9))
 
 def append(table): table.append(rows(10, 11))
-def delete(table): table.delete("id = 1 or id = 6 or id = 9")
 def overwrite(table): table.overwrite(rows(3, 20), "id = 3")
 def rotate(table): table.rotate_keys()
 def create(table):
-    table.catalog.create_table("db.new", table.schema(), properties={"encryption.key-id": "default"})
+    key = {"encryption.key-id": "default"}
+    table.catalog.create_table("db.new", table.schema(), properties=key)
 def several(table):
     with table.transaction() as transaction:
         transaction.append(rows(30))
@@ -101,7 +101,6 @@ def several(table):
 
 OUTCOMES = {
     "append": ([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 4, 5, 6, 7, 8, 9, 10, 11]),
-    "delete": ([1, 3, 4, 5, 6, 7, 8, 9], [3, 4, 5, 7, 8]),
     "overwrite": ([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 4, 5, 6, 7, 8, 9, 20]),
     "several": ([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 5, 6, 7, 8, 9, 30]),
     "rotate": ([1, 3, 4, 5, 6, 7, 8, 9],) * 2,
@@ -137,6 +136,7 @@ def state():
         tables = sorted(name for _, name in opened.list_tables("db"))
         table = opened.load_table("db.t")
         found = sorted(table.scan().to_arrow()["id"].to_pylist())
+        keks = [key.key_id for key in table.files.keys.key_encryption_keys]
         report = verify_table(table)
         assert report.ok, report.findings
         for name in tables:
@@ -153,11 +153,13 @@ def state():
         # And it goes on.
         table.append(rows(1000))
         assert table.scan().count() == len(found) + 1
-        keys = len(table.view().metadata["encryption-keys"])
-        return found, tables, len(lost), keys
+        return found, tables, len(lost), keks
 
 must(make)
 shutil.copytree(live, saved)
+saved_keys = must(state)[3]
+shutil.rmtree(live)
+shutil.copytree(saved, live)
 total = must(lambda: killed_at(-1))
 old, new = OUTCOMES[work]
 seen = collections.Counter()
@@ -167,9 +169,10 @@ for point in range(total + 1):
     shutil.copytree(saved, live)
     status, _ = in_a_fork(lambda: killed_at(point))
     assert (status == signal.SIGKILL) or point == total, (point, status)
-    found, tables, lost, keys = must(state)
+    found, tables, lost, keks = must(state)
     assert found in (old, new), (point, found)
-    seen[json.dumps((found, tables, keys))] += 1
+    # Each new KEK has a name of its own.
+    seen[json.dumps((found, tables, keks == saved_keys))] += 1
     left += lost > 0
 print(json.dumps({"points": total, "seen": dict(seen), "left": left}))
 '''
@@ -187,7 +190,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-@pytest.mark.parametrize("work", ["append", "delete", "overwrite", "several", "rotate", "create"])
+@pytest.mark.parametrize("work", ["append", "overwrite", "several", "rotate", "create"])
 def test_a_killed_writer_leaves_the_table_old_or_new(
     folder: Path, run_python: RunPython, work: str
 ) -> None:
@@ -195,4 +198,5 @@ def test_a_killed_writer_leaves_the_table_old_or_new(
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["points"] > 20, result
     assert len(result["seen"]) == 2, result
-    assert result["left"] > 5, result
+    # What a creation leaves is no table's.
+    assert result["left"] > 5 or work == "create", result

@@ -686,6 +686,16 @@ def test_a_file_in_the_clear_may_be_listed_and_a_delete_file_may_not(
         write([added(deletes)], spec, schema, content=DELETE_MANIFEST)
 
 
+def test_the_key_of_a_new_file_has_its_length(write: Write, manager: EncryptionManager) -> None:
+    spec, schema = UNPARTITIONED
+    file = file_of(manager, key_metadata=manager.new_file_key().to_bytes())
+    with pytest.raises(ValueError, match="100 bytes, and None"):
+        write([added(file)], spec, schema)
+    # Of another writer, and long since in the table.
+    old = Entry(EXISTING, 5, 3, 3, file)
+    assert entries_of(write([old], spec, schema), manager) == [old]
+
+
 def test_entries_that_cannot_stand_in_a_manifest_are_refused(
     write: Write, manager: EncryptionManager, output: TableOutput
 ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -54,12 +54,15 @@ from .pyiceberg_internals import (
 )
 from .table import EncryptedTable, encrypted_table, kms_client
 from .writing.commits import Base, Commits, Place, commits_for
+from .writing.metadata_file import versions_beside
 from .writing.output import TableOutput
 from .writing.transaction import EncryptedCreateTransaction
 from .writing.updates import apply_updates, new_table_updates
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from .maintenance.jobs import MigrationResult
 
 # Properties of a catalog, the caller's own: a server's word does not count for them.
 TRUSTED_KEY_IDS = "encryption.trusted-key-ids"
@@ -449,8 +452,49 @@ class EncryptedCatalog(Catalog):
         output = table.output()
         self.inner.drop_table(identifier)
         found.delete(output)
-        versions = [entry.metadata_file for entry in table.metadata.metadata_log]
+        logged = [entry.metadata_file for entry in table.metadata.metadata_log]
+        versions = versions_beside(table.metadata_location, logged)
         output.discard([*versions, table.metadata_location])
+
+    def migrate_table(
+        self,
+        identifier: str | Identifier,
+        key_id: str,
+        *,
+        data_key_length: int = DEFAULT_DATA_KEY_LENGTH,
+        drop_refs: bool = False,
+        threads: int | None = None,
+        delete_plaintext: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> MigrationResult:
+        """Encrypt a plain table, of any format version, under the master key ``key_id``, in place.
+
+        Each file is encrypted on its own, ``threads`` at a time, and read back; then one commit
+        makes the table an encrypted one of format version 3. Rows keep their order, sequence
+        numbers and row ids. Its history goes: all snapshots but the current one were in the clear.
+        Other branches and tags than main are refused unless ``drop_refs``. A run that was killed
+        goes on where it was. ``delete_plaintext`` deletes the files in the clear once the new ones
+        are committed; otherwise they are in the result. ``progress`` is called with the bytes of
+        files that are done and of all.
+
+        Raises ValueError for a table that is encrypted already or has such references;
+        NotImplementedError for ORC files; KmsError, MetadataIntegrityError, OSError, and
+        CommitFailedException when others kept committing first.
+        """
+        from .maintenance.jobs import migrate
+
+        return migrate(
+            self,
+            identifier,
+            key_id,
+            data_key_length=data_key_length,
+            drop_refs=drop_refs,
+            threads=threads,
+            delete_plaintext=delete_plaintext,
+            dry_run=dry_run,
+            progress=progress,
+        )
 
     def drop_table(self, identifier: str | Identifier) -> None:
         self.inner.drop_table(identifier)

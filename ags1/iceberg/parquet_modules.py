@@ -179,7 +179,9 @@ class _File:
 
     def _pages(self, facts: Struct, place: bytes) -> None:
         start, values = facts[9], 0
-        has_dictionary = 0 < facts.get(11, 0) < start
+        # Of a column without pages Arrow says that its data begins at 0.
+        dictionary = facts.get(11, 0)
+        has_dictionary = dictionary > 0 and (dictionary < start or start == 0)
         if has_dictionary:
             start = facts[11]
         offset, end, page = start, start + facts[7], 0

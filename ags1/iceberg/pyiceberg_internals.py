@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 from uuid import UUID
 
@@ -557,11 +557,11 @@ def default_table_location(catalog: Any, identifier: str | Identifier, location:
     return found
 
 
-@contextmanager
-def hive_client(catalog: Any) -> Iterator[Any]:
-    """Open a client of a Hive catalog's metastore: the catalog's own is for one thread."""
-    with catalog._create_hive_client(catalog.properties) as client:
-        yield client
+def hive_client(catalog: Any) -> AbstractContextManager[Any]:
+    """Return a client of a Hive catalog's metastore, to be opened: the catalog's own is for one
+    thread."""
+    client: AbstractContextManager[Any] = catalog._create_hive_client(catalog.properties)
+    return client
 
 
 def hive_table_lock(catalog: Any, client: Any, database: str, table: str) -> int:

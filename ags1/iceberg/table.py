@@ -29,7 +29,9 @@ from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .files import TableFiles
 from .maintenance import rotation
 from .maintenance.expiry import ExpiredFiles, expire
+from .maintenance.meter import Meter
 from .metadata import Trust, parse_metadata, read_metadata, table_key_id
+from .pyiceberg_internals import parse_row_filter
 from .scan import EncryptedIncrementalScan, EncryptedScan
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from ..keys.envelope import EncryptedKey
     from .maintenance.rotation import KeyChange
     from .writing.commits import Base, Commits
+    from .writing.entries import FileRecord
     from .writing.output import TableOutput
     from .writing.transaction import EncryptedTransaction
     from .writing.view import TableView
@@ -162,6 +165,14 @@ class Expiry:
     def left_behind(self) -> tuple[str, ...]:
         """Files that stay though nothing refers to them."""
         return (*self.files.left_behind, *self.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Rekeyed:
+    """How many files are under fresh keys now, and their size (bytes)."""
+
+    files: int
+    size: int
 
 
 class EncryptedTable(Table):
@@ -394,20 +405,69 @@ class EncryptedTable(Table):
         failed = found.delete(self.output(), progress=progress)
         return Expiry(plan.snapshot_ids, plan.refs, found, failed)
 
+    def rekey(
+        self,
+        row_filter: str | BooleanExpression = ALWAYS_TRUE,
+        *,
+        select: Callable[[FileRecord], bool] | None = None,
+        case_sensitive: bool = True,
+        branch: str | None = MAIN_BRANCH,
+        threads: int | None = None,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Rekeyed:
+        """Rewrite files under fresh keys, in one snapshot; return how many.
+
+        Those are the data files that may have a row for which ``row_filter`` is true, and of them
+        those for which ``select`` is; without a filter, delete files too. Rows, their order, ids
+        and sequence numbers stay. Files in the clear are encrypted by this. Earlier snapshots
+        keep the old files: ``expire_snapshots`` ends them. ``progress`` is called with the bytes of
+        files that are done and of all.
+
+        Raises ValueError for a column that the table does not have, ValidationException when
+        somebody removed a chosen file meanwhile, and what reading and writing raises.
+        """
+        from .maintenance.rekeying import Rekeying
+        from .writing.transaction import SnapshotStep
+
+        expression = parse_row_filter(row_filter)
+        transaction = self.transaction()
+        meter = Meter(progress)
+        rekeying = Rekeying(
+            transaction.output,
+            select=select,
+            row_filter=None if expression == ALWAYS_TRUE else expression,
+            case_sensitive=case_sensitive,
+            threads=threads,
+            on_done=meter.done,
+        )
+        plan = rekeying.plan(self.view().at(branch))
+        meter.total = plan.size
+        done = Rekeyed(len(plan.files), plan.size)
+        if dry_run or plan.is_empty:
+            return done
+        transaction.stage_step(SnapshotStep(transaction.output, rekeying.change, {}, branch))
+        transaction.commit_transaction()
+        return done
+
     def _change_keys(
         self, compute: Callable[[dict[str, Any], EncryptionManager], KeyChange]
     ) -> tuple[EncryptedKey, ...]:
         from .writing.transaction import KeyStep
 
         transaction = self.transaction()
+        before = self.view().manager
         step = KeyStep(compute)
         transaction.stage_step(step)
         transaction.commit_transaction()
         if rotation.snapshots_without_keys(self._json):
-            # Over REST, somebody may have added a snapshot that needs what was taken out.
+            # Over REST, somebody may have added a snapshot that needs what was taken out, or whose
+            # key is under the master key before.
             uuid = {"type": "assert-table-uuid", "uuid": self._json["table-uuid"]}
+            updates = rotation.restore(self._json, step.removed)
+            updates += rotation.adopt(self._json, before, self.view().manager)
             transaction = self.transaction()
-            transaction.stage_updates(rotation.restore(self._json, step.removed), [uuid])
+            transaction.stage_updates(updates, [uuid])
             transaction.commit_transaction()
             missing = rotation.snapshots_without_keys(self._json)
             if missing:
@@ -424,25 +484,40 @@ class EncryptedTable(Table):
         return self.view_of(self._json)
 
     def view_of(
-        self, metadata: dict[str, Any], manager: EncryptionManager | None = None
+        self,
+        metadata: dict[str, Any],
+        manager: EncryptionManager | None = None,
+        committed_refs: Collection[str] | None = None,
     ) -> TableView:
         """Return a version of the table that is not committed yet; ``manager`` has its keys if
-        they are under another master key."""
+        they are under another master key, ``committed_refs`` what the catalog has by now."""
         from .writing.view import TableView
 
         keys = self.files.keys if manager is None else manager
         keys = EncryptionManager.from_metadata(
             metadata, keys.kms, table_key_id=keys.table_key_id, cache=keys.cache
         )
-        return TableView(metadata, self.files.with_keys(keys))
+        files = self.files.with_keys(keys)
+        return TableView(metadata, files, committed_refs=committed_refs)
 
     def output(self) -> TableOutput:
-        """Return what writes new files of the table. Raises NotImplementedError as
-        ``transaction``."""
+        """Return what writes new files of the table.
+
+        Raises NotImplementedError as ``transaction``, and MetadataIntegrityError when the metadata
+        would choose the code that names files or where they go.
+        """
         from .writing.output import TableOutput
 
-        self._committer()
+        self._committer().check(self._base())
         return TableOutput(self.files.inner, self.files.location_map)
+
+    def _base(self) -> Base:
+        from .writing.commits import Base
+
+        # The key was settled when the table was loaded.
+        trust = replace(self._trust, key_id=self.key_id)
+        location = self.metadata_location
+        return Base(self._identifier, self._json, location, trust, self.config, self._storage)
 
     def commit_updates(
         self,
@@ -455,22 +530,12 @@ class EncryptedTable(Table):
 
         Raises as ``Commits.commit`` does.
         """
-        from .writing.commits import Base
-
-        identifier = self._identifier
-        base = Base(
-            identifier,
-            self._json,
-            self.metadata_location,
-            # The key was settled when the table was loaded.
-            replace(self._trust, key_id=self.key_id),
-            self.config,
-            self._storage,
-        )
         new_key_id = None
         if manager is not None and manager.table_key_id != self.key_id:
             new_key_id = manager.table_key_id
-        base = self._committer().commit(base, updates, requirements, output, new_key_id=new_key_id)
+        base = self._committer().commit(
+            self._base(), updates, requirements, output, new_key_id=new_key_id
+        )
         self.show(base, manager)
 
     def show(self, base: Base, manager: EncryptionManager | None = None) -> None:

@@ -7,12 +7,14 @@ what the jars are for. Without Java or Maven a test is skipped, but on CI (CI=tr
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +27,14 @@ COORDINATES = {
     "core-tests": "org.apache.iceberg:iceberg-core:1.11.0:jar:tests",
     "aws-bundle": "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
 }
+# The REST server of the reference implementation, which the runtime above has not.
+REST_SERVER = (
+    "org.apache.iceberg:iceberg-core:1.11.0",
+    "org.apache.iceberg:iceberg-core:1.11.0:jar:tests",
+    "org.eclipse.jetty:jetty-servlet:11.0.25",
+    "org.slf4j:slf4j-simple:2.0.17",
+    "org.xerial:sqlite-jdbc:3.50.3.0",
+)
 PYSPARK = "4.1."  # the Spark of the runtime above
 # For every JVM: credentials of nobody, found before any other, and times that compare.
 JVM_OPTIONS = (
@@ -64,6 +74,27 @@ def jar(name: str) -> Path:
     return path
 
 
+def with_dependencies(coordinates: Sequence[str]) -> list[Path]:
+    """Return jars and all that they depend on, fetched if need be, or skip."""
+    project = _project(coordinates)
+    folder = cache_folder() / "jars" / hashlib.sha256(project.encode()).hexdigest()[:20]
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            Path(made, "pom.xml").write_text(project)
+            _maven(
+                [f"{_PLUGIN}:copy-dependencies", f"-DoutputDirectory={made}/jars"],
+                Path(made),
+                ", ".join(coordinates),
+            )
+            try:
+                Path(made, "jars").rename(folder)
+            except OSError:
+                if not folder.is_dir():  # another run was no faster
+                    raise
+    return sorted(folder.glob("*.jar"))
+
+
 def pyspark_jars(*names: str) -> list[Path]:
     """Return the jars in pyspark's folder that are called NAME-VERSION.jar, or skip. Without names
     it is only made sure that pyspark is there."""
@@ -89,26 +120,44 @@ def cache_folder() -> Path:
 
 
 def _fetch(coordinates: str, path: Path) -> None:
-    maven = program("mvn")
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        command = [
-            *(maven, "--batch-mode", "--quiet", f"{_PLUGIN}:copy"),
-            *(f"-Dartifact={coordinates}", f"-DoutputDirectory={folder}"),
-        ]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=_FETCH_TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            unavailable(f"Maven did not fetch {coordinates} within {_FETCH_TIMEOUT_S} s")
-        if done.returncode:
-            last_lines = " / ".join(done.stdout.strip().splitlines()[-3:])
-            unavailable(f"Maven cannot fetch {coordinates}: {last_lines}")
+        arguments = [f"-Dartifact={coordinates}", f"-DoutputDirectory={folder}"]
+        _maven([f"{_PLUGIN}:copy", *arguments], Path(folder), coordinates)
         (Path(folder) / path.name).replace(path)
+
+
+def _project(coordinates: Sequence[str]) -> str:
+    dependencies = ""
+    for part in coordinates:
+        group, artifact, version, *rest = part.split(":")
+        dependencies += (
+            f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+            f"<version>{version}</version>"
+        )
+        if rest:
+            dependencies += f"<type>{rest[0]}</type><classifier>{rest[1]}</classifier>"
+        dependencies += "</dependency>"
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>ags1</groupId><artifactId>interop</artifactId><version>1</version>"
+        f"<dependencies>{dependencies}</dependencies></project>"
+    )
+
+
+def _maven(arguments: Sequence[str], folder: Path, what: str) -> None:
+    try:
+        done = subprocess.run(
+            [program("mvn"), "--batch-mode", "--quiet", *arguments],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_FETCH_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        unavailable(f"Maven did not fetch {what} within {_FETCH_TIMEOUT_S} s")
+    if done.returncode:
+        last_lines = " / ".join(done.stdout.strip().splitlines()[-3:])
+        unavailable(f"Maven cannot fetch {what}: {last_lines}")

@@ -195,7 +195,6 @@ def expire(
     for ref in kept_refs.values():
         kept.add(ref["snapshot-id"])
         if ref.get("type", "branch") != "branch":
-            referenced.add(ref["snapshot-id"])
             continue
         age_ms, count = ref.get("max-snapshot-age-ms"), ref.get("min-snapshots-to-keep")
         oldest_ms = older_than_ms if age_ms is None else now_ms - age_ms

@@ -72,6 +72,14 @@ class Journal:
             not getattr(kms, "wraps_with_public_key", False) and list_files(io, folder) is not None
         )
 
+    def prepare(self) -> None:
+        """Make the key that parts are wrapped under: a KMS call, with which a master key that
+        cannot be used shows before hours of work and not after. Raises KmsError."""
+        if self._kek is None:
+            self._kek = KeyEncryptionKey.generate(
+                self._kms, self._key_id, key_size=self._key_size, timestamp_ms=now_ms()
+            )
+
     def add(self, old: FileRecord, new: FileRecord) -> None:
         """Note that a file was rewritten. It is not lost once ``flush`` was called, which happens
         here every 64 files and every five seconds."""
@@ -86,10 +94,8 @@ class Journal:
         """Write what was noted. Raises KmsError and OSError."""
         if not self._waiting:
             return
-        if self._kek is None:
-            self._kek = KeyEncryptionKey.generate(
-                self._kms, self._key_id, key_size=self._key_size, timestamp_ms=now_ms()
-            )
+        self.prepare()
+        assert self._kek is not None
         text = json.dumps({"table-uuid": self._table_uuid, "files": self._waiting}).encode()
         sealed = oneshot.encrypt(
             text, km=KeyMetadata.generate(self._key_size), block_size=DEFAULT_BLOCK_SIZE

@@ -208,6 +208,7 @@ class Migration:
             self._key_id,
             self._data_key_length,
         )
+        self._journal.prepare()
         finished = self._journal.finished(files)
         self._rewriter.rewritten.update(finished)
         if self._on_done is not None:

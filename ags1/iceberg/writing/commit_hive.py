@@ -13,8 +13,7 @@ import getpass
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from threading import Event
 from typing import Any
@@ -111,27 +110,31 @@ class HiveCommits(FileCommits):
 
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
         database, name = base.identifier
-        with hive_client(self.catalog) as client, self._lock(client, base):
+        context = {
+            "expected_parameter_key": METADATA_LOCATION,
+            "expected_parameter_value": base.location,
+            "DO_NOT_UPDATE_STATS": "true",
+        }
+        with hive_client(self.catalog) as client:
+            lock_id = self._lock(client, base)
             try:
-                table = client.get_table(database, name)
-            except NoSuchObjectException as error:
-                raise CommitFailedException(f"{database}.{name} is gone") from error
-            found = (table.parameters or {}).get(METADATA_LOCATION)
-            if found != base.location:
-                raise CommitFailedException(
-                    f"Table has been updated by another process: {database}.{name}"
+                try:
+                    table = client.get_table(database, name)
+                except NoSuchObjectException as error:
+                    raise CommitFailedException(f"{database}.{name} is gone") from error
+                found = (table.parameters or {}).get(METADATA_LOCATION)
+                if found != base.location:
+                    raise CommitFailedException(
+                        f"Table has been updated by another process: {database}.{name}"
+                    )
+                table.sd = self._storage(staged.metadata)
+                table.parameters = self._parameters(table.parameters, staged, base)
+                sent.set()
+                client.alter_table_with_environment_context(
+                    database, name, table, EnvironmentContext(context)
                 )
-            table.sd = self._storage(staged.metadata)
-            table.parameters = self._parameters(table.parameters, staged, base)
-            context = {
-                "expected_parameter_key": METADATA_LOCATION,
-                "expected_parameter_value": base.location,
-                "DO_NOT_UPDATE_STATS": "true",
-            }
-            sent.set()
-            client.alter_table_with_environment_context(
-                database, name, table, EnvironmentContext(context)
-            )
+            finally:
+                self._unlock(client, lock_id, base)
 
     def _insert(self, identifier: Identifier, staged: Staged, sent: Event) -> None:
         database, name = identifier
@@ -176,30 +179,32 @@ class HiveCommits(FileCommits):
         )
         return not is_answer
 
-    @contextmanager
-    def _lock(self, client: Any, base: Base) -> Iterator[None]:
-        """Hold Hive's lock of the table, unless it goes without. Raises CommitFailedException when
-        it cannot be had, NotImplementedError when the metastore has no locks."""
+    # No context managers of contextlib here: they set an attribute of exceptions that pass, and
+    # Hive's own cannot be changed.
+    def _lock(self, client: Any, base: Base) -> int | None:
+        """Return the id of Hive's lock of the table, None where it goes without. Raises
+        CommitFailedException when it cannot be had, NotImplementedError when the metastore has no
+        locks."""
         properties = base.metadata.get("properties") or {}
         if not self._flag(properties, _LOCK_ENABLED, default=True):
-            yield
-            return
-        name = ".".join(base.identifier)
+            return None
         try:
-            lock_id = hive_table_lock(self.catalog, client, *base.identifier)
+            return hive_table_lock(self.catalog, client, *base.identifier)
         except (MetaException, TApplicationException) as error:
             raise NotImplementedError(
-                f"the metastore gives no lock of {name}: where it checks the parameter that is "
-                f"expected, set the table's {_LOCK_ENABLED!r} to 'false'"
+                f"the metastore gives no lock of {'.'.join(base.identifier)}: where it checks the "
+                f"parameter that is expected, set the table's {_LOCK_ENABLED!r} to 'false'"
             ) from error
+
+    def _unlock(self, client: Any, lock_id: int | None, base: Base) -> None:
+        if lock_id is None:
+            return
         try:
-            yield
-        finally:
-            try:
-                client.unlock(UnlockRequest(lockid=lock_id))
-            except Exception as error:
-                # It ends by itself; what was done under it stands.
-                _log.warning("the lock of %s is left behind: %s", name, type(error).__name__)
+            client.unlock(UnlockRequest(lockid=lock_id))
+        except Exception as error:
+            # It ends by itself; what was done under it stands.
+            name = ".".join(base.identifier)
+            _log.warning("the lock of %s is left behind: %s", name, type(error).__name__)
 
     def _flag(self, properties: Mapping[str, str], name: str, *, default: bool) -> bool:
         configured = self.catalog.properties.get(_CONFIGURED + name, str(default))

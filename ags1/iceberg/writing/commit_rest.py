@@ -20,6 +20,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
+    NoSuchNamespaceError,
     NoSuchTableError,
     TableAlreadyExistsError,
 )
@@ -55,7 +56,7 @@ _OF_SNAPSHOTS = (
 _FORMAT_VERSION = {"format-version": "3"}
 _NO_SNAPSHOT = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": None}
 # Of a server that did not do what it was asked to: a lost race, another client's turn, its rules.
-_CONFLICT, _TOO_MANY = 409, 429
+_NOT_FOUND, _CONFLICT, _TOO_MANY = 404, 409, 429
 _MAY_BE_CONFLICTS = (400, 422)
 
 
@@ -191,6 +192,8 @@ class RestCommits(Commits):
             return self._settle(base, updates, requirements, refusal, is_new=is_new)
         if status == _CONFLICT and is_new:
             raise TableAlreadyExistsError(f"Table {name} already exists") from refusal
+        if status == _NOT_FOUND and is_new:
+            raise NoSuchNamespaceError(str(refusal)) from refusal
         if status in (_CONFLICT, _TOO_MANY) or (
             status in _MAY_BE_CONFLICTS and not is_new and self._has_moved_on(base)
         ):
@@ -417,8 +420,9 @@ def _same_refs(metadata: Mapping[str, Any], required: list[Update]) -> list[Upda
 
 def _is_wrapped_by_master(update: Update, metadata: Mapping[str, Any]) -> bool:
     master = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
-    is_key = update["action"] == "add-encryption-key"
-    return is_key and update["encryption-key"].get("encrypted-by-id") == master
+    if update["action"] != "add-encryption-key":
+        return False
+    return bool(update["encryption-key"].get("encrypted-by-id") == master)
 
 
 def _adds_snapshot(update: Update) -> bool:

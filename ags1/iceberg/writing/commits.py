@@ -40,6 +40,7 @@ from .metadata_file import (
     next_metadata_location,
     print_metadata,
     stored_form,
+    versions_beside,
     with_metadata_log,
 )
 from .output import TableOutput
@@ -254,11 +255,16 @@ class FileCommits(Commits):
             metadata, base.location, base.metadata["last-updated-ms"]
         )
         staged = _write(metadata, next_metadata_location(metadata, base.location), output)
-        self._try(base, staged, output, lambda sent: self._swap(base, staged, sent))
-        output.discard(expired)
         trust = replace(base.trust, key_id=new_key_id or base.trust.key_id)
         trust = self._trust_after(trust, staged)
-        return Base(base.identifier, metadata, staged.location, trust, base.config, base.storage)
+        after = replace(base, metadata=metadata, location=staged.location, trust=trust)
+        self._try(base, staged, output, lambda sent: self._swap(base, staged, sent))
+        # From here on the commit is made, whatever comes.
+        try:
+            output.discard(versions_beside(base.location, expired))
+        except BaseException as error:
+            raise _made_but(base.identifier, error) from error
+        return after
 
     def create(
         self,
@@ -350,9 +356,7 @@ class FileCommits(Commits):
                 f"nobody can tell whether a commit of {name} was made: {type(error).__name__}"
             ) from error
         if committed and not isinstance(error, Exception):
-            raise CommitStateUnknownException(
-                f"a commit of {name} was made, and interrupted afterwards"
-            ) from error
+            raise _made_but(base.identifier, error) from error
         if not committed:
             output.discard([staged.location])
             if not isinstance(error, Exception):
@@ -437,6 +441,12 @@ def check_still_encrypted(
             raise NotEncryptedError(f"the snapshot {number} has no key: it would be in the clear")
         if keys.get(key_id, {}).get("encrypted-by-id") not in keys:
             raise MetadataIntegrityError(f"the table has no key for that of the snapshot {number}")
+
+
+def _made_but(identifier: Identifier, error: BaseException) -> CommitStateUnknownException:
+    return CommitStateUnknownException(
+        f"a commit of {'.'.join(identifier)} was made, and then came {type(error).__name__}"
+    )
 
 
 def _write(metadata: dict[str, Any], location: str, output: TableOutput) -> Staged:

@@ -130,7 +130,8 @@ def write_manifest(
     the smallest one when no live entry has any.
 
     Raises ValueError for an entry that does not belong in this manifest or has an impossible value,
-    NotEncryptedError for a delete file without a key, and what ``TableOutput.create`` raises.
+    and for a key whose file length is another than the entry's or, of a new file, missing;
+    NotEncryptedError for a delete file without a key; and what ``TableOutput.create`` raises.
     """
     manifest = _Manifest(spec, schema, schema_json, snapshot_id, content, codec, compression_level)
     for entry in entries:
@@ -288,7 +289,8 @@ class _Manifest:
     def add(self, entry: Entry) -> None:
         file = entry.file
         _check_entry(entry, self._snapshot_id)
-        _check_file(file, self._content, self._spec_id, len(self._partition))
+        is_new = entry.status == ADDED and entry.sequence_number is None
+        _check_file(file, self._content, self._spec_id, len(self._partition), is_new=is_new)
         partition = tuple(
             field.normal(value)
             for field, value in zip(self._partition, file.partition, strict=True)
@@ -343,7 +345,9 @@ def _check_entry(entry: Entry, snapshot_id: int) -> None:
         )
 
 
-def _check_file(file: FileRecord, content: int, spec_id: int, partition_size: int) -> None:
+def _check_file(
+    file: FileRecord, content: int, spec_id: int, partition_size: int, *, is_new: bool
+) -> None:
     path = file.file_path
     if (file.content == DATA) != (content == DATA_MANIFEST) or file.content not in (0, 1, 2):
         kind = "data" if content == DATA_MANIFEST else "deletes"
@@ -363,7 +367,8 @@ def _check_file(file: FileRecord, content: int, spec_id: int, partition_size: in
     if km is None:
         if content == DELETE_MANIFEST:
             raise NotEncryptedError("a delete file of an encrypted table has no key", file=path)
-    elif km.file_length not in (None, file.file_size_in_bytes):
+    elif km.file_length != file.file_size_in_bytes and (km.file_length is not None or is_new):
+        # Other writers may have left it out; Java cannot open a file of an unknown length.
         raise ValueError(
             f"{path}: the file has {file.file_size_in_bytes} bytes, and {km.file_length} by its "
             "key metadata"

@@ -7,11 +7,13 @@ Pure over the parsed JSON; knows nothing of catalogs, nor of who writes the file
 from __future__ import annotations
 
 import gzip
+import posixpath
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..java_json import java_hash, java_print
+from ..listing import place
 from ..metadata import MAX_METADATA_SIZE
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "print_metadata",
     "stored_form",
     "with_metadata_log",
+    "without_trailing_slash",
 ]
 
 METADATA_PATH = "write.metadata.path"
@@ -30,6 +33,7 @@ DEFAULT_PREVIOUS_VERSIONS_MAX = 100
 
 _EXTENSIONS = {"none": ".metadata.json", "gzip": ".gz.metadata.json"}
 _COMPRESSED = (_EXTENSIONS["gzip"], ".metadata.json.gz")
+_METADATA_ENDINGS = (_EXTENSIONS["none"], *_COMPRESSED)
 # Java takes a table whose log goes back in time by more than this for damaged.
 CLOCK_SKEW_MS = 60_000
 
@@ -64,12 +68,12 @@ def next_metadata_location(metadata: Mapping[str, Any], base_location: str | Non
     """
     properties = metadata.get("properties") or {}
     codec = properties.get(COMPRESSION, "none")
-    extension = _EXTENSIONS.get(codec.lower())
+    extension = _EXTENSIONS.get(str(codec).lower())
     if extension is None:
         raise ValueError(f"{COMPRESSION} is {codec!r}; it is 'none' or 'gzip'")
-    folder = properties.get(METADATA_PATH)
-    folder = f"{metadata['location']}/metadata" if folder is None else _without_slash(folder)
-    return f"{folder}/{_version(base_location) + 1:05d}-{uuid.uuid4()}{extension}"
+    folder = properties.get(METADATA_PATH) or f"{metadata['location']}/metadata"
+    name = f"{_version(base_location) + 1:05d}-{uuid.uuid4()}{extension}"
+    return f"{without_trailing_slash(folder)}/{name}"
 
 
 def with_metadata_log(
@@ -79,7 +83,8 @@ def with_metadata_log(
 
     The log keeps the last ``write.metadata.previous-versions-max`` files; those that leave it are
     to be deleted, once this metadata is committed, if
-    ``write.metadata.delete-after-commit.enabled``. Raises ValueError when one of the two is not
+    ``write.metadata.delete-after-commit.enabled``: only metadata files in the predecessor's folder,
+    since the log is no better protected than the file that it stands in. Raises ValueError when one of the two is not
     what it has to be, or when the table's clock would go back.
     """
     if previous_location is None:
@@ -101,8 +106,15 @@ def with_metadata_log(
     ]
     gone = log[:-kept]
     deletes = str(properties.get(DELETE_AFTER_COMMIT, "false")).lower() == "true"
-    expired = [entry["metadata-file"] for entry in gone] if deletes else []
+    files = [entry["metadata-file"] for entry in gone] if deletes else []
+    folder = previous_location.rpartition("/")[0]
+    expired = [file for file in files if _is_metadata_in(folder, file)]
     return {**metadata, "metadata-log": log[-kept:]}, expired
+
+
+def _is_metadata_in(folder: str, file: str) -> bool:
+    place, _, name = file.rpartition("/")
+    return place == folder and name.endswith(_METADATA_ENDINGS)
 
 
 def _version(location: str | None) -> int:
@@ -111,8 +123,23 @@ def _version(location: str | None) -> int:
     return int(number) if dash and number.isascii() and number.isdigit() else -1
 
 
-def _without_slash(location: str) -> str:
+def without_trailing_slash(location: str) -> str:
     """Return a location without slashes at its end, as Java has it; a scheme's own stay."""
     while location.endswith("/") and not location.endswith("://"):
         location = location[:-1]
     return location
+
+
+def versions_beside(metadata_location: str, logged: Iterable[str]) -> list[str]:
+    """Return those of a metadata log's locations that may be deleted: versions of the metadata in
+    the folder where the catalog has the present one.
+
+    Nobody vouches for the log, and what it names is deleted with the caller's credentials.
+    """
+    folder = posixpath.dirname(place(metadata_location))
+    return [
+        location
+        for location in logged
+        if location.endswith(".metadata.json")
+        and posixpath.dirname(posixpath.normpath(place(location))) == folder
+    ]

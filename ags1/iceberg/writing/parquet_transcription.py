@@ -328,8 +328,10 @@ class _Tally:
         if field_id is not None:
             self._column_sizes[field_id] = self._column_sizes.get(field_id, 0) + size
         facts = value(chunk.fields, 3)
-        start = min(filter(None, (value(facts, 9), value(facts, 11, 0))))
-        self._splits[chunk.group] = min(self._splits.get(chunk.group, start), start)
+        starts = [at for at in (value(facts, 9), value(facts, 11)) if at]
+        if starts:
+            start = min(starts)
+            self._splits[chunk.group] = min(self._splits.get(chunk.group, start), start)
 
     def contents(self, size: int) -> ParquetContents:
         return ParquetContents(

@@ -232,7 +232,10 @@ class _Term:
         if isinstance(self._transform, TruncateTransform):
             apply = functools.partial(_truncated_decimal, width=self._transform.width)
         coded = column.dictionary_encode()
-        found = [apply(_value(self._source, value)) for value in coded.dictionary]
+        values = coded.dictionary.to_pylist()
+        if isinstance(self._source, UUIDType):
+            values = [UUID(bytes=value) for value in values]
+        found = [apply(value) for value in values]
         kind = pa.int32() if isinstance(self._transform, BucketTransform) else column.type
         return pa.array(found, kind).take(coded.indices)
 

@@ -87,8 +87,7 @@ class FileChange:
 class SnapshotProducer:
     """Writes the manifests and manifest lists of one snapshot, for each attempt to commit it.
 
-    Whatever it writes goes through ``output``. ``reused`` are the files of an attempt that the next
-    one needs too.
+    Whatever it writes goes through ``output``.
     """
 
     def __init__(self, output: TableOutput, properties: Mapping[str, str] | None = None) -> None:
@@ -98,6 +97,8 @@ class SnapshotProducer:
         self._properties = dict(properties or {})
         self._attempts = itertools.count(1)
         self._numbers = itertools.count(0)
+        self._written: list[str] = []
+        self._used: set[str] = set()
         self._added: tuple[Any, list[ManifestRecord]] | None = None
 
     def produce(self, view: TableView, change: FileChange) -> list[Update]:
@@ -118,6 +119,7 @@ class SnapshotProducer:
             for record in self._write(view, locations, part, deletes)
         ]
         manifests, merged = self._merged(view, locations, [*new, *rewritten, *kept])
+        self._used = {manifest.manifest_path for manifest in manifests}
         created = sum(m.added_snapshot_id == self.snapshot_id for m in manifests)
         parent = view.snapshot
         sequence_number = view.metadata.get("last-sequence-number", 0) + 1
@@ -125,8 +127,10 @@ class SnapshotProducer:
         path = locations.new_metadata_location(
             f"snap-{self.snapshot_id}-{next(self._attempts)}-{self.commit_uuid}.avro"
         )
+        self._written.append(path)
+        self._used.add(path)
         manager = view.manager
-        if view.branch_head_id is None and parent is not None:
+        if parent is not None and view.branch not in view.committed_refs:
             # Nobody who takes keys out of the table now would know of the new branch.
             manager = with_own_kek(manager)
         km, next_row_id = write_manifest_list(
@@ -174,8 +178,9 @@ class SnapshotProducer:
         return updates
 
     @property
-    def reused(self) -> set[str]:
-        return set() if self._added is None else {m.manifest_path for m in self._added[1]}
+    def left_over(self) -> list[str]:
+        """Manifests and manifest lists that were written and that the last attempt does not use."""
+        return [path for path in self._written if path not in self._used]
 
     # -- manifests
 
@@ -268,6 +273,7 @@ class SnapshotProducer:
 
     def _new_manifest(self, locations: LocationProvider) -> str:
         path = locations.new_metadata_location(f"{self.commit_uuid}-m{next(self._numbers)}.avro")
+        self._written.append(path)
         return path
 
     def _merged(

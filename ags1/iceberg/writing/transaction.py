@@ -136,21 +136,22 @@ class SnapshotStep(Step):
         self._branch = branch
         self._always = always
         self._producer = SnapshotProducer(output, properties)
-        self._attempts: list[set[str]] = []
-        self.is_empty = False
+        self._files: set[str] = set()
+        self._last = FileChange()
+
+    @property
+    def is_empty(self) -> bool:
+        return self._last.is_empty
 
     def stage(self, view: TableView) -> Staged:
+        view = view.at(self._branch)
         before = set(self._output.written)
-        staged = self._stage(view.at(self._branch))
-        self._attempts.append(set(self._output.written) - before)
-        return staged
-
-    def _stage(self, view: TableView) -> Staged:
-        change = self._change(view)
-        self.is_empty = change.is_empty
-        if change.is_empty and not self._always:
+        self._last = self._change(view)
+        # Deletion vectors, and rows that are written for this version.
+        self._files |= set(self._output.written) - before
+        if self.is_empty and not self._always:
             return [], []
-        updates = self._producer.produce(view, change)
+        updates = self._producer.produce(view, self._last)
         heads = {MAIN_BRANCH: view.metadata.get("current-snapshot-id")}
         if self._branch is not None:
             if view.branch_head_id is not None:
@@ -163,8 +164,9 @@ class SnapshotStep(Step):
 
     @property
     def left_over(self) -> list[str]:
-        earlier: set[str] = set().union(*self._attempts[:-1])
-        return sorted(earlier - self._producer.reused)
+        files = (*self._last.added, *self._last.deletes, *(e.file for e in self._last.replaced))
+        unused = self._files - {file.file_path for file in files}
+        return [*sorted(unused), *self._producer.left_over]
 
 
 class EncryptedTransaction(Transaction):
@@ -183,7 +185,7 @@ class EncryptedTransaction(Transaction):
 
     def __init__(self, table: EncryptedTable, autocommit: bool = False) -> None:
         super().__init__(table, autocommit)
-        self._output = table.output()
+        self.output = table.output()
         self._steps: list[Step] = []
         self._start()
 
@@ -245,7 +247,8 @@ class EncryptedTransaction(Transaction):
             return
         metadata = apply_updates(self._view.metadata, updates, now_ms=now_ms())
         self._manager = step.manager or self._manager
-        self._view = self._table.view_of(metadata, self._manager)
+        committed = self._view.committed_refs
+        self._view = self._table.view_of(metadata, self._manager, committed)
         self._staged_updates += updates
         # A thing is asserted of the version that the transaction is built upon, and only once.
         asserted = {(r["type"], r.get("ref")) for r in self._staged_requirements}
@@ -400,7 +403,7 @@ class EncryptedTransaction(Transaction):
             return write_rows(
                 view.metadata,
                 rows,
-                self._output,
+                self.output,
                 view.manager,
                 location_provider=location_provider(view),
             )
@@ -419,7 +422,7 @@ class EncryptedTransaction(Transaction):
             return FileChange(added=added)
         plan = find_deletes(view, row_filter, case_sensitive=case_sensitive)
         vectors = write_deletion_vectors(
-            self._output,
+            self.output,
             location_provider(view).new_data_location(f"{uuid.uuid4()}-deletes.puffin"),
             {path: (found, entry.file) for path, (found, entry) in plan.vectors.items()},
             view.manager,
@@ -434,7 +437,7 @@ class EncryptedTransaction(Transaction):
         *,
         always: bool = False,
     ) -> SnapshotStep:
-        step = SnapshotStep(self._output, change, properties, branch, always=always)
+        step = SnapshotStep(self.output, change, properties, branch, always=always)
         self.stage_step(step)
         if self._autocommit:
             self.commit_transaction()
@@ -475,8 +478,8 @@ class EncryptedTransaction(Transaction):
             except BaseException:
                 self._give_up()
                 raise
-            self._output.discard([path for step in self._steps for path in step.left_over])
-            self._output = self._table.output()
+            self.output.discard([path for step in self._steps for path in step.left_over])
+            self.output = self._table.output()
         self._steps = []
         self._start()
         return self._table
@@ -506,7 +509,7 @@ class EncryptedTransaction(Transaction):
 
     def _send(self) -> None:
         self._table.commit_updates(
-            self._staged_updates, self._staged_requirements, self._output, self._manager
+            self._staged_updates, self._staged_requirements, self.output, self._manager
         )
 
     def _check_usable(self) -> None:
@@ -516,7 +519,7 @@ class EncryptedTransaction(Transaction):
     def _give_up(self) -> None:
         """Take back all that was written: nothing was committed."""
         self._failed = True
-        self._output.discard(self._output.written)
+        self.output.discard(self.output.written)
 
 
 def _refuse(update: Update) -> None:
@@ -576,4 +579,4 @@ class EncryptedCreateTransaction(EncryptedTransaction):
         self._staged_updates = list(updates)
 
     def _commit(self) -> None:
-        self._create(self._staged_updates, self._output)
+        self._create(self._staged_updates, self.output)

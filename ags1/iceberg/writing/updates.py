@@ -23,11 +23,12 @@ from pyiceberg.table.sorting import SortOrder, assign_fresh_sort_order_ids
 from pyiceberg.transforms import UnknownTransform, parse_transform
 from pyiceberg.types import IcebergType, NestedField
 
+from ...errors import MetadataIntegrityError
 from ...keys.envelope import EncryptedKey
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..java_json import in_java_order, schema_in_java_order
 from ..metadata import FORMAT_VERSION
-from .metadata_file import CLOCK_SKEW_MS, PREVIOUS_VERSIONS_MAX
+from .metadata_file import CLOCK_SKEW_MS, PREVIOUS_VERSIONS_MAX, without_trailing_slash
 
 MAIN = "main"
 LAST_ADDED = -1
@@ -68,12 +69,18 @@ def apply_updates(
 
     ``metadata`` is None for a table to be created; ``now_ms`` (epoch) the time of the change.
     The log of metadata files is not touched. Raises CommitFailedException when a snapshot was made
-    for an older state of the table and has to be made again, ValueError for what cannot be.
+    for an older state of the table and has to be made again, ValueError for what cannot be,
+    MetadataIntegrityError (which is one) for metadata that is none.
     """
-    table = _Table(metadata, updates, now_ms)
-    for update in updates:
-        table.apply(update)
-    return table.build()
+    try:
+        table = _Table(metadata, updates, now_ms)
+        for update in updates:
+            table.apply(update)
+        return table.build()
+    except (KeyError, TypeError, AttributeError) as error:
+        raise MetadataIntegrityError(
+            f"the table's metadata, or an update of it, is malformed: {error!r}"
+        ) from error
 
 
 def check_requirements(
@@ -203,7 +210,7 @@ def new_table_updates(
         {"action": "set-default-spec", "spec-id": LAST_ADDED},
         {"action": "add-sort-order", "sort-order": _plain(fresh_order)},
         {"action": "set-default-sort-order", "sort-order-id": LAST_ADDED},
-        {"action": "set-location", "location": location.rstrip("/")},
+        {"action": "set-location", "location": without_trailing_slash(location)},
         {"action": "set-properties", "updates": kept},
     ]
 
@@ -251,6 +258,9 @@ class _Table:
         self._added_snapshots: set[int] = set()
         self._main_became: list[int] = []
         self._snapshots_removed = False
+        # By their ids, and in the metadata's order: a rotation changes thousands.
+        self._keys = {entry["key-id"]: entry for entry in self._table["encryption-keys"]}
+        self._keys_changed = False
         self._removed_keys: set[str] = set()
 
     def apply(self, update: Mapping[str, Any]) -> None:
@@ -264,6 +274,8 @@ class _Table:
         table = self._table
         if self._is_changed:
             table["last-updated-ms"] = self._now_ms
+            if self._keys_changed:
+                table["encryption-keys"] = list(self._keys.values())
             if self._shape_changed:
                 self._check_shape()
             self._check_snapshots()
@@ -304,7 +316,7 @@ class _Table:
         self._set("format-version", version)
 
     def _set_location(self, update: Mapping[str, Any]) -> None:
-        self._set("location", _string(update, "location").rstrip("/"))
+        self._set("location", without_trailing_slash(_string(update, "location")))
 
     def _set_properties(self, update: Mapping[str, Any]) -> None:
         # Early clients said "updated", as Java still understands.
@@ -550,15 +562,16 @@ class _Table:
         entry = dict(_object(update, "encryption-key"))
         key_id = EncryptedKey.from_dict(entry).key_id
         # The first one stays: a writer adds again what it knows, maybe an older wrapping.
-        if key_id not in self._by_id("encryption-keys", "key-id"):
-            self._set("encryption-keys", [*self._table["encryption-keys"], entry])
+        if key_id not in self._keys:
+            self._keys[key_id] = entry
+            self._keys_changed = self._is_changed = True
 
     def _remove_key(self, update: Mapping[str, Any]) -> None:
         key_id = _string(update, "key-id")
-        kept = [key for key in self._table["encryption-keys"] if key["key-id"] != key_id]
-        if len(kept) != len(self._table["encryption-keys"]):
-            self._set("encryption-keys", kept)
+        if key_id in self._keys:
+            del self._keys[key_id]
             self._removed_keys.add(key_id)
+            self._keys_changed = self._is_changed = True
 
     # What has to be true in the end
 
@@ -638,7 +651,7 @@ class _Table:
                         f"{name!r} in format version {table['format-version']}: only version "
                         f"{FORMAT_VERSION} can be encrypted"
                     )
-        keys = {entry["key-id"] for entry in table["encryption-keys"]}
+        lost = self._removed_keys - self._keys.keys()
         for snapshot_id, snapshot in self._by_id("snapshots", "snapshot-id").items():
             needed = snapshot.get("key-id")
             if snapshot_id in self._added_snapshots:
@@ -648,12 +661,12 @@ class _Table:
                     raise ValueError(
                         f"snapshot {snapshot_id} has a key id, and the table no {TABLE_KEY_ID!r}"
                     )
-                if needed is not None and needed not in keys:
+                if needed is not None and needed not in self._keys:
                     raise ValueError(f"the key of snapshot {snapshot_id} is not in the table")
-            elif needed in self._removed_keys - keys:
+            elif needed in lost:
                 raise ValueError(f"snapshot {snapshot_id} still needs the key {needed!r}")
-        for entry in table["encryption-keys"]:
-            if entry.get("encrypted-by-id") in self._removed_keys - keys:
+        for entry in self._keys.values():
+            if entry.get("encrypted-by-id") in lost:
                 raise ValueError(
                     f"the key {entry['key-id']!r} still needs the key {entry['encrypted-by-id']!r}"
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any, cast
 
@@ -23,19 +23,29 @@ class TableView:
     """A table's metadata, ``metadata`` as JSON, with the files and keys to read it by.
 
     ``branch`` is whose head a change is built upon; None builds upon that of main, for a snapshot
-    that no branch is to have.
+    that no branch is to have. ``committed_refs`` are the branches and tags that the catalog has,
+    where ``metadata`` is not committed yet.
     """
 
     def __init__(
-        self, metadata: dict[str, Any], files: TableFiles, branch: str | None = MAIN
+        self,
+        metadata: dict[str, Any],
+        files: TableFiles,
+        branch: str | None = MAIN,
+        *,
+        committed_refs: Collection[str] | None = None,
     ) -> None:
         self.metadata = metadata
         self.files = files
         self.branch = branch
+        refs = metadata.get("refs") or {}
+        self.committed_refs = frozenset(refs if committed_refs is None else committed_refs)
 
     def at(self, branch: str | None) -> TableView:
         """Return the same version, seen from another branch."""
-        return self if branch == self.branch else TableView(self.metadata, self.files, branch)
+        if branch == self.branch:
+            return self
+        return TableView(self.metadata, self.files, branch, committed_refs=self.committed_refs)
 
     @property
     def manager(self) -> EncryptionManager:

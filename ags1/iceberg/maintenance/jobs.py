@@ -1,0 +1,115 @@
+"""Work on whole tables of a catalog: a plain one encrypted, an encrypted one moved.
+
+What is done is in ``migration`` and ``relocation``; here it is committed.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.typedef import Identifier
+
+from ...errors import KmsConfigurationError
+from ...keys.manager import TABLE_KEY_ID
+from ..metadata import Trust
+from ..writing.output import TableOutput
+from .meter import Meter, Progress
+from .migration import Migration, PlaintextFiles, plaintext_files
+
+if TYPE_CHECKING:
+    from ..catalog import EncryptedCatalog
+
+_ATTEMPTS = 5
+_WAIT_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationResult:
+    """What a migration did, or would do (``dry_run``): ``files`` of ``size`` bytes were encrypted,
+    with ``rows`` in them; branches and tags ``dropped_refs`` are gone. ``plaintext`` are the files
+    in the clear that are left of the table before, None after a dry run; ``failed`` those that were
+    to be deleted and could not be."""
+
+    files: int
+    size: int
+    rows: int
+    dropped_refs: tuple[str, ...]
+    plaintext: PlaintextFiles | None = field(default=None, repr=False)
+    failed: tuple[str, ...] = ()
+
+
+def migrate(
+    catalog: EncryptedCatalog,
+    identifier: str | Identifier,
+    key_id: str,
+    *,
+    data_key_length: int = 16,
+    drop_refs: bool = False,
+    threads: int | None = None,
+    delete_plaintext: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> MigrationResult:
+    """Encrypt a plain table, in its place and in one commit. See ``EncryptedCatalog.migrate_table``
+    for the arguments and what is raised."""
+    if catalog.kms is None:
+        raise KmsConfigurationError(f"no KMS is configured, and {key_id!r} is needed")
+    if catalog.key_ids and key_id not in catalog.key_ids:
+        raise KmsConfigurationError(f"{key_id!r} is none of the catalog's trusted master keys")
+    commits = catalog.commits()
+    base = commits.load(identifier, Trust())
+    if (base.metadata.get("properties") or {}).get(TABLE_KEY_ID):
+        raise ValueError("the table is encrypted already")
+    commits.check(base)
+    io = commits.io(base)
+    output = TableOutput(io)
+    meter = Meter(progress)
+    migration = Migration(
+        io,
+        output,
+        catalog.kms,
+        key_id,
+        data_key_length=data_key_length,
+        drop_refs=drop_refs,
+        threads=threads,
+        on_done=meter.done,
+    )
+    plan = migration.plan(base.metadata)
+    meter.total = plan.rewrite.size
+    if dry_run:
+        return MigrationResult(len(plan.rewrite.files), plan.rewrite.size, plan.rows, plan.refs)
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(random.uniform(0.5, 1) * _WAIT_SECONDS * 2**attempt)
+            base = commits.load(identifier, Trust())
+            plan = migration.plan(base.metadata)
+        commit = migration.produce(base.metadata)
+        try:
+            after = commits.commit(
+                base, commit.updates, commit.requirements, output, new_key_id=key_id
+            )
+            break
+        except CommitStateUnknownException:
+            raise
+        except CommitFailedException:
+            if attempt + 1 == _ATTEMPTS:
+                # The files that are encrypted stay: another run goes on with them.
+                output.discard(migration.left_over)
+                raise
+    output.discard(migration.left_over)
+    migration.finish()
+    table = catalog.load_table(identifier, expected_key_id=key_id)
+    left = plaintext_files(base.metadata, after.metadata, table.io)  # type: ignore[arg-type]
+    failed: Any = left.delete(output) if delete_plaintext else ()
+    return MigrationResult(
+        len(plan.rewrite.files),
+        plan.rewrite.size,
+        commit.rows,
+        plan.refs,
+        left,
+        tuple(failed or ()),
+    )

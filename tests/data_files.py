@@ -1,0 +1,101 @@
+"""What the tests of new data files share: a table's metadata, writing, reading back without us."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+from iceberg_tables import memory_kms
+from pyarrow.parquet.encryption import create_decryption_properties
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.schema import Schema
+from pyiceberg.table.locations import load_location_provider
+
+import ags1
+from ags1.iceberg.writing.data_files import write_rows
+from ags1.iceberg.writing.entries import FileRecord
+from ags1.iceberg.writing.output import TableOutput
+from ags1.keys.manager import EncryptionManager
+
+
+def metadata_of(
+    location: Path,
+    columns: Sequence[Mapping[str, Any]] | Schema,
+    *,
+    fields: Sequence[Mapping[str, Any]] = (),
+    order: Sequence[Mapping[str, Any]] = (),
+    properties: Mapping[str, str] | None = None,
+    spec_id: int = 0,
+) -> dict[str, Any]:
+    """What metadata.json says of a table, as far as writing data files wants to know."""
+    if isinstance(columns, Schema):
+        listed: list[dict[str, Any]] = json.loads(columns.model_dump_json())["fields"]
+    else:
+        listed = [{"id": i, "required": False, **c} for i, c in enumerate(columns, 1)]
+    partition: list[dict[str, Any]] = [
+        {"field-id": 1000 + i, **dict(f)} for i, f in enumerate(fields)
+    ]
+    return {
+        "format-version": 3,
+        "location": str(location),
+        "current-schema-id": 0,
+        "schemas": [{"type": "struct", "schema-id": 0, "fields": listed}],
+        "default-spec-id": spec_id,
+        "partition-specs": [{"spec-id": spec_id, "fields": partition}],
+        "default-sort-order-id": 1 if order else 0,
+        "sort-orders": [
+            {"order-id": 0, "fields": []},
+            {"order-id": 1, "fields": list(order)},
+        ],
+        "properties": {"encryption.key-id": "keyA", **(properties or {})},
+    }
+
+
+def new_manager(key_size: int = 16) -> EncryptionManager:
+    return EncryptionManager(memory_kms(), "keyA", data_key_length=key_size)
+
+
+def write(
+    metadata: dict[str, Any], data: Any, *, manager: EncryptionManager | None = None, **more: Any
+) -> list[FileRecord]:
+    output = more.pop("output", None) or TableOutput(PyArrowFileIO())
+    provider = load_location_provider(metadata["location"], metadata["properties"])
+    return write_rows(
+        metadata,
+        data,
+        output,
+        manager or new_manager(),
+        location_provider=provider,
+        write_uuid=uuid.uuid4(),
+        **more,
+    )
+
+
+def read_parquet(record: FileRecord) -> pa.Table:
+    """Arrow's own reading of an encrypted file."""
+    return parquet_file(record).read()
+
+
+def parquet_file(record: FileRecord) -> pq.ParquetFile:
+    key = record.key
+    assert key is not None
+    properties = create_decryption_properties(key.encryption_key, aad_prefix=key.aad_prefix)
+    return pq.ParquetFile(record.file_path, decryption_properties=properties)
+
+
+def read_avro(record: FileRecord) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """fastavro's own reading of an encrypted file: the header's properties and the rows."""
+    with ags1.open(record.file_path, "rb", record.key) as file:
+        reader: Any = fastavro.reader(io.BytesIO(file.read()))
+        return dict(reader.metadata), list(reader)
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,417 @@
+"""Commits to a real Hive metastore, the REST server of Java's reference implementation, PostgreSQL.
+
+Spark, with the metastore as its catalog, goes on where we committed, and we where Spark did: it
+checks the hash that the metastore keeps, as we do.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from committing import (
+    KEK,
+    adding,
+    appending,
+    at,
+    check_eight_writers,
+    create,
+    ids,
+    key_entry,
+    setting,
+)
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortField, SortOrder
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import (
+    DecimalType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from ags1 import MetadataIntegrityError
+from ags1.iceberg.metadata import Trust
+from ags1.iceberg.writing import commit_sql
+from ags1.iceberg.writing.commits import Base, Commits, commits_for
+from ags1.iceberg.writing.output import TableOutput
+from ags1.iceberg.writing.updates import new_table_updates
+
+from .metastore import served_metastore
+from .postgres import postgres
+from .rest_server import rest_server
+from .spark import DATABASE, SparkTables
+
+pytestmark = pytest.mark.interop
+
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "name", StringType(), required=False, doc="ein Name"),
+    NestedField(3, "price", DecimalType(9, 2), required=False),
+    NestedField(4, "at", TimestamptzType(), required=False),
+    NestedField(
+        5,
+        "more",
+        StructType(
+            NestedField(6, "list", ListType(7, LongType(), element_required=False), required=False),
+            NestedField(
+                8,
+                "map",
+                MapType(9, StringType(), 10, LongType(), value_required=False),
+                required=False,
+            ),
+        ),
+        required=False,
+    ),
+)
+SPEC = PartitionSpec(PartitionField(1, 1000, BucketTransform(4), "id_bucket"))
+ORDER = SortOrder(SortField(source_id=1, transform=IdentityTransform()))
+COLUMNS = "id, name, price, at, more"
+ROW = "(1, 'a', 1.5, TIMESTAMP '2026-01-01', named_struct('list', array(1L), 'map', map('k', 2L)))"
+# What differs between two commits of one table.
+CHANGING = {
+    "metadata_location",
+    "previous_metadata_location",
+    "metadata_hash",
+    "transient_lastDdlTime",
+}
+
+
+# -- Hive
+
+
+@pytest.fixture(scope="module")
+def metastore(spark: SparkTables) -> Iterator[str]:
+    with served_metastore(spark) as uri:
+        yield uri
+
+
+@pytest.fixture
+def hive(metastore: str, tmp_path: Path) -> Commits:
+    """Commits to the metastore, which is of Hive 2 and has no lock tables: Spark's settings say so
+    too."""
+    return commits_for(
+        load_catalog(
+            "hive",
+            type="hive",
+            uri=metastore,
+            warehouse=f"file:{tmp_path}",
+            **{"iceberg.engine.hive.lock-enabled": "false", "hive.hive2-compatible": "true"},
+        )
+    )
+
+
+def created(commits: Commits, name: str, location: Path, **properties: str) -> Base:
+    """Create an encrypted table with partitions and an order."""
+    identifier = f"{DATABASE}.{name}"
+    settings = {"encryption.key-id": "keyA", **properties}
+    place = commits.place(identifier, f"file:{location}", SCHEMA, settings)
+    updates = new_table_updates(SCHEMA, SPEC, ORDER, place.location, settings, uuid.uuid4())
+    return commits.create(identifier, updates, TableOutput(commits.io(place)), place=place)
+
+
+def commit(commits: Commits, base: Base, **properties: str) -> Base:
+    return commits.commit(base, setting(**properties), [], TableOutput(commits.io(base)))
+
+
+def test_spark_and_we_take_turns_at_a_hive_table(
+    spark: SparkTables, hive: Commits, tmp_path: Path
+) -> None:
+    name = "enc.db.turns"
+    base = created(hive, "turns", tmp_path)
+    assert spark.rows(name, COLUMNS) == []
+    spark.sql(f"INSERT INTO {name} VALUES {ROW}")
+    base = hive.load("db.turns", Trust("keyA"))
+    assert base.trust.java_hash == spark.parameters(name)["metadata_hash"]
+    after = commit(hive, base, colour="red")
+    assert spark.metadata_file(name) == Path(after.location.removeprefix("file:"))
+    assert after.trust.java_hash == spark.parameters(name)["metadata_hash"]
+    assert hive.load("db.turns", Trust("keyA")) == after
+    # Spark checks the hash, and commits with the metadata that it has parsed.
+    spark.sql(f"REFRESH TABLE {name}")
+    spark.sql(f"INSERT INTO {name} VALUES {ROW}")
+    assert len(spark.rows(name, "id")) == 2
+    last = hive.load("db.turns", Trust("keyA"))
+    assert last.metadata["properties"]["colour"] == "red"
+    locations = [entry["metadata-file"] for entry in last.metadata["metadata-log"]]
+    assert after.location in locations
+    with pytest.raises(CommitFailedException):
+        commit(hive, after, colour="blue")
+
+
+def test_the_parameters_are_those_that_java_would_have_set(
+    spark: SparkTables, hive: Commits, tmp_path: Path
+) -> None:
+    name = "enc.db.parameters"
+    created(hive, "parameters", tmp_path, **{"encryption.data-key-length": "32"})
+    spark.sql(f"INSERT INTO {name} VALUES {ROW}")
+    of_java, java_storage = spark.parameters(name), described(spark, name)
+    base = commit(hive, hive.load("db.parameters", Trust("keyA")), a="1")
+    ours = spark.parameters(name)
+    assert ours.pop("a") == "1"
+    assert {**ours, **{k: of_java[k] for k in CHANGING}} == of_java
+    assert ours["previous_metadata_location"] == of_java["metadata_location"]
+    assert {"current-snapshot-summary", "default-sort-order", "numRows"} <= set(ours)
+    assert described(spark, name) == java_storage
+    # A property that goes from the metadata goes from the metastore.
+    gone = [{"action": "remove-properties", "removals": ["a"]}]
+    hive.commit(base, gone, [], TableOutput(hive.io(base)))
+    assert "a" not in spark.parameters(name)
+
+
+def described(spark: SparkTables, table: str) -> list[str]:
+    """The storage descriptor of a table, as the metastore has it."""
+    found = spark._hive(lambda client: client.getTable(*table.split(".")[1:]).getSd().toString())
+    return sorted(str(found).replace("(", ",").split(","))
+
+
+def test_hive_s_refusals(spark: SparkTables, hive: Commits, tmp_path: Path) -> None:
+    base = created(hive, "refusals", tmp_path)
+    with pytest.raises(TableAlreadyExistsError):
+        created(hive, "refusals", tmp_path / "other")
+    assert not list((tmp_path / "other").rglob("*.json"))
+    with pytest.raises(NoSuchNamespaceError):
+        hive.place("nowhere.t", None, SCHEMA, {})
+    with pytest.raises(NoSuchTableError):
+        hive.load("db.no_such_table", Trust())
+    # The file was changed, and the metastore has its hash.
+    path = Path(base.location.removeprefix("file:"))
+    metadata = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**metadata, "last-updated-ms": 1}, separators=(",", ":")))
+    with pytest.raises(MetadataIntegrityError, match="metadata_hash"):
+        hive.load("db.refusals", Trust("keyA"))
+
+
+def test_without_lock_tables_the_lock_has_to_be_declined(
+    metastore: str, hive: Commits, tmp_path: Path
+) -> None:
+    base = created(hive, "locked", tmp_path)
+    locking = commits_for(
+        load_catalog("locking", type="hive", uri=metastore, **{"hive.hive2-compatible": "true"})
+    )
+    with pytest.raises(NotImplementedError, match=r"engine\.hive\.lock-enabled"):
+        commit(locking, base, a="1")
+    assert len(list(tmp_path.rglob("*.json"))) == 1
+    own = commit(hive, base, **{"engine.hive.lock-enabled": "false"})
+    commit(locking, own, a="1")
+
+
+def test_the_metastore_refuses_the_second_of_two_commits_at_once(
+    spark: SparkTables, hive: Commits, tmp_path: Path
+) -> None:
+    base = created(hive, "race", tmp_path, **{"commit.status-check.min-wait-ms": "1"})
+    errors: list[BaseException] = []
+
+    def work(writer: int) -> None:
+        try:
+            for number in range(3):
+                while True:
+                    current = hive.load("db.race", Trust("keyA"))
+                    try:
+                        commit(hive, current, **{f"w{writer}.{number}": "x"})
+                        break
+                    except CommitFailedException:
+                        continue
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(writer,)) for writer in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    last = hive.load("db.race", Trust("keyA"))
+    assert {f"w{w}.{n}" for w in range(6) for n in range(3)} <= set(last.metadata["properties"])
+    assert len(last.metadata["metadata-log"]) == 18
+    assert len(list(tmp_path.rglob("*.json"))) == 19
+    assert base.location == last.metadata["metadata-log"][0]["metadata-file"]
+    assert spark.rows("enc.db.race", "id") == []
+
+
+# -- REST
+
+
+@pytest.fixture(scope="module")
+def rest_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("rest")
+    with rest_server(folder, folder / "stderr.txt") as uri:
+        yield uri
+
+
+@pytest.fixture
+def rest(rest_uri: str) -> Commits:
+    catalog = load_catalog("rest", type="rest", uri=rest_uri)
+    catalog.create_namespace_if_not_exists("db")
+    return commits_for(catalog)
+
+
+def test_the_reference_server_keeps_what_we_commit(rest: Commits) -> None:
+    base, output = create(rest, "db.kept")
+    first = rest.commit(base, appending(base, 1), at(base), output)
+    second = rest.commit(first, appending(first, 2)[1:], at(first), output)
+    assert ids(second) == [1, 2]
+    assert [s["key-id"] for s in second.metadata["snapshots"]] == ["key-1", "key-2"]
+    assert second.metadata["encryption-keys"] == [KEK, key_entry("key-1"), key_entry("key-2")]
+    again = rest.load("db.kept", Trust("keyA"))
+    assert (again.metadata, again.location) == (second.metadata, second.location)
+    # It writes the file, as Java prints it.
+    written = json.loads(Path(second.location.removeprefix("file:")).read_bytes())
+    assert written["encryption-keys"] == second.metadata["encryption-keys"]
+
+
+def test_conflicts_at_the_reference_server(rest: Commits) -> None:
+    base, output = create(rest, "db.conflicts")
+    rest.commit(base, appending(base, 1), at(base), output)
+    elsewhere = appending(base, 3)
+    elsewhere[-1]["ref-name"] = "other"
+    for updates, required in ((appending(base, 2), at(base)), (elsewhere, [])):
+        with pytest.raises(CommitFailedException):
+            rest.commit(base, updates, required, output)
+    with pytest.raises(TableAlreadyExistsError):
+        create(rest, "db.conflicts")
+    with pytest.raises(NoSuchTableError):
+        rest.load("db.no_such_table", Trust())
+
+
+def test_a_rotation_at_the_reference_server(rest: Commits) -> None:
+    base, output = create(rest, "db.rotation")
+    stale = base = rest.commit(base, appending(base, 1), at(base), output)
+    updates = [
+        {"action": "remove-encryption-key", "key-id": "key-1"},
+        {"action": "remove-encryption-key", "key-id": KEK["key-id"]},
+        adding({**KEK, "key-id": "b3RoZXI="}),
+        adding(key_entry("key-1", "b3RoZXI=")),
+    ]
+    base = rest.commit(base, updates, [], output)
+    assert base.metadata["encryption-keys"] == [
+        {**KEK, "key-id": "b3RoZXI="},
+        key_entry("key-1", "b3RoZXI="),
+    ]
+    # A writer who had not heard of it brings its key back, and can be read.
+    after = rest.commit(stale, appending(stale, 2)[1:], at(stale), output)
+    assert key_entry("key-2") in after.metadata["encryption-keys"]
+    assert KEK in after.metadata["encryption-keys"]
+    with pytest.raises(CommitFailedException):
+        rest.commit(stale, updates, [], output)
+    change = setting(**{"encryption.key-id": "keyB"})
+    moved = rest.commit(after, change, [], output, new_key_id="keyB")
+    assert moved.trust.key_id == "keyB"
+
+
+def test_a_table_with_data_at_the_reference_server(rest: Commits) -> None:
+    template, _ = create(rest, "db.template")
+    base, _ = create(rest, "db.with_data", more=appending(template, 1))
+    assert ids(base) == [1]
+    assert base.metadata["encryption-keys"] == [KEK, key_entry("key-1")]
+
+
+# -- PostgreSQL
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    with postgres() as uri:
+        yield uri
+
+
+def postgres_catalog(uri: str, folder: Path) -> Catalog:
+    catalog = load_catalog("sql", type="sql", uri=uri, warehouse=f"file://{folder}")
+    catalog.create_namespace_if_not_exists("db")
+    return catalog
+
+
+@pytest.fixture
+def sql(database: str, tmp_path: Path) -> Iterator[Commits]:
+    catalog = postgres_catalog(database, tmp_path)
+    yield commits_for(catalog)
+    if catalog.table_exists("db.t"):
+        catalog.drop_table("db.t")
+    catalog.close()
+
+
+def test_eight_processes_append_to_a_table_in_postgresql(
+    sql: Commits, database: str, tmp_path: Path
+) -> None:
+    check_eight_writers(sql, lambda: postgres_catalog(database, tmp_path))
+
+
+def test_a_name_is_taken_once_in_postgresql(sql: Commits) -> None:
+    create(sql)
+    with pytest.raises(TableAlreadyExistsError):
+        create(sql)
+
+
+def test_a_connection_that_ends_before_the_commit(
+    sql: Commits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cut(Session):
+        def commit(self) -> None:
+            with engine_of(sql).connect() as other:
+                pid = self.scalar(text("SELECT pg_backend_pid()"))
+                other.execute(text(f"SELECT pg_terminate_backend({pid})"))
+            super().commit()
+
+    base, output = create(sql)
+    monkeypatch.setattr(commit_sql, "Session", Cut)
+    with pytest.raises(CommitFailedException):
+        sql.commit(base, setting(a="1"), at(base), output)
+    assert output.written == [base.location]
+
+
+def test_a_commit_that_is_under_way_yet_is_waited_for(
+    sql: Commits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has lost its connection, the server has not finished."""
+    finishing: list[threading.Timer] = []
+
+    class Slow(Session):
+        def commit(self) -> None:
+            connection = self.connection()
+            connection.detach()  # the session lets go of it, and it stays open
+            finishing.append(threading.Timer(0.5, connection.connection.commit))
+            finishing[0].start()
+            raise ConnectionError("lost")
+
+        def close(self) -> None:
+            if not finishing:
+                super().close()
+
+    base, output = create(sql)
+    with monkeypatch.context() as patch:
+        patch.setattr(commit_sql, "Session", Slow)
+        swap = sql._swap  # type: ignore[attr-defined]
+
+        def swap_once(*arguments: object) -> None:
+            try:
+                swap(*arguments)
+            finally:
+                patch.setattr(commit_sql, "Session", Session)
+
+        patch.setattr(sql, "_swap", swap_once)
+        after = sql.commit(base, setting(a="1"), at(base), output)
+    finishing[0].join()
+    assert sql.load("db.t", Trust("keyA")) == after
+
+
+def engine_of(commits: Commits) -> Engine:
+    engine: Engine = commits.catalog.engine  # type: ignore[attr-defined]  # SqlCatalog's
+    return engine
