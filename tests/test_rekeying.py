@@ -236,6 +236,18 @@ def test_a_chosen_position_delete_file_becomes_vectors(tmp_path: Path) -> None:
     }
 
 
+def test_a_vector_that_is_too_old_to_apply_goes_with_its_file(tmp_path: Path) -> None:
+    table, finish = made(tmp_path / "t")
+    file = table.add_parquet(some(0, 10))
+    table.commit(*table.add_deletion_vectors({file["file_path"]: [3]}))
+    table.commit(file)
+    bed = finish()
+    assert bed.ids() == list(range(10))
+    bed.rekey(select=lambda file: file.content == 0)
+    assert bed.ids() == list(range(10))
+    assert [e.file.content for e in bed.entries()] == [0]
+
+
 def test_equality_deletes_still_apply_to_older_rows_only(tmp_path: Path) -> None:
     table, finish = made(tmp_path / "t")
     table.commit(table.add_parquet(some(0, 10)))

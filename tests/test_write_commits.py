@@ -708,9 +708,11 @@ class Rest(ThreadingHTTPServer):
         self.tables: dict[str, tuple[dict[str, Any], str]] = {}
         self.faults: list[tuple[str, int | None]] = []
         self.requests: list[list[str]] = []
+        self.required: list[Update] = []  # by the last of them
         self.keeps_keys = True
         self.forgets: list[str] = []  # a key for each of the next commits
         self.may_load = True
+        self.now_ms: int | None = None
         self.on_commit: Callable[[], None] | None = None
         self.lock = threading.Lock()
 
@@ -726,7 +728,7 @@ class Rest(ThreadingHTTPServer):
             except CommitFailedException as error:
                 return 409, failure(409, error)
             try:
-                metadata = apply_updates(metadata, body["updates"], now_ms=now_ms())
+                metadata = apply_updates(metadata, body["updates"], now_ms=self.now_ms or now_ms())
             except (ValueError, CommitFailedException) as error:
                 return 400, failure(400, error)
             if not self.keeps_keys:
@@ -778,6 +780,7 @@ class RestRequest(BaseHTTPRequestHandler):
             )
             self.answer(200, {"metadata": metadata, "config": {"token": "of-the-table"}})
             return
+        self.server.required = body["requirements"]
         when, status = self.server.faults.pop(0) if self.server.faults else ("never", None)
         if when != "before":
             answer = self.server.commit(self.path.rpartition("/")[2], body)
@@ -842,6 +845,21 @@ def test_a_table_s_first_key_is_committed_alone(rest: Commits, server: Rest) -> 
     # The key that the snapshot's is under goes with it.
     assert server.requests[2:] == [append]
     assert ids(again) == [1, 2]
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_the_server_s_clock_may_be_another(rest: Commits, server: Rest, hours: int) -> None:
+    base, output = create(rest)
+    metadata, location = server.tables["t"]
+    then = now_ms() + hours * 3_600_000
+    server.tables["t"] = {**metadata, "last-updated-ms": then}, location
+    base = rest.load("db.t", Trust("keyA"))
+    updates = appending(base, 1)
+    updates[2]["snapshot"]["timestamp-ms"] = now_ms()
+    server.now_ms = max(then, now_ms())
+    base = rest.commit(base, updates, at(base), output)
+    base = rest.commit(base, appending(base, 2), at(base), output)
+    assert ids(rest.commit(base, appending(base, 3), at(base), output)) == [1, 2, 3]
 
 
 def test_a_rest_server_that_loses_keys_gets_no_data(rest: Commits, server: Rest) -> None:
@@ -923,6 +941,12 @@ def test_a_lost_commit_to_rest_was_not_made_when_another_took_its_place(
     server.may_load = False
     with pytest.raises(CommitStateUnknownException):
         rest.commit(base, appending(base, 4), at(base), output)
+    # A first key whose answer is lost is no unknown snapshot.
+    server.may_load = True
+    fresh, output = create(rest, "db.u")
+    server.faults = [("before", 500)]
+    with pytest.raises(CommitFailedException):
+        rest.commit(fresh, appending(fresh, 1), at(fresh), output)
 
 
 def test_a_lost_creation_at_a_rest_server(rest: Commits, server: Rest) -> None:
@@ -963,6 +987,8 @@ def test_a_rotation_fails_where_a_branch_has_moved(rest: Commits, server: Rest) 
     )
     with pytest.raises(CommitFailedException):
         rest.commit(base, rotation(base), [], output)
+    # Not every server looks whether a key is needed.
+    assert at(base)[0] in server.required
     base = rest.load("db.t", Trust("keyA"))
     assert ids(base) == [1, 2]
     keys = {key["key-id"] for key in base.metadata["encryption-keys"]}

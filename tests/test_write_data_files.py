@@ -76,8 +76,11 @@ def test_a_table_is_one_file_that_arrow_reads_with_its_key(tmp_path: Path, key_s
     data = rows(1000)
     (record,) = write(metadata_of(tmp_path, COLUMNS), data, manager=new_manager(key_size))
     assert read_parquet(record).equals(data)
-    assert Path(record.file_path).read_bytes()[:4] == b"PARE"
+    stored = Path(record.file_path).read_bytes()
+    assert stored[:4] == b"PARE"
     assert record.key is not None
+    assert record.key.aad_prefix is not None
+    assert record.key.aad_prefix not in stored  # as Java has it
     assert len(record.key.encryption_key) == key_size
     assert record.key.file_length == record.file_size_in_bytes == os.path.getsize(record.file_path)
     assert (record.content, record.file_format, record.record_count) == (0, "PARQUET", 1000)
@@ -668,7 +671,8 @@ def test_when_the_data_fails_no_file_is_left(
     properties = {"write.target-file-size-bytes": "50000", "write.format.default": format_name}
     output = TableOutput(PyArrowFileIO())
     before = threading.active_count()
-    with pytest.raises(error):
+    # What is raised keeps the frames and all that is in them: no garbage collector cleans up.
+    with pytest.raises(error) as raised:
         write(
             metadata_of(tmp_path, LONGS, properties=properties),
             failing(20, error),
@@ -676,6 +680,7 @@ def test_when_the_data_fails_no_file_is_left(
             threads=threads,
         )
     assert not files_in(tmp_path)
+    assert raised.traceback
     assert output.written == []
     assert threading.active_count() == before
 

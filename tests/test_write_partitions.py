@@ -210,12 +210,21 @@ def test_each_file_has_the_rows_of_one_partition_in_their_order(
     assert sorted(ids) == list(range(60))
 
 
-def test_nan_is_one_partition_and_minus_zero_another_than_zero(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows_at_once", [1, 7])
+def test_nan_is_one_partition_and_minus_zero_another_than_zero(
+    tmp_path: Path, rows_at_once: int
+) -> None:
     columns = [{"name": "d", "type": "double"}]
     fields = [{"name": "d", "source-id": 1, "transform": "identity"}]
-    other_nan = np.frombuffer(np.uint64(0x7FF8000000000001).tobytes(), np.float64)[0]
-    data = pa.table({"d": pa.array([0.0, math.nan, -0.0, other_nan, None, 1.0, math.nan])})
-    records = write(metadata_of(tmp_path, columns, fields=fields), iter(data.to_batches(1)))
+    bits = np.array([0.0, math.nan, -0.0, math.nan, 1.0, math.nan]).view(np.uint64)
+    bits[3] |= 1  # another NaN
+    values = pa.concat_arrays([pa.array(bits.view(np.float64)), pa.nulls(1, pa.float64())])
+    data = pa.table({"d": values})
+    batches = data.to_batches(max_chunksize=rows_at_once)
+    metadata = metadata_of(tmp_path, columns, fields=fields)
+    (whole,) = data.combine_chunks().to_batches()
+    assert len(list(module.WritePlan(metadata).partitioner.split(whole))) == 5
+    records = write(metadata, iter(batches))
     counts = {repr(record.partition[0]): record.record_count for record in records}
     assert counts == {"0.0": 1, "nan": 3, "-0.0": 1, "None": 1, "1.0": 1}
 

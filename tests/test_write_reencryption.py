@@ -41,12 +41,15 @@ from ags1.errors import (
 )
 from ags1.iceberg.files import TableFiles
 from ags1.iceberg.parquet_modules import verify_parquet
+from ags1.iceberg.writing import parquet_transcription as transcription
+from ags1.iceberg.writing import reencryption
 from ags1.iceberg.writing.entries import Entry, FileRecord, read_entries
 from ags1.iceberg.writing.output import TableOutput
-from ags1.iceberg.writing.parquet_transcription import transcribe_parquet
+from ags1.iceberg.writing.parquet_transcription import read_contents, transcribe_parquet
 from ags1.iceberg.writing.reencryption import FileRewriter, new_location, rewrite_file
-from ags1.iceberg.writing.thrift import parse, print_struct
+from ags1.iceberg.writing.thrift import parse, print_struct, value
 from ags1.keys.manager import EncryptionManager
+from ags1.reader import Reader
 
 IO = PyArrowFileIO()
 
@@ -366,10 +369,12 @@ def test_an_avro_file_is_sealed_anew_as_it_is(tmp_path: Path) -> None:
     assert new.file_size_in_bytes == len(data) == new_km.file_length
 
 
-def avro(path: Path, count: int) -> None:
-    schema = {"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}]}
+def avro(path: Path, count: int, text: str = "") -> None:
+    fields = [{"name": "id", "type": "long"}, {"name": "v", "type": "string"}]
+    schema = {"type": "record", "name": "r", "fields": fields}
+    rows = ({"id": i, "v": text} for i in range(count))
     with path.open("wb") as file:
-        fastavro.writer(file, schema, ({"id": i} for i in range(count)), sync_interval=1000)
+        fastavro.writer(file, schema, rows, sync_interval=1000)
 
 
 def test_a_plain_avro_file_is_sealed(tmp_path: Path) -> None:
@@ -422,14 +427,57 @@ def test_what_the_storage_changed_is_noticed(tmp_path: Path, kind: str) -> None:
     assert os.listdir(tmp_path) == [path.name]
 
 
+def test_another_checksum_than_the_source_s_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(Reader):
+        def read(self, size: int | None = -1, /) -> bytes:
+            return super().read(size).replace(b"text", b"texT")
+
+    def wrong(*arguments: Any) -> Any:
+        return replace(read_contents(*arguments), checksum=b"another")
+
+    pq.write_table(table(10), tmp_path / "plain.parquet")
+    avro(tmp_path / "plain.avro", 10, "text")
+    before = sorted(os.listdir(tmp_path))
+    monkeypatch.setattr(reencryption, "read_contents", wrong)
+    monkeypatch.setattr(reencryption, "Reader", Wrong)
+    for kind in ("parquet", "avro"):
+        old = record(tmp_path / f"plain.{kind}", 10)
+        with pytest.raises(MetadataIntegrityError, match="not what was read"):
+            rewrite_file(old, IO, TableOutput(IO), f"file://{tmp_path}/n", manager())
+        assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_an_offset_index_has_the_new_places(tmp_path: Path) -> None:
+    path = tmp_path / "plain.parquet"
+    rows = table()
+    pq.write_table(rows, path, write_page_index=True, data_page_size=500, write_batch_size=50)
+    location = f"file://{tmp_path}/n.parquet"
+    new = rewrite_file(record(path, len(rows)), IO, TableOutput(IO), location, manager())
+    data = stored(location).read_bytes()
+    source = transcription._Source(_slices(data), len(data), new.key)
+    pages = 0
+    for chunk in transcription._chunks(source.footer()):
+        where, length = value(chunk.fields, 4), value(chunk.fields, 5)
+        index, _ = parse(source.module(where, length, transcription._OFFSET_INDEX, chunk.place))
+        for number, found in enumerate(value(index, 1)[1]):
+            # It opens there only as the page that it is.
+            _, _, end = source._page(chunk, value(found, 1), False, number)
+            assert end == value(found, 1) + value(found, 2)
+            pages += 1
+    assert pages > 50
+
+
 def test_the_checksum_is_of_all_pages_in_their_order(tmp_path: Path) -> None:
-    rows = table(200)
+    rows = table(200).select(["id", "text"])
     sums = set()
     reversed_rows = rows.take(list(range(199, -1, -1)))
-    changed = rows.set_column(1, rows.schema.field(1), pa.array(["x"] * 200))
+    texts = pa.array([t and t.replace("text", "texT") for t in rows["text"].to_pylist()])
+    changed = rows.set_column(1, rows.schema.field(1), texts)
     for number, each in enumerate((rows, reversed_rows, changed, rows.slice(0, 199))):
         path = tmp_path / f"{number}.parquet"
-        pq.write_table(each, path, use_dictionary=False, write_statistics=False)
+        pq.write_table(each, path, use_dictionary=False, write_statistics=False, compression="none")
         data = path.read_bytes()
         found = [
             transcribe_parquet(

@@ -30,6 +30,8 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from ags1 import KmsConfigurationError, KmsError, NotEncryptedError
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
+from ags1.iceberg.listing import place
+from ags1.iceberg.writing.entries import read_entries
 from ags1.kms.memory import MemoryKms
 
 SCHEMA = Schema(
@@ -462,7 +464,6 @@ def test_a_table_without_a_catalog_is_read_only(table: EncryptedTable) -> None:
 
 
 def test_a_file_that_is_gone_is_not_removed_twice(table: EncryptedTable) -> None:
-    from ags1.iceberg.writing.entries import read_entries
     from ags1.iceberg.writing.output import TableOutput
     from ags1.iceberg.writing.producing import FileChange, SnapshotProducer
 
@@ -473,6 +474,110 @@ def test_a_file_that_is_gone_is_not_removed_twice(table: EncryptedTable) -> None
     producer = SnapshotProducer(TableOutput(table.files.inner))
     with pytest.raises(ValidationException, match="not in the branch"):
         producer.produce(table.view(), FileChange(removed=[entry]))
+
+
+# -- whole tables
+
+
+def test_a_plain_table_is_encrypted_in_its_place(catalog: EncryptedCatalog) -> None:
+    plain = catalog.create_table("db.plain", SCHEMA, partition_spec=BY_V)
+    for n in range(3):
+        plain.append(rows(*range(n * 10, n * 10 + 5), v="abc"[n]))
+    would = catalog.migrate_table("db.plain", "keyA", dry_run=True)
+    assert (would.files, would.rows, would.plaintext) == (3, 15, None)
+    done: list[tuple[int, int]] = []
+    result = catalog.migrate_table("db.plain", "keyA", progress=lambda *seen: done.append(seen))
+    assert (result.files, result.rows, result.size) == (3, 15, done[-1][0])
+    assert done[-1][0] == done[-1][1]
+    assert result.plaintext is not None
+    found = catalog.load_table("db.plain")
+    assert isinstance(found, EncryptedTable)
+    assert contents(found) == contents(plain)
+    report = verify_table(found)
+    # All that was there before: three data files, as many manifests and lists, and nothing else.
+    left = {place(location) for location in result.plaintext.inside}
+    assert {place(f.file or "") for f in report.findings if "plain" in f.kind} == left
+    assert (report.ok, len(left)) == (True, 9)
+    found.append(rows(100))
+    with pytest.raises(ValueError, match="already"):
+        catalog.migrate_table("db.plain", "keyA")
+    other = catalog.create_table("db.other", SCHEMA)
+    other.append(rows(1, 2))
+    result = catalog.migrate_table("db.other", "keyA", delete_plaintext=True)
+    assert result.failed == ()
+    report = verify_table(catalog.load_table("db.other"))
+    assert (report.ok, set(report.finding_counts)) == (True, {"metadata-not-pinned"})
+
+
+def test_a_table_is_moved_and_copied(
+    catalog: EncryptedCatalog, table: EncryptedTable, tmp_path: Path
+) -> None:
+    table.append(rows(1, 2, 3))
+    table.delete("id = 2")
+    old = Path(table.location().removeprefix("file://"))
+    catalog.relocate_table("db.t", f"file://{tmp_path}/copy", register_as="db.copy")
+    copy = catalog.load_table("db.copy")
+    copy.append(rows(4))
+    assert (ids(copy), ids(again(table))) == ([1, 3, 4], [1, 3])
+    assert copy.location() == f"file://{tmp_path}/copy"
+    result = catalog.relocate_table("db.t", f"file://{tmp_path}/moved", move=True)
+    assert result.copied_files == 1
+    assert [path for path in old.rglob("*") if path.is_file()] == []
+    found = catalog.load_table("db.t")
+    found.append(rows(5))
+    assert ids(found) == [1, 3, 5]
+    assert verify_table(found).ok
+    # A writer that has the table as it was finds its files gone, until it looks again.
+    with pytest.raises(FileNotFoundError):
+        table.append(rows(6))
+    table.refresh().append(rows(6))
+    assert ids(again(table)) == [1, 3, 5, 6]
+
+
+def test_a_move_that_loses_a_race_deletes_nothing(
+    catalog: EncryptedCatalog, table: EncryptedTable, tmp_path: Path
+) -> None:
+    table.append(rows(1))
+    other = again(table)
+
+    def meanwhile(*_: object) -> None:
+        if len(again(table).snapshots()) == 1:
+            other.append(rows(2))
+
+    with pytest.raises(CommitFailedException):
+        catalog.relocate_table("db.t", f"file://{tmp_path}/moved", move=True, progress=meanwhile)
+    assert ids(again(table)) == [1, 2]
+    catalog.relocate_table("db.t", f"file://{tmp_path}/moved", move=True)
+    assert ids(again(table)) == [1, 2]
+    assert again(table).location() == f"file://{tmp_path}/moved"
+
+
+def test_files_are_put_under_fresh_keys(catalog: EncryptedCatalog) -> None:
+    table = catalog.create_table("db.t", SCHEMA, partition_spec=BY_V, properties=ENCRYPTED)
+    assert isinstance(table, EncryptedTable)
+    for v in "ab":
+        table.append(rows(1, 2, 3, v=v))
+    table.delete("id = 2")
+    before, row_ids = contents(table), files_of(table)
+    assert table.rekey("v = 'a'", dry_run=True).files == 1
+    assert table.rekey("v = 'a'").files == 1
+    assert contents(again(table)) == before
+    after = files_of(again(table))
+    assert after.keys() == row_ids.keys()
+    assert [after[n] != row_ids[n] for n in sorted(after)] == [True, False]
+    report = verify_table(again(table))
+    assert (report.ok, report.finding_counts.get("orphan-file")) == (True, None)
+
+
+def files_of(table: EncryptedTable) -> dict[tuple[int | None, int | None], bytes | None]:
+    """Return the keys of the data files by their first row id and sequence number."""
+    view = table.view()
+    return {
+        (entry.file.first_row_id, entry.sequence_number): entry.file.key_metadata
+        for manifest in view.manifests
+        for entry in read_entries(manifest, view.files)
+        if entry.file.content == 0
+    }
 
 
 # -- the end

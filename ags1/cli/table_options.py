@@ -9,6 +9,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
@@ -23,6 +24,11 @@ _TABLE_HELP = """\
     taken, and which one is told), or with --catalog the name NAMESPACE.TABLE in one of PyIceberg's
     catalogs. A metadata file or folder is only as trustworthy as the place where it lies: --key
     says whose table it has to be, --expect-sha256 which version of it.
+"""
+
+_CHANGING_HELP = """\
+    NAME is NAMESPACE.TABLE in the catalog of PyIceberg's that --catalog names. What is opened by its
+    metadata.json or folder can be read only: a change has to be committed to a catalog.
 """
 
 
@@ -62,23 +68,47 @@ def _sha256(ctx: click.Context, param: click.Parameter, text: str | None) -> str
     return text
 
 
-def _unique(
+def unique(
     ctx: click.Context, param: click.Parameter, pairs: tuple[tuple[str, str], ...]
 ) -> dict[str, str]:
+    """Return pairs as a dict. Raises click.BadParameter for a name that is there twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise click.BadParameter("one name is given twice.")
     return found
 
 
+TABLE_PROPERTY = _Pair("NAME=VALUE, such as write.parquet.compression-codec=zstd")
+
+_CATALOG = click.option(
+    "--catalog",
+    metavar="NAME",
+    help="The catalog of that name in PyIceberg's configuration has the table. Its own "
+    "encryption.kms-type is used unless --kms is given.",
+)
+_MAP = click.option(
+    "--map",
+    "location_map",
+    type=_Pair("OLD=NEW, two prefixes of locations"),
+    multiple=True,
+    callback=unique,
+    metavar="OLD=NEW",
+    help="Files whose locations in the metadata begin with OLD are at NEW; may be repeated.  "
+    "[default for a folder: the table's own location is that folder]",
+)
+_IO_PROPERTY = click.option(
+    "--io-property",
+    "io_properties",
+    type=_Pair("NAME=VALUE, such as s3.endpoint=http://host:9000"),
+    multiple=True,
+    callback=unique,
+    metavar="NAME=VALUE",
+    help="A property of PyIceberg's FileIO, such as s3.region=eu-west-1; may be repeated. "
+    "Others can see it in the list of processes.",
+)
 _TABLE_OPTIONS = (
     click.argument("table", metavar="TABLE"),
-    click.option(
-        "--catalog",
-        metavar="NAME",
-        help="The catalog of that name in PyIceberg's configuration has the table. Its own "
-        "encryption.kms-type is used unless --kms is given.",
-    ),
+    _CATALOG,
     options.kms,
     click.option(
         "--key",
@@ -96,26 +126,8 @@ _TABLE_OPTIONS = (
         metavar="HEX",
         help="Refuse another metadata.json than the one with this SHA-256.",
     ),
-    click.option(
-        "--map",
-        "location_map",
-        type=_Pair("OLD=NEW, two prefixes of locations"),
-        multiple=True,
-        callback=_unique,
-        metavar="OLD=NEW",
-        help="Files whose locations in the metadata begin with OLD are at NEW; may be repeated.  "
-        "[default for a folder: the table's own location is that folder]",
-    ),
-    click.option(
-        "--io-property",
-        "io_properties",
-        type=_Pair("NAME=VALUE, such as s3.endpoint=http://host:9000"),
-        multiple=True,
-        callback=_unique,
-        metavar="NAME=VALUE",
-        help="A property of PyIceberg's FileIO, such as s3.region=eu-west-1; may be repeated. "
-        "Others can see it in the list of processes.",
-    ),
+    _MAP,
+    _IO_PROPERTY,
 )
 
 
@@ -144,3 +156,43 @@ def opening(command: Command) -> Command:
         decorated = option(decorated)
     decorated.__doc__ = f"{(command.__doc__ or '').rstrip()}\n\n{_TABLE_HELP}"
     return decorated  # type: ignore[no-any-return]
+
+
+_EXPECTED_KEY = click.option(
+    "--key",
+    "--expect-key-id",
+    "key_id",
+    metavar="NAME",
+    help="The table's master key; a table under another key is refused.",
+)
+
+
+def changing(*, key: Callable[[Any], Any] = _EXPECTED_KEY, mapped: bool = True) -> Any:
+    """Return what adds the options that say which table of which catalog is changed; the command
+    takes them as ``where``. ``key`` is the option for ``key_id``; only a table that is there can be
+    ``mapped``."""
+    added = [click.argument("table", metavar="NAME"), _CATALOG, options.kms, key]
+    added += [_MAP, _IO_PROPERTY] if mapped else [_IO_PROPERTY]
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def collecting(
+            *arguments: Any,
+            table: str,
+            catalog: str | None,
+            kms: KmsOptions,
+            key_id: str | None,
+            io_properties: dict[str, str],
+            location_map: Mapping[str, str] = MappingProxyType({}),
+            **more: Any,
+        ) -> Any:
+            where = TableOptions(table, catalog, kms, key_id, None, location_map, io_properties)
+            return command(*arguments, where=where, **more)
+
+        decorated: Any = collecting
+        for option in reversed(added):
+            decorated = option(decorated)
+        decorated.__doc__ = f"{(command.__doc__ or '').rstrip()}\n\n{_CHANGING_HELP}"
+        return decorated  # type: ignore[no-any-return]
+
+    return decorate

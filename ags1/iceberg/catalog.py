@@ -12,7 +12,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pyiceberg.catalog import Catalog, PropertiesUpdateSummary
 from pyiceberg.catalog import load_catalog as load_plain_catalog
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .maintenance.jobs import MigrationResult
+    from .maintenance.relocation import RelocationResult
 
 # Properties of a catalog, the caller's own: a server's word does not count for them.
 TRUSTED_KEY_IDS = "encryption.trusted-key-ids"
@@ -492,6 +493,48 @@ class EncryptedCatalog(Catalog):
             drop_refs=drop_refs,
             threads=threads,
             delete_plaintext=delete_plaintext,
+            dry_run=dry_run,
+            progress=progress,
+        )
+
+    def relocate_table(
+        self,
+        identifier: str | Identifier,
+        new_location: str,
+        *,
+        move: bool = False,
+        register_as: str | Identifier | None = None,
+        snapshots: Literal["all", "current"] = "all",
+        properties: Mapping[str, str] | None = None,
+        threads: int | None = None,
+        verify: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[int, int | None], object] | None = None,
+    ) -> RelocationResult:
+        """Copy an encrypted table to another place, another storage too.
+
+        Data files are copied byte by byte; what names them is written anew, with fresh keys under
+        the table's KEKs. ``register_as`` names the copy in this catalog. ``move`` makes the copy
+        this table, once every file of it is verified, and then deletes the files at the old place;
+        a REST catalog cannot do that. Without either, the result tells where the copy's
+        metadata.json is. The other arguments are those of ``maintenance.relocation.relocate``.
+
+        Raises what that raises; CommitFailedException when somebody committed to the table
+        meanwhile: run it again, what is copied stays; TableAlreadyExistsError,
+        NotImplementedError.
+        """
+        from .maintenance.jobs import move_or_copy
+
+        return move_or_copy(
+            self,
+            identifier,
+            new_location,
+            move=move,
+            register_as=register_as,
+            snapshots=snapshots,
+            properties=properties,
+            threads=threads,
+            verify=verify,
             dry_run=dry_run,
             progress=progress,
         )

@@ -508,10 +508,11 @@ class EncryptedTable(Table):
         """
         from .writing.output import TableOutput
 
-        self._committer().check(self._base())
+        self._committer().check(self.base())
         return TableOutput(self.files.inner, self.files.location_map)
 
-    def _base(self) -> Base:
+    def base(self) -> Base:
+        """Return what a commit of this version is built upon."""
         from .writing.commits import Base
 
         # The key was settled when the table was loaded.
@@ -534,7 +535,7 @@ class EncryptedTable(Table):
         if manager is not None and manager.table_key_id != self.key_id:
             new_key_id = manager.table_key_id
         base = self._committer().commit(
-            self._base(), updates, requirements, output, new_key_id=new_key_id
+            self.base(), updates, requirements, output, new_key_id=new_key_id
         )
         self.show(base, manager)
 

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from committing import (
     KEK,
@@ -49,11 +50,13 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from ags1 import MetadataIntegrityError
+from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.metadata import Trust
 from ags1.iceberg.writing import commit_sql
 from ags1.iceberg.writing.commits import Base, Commits, commits_for
 from ags1.iceberg.writing.output import TableOutput
 from ags1.iceberg.writing.updates import new_table_updates
+from ags1.kms import KmsClient
 
 from .metastore import served_metastore
 from .postgres import postgres
@@ -86,6 +89,7 @@ SPEC = PartitionSpec(PartitionField(1, 1000, BucketTransform(4), "id_bucket"))
 ORDER = SortOrder(SortField(source_id=1, transform=IdentityTransform()))
 COLUMNS = "id, name, price, at, more"
 ROW = "(1, 'a', 1.5, TIMESTAMP '2026-01-01', named_struct('list', array(1L), 'map', map('k', 2L)))"
+ROWS = pa.table({"id": pa.array([1, 2]), "v": pa.array(["a", "b"])})
 # What differs between two commits of one table.
 CHANGING = {
     "metadata_location",
@@ -155,6 +159,24 @@ def test_spark_and_we_take_turns_at_a_hive_table(
     assert after.location in locations
     with pytest.raises(CommitFailedException):
         commit(hive, after, colour="blue")
+
+
+def test_rows_in_a_table_that_spark_and_we_write(
+    spark: SparkTables, hive: Commits, kms: KmsClient
+) -> None:
+    catalog = EncryptedCatalog(hive.catalog, kms)
+    properties = {"encryption.key-id": "keyA"}
+    table = catalog.create_table(f"{DATABASE}.rows", ROWS.schema, properties=properties)
+    table.append(ROWS)
+    assert spark.rows("enc.db.rows") == [(1, "a"), (2, "b")]
+    spark.sql("INSERT INTO enc.db.rows VALUES (3, 'c')")
+    # The base is Spark's by now: one commit is lost, the next is upon it.
+    table.append(ROWS)
+    spark.sql("REFRESH TABLE enc.db.rows")
+    spark.sql("INSERT INTO enc.db.rows VALUES (4, 'd')")
+    ids = catalog.load_table(f"{DATABASE}.rows").scan().to_arrow()["id"].to_pylist()
+    assert sorted(ids) == [1, 1, 2, 2, 3, 4]
+    assert [row[0] for row in spark.rows("enc.db.rows")] == [1, 1, 2, 2, 3, 4]
 
 
 def test_the_parameters_are_those_that_java_would_have_set(
@@ -322,6 +344,21 @@ def test_a_table_with_data_at_the_reference_server(rest: Commits) -> None:
     base, _ = create(rest, "db.with_data", more=appending(template, 1))
     assert ids(base) == [1]
     assert base.metadata["encryption-keys"] == [KEK, key_entry("key-1")]
+
+
+def test_rows_in_a_table_of_the_reference_server(rest: Commits, kms: KmsClient) -> None:
+    catalog = EncryptedCatalog(rest.catalog, kms)
+    table = catalog.create_table("db.rows", ROWS.schema, properties={"encryption.key-id": "keyA"})
+    assert isinstance(table, EncryptedTable)
+    for _ in range(2):
+        table.append(ROWS)
+    table.delete("id = 1")
+    table.rotate_keys()
+    table.append(ROWS)
+    found = catalog.load_table("db.rows")
+    assert sorted(found.scan().to_arrow()["id"].to_pylist()) == [1, 2, 2, 2]
+    data = [task.file.file_path for task in found.scan().plan_files()]
+    assert {Path(path.removeprefix("file:")).read_bytes()[:4] for path in data} == {b"PARE"}
 
 
 # -- PostgreSQL

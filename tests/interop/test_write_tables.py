@@ -1,9 +1,12 @@
-"""Tables that we write: Spark reads them, the rows and what it says of files, and continues them."""
+"""Tables that we write, in every format, key size, partitioning and catalog: Spark reads them, says
+of rows and files what we say, and continues them; then we do again.
+
+Every two choices meet in one table at least.
+"""
 
 from __future__ import annotations
 
 import datetime
-import itertools
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import load_catalog as load_plain_catalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
@@ -20,6 +22,7 @@ from pyiceberg.types import (
     DateType,
     DecimalType,
     DoubleType,
+    IntegerType,
     LongType,
     NestedField,
     StringType,
@@ -27,11 +30,15 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from ags1.iceberg import EncryptedCatalog, EncryptedTable, verify_table
+from ags1.iceberg import EncryptedTable, verify_table
+from ags1.iceberg.writing.entries import DELETED
 from ags1.kms import KmsClient
 
+from .metastore import served_metastore
 from .reading import check_history, check_same, opened
-from .spark import SparkTables, path_of
+from .rest_server import rest_server
+from .spark import SparkTables
+from .writing import Shared, check_kept, check_rows, check_version, entries_of
 
 pytestmark = pytest.mark.interop
 
@@ -45,15 +52,33 @@ SCHEMA = Schema(
     NestedField(7, "m", DecimalType(9, 2), required=False),
     NestedField(8, "b", BinaryType(), required=False),
 )
+ARROW = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        ("v", pa.string()),
+        ("d", pa.date32()),
+        ("t", pa.timestamp("us")),
+        ("z", pa.timestamp("us", "UTC")),
+        ("x", pa.float64()),
+        ("m", pa.decimal128(9, 2)),
+        ("b", pa.binary()),
+    ]
+)
 SPECS = {
     "unpartitioned": [],
     "identity": [("v", "identity")],
-    "bucket": [("id", "bucket[4]"), ("v", "truncate[1]")],
-    "time": [("d", "month"), ("z", "day")],
-    "decimal": [("m", "identity"), ("t", "hour")],
+    "bucket": [("id", "bucket[3]"), ("v", "truncate[1]")],
+    "time": [("d", "year"), ("t", "month"), ("z", "day")],
+    "decimal": [("m", "identity"), ("z", "hour")],
 }
-
-_numbers = itertools.count()
+# All partitionings with all catalogs, and every two of the other choices somewhere.
+KEY_LENGTHS = ("16", "24", "32")
+CASES = [
+    (("parquet", "avro")[(p + c) % 2], KEY_LENGTHS[(p + 2 * c) % 3], partitioning, catalog)
+    for p, partitioning in enumerate(SPECS)
+    for c, catalog in enumerate(("sql", "hive", "rest"))
+]
+BY_ROW = {f"write.{command}.mode": "merge-on-read" for command in ("delete", "update", "merge")}
 
 
 def rows(first: int, count: int) -> pa.Table:
@@ -67,149 +92,169 @@ def rows(first: int, count: int) -> pa.Table:
         "v": [None if i % 7 == 0 else "äbc"[i % 3] * (i % 4) for i in ids],
         "d": [None if i % 11 == 0 else day + datetime.timedelta(days=i % 3) for i in ids],
         "t": [moment + datetime.timedelta(hours=i % 3) for i in ids],
-        "z": [(moment + datetime.timedelta(days=i % 2)).replace(tzinfo=utc) for i in ids],
+        "z": [(moment + datetime.timedelta(minutes=i % 2)).replace(tzinfo=utc) for i in ids],
         "x": [float("nan") if i % 5 == 0 else i / 3 for i in ids],
-        "m": [None if i % 13 == 0 else Decimal(i % 3) + Decimal("0.25") for i in ids],
+        "m": [None if i % 13 == 0 else Decimal(i % 2) - Decimal("0.25") for i in ids],
         "b": [bytes([i % 256]) * (i % 5) for i in ids],
     }
     return pa.table(columns, schema=ARROW)
 
 
-ARROW = pa.schema(
-    [
-        pa.field("id", pa.int64(), nullable=False),
-        ("v", pa.string()),
-        ("d", pa.date32()),
-        ("t", pa.timestamp("us")),
-        ("z", pa.timestamp("us", "UTC")),
-        ("x", pa.float64()),
-        ("m", pa.decimal128(9, 2)),
-        ("b", pa.binary()),
-    ]
-)
-
-
 def spec(name: str) -> PartitionSpec:
-    fields = []
-    for number, (column, transform) in enumerate(SPECS[name]):
-        source = SCHEMA.find_field(column).field_id
-        fields.append(
-            PartitionField(source, 1000 + number, parse_transform(transform), f"{column}_p{number}")
+    return PartitionSpec(
+        *(
+            PartitionField(
+                SCHEMA.find_field(column).field_id,
+                1000 + number,
+                parse_transform(transform),
+                f"{column}_p{number}",
+            )
+            for number, (column, transform) in enumerate(SPECS[name])
         )
-    return PartitionSpec(*fields)
-
-
-@pytest.fixture
-def catalog(tmp_path: Path, kms: KmsClient) -> Iterator[EncryptedCatalog]:
-    inner = load_plain_catalog(
-        "sql", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file:{tmp_path}/w"
     )
-    with EncryptedCatalog(inner, kms) as made:
-        made.create_namespace("db")
-        yield made
+
+
+@pytest.fixture(scope="module")
+def servers(
+    spark: SparkTables, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
+    """The URIs of the metastore and of a REST server."""
+    folder = tmp_path_factory.mktemp("rest")
+    with served_metastore(spark) as hive, rest_server(folder, folder / "stderr.txt") as rest:
+        yield {"hive": hive, "rest": rest}
 
 
 @pytest.fixture
-def name(spark: SparkTables) -> Iterator[str]:
-    made = f"enc.db.written_{next(_numbers)}"
+def shared(
+    spark: SparkTables,
+    kms: KmsClient,
+    servers: dict[str, str],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> Iterator[Shared]:
+    kind = request.param
+    made = Shared(kind, spark, kms, tmp_path, servers.get(kind))
     yield made
-    spark.sql(f"DROP TABLE IF EXISTS {made}")
+    made.close()
 
 
-def create(catalog: EncryptedCatalog, partitioning: str = "unpartitioned", **properties: str) -> EncryptedTable:
-    properties = {"format-version": "3", "encryption.key-id": "keyA"} | properties
-    table = catalog.create_table(
-        "db.t", SCHEMA, partition_spec=spec(partitioning), properties=properties
+def create(shared: Shared, partitioning: str, **properties: str) -> EncryptedTable:
+    table = shared.catalog.create_table(
+        shared.new_name(),
+        SCHEMA,
+        partition_spec=spec(partitioning),
+        properties={"format-version": "3", "encryption.key-id": "keyA"} | BY_ROW | properties,
     )
     assert isinstance(table, EncryptedTable)
     return table
 
 
-def register(spark: SparkTables, name: str, table: EncryptedTable) -> None:
-    spark.register(name, path_of(table.metadata_location))
-
-
-def check_files(spark: SparkTables, name: str, table: EncryptedTable) -> None:
-    """Check that Spark's ``files`` metadata table says what ours does."""
-    columns = (
-        "content, file_path, file_format, spec_id, record_count, file_size_in_bytes, "
-        "value_counts, null_value_counts, nan_value_counts, lower_bounds, upper_bounds, "
-        "split_offsets, sort_order_id"
-    )
-    theirs = {
-        (row["file_path"], row["content"], row["record_count"]): row.asDict(recursive=True)
-        for row in spark.sql(f"SELECT {columns} FROM {name}.files")
-    }
-    ours = {}
-    for row in table.inspect.files().to_pylist():
-        wanted = {column: row.get(column) for column in columns.split(", ")}
-        ours[row["file_path"], row["content"], row["record_count"]] = wanted
-    assert theirs.keys() == ours.keys()
-    for key, said in theirs.items():
-        for column, value in said.items():
-            if isinstance(value, dict):
-                value = {k: bytes(v) if isinstance(v, bytearray) else v for k, v in value.items()}
-                mine = dict(ours[key][column] or [])
-                assert mine == value, (key, column)
-            elif column not in ("sort_order_id",):
-                assert ours[key][column] == value, (key, column)
+def write(table: EncryptedTable) -> None:
+    """Change a table in every way that we have."""
+    table.append(rows(1, 60))
+    with table.update_schema() as update:
+        update.add_column("n", IntegerType())
+    table.append(rows(61, 20).append_column("n", pa.array(range(20), pa.int32())))
+    table.delete("id > 20 and id < 31")
+    table.delete("id = 5 or id = 25 or id >= 78")
+    table.overwrite(rows(5, 1), "id = 6")
+    result = table.upsert(rows(7, 2).append_column("n", pa.array([-1, None], pa.int32())), ["id"])
+    assert (result.rows_updated, result.rows_inserted) == (1, 0)
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    with table.manage_snapshots() as manage:
+        manage.create_tag(snapshot.snapshot_id, "before")
+        manage.create_branch(snapshot.snapshot_id, "audit")
+    with table.transaction() as transaction:
+        transaction.append(rows(200, 2), branch="audit")
+        transaction.delete("id < 3", branch="audit")
+    with table.transaction() as transaction:
+        transaction.delete("id = 10")
+        transaction.append(rows(10, 1))
 
 
 def continue_with_spark(spark: SparkTables, name: str) -> None:
-    spark.sql(f"INSERT INTO {name} (id, v) VALUES (100000, 'spark')")
+    spark.sql(f"INSERT INTO {name} (id, v, n) VALUES (100000, 'spark', 7)")
     spark.sql(f"DELETE FROM {name} WHERE id % 10 = 3")
     spark.sql(
         f"MERGE INTO {name} t USING (SELECT 100000L AS id UNION ALL SELECT 100001L) s "
         "ON t.id = s.id WHEN MATCHED THEN UPDATE SET v = 'merged' "
         "WHEN NOT MATCHED THEN INSERT (id, v) VALUES (s.id, 'new')"
     )
-    short = name.removeprefix("enc.")
-    spark.sql(f"CALL enc.system.rewrite_data_files(table => '{short}', options => map('min-input-files', '2'))")
-    spark.sql(f"CALL enc.system.rewrite_manifests('{short}')")
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('write.delete.mode' = 'copy-on-write')")
+    spark.sql(f"DELETE FROM {name} WHERE id IN (2, 62)")
+    spark.sql(f"INSERT INTO {name}.branch_audit (id, v) VALUES (300, 'spark')")
 
 
-@pytest.mark.parametrize("partitioning", SPECS)
-@pytest.mark.parametrize(("format_name", "key_length"), [("parquet", "16"), ("avro", "32")])
-def test_a_table_of_ours_is_read_and_continued(
+def maintain_with_spark(spark: SparkTables, name: str) -> None:
+    catalog, short = name.split(".", 1)
+    calls = (
+        "rewrite_position_delete_files(table => '{}', options => map('rewrite-all', 'true'))",
+        "rewrite_data_files(table => '{}', options => map('rewrite-all', 'true'))",
+        "rewrite_manifests('{}')",
+        "expire_snapshots(table => '{}', older_than => TIMESTAMP '2100-01-01', retain_last => 1)",
+    )
+    for call in calls:
+        spark.sql(f"CALL {catalog}.system.{call.format(short)}")
+
+
+def check_files_of(table: EncryptedTable, format_name: str, key_length: int) -> None:
+    """Check that all files of the current snapshot are encrypted, each under a key of its own."""
+    files = {e.file.file_path: e.file for e in entries_of(table) if e.status != DELETED}
+    keys = [file.key for file in files.values()]
+    assert {len(key.encryption_key) for key in keys if key} == {key_length}
+    assert len({key.encryption_key for key in keys if key}) == len(files)
+    assert {file.file_format for file in files.values()} <= {format_name.upper(), "PUFFIN"}
+
+
+@pytest.mark.parametrize(
+    ("format_name", "key_length", "partitioning", "shared"),
+    CASES,
+    ids=["-".join(case) for case in CASES],
+    indirect=["shared"],
+)
+def test_a_table_is_written_in_turns(
     spark: SparkTables,
-    catalog: EncryptedCatalog,
-    name: str,
+    shared: Shared,
     kms: KmsClient,
-    partitioning: str,
     format_name: str,
     key_length: str,
+    partitioning: str,
 ) -> None:
     table = create(
-        catalog,
+        shared,
         partitioning,
-        **{
-            "write.format.default": format_name,
-            "encryption.data-key-length": key_length,
-            "write.delete.mode": "merge-on-read",
-            "write.merge.mode": "merge-on-read",
-        },
+        **{"write.format.default": format_name, "encryption.data-key-length": key_length},
     )
-    table.append(rows(1, 200))
-    table.append(rows(201, 50))
-    table.delete("id > 20 and id < 31")
-    table.delete("id = 5 or id = 25 or id >= 245")
-    table.overwrite(rows(5, 1), "id = 6")
-    register(spark, name, table)
-    check_same(spark, name, table.scan())
+    write(table)
+    check_files_of(table, format_name, int(key_length))
+    name = shared.shown(table)
+    first = check_version(spark, name, table)
     check_history(spark, name, table)
-    check_files(spark, name, table)
-    before = {row["id"]: row["_row_id"] for row in spark.sql(f"SELECT id, _row_id FROM {name}")}
-    assert len(set(before.values())) == len(before)
+
     continue_with_spark(spark, name)
-    after = opened(spark, name, kms)
-    check_same(spark, name, after.scan())
-    check_history(spark, name, after)
-    kept = {row["id"]: row["_row_id"] for row in spark.sql(f"SELECT id, _row_id FROM {name}")}
-    assert {i: n for i, n in kept.items() if i in before} == {
-        i: n for i, n in before.items() if i in kept
-    }
-    spark.sql(f"CALL enc.system.expire_snapshots(table => '{name.removeprefix('enc.')}', "
-              "older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)")
-    after = opened(spark, name, kms)
-    check_same(spark, name, after.scan())
-    assert verify_table(after).ok
+    table = shared.taken_back(name)
+    second = check_version(spark, name, table, rewritten=True)
+    check_history(spark, name, table)
+    check_kept(first, second)
+
+    table.delete("id = 4 or id = 12 or id = 100001 or v = 'a'")
+    table.append(rows(500, 30).append_column("n", pa.nulls(30, pa.int32())))
+    with table.update_schema() as update:
+        update.update_column("n", LongType())
+        update.rename_column("b", "bytes")
+    assert table.rekey().files
+    table.rotate_keys()
+    check_files_of(table, format_name, int(key_length))
+    name = shared.shown(table)
+    third = check_version(spark, name, table, rewritten=True)
+    check_history(spark, name, table)
+    check_kept(second, third)
+
+    maintain_with_spark(spark, name)
+    table = shared.taken_back(name)
+    fourth = check_version(spark, name, table, rewritten=True)
+    check_kept(third, fourth)
+    assert third.keys() == fourth.keys()
+    check_history(spark, name, table)
+    assert verify_table(table).ok

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.io import load_file_io
 from pyiceberg.typedef import Identifier
 
-from ...errors import KmsConfigurationError
+from ...errors import KmsConfigurationError, NotEncryptedError
 from ...keys.manager import TABLE_KEY_ID
 from ..metadata import Trust
+from ..table import EncryptedTable
 from ..writing.output import TableOutput
 from .meter import Meter, Progress
 from .migration import Migration, PlaintextFiles, plaintext_files
+from .relocation import Progress as RelocationProgress
+from .relocation import RelocationResult, relocate
 
 if TYPE_CHECKING:
     from ..catalog import EncryptedCatalog
@@ -103,13 +108,61 @@ def migrate(
     output.discard(migration.left_over)
     migration.finish()
     table = catalog.load_table(identifier, expected_key_id=key_id)
-    left = plaintext_files(base.metadata, after.metadata, table.io)  # type: ignore[arg-type]
-    failed: Any = left.delete(output) if delete_plaintext else ()
+    assert isinstance(table, EncryptedTable)
+    left = plaintext_files(base.metadata, after.metadata, table.files)
+    failed = left.delete(output) if delete_plaintext else ()
     return MigrationResult(
         len(plan.rewrite.files),
         plan.rewrite.size,
         commit.rows,
         plan.refs,
         left,
-        tuple(failed or ()),
+        failed,
     )
+
+
+def move_or_copy(
+    catalog: EncryptedCatalog,
+    identifier: str | Identifier,
+    new_location: str,
+    *,
+    move: bool = False,
+    register_as: str | Identifier | None = None,
+    snapshots: Literal["all", "current"] = "all",
+    properties: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    verify: bool = False,
+    dry_run: bool = False,
+    progress: RelocationProgress | None = None,
+) -> RelocationResult:
+    """Copy an encrypted table elsewhere. See ``EncryptedCatalog.relocate_table`` for the arguments
+    and what is raised."""
+    if move and register_as is not None:
+        raise ValueError("a table is moved, or its copy is registered: not both")
+    table = catalog.load_table(identifier)
+    if not isinstance(table, EncryptedTable):
+        raise NotEncryptedError("the table is not encrypted: this is for those that are")
+    commits = catalog.commits()
+    result = relocate(
+        table,
+        new_location,
+        properties=properties,
+        snapshots=snapshots,
+        threads=threads,
+        dry_run=dry_run,
+        progress=progress,
+        # What is deleted afterwards has to be there, whole.
+        verify=verify or move,
+    )
+    if result.metadata_location is None:
+        return result
+    files = table.files
+    stored = files.properties if properties is None else dict(properties)
+    output = TableOutput(load_file_io(stored, result.metadata_location))
+    if register_as is not None:
+        commits.register(register_as, result.metadata_location, output)
+    if move:
+        old = TableOutput(files.inner, files.location_map)
+        commits.repoint(table.base(), result.metadata_location, output)
+        old.discard(list(result.old_files))
+    return result

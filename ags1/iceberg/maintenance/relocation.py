@@ -64,7 +64,7 @@ from .repointing import (
     with_bound,
 )
 
-__all__ = ["RelocationResult", "relocate"]
+__all__ = ["Progress", "RelocationResult", "relocate"]
 
 _BUFFER_SIZE = 4 << 20
 _PROGRESS_SECONDS = 0.1

@@ -105,8 +105,7 @@ class RestCommits(Commits):
         check_requirements(base.metadata, required)
         if not sent:
             return base
-        # The time is the server's.
-        after = self._next(base, sent, new_key_id, base.metadata["last-updated-ms"])
+        after = self._next(base, sent, new_key_id, _time_after(base.metadata))
         trust = replace(base.trust, key_id=new_key_id or base.trust.key_id)
         if any(update["action"] == "remove-encryption-key" for update in sent):
             required += _same_refs(base.metadata, required)
@@ -258,13 +257,14 @@ class RestCommits(Commits):
 
     def _commit_first_keys(self, base: Base, first: list[Update]) -> None:
         """Commit a table's first keys alone. Raises NotImplementedError when they are lost."""
-        metadata, _ = self._commit(base, first, _same_table(base.metadata, []))
+        try:
+            metadata, _ = self._commit(base, first, _same_table(base.metadata, []))
+        except CommitStateUnknownException as error:
+            # What matters was not sent yet.
+            raise CommitFailedException(str(error)) from error
         sent = {update["encryption-key"]["key-id"] for update in first}
-        if _lost(
-            metadata,
-            apply_updates(base.metadata, first, now_ms=base.metadata["last-updated-ms"]),
-            sent,
-        ):
+        after = apply_updates(base.metadata, first, now_ms=_time_after(base.metadata))
+        if _lost(metadata, after, sent):
             raise _loses_keys(base.identifier)
 
     def _accepted(
@@ -309,6 +309,11 @@ class RestCommits(Commits):
             _log.warning("%s is left behind: somebody wrote to it", name)
         except Exception as error:
             _log.warning("%s is left behind: %s", name, type(error).__name__)
+
+
+def _time_after(metadata: Mapping[str, Any]) -> int:
+    """Return the time in ms, or the server's where its clock is ahead."""
+    return max(now_ms(), int(metadata["last-updated-ms"]))
 
 
 def _was_made(

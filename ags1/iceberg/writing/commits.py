@@ -33,7 +33,7 @@ from pyiceberg.typedef import Identifier, Properties
 from ...errors import MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import TABLE_KEY_ID, now_ms
 from ..catalog_trust import is_a, refuse_redirection
-from ..metadata import Trust, read_metadata, table_key_id
+from ..metadata import MAX_METADATA_SIZE, Trust, read_metadata, table_key_id
 from ..pyiceberg_internals import default_table_location
 from .metadata_file import (
     java_hash,
@@ -180,9 +180,29 @@ class Commits(ABC):
         ``commit`` raises.
         """
 
+    def repoint(self, base: Base, location: str, output: TableOutput) -> Base:
+        """Make another metadata.json of the table its present one: that of a copy elsewhere.
+
+        ``output`` reaches it. Raises as ``commit``; NotImplementedError where the catalog writes
+        the metadata itself.
+        """
+        raise NotImplementedError(
+            f"{self.catalog.name!r} writes its tables' metadata itself, and cannot be pointed to "
+            "other files: register them under another name"
+        )
+
+    def register(self, identifier: str | Identifier, location: str, output: TableOutput) -> None:
+        """Make the metadata.json at ``location`` a table. ``output`` reaches it. Raises
+        TableAlreadyExistsError, NoSuchNamespaceError, MetadataIntegrityError."""
+        self.catalog.register_table(identifier, location)
+
     def io(self, base: Base | Place) -> FileIO:
         """Return the storage of the table as the catalog's properties say, never the metadata's."""
-        return load_file_io(self.storage_properties(base), base.location)
+        location = base.location
+        if isinstance(base, Base) and not location:
+            # A REST server need not say where its metadata lies.
+            location = base.metadata["location"]
+        return load_file_io(self.storage_properties(base), location)
 
     def storage_properties(self, base: Base | Place) -> Properties:
         return {**self.catalog.properties, **base.storage}
@@ -284,6 +304,25 @@ class FileCommits(Commits):
         base = Base(name, metadata, staged.location, trust)
         self._try(base, staged, output, lambda sent: self._insert(name, staged, sent))
         return base
+
+    def repoint(self, base: Base, location: str, output: TableOutput) -> Base:
+        staged = _found(location, output.io, base.trust.key_id)
+        check_requirements(
+            staged.metadata,
+            [{"type": "assert-table-uuid", "uuid": base.metadata["table-uuid"]}],
+        )
+        self._refuse_foreign_code(base, staged.metadata)
+        check_still_encrypted(base.metadata, staged.metadata, None)
+        self._try(base, staged, output, lambda sent: self._swap(base, staged, sent))
+        trust = self._trust_after(base.trust, staged)
+        return replace(base, metadata=staged.metadata, location=location, trust=trust)
+
+    def register(self, identifier: str | Identifier, location: str, output: TableOutput) -> None:
+        name = Catalog.identifier_to_tuple(identifier)
+        staged = _found(location, output.io, None)
+        base = Base(name, staged.metadata, location, Trust())
+        self._refuse_foreign_code(base, staged.metadata)
+        self._insert(name, staged, Event())
 
     @abstractmethod
     def _find(self, identifier: Identifier, trust: Trust) -> tuple[str, Trust]:
@@ -447,6 +486,14 @@ def _made_but(identifier: Identifier, error: BaseException) -> CommitStateUnknow
     return CommitStateUnknownException(
         f"a commit of {'.'.join(identifier)} was made, and then came {type(error).__name__}"
     )
+
+
+def _found(location: str, io: FileIO, key_id: str | None) -> Staged:
+    """Return metadata that was written before. Raises as ``read_metadata``."""
+    with io.new_input(location).open() as stream:
+        sha256 = hashlib.sha256(stream.read(MAX_METADATA_SIZE + 1)).hexdigest()
+    metadata = read_metadata(io, location, Trust(key_id, sha256))
+    return Staged(metadata, location, java_hash(print_metadata(metadata)), sha256)
 
 
 def _write(metadata: dict[str, Any], location: str, output: TableOutput) -> Staged:

@@ -84,8 +84,8 @@ def with_metadata_log(
     The log keeps the last ``write.metadata.previous-versions-max`` files; those that leave it are
     to be deleted, once this metadata is committed, if
     ``write.metadata.delete-after-commit.enabled``: only metadata files in the predecessor's folder,
-    since the log is no better protected than the file that it stands in. Raises ValueError when one of the two is not
-    what it has to be, or when the table's clock would go back.
+    since the log is no better protected than the file that it stands in. Raises ValueError when one
+    of the two is not what it has to be, or when the table's clock would go back.
     """
     if previous_location is None:
         return dict(metadata), []

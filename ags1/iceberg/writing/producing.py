@@ -42,7 +42,7 @@ from .manifests import (
 )
 from .output import TableOutput
 from .summary import SummaryBuilder
-from .view import TableView
+from .view import MAIN, TableView
 
 Update = dict[str, Any]
 
@@ -130,7 +130,7 @@ class SnapshotProducer:
         self._written.append(path)
         self._used.add(path)
         manager = view.manager
-        if parent is not None and view.branch not in view.committed_refs:
+        if view.branch != MAIN and view.branch not in view.committed_refs:
             # Nobody who takes keys out of the table now would know of the new branch.
             manager = with_own_kek(manager)
         km, next_row_id = write_manifest_list(
