@@ -229,11 +229,12 @@ def call(code: str) -> None:
 
 def make_encrypted_table() -> EncryptedTable:
     step("Now a table: the flights, by month, encrypted under the same keyring, in a SQLite catalog")
+    # Before PyIceberg is imported, which reads it then.
+    Path(".pyiceberg.yaml").write_text(CONFIGURATION.format(folder=os.getcwd()))
     from pyiceberg.transforms import MonthTransform
 
     from ags1.iceberg import EncryptedTable, load_catalog
 
-    Path(".pyiceberg.yaml").write_text(CONFIGURATION.format(folder=os.getcwd()))
     rows = flights_as_arrow()
     call('catalog = load_catalog("demo")')
     catalog = load_catalog("demo")
@@ -265,11 +266,7 @@ def flights_as_arrow() -> Any:
     with ags1.open("flights.avro.ags1", "rb", key_metadata()) as file:
         rows = pa.Table.from_pylist(list(fastavro.reader(cast(BinaryIO, file))))
     place = rows.schema.get_field_index("time_hour")
-    hours = pc.strptime(
-        pc.utf8_slice_codeunits(pc.replace_substring(rows["time_hour"], "T", " "), 0, 19),
-        "%Y-%m-%d %H:%M:%S",
-        "us",
-    )
+    hours = pc.strptime(rows["time_hour"], "%Y-%m-%dT%H:%M:%SZ", "us")
     return rows.set_column(place, "time_hour", hours)
 
 

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from ..errors import FormatError
+from ..errors import Ags1Error, FormatError
 from .standard import STDIN, binary_input
 from .table_texts import TextColumns
 
@@ -52,45 +52,55 @@ class Input:
     """A file of rows. ``schema`` is Arrow's, of the batches; ``done_size`` is how many bytes of
     ``size`` are read, about.
 
-    ``table_schema`` says what text means; without it, its types are guessed. A context manager:
-    what is opened is closed at its end.
+    ``table_schema`` says what text means; without it, its types are guessed.
     """
 
     def __init__(self, name: str, table_schema: Schema | None) -> None:
         self.name = STDIN if name == "-" else name
         self.done_size = 0
         self.schema = pa.schema([])
+        # A pipe cannot be opened a second time.
+        self.is_file = False
+        self.size: int | None = None
         self._path = name
         self._table_schema = table_schema
         self._stack = ExitStack()
-        self.can_be_reopened = False
-        self.size: int | None = None
+        self._is_open = False
 
-    def __enter__(self) -> Input:
-        with _failures(self.name):
-            self._open_file()
-        return self
-
-    def _open_file(self) -> None:
-        self._file: IO[bytes]
-        if self._path == "-":
-            self._file = cast("IO[bytes]", _Counted(binary_input(), self._count))
-            self._begin()
+    def open(self) -> None:
+        """Open the file, if it is not, and read its schema. Raises as ``batches``."""
+        if self._is_open:
             return
-        status = os.stat(self._path)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._path)
-        self.can_be_reopened = stat.S_ISREG(status.st_mode)
-        self.size = status.st_size if self.can_be_reopened else None
-        raw = self._stack.enter_context(open(self._path, "rb"))
-        self._file = cast("IO[bytes]", _Counted(raw, self._count))
+        self._is_open = True
+        self.done_size = 0
+        with _failures(self.name):
+            try:
+                self._open()
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Close the file. It can be opened again."""
+        self._stack.close()
+        self._is_open = False
+
+    def _open(self) -> None:
+        if self._path == "-":
+            raw = cast("IO[bytes]", binary_input())
+        else:
+            status = os.stat(self._path)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._path)
+            self.is_file = stat.S_ISREG(status.st_mode)
+            self.size = status.st_size if self.is_file else None
+            raw = self._stack.enter_context(open(self._path, "rb", buffering=0))
+        self._file = _Counted(raw, self._count)
         self._begin()
         names = self.schema.names
-        for twice in {column for column in names if names.count(column) > 1}:
-            raise FormatError(f"the column {twice!r} is there twice")
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        for name in names:
+            if names.count(name) > 1:
+                raise FormatError(f"the column {name!r} is there twice")
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows. Raises Ags1Error with the file's name for a file that is damaged or cut,
@@ -108,7 +118,7 @@ class Input:
         raise NotImplementedError
 
     def _need_file(self) -> None:
-        if not self.can_be_reopened:
+        if not self.is_file:
             raise FormatError("this format is read from files, and not from a pipe")
 
 
@@ -133,12 +143,12 @@ class _Parquet(Input):
 class _Arrow(Input):
     def _begin(self) -> None:
         self._groups: Any = None
-        if self.can_be_reopened and self._file.read(len(_ARROW_FILE)) == _ARROW_FILE:
+        if self.is_file and self._file.read(len(_ARROW_FILE)) == _ARROW_FILE:
             source = self._stack.enter_context(pa.OSFile(self._path))
             self._groups = pa.ipc.open_file(source)
             self.schema = self._groups.schema
             return
-        if self.can_be_reopened:
+        if self.is_file:
             self._file.seek(0)
             self.done_size = 0
         self._stream = pa.ipc.open_stream(self._file)
@@ -147,7 +157,7 @@ class _Arrow(Input):
     def _batches(self) -> Iterator[pa.RecordBatch]:
         if self._groups is None:
             yield from self._stream
-            if cast("_Counted", self._file).tail != _END_OF_STREAM:
+            if self._file.tail != _END_OF_STREAM:
                 # For Arrow a stream may just stop; then a cut one would pass for a whole one.
                 raise FormatError("the stream stops without its end mark: it was cut")
             return
@@ -188,7 +198,7 @@ class _JsonLines(Input):
             self.schema = json.open_json(self._file).schema
             return
         self._texts = TextColumns(self._table_schema)
-        lines = enumerate(io.BufferedReader(cast("Any", self._file), 1 << 20), 1)
+        lines = enumerate(io.BufferedReader(self._file, 1 << 20), 1)
         self._rows = self._texts.json_rows(lines)
         self._first = next(self._rows, [])
         self.schema = self._texts.schema_of_json(self._first)
@@ -237,7 +247,10 @@ class Inputs:
     """Several files of rows as a few streams, one for each set of columns that they have.
 
     ``groups`` are the schema and the files of each. ``size`` is that of all files in bytes, None
-    where it cannot be known. A context manager.
+    where it cannot be known. A context manager. ``progress`` is called with the file that is read
+    and the bytes done, of all files.
+
+    Entering it raises as ``Input.batches``.
     """
 
     def __init__(
@@ -247,78 +260,144 @@ class Inputs:
         table_schema: Schema,
         progress: Callable[[str, int], None],
     ) -> None:
-        self._stack = ExitStack()
         self._progress = progress
         self._done_size = 0
-        self._make = lambda name: new_input(name, format_, table_schema)
-        self._names = names
-        self._open: dict[str, Input] = {}
-        self._sizes: list[int | None] = []
-        self.groups: list[tuple[pa.Schema, list[str]]] = []
+        self._inputs = [new_input(name, format_, table_schema) for name in names]
+        self.groups: list[tuple[pa.Schema, list[Input]]] = []
         self.rows = 0
 
     def __enter__(self) -> Inputs:
         try:
-            for name in self._names:
-                self._look_at(name)
+            for found in self._inputs:
+                found.open()
+                self._sort_in(found)
+                if found.is_file:
+                    # There may be more of them than a process can have open.
+                    found.close()
         except BaseException:
-            self._stack.close()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        for found in self._inputs:
+            found.close()
 
     @property
     def size(self) -> int | None:
-        return None if None in self._sizes else sum(size or 0 for size in self._sizes)
+        sizes = [found.size for found in self._inputs]
+        return None if None in sizes else sum(size or 0 for size in sizes)
 
     def readers(self) -> Iterator[pa.RecordBatchReader]:
-        """Yield each group's rows. Raises, while they are read, as ``Input.batches``; ``rows``
+        """Yield each group's rows. While they are read, they raise as ``Input.batches``; ``rows``
         counts them."""
-        for schema, names in self.groups:
-            yield pa.RecordBatchReader.from_batches(schema, self._rows_of(schema, names))
+        for schema, inputs in self.groups:
+            yield pa.RecordBatchReader.from_batches(schema, self._rows_of(schema, inputs))
 
-    def _look_at(self, name: str) -> None:
-        with ExitStack() as stack:
-            found = stack.enter_context(self._make(name))
-            schema = found.schema.remove_metadata()
-            if not found.can_be_reopened:
-                if name in self._open:
-                    raise ValueError(f"{found.name} is given twice")
-                self._open[name] = self._stack.enter_context(contextlib.closing(_Kept(found))).input
-                stack.pop_all()
-        self._sizes.append(found.size)
-        for number, (known, names) in enumerate(self.groups):
+    def _sort_in(self, found: Input) -> None:
+        schema = found.schema.remove_metadata()
+        for number, (known, inputs) in enumerate(self.groups):
             both = _of_both(known, schema)
             if both is not None:
-                self.groups[number] = both, [*names, name]
+                self.groups[number] = both, [*inputs, found]
                 return
-        self.groups.append((schema, [name]))
+        self.groups.append((schema, [found]))
 
-    def _rows_of(self, schema: pa.Schema, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        for name in names:
-            with self._open.get(name) or self._make(name) as found:
-                for batch in found.batches():
-                    if batch.num_rows:
-                        self.rows += batch.num_rows
-                        yield _as(batch, schema)
-                    self._progress(found.name, self._done_size + found.done_size)
-                self._done_size += found.size or found.done_size
-
-
-class _Kept:
-    """Closes an input that cannot be opened a second time."""
-
-    def __init__(self, kept: Input) -> None:
-        self.input = _Once(kept)
-
-    def close(self) -> None:
-        self.input.kept.__exit__(None, None, None)
+    def _rows_of(self, schema: pa.Schema, inputs: Iterable[Input]) -> Iterator[pa.RecordBatch]:
+        for found in inputs:
+            found.open()
+            for batch in found.batches():
+                if batch.num_rows:
+                    self.rows += batch.num_rows
+                    yield _as(batch, schema)
+                self._progress(found.name, self._done_size + found.done_size)
+            found.close()
+            self._done_size += found.size or found.done_size
 
 
-class _Once(Input):
-    """An input that is open already."""
+def _of_both(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
+    """Return a schema for the rows of both, in which none of them lose anything or get columns that
+    they do not have; None where there is none."""
+    if set(one.names) != set(other.names):
+        return None
+    fields = []
+    for field in one:
+        beside = other.field(field.name)
+        kind = field.type
+        if beside.type != kind:
+            if pa.types.is_nested(kind) or pa.types.is_nested(beside.type):
+                return None
+            try:
+                kind = pa.unify_schemas(
+                    [pa.schema([("c", kind)]), pa.schema([("c", beside.type)])],
+                    promote_options="permissive",
+                ).types[0]
+            except pa.ArrowException:
+                return None
+        fields.append(pa.field(field.name, kind, field.nullable or beside.nullable))
+    return pa.schema(fields)
 
-    def __init__(self, kept: Input) -> None:
-        self.kept = kept
+
+def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for field in schema
+        for column in [batch.column(field.name)]
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class _Counted(io.RawIOBase):
+    """A file that tells how much is read of it, one time after the other, and what came last."""
+
+    def __init__(self, file: IO[bytes], count: Callable[[int], None]) -> None:
+        self._of = file
+        self._count = count
+        self.tail = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._of.seekable()
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self._of.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._of.tell()
+
+    def readinto(self, buffer: Any, /) -> int:
+        # All that is wanted, as Arrow takes less for the end.
+        view = memoryview(buffer).cast("B")
+        done = 0
+        while done < len(view):
+            part = self._of.read(len(view) - done)
+            if not part:
+                break
+            view[done : done + len(part)] = part
+            done += len(part)
+        if done:
+            self.tail = (self.tail + bytes(view[max(0, done - 4) : done]))[-4:]
+            self._count(done)
+        return done
+
+
+@contextlib.contextmanager
+def _failures(name: str) -> Iterator[None]:
+    """Name the file in what Arrow says of it, and in our own failures."""
+    try:
+        yield
+    except Ags1Error as error:
+        error.file = error.file or name
+        raise
+    except OSError as error:
+        # Arrow's of a file that is cut have no number.
+        if error.errno is None:
+            raise FormatError(" ".join(str(error).split()), file=name) from None
+        error.filename = name
+        raise
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise FormatError(" ".join(str(error).split()), file=name) from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

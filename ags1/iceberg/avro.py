@@ -125,7 +125,7 @@ class AvroFile:
             self.schema = _parse_schema(header.metadata)
             self.codec = _codec_name(header.metadata)
             self._sync, self._data_start = header.sync, header.size
-            self._decompress = _CODECS[self.codec]
+            self._decompress = CODECS[self.codec]
 
     def read(
         self,
@@ -497,8 +497,8 @@ def _parse_schema(metadata: Mapping[str, bytes]) -> object:
 
 def _codec_name(metadata: Mapping[str, bytes]) -> str:
     name = metadata.get("avro.codec", b"null").decode(errors="replace")
-    if name not in _CODECS:
-        raise FormatError(f"the file's codec is {name[:60]!r}, not one of {', '.join(_CODECS)}")
+    if name not in CODECS:
+        raise FormatError(f"the file's codec is {name[:60]!r}, not one of {', '.join(CODECS)}")
     return name
 
 
@@ -606,7 +606,7 @@ def _whole(
 
 
 # By Avro's names. Iceberg's table property calls deflate gzip, but files don't.
-_CODECS: dict[str, _Decompress] = {
+CODECS: dict[str, _Decompress] = {
     "null": _plain,
     "deflate": _inflate,
     "snappy": _unsnap,

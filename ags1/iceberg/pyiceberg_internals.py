@@ -200,7 +200,7 @@ def read_avro_records(data: bytes, shape: RecordShape) -> tuple[dict[str, str], 
     decoder = new_decoder(data)
     header = _header_reader().read(decoder)
     reader = shape.reader(header.meta["avro.schema"])
-    decompress = avro._CODECS[header.meta.get("avro.codec", "null")]
+    decompress = avro.CODECS[header.meta.get("avro.codec", "null")]
     records: list[Any] = []
     while True:
         try:

@@ -121,7 +121,7 @@ def _opened(data: bytes) -> tuple[dict[str, str], Iterator[tuple[int, io.BytesIO
     header = {name: value.decode() for name, value in header.items()}
     sync = stream.read(_SYNC_SIZE)
     # Of ours: fastavro has some codecs only where other libraries are installed.
-    decompress = avro._CODECS[header.get("avro.codec", "null")]
+    decompress = avro.CODECS[header.get("avro.codec", "null")]
 
     def blocks() -> Iterator[tuple[int, io.BytesIO]]:
         while stream.tell() < len(data):
