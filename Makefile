@@ -2,7 +2,7 @@
 # AGS1_OPENSSL picks the libcrypto (see build_openssl.py). `make test TESTS=` leaves nothing out.
 PYTHON ?= python3
 VENV ?= .venv
-TESTS ?= -m "not slow and not interop"
+TESTS ?= -m "not slow and not interop and not spark"
 BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 NATIVE := $(BIN)/python -W ignore setup.py --quiet build_ext --inplace
@@ -41,7 +41,7 @@ test: dev
 
 # Against the released Java and Spark (JDK 17, Maven) and a real Vault (Go): minutes the first time.
 interop: native $(VENV)/.with-interop
-	$(BIN)/python -m pytest -m interop
+	$(BIN)/python -m pytest -m "interop or spark"
 
 bench: native $(VENV)/.with-bench
 	$(BIN)/python -m pytest bench $(BENCH)

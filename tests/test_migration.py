@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -23,12 +24,15 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from table_maker import TableMaker, stored
 
+from ags1 import KeyMetadata
 from ags1.errors import FormatError, MetadataIntegrityError
 from ags1.iceberg import EncryptedTable, open_table
 from ags1.iceberg.files import TableFiles
+from ags1.iceberg.maintenance.journal import Journal
 from ags1.iceberg.maintenance.migration import Migration, MigrationCommit, plaintext_files
 from ags1.iceberg.metadata import Trust
 from ags1.iceberg.writing.commits import commits_for
+from ags1.iceberg.writing.entries import FileRecord, read_entries
 from ags1.iceberg.writing.metadata_file import print_metadata
 from ags1.iceberg.writing.output import TableOutput
 from ags1.iceberg.writing.updates import apply_updates
@@ -274,6 +278,31 @@ def test_the_journal_has_no_key_in_the_clear(catalog: SqlCatalog, monkeypatch: A
         assert file.file_path.encode() not in text
 
 
+def test_a_journal_of_another_table_is_passed_over(tmp_path: Path) -> None:
+    made = maker(tmp_path / "t")
+    old = file_record(made)
+    new = replace(
+        old, file_path=old.file_path + "x", key_metadata=KeyMetadata.generate(16).to_bytes()
+    )
+    stored(new.file_path).write_bytes(b"x" * new.file_size_in_bytes)
+
+    def journal(table_uuid: str) -> Journal:
+        folder = f"{made.location}/metadata/migration"
+        return Journal(IO, TableOutput(IO), folder, table_uuid, memory_kms(), "keyA", 16)
+
+    first = journal("one")
+    first.add(old, new)
+    first.flush()
+    assert journal("one").finished([old]) == {old.identity: new}
+    assert journal("another").finished([old]) == {}
+
+
+def file_record(made: TableMaker) -> FileRecord:
+    file = made.add_parquet(some(0, 3))
+    size = file["file_size_in_bytes"]
+    return FileRecord(0, file["file_path"], "PARQUET", (), file["record_count"], size)
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "not ours", "another key", "file gone"])
 def test_a_journal_that_is_not_what_was_written_is_passed_over(
     catalog: SqlCatalog, damage: str
@@ -417,8 +446,6 @@ def opened(folder: Path, metadata: dict[str, Any], commit: MigrationCommit) -> E
 
 
 def _entries(table: EncryptedTable) -> list[Any]:
-    from ags1.iceberg.writing.entries import read_entries
-
     snapshot = table.current_snapshot()
     assert snapshot is not None
     return [e for m in snapshot.manifests(table.files) for e in read_entries(m, table.files)]
@@ -496,6 +523,7 @@ def test_statistics_go(tmp_path: Path) -> None:
         "file-footer-size-in-bytes": 3,
         "blob-metadata": [],
     }
-    metadata = made.metadata() | {"statistics": [statistics]}
+    # Of a snapshot that is long gone, too.
+    metadata = made.metadata() | {"statistics": [statistics, statistics | {"snapshot-id": 77}]}
     table = committed(tmp_path / "t", made.write(metadata))
     assert table.metadata.statistics == []

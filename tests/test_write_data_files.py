@@ -226,6 +226,15 @@ def test_row_groups_are_as_large_as_the_table_says(tmp_path: Path) -> None:
     assert read_parquet(record).equals(rows(1000))
 
 
+@pytest.mark.parametrize("at_once", [1, 70, 299, 301, 1000])
+def test_row_groups_of_a_stream_are_whole_however_it_comes(tmp_path: Path, at_once: int) -> None:
+    metadata = metadata_of(tmp_path, COLUMNS, properties={"write.parquet.row-group-limit": "300"})
+    (record,) = write(metadata, iter(rows(1000).to_batches(max_chunksize=at_once)), threads=1)
+    footer = parquet_file(record).metadata
+    assert [footer.row_group(i).num_rows for i in range(4)] == [300, 300, 300, 100]
+    assert read_parquet(record).equals(rows(1000))
+
+
 @pytest.mark.parametrize(
     ("codec", "stored"),
     [("zstd", "ZSTD"), ("snappy", "SNAPPY"), ("gzip", "GZIP"), ("uncompressed", "UNCOMPRESSED")],

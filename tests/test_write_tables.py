@@ -654,3 +654,58 @@ def test_a_crowd_of_writers_loses_nothing_and_doubles_nothing(
     report = verify_table(found)
     assert (report.ok, report.finding_counts.get("orphan-file")) == (True, None)
     assert report.data_files == 40
+
+
+FULL_DISK = """
+import resource, signal, sys, warnings
+from pathlib import Path
+import pyarrow as pa
+from pyiceberg.exceptions import CommitFailedException
+from ags1.iceberg import load_catalog, verify_table
+warnings.simplefilter("ignore")
+folder = sys.argv[1]
+keys = dict(pair.split("=", 1) for pair in sys.argv[2:])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+def stored():
+    return sorted(str(p) for p in Path(folder, "warehouse").rglob("*") if p.is_file())
+
+with load_catalog("sql", type="sql", uri=f"sqlite:///{folder}/catalog.db", **keys) as catalog:
+    table = catalog.load_table("db.t")
+    before = stored()
+    refused = 0
+    # Files of all kinds are larger than one of these: data, manifests, lists, metadata.
+    for limit in (100, 500, 1000, 1500, 2000, 2500, 3000, 4000, 6000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        for work in (
+            lambda: table.append(pa.table({"id": [5, 6], "v": ["x" * 2000, "y"]})),
+            lambda: table.delete("id = 1"),
+            lambda: table.rotate_keys(),
+        ):
+            try:
+                work()
+            except (OSError, CommitFailedException):
+                # The database of the catalog is on the full disk too.
+                refused += 1
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+                assert stored() == before, set(stored()) - set(before)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            else:
+                before = stored()
+    assert refused > 8, refused
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    report = verify_table(catalog.load_table("db.t"))
+    assert report.ok, report.findings
+    assert "orphan-file" not in report.finding_counts
+"""
+
+
+def test_a_full_disk_leaves_the_table_and_nothing_else(
+    catalog: EncryptedCatalog, table: EncryptedTable, tmp_path: Path, run_python: RunPython
+) -> None:
+    with table.transaction() as transaction:
+        transaction.set_properties({"commit.retry.num-retries": "0"})
+        transaction.append(rows(1, 2, 3))
+    arguments = [f"{name}={value}" for name, value in KMS_PROPERTIES.items()]
+    run_python(FULL_DISK, tmp_path, *arguments)
+    assert set(ids(again(table))) >= {2, 3}

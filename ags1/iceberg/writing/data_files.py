@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,6 +46,8 @@ _MAX_WAITING = 512 * _MIB
 _MAX_OPEN_FILES = 64
 # A file of a sorted table is sorted in memory, all of it.
 _MAX_SORTED = 256 * _MIB
+# A row group may be larger by this factor before another is begun for the rows that come.
+_ROUNDED_UP = 1.25
 # A file that lacks less than this part of its target size is not begun another row group for.
 _FULL_ENOUGH = 0.95
 _MAX_THREADS = 8
@@ -271,7 +274,11 @@ class DataFileWriter:
         if lane is None:
             lane = self._lanes[key] = _Lane(self._new, values)
         self._lanes.move_to_end(key)
-        self._waiting_size += lane.gather(rows)
+        if lane.gathered_size + rows.nbytes > self._group_size * _ROUNDED_UP:
+            self._send(lane)
+        # Up to a whole row group: what is over would be a small one of its own.
+        fitting = self._group_rows - lane.gathered_rows
+        self._waiting_size += lane.gather(rows.slice(0, fitting))
         if lane.gathered_size >= self._group_size or lane.gathered_rows >= self._group_rows:
             self._send(lane)
             # Row groups of a stream go to the threads in turn.
@@ -281,10 +288,12 @@ class DataFileWriter:
                 self._send(largest)
                 if self._waiting_size < _MAX_WAITING // 4:
                     break
+        if fitting < rows.num_rows:
+            self._gather(values, rows.slice(fitting), run)
 
     @property
-    def _group_rows(self) -> int | float:
-        return float("inf") if self._plan.sort_order is not None else self._plan.row_group_rows
+    def _group_rows(self) -> int:
+        return sys.maxsize if self._plan.sort_order is not None else self._plan.row_group_rows
 
     def _send(self, lane: _Lane) -> None:
         self._waiting_size -= lane.gathered_size

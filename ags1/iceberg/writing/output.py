@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
-from pyiceberg.io import FileIO
+from pyiceberg.io import FileIO, InputStream
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from ... import oneshot
@@ -72,6 +72,10 @@ class TableOutput:
         sealed = oneshot.encrypt(plaintext, km=km, block_size=DEFAULT_BLOCK_SIZE)
         self.write(location, sealed.data)
         return sealed.key_metadata
+
+    def open(self, location: str) -> InputStream:
+        """Open a file to read what was written. Raises OSError."""
+        return self.io.new_input(moved(location, self._location_map)).open()
 
     def delete(self, location: str) -> None:
         """Delete a file, which may be gone already. Raises OSError."""

@@ -30,7 +30,6 @@ from ...layout import DEFAULT_BLOCK_SIZE
 from ...reader import Reader
 from ...writer import Writer
 from ..avro import AvroFile
-from ..files import moved
 from .entries import ADDED, Entry, FileRecord
 from .output import TableOutput
 from .parquet_transcription import ParquetContents, read_contents, transcribe_parquet
@@ -225,7 +224,7 @@ def _plaintext(record: FileRecord, source: FileIO) -> Iterator[Any]:
 @contextmanager
 def _stored(output: TableOutput, location: str) -> Iterator[Any]:
     """Open a file that was written, as it is stored."""
-    with output.io.new_input(moved(location, output._location_map)).open() as stream:
+    with output.open(location) as stream:
         yield stream
 
 
