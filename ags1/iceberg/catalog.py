@@ -419,6 +419,13 @@ class EncryptedCatalog(Catalog):
     def register_table(
         self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
     ) -> Table:
+        if not overwrite and is_a(self.inner, "HiveCatalog"):
+            # With what Java keeps of an encrypted table in the metastore, its hash for one.
+            output = TableOutput(load_file_io(dict(self.inner.properties), metadata_location))
+            metadata = read_metadata(output.io, metadata_location, Trust())
+            if table_key_id(metadata, Trust(), metadata_location) is not None:
+                self.commits().register(identifier, metadata_location, output)
+                return self.load_table(identifier)
         self.inner.register_table(identifier, metadata_location, overwrite)
         return self.load_table(identifier)
 
