@@ -3,6 +3,7 @@ writers that meet, commits that fail, and what is refused."""
 
 from __future__ import annotations
 
+import json
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
-from ags1 import KmsConfigurationError, KmsError, NotEncryptedError
+from ags1 import KmsConfigurationError, KmsError, MetadataIntegrityError, NotEncryptedError
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
 from ags1.iceberg.listing import place
 from ags1.iceberg.writing.entries import read_entries
@@ -356,6 +357,21 @@ def test_after_a_commit_of_unknown_outcome_every_file_stays(
     assert verify_table(again(table)).ok
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_what_comes_after_a_commit_takes_nothing_back(
+    table: EncryptedTable, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EncryptedTable, "show", fail)
+        with pytest.raises(error):
+            table.append(rows(1))
+    assert ids(again(table)) == [1]
+    assert verify_table(again(table)).ok
+
+
 def test_a_kms_that_fails_leaves_nothing(
     catalog: EncryptedCatalog, table: EncryptedTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,6 +410,26 @@ def test_branches_and_tags(table: EncryptedTable) -> None:
     assert ids(again(table)) == [1]
     table.append(rows(5), branch=None)
     assert ids(again(table)) == [1]
+
+
+# -- metadata that was changed: nothing authenticates it in a SQL catalog
+
+
+@pytest.mark.parametrize("name", ["last-sequence-number", "next-row-id"])
+def test_counters_that_were_set_back_are_refused(table: EncryptedTable, name: str) -> None:
+    """Else a delete would delete nothing, and row ids would be given twice."""
+    for n in range(4):
+        table.append(rows(n, n + 10))
+    path = Path(table.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_bytes())
+    for snapshot in metadata["snapshots"]:
+        snapshot["sequence-number"] = min(snapshot["sequence-number"], 1)
+        snapshot["first-row-id"] = 0
+    path.write_text(json.dumps(metadata | {name: 1}))
+    for work in (lambda t: t.delete("id = 3"), lambda t: t.append(rows(5))):
+        with pytest.raises(MetadataIntegrityError, match="was changed"):
+            work(again(table))
+    assert len(ids(again(table))) == 8
 
 
 # -- what is refused

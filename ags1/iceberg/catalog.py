@@ -390,6 +390,7 @@ class EncryptedCatalog(Catalog):
         self, new: _NewTable, updates: list[dict[str, Any]], output: TableOutput
     ) -> EncryptedTable:
         base = self.commits().create(new.identifier, updates, output, place=new.place)
+        output.keep()
         return self._table(base, self.commits().io(base))
 
     def _table(self, base: Base, io: FileIO) -> EncryptedTable:

@@ -542,6 +542,7 @@ class EncryptedTable(Table):
         base = self._committer().commit(
             self.base(), updates, requirements, output, new_key_id=new_key_id
         )
+        output.keep()
         self.show(base, manager)
 
     def show(self, base: Base, manager: EncryptionManager | None = None) -> None:

@@ -70,6 +70,12 @@ class JavaTables:
         """Append a file of rows, to the partition of this path (``p=1``) if there are any."""
         self._rows.append(self.load(name), file_format, partition, json.dumps(rows))
 
+    def rows(self, name: str) -> list[list[str | None]]:
+        """Return a table's rows, the values as Java prints them, bytes in hex. The table must have
+        no deletion vectors, which this reader of Java's cannot decrypt."""
+        found: list[list[str | None]] = json.loads(self._rows.rows(self.load(name)))
+        return found
+
     def delete(
         self,
         name: str,

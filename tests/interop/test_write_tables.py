@@ -35,7 +35,7 @@ from ags1.iceberg.writing.entries import DELETED
 from ags1.kms import KmsClient
 
 from .metastore import served_metastore
-from .reading import check_history, check_same, opened
+from .reading import check_history
 from .rest_server import rest_server
 from .spark import SparkTables
 from .writing import Shared, check_kept, check_rows, check_version, entries_of
@@ -78,6 +78,8 @@ CASES = [
     for p, partitioning in enumerate(SPECS)
     for c, catalog in enumerate(("sql", "hive", "rest"))
 ]
+# Where Spark maintains the tables too, which takes it longest: once for each partitioning.
+MAINTAINED = [CASES[number] for number in (2, 3, 8, 10, 13)]
 BY_ROW = {f"write.{command}.mode": "merge-on-read" for command in ("delete", "update", "merge")}
 
 
@@ -216,7 +218,6 @@ def check_files_of(table: EncryptedTable, format_name: str, key_length: int) -> 
 def test_a_table_is_written_in_turns(
     spark: SparkTables,
     shared: Shared,
-    kms: KmsClient,
     format_name: str,
     key_length: str,
     partitioning: str,
@@ -233,9 +234,12 @@ def test_a_table_is_written_in_turns(
     check_history(spark, name, table)
 
     continue_with_spark(spark, name)
+    if (format_name, key_length, partitioning, shared.kind) in MAINTAINED:
+        maintain_with_spark(spark, name)
     table = shared.taken_back(name)
     second = check_version(spark, name, table, rewritten=True)
-    check_history(spark, name, table)
+    assert {100_000, 100_001} <= second.keys()
+    assert not {2, 3, 13, 62} & second.keys()
     check_kept(first, second)
 
     table.delete("id = 4 or id = 12 or id = 100001 or v = 'a'")
@@ -248,13 +252,14 @@ def test_a_table_is_written_in_turns(
     check_files_of(table, format_name, int(key_length))
     name = shared.shown(table)
     third = check_version(spark, name, table, rewritten=True)
-    check_history(spark, name, table)
+    assert not {4, 12, 100_001} & third.keys()
     check_kept(second, third)
-
-    maintain_with_spark(spark, name)
-    table = shared.taken_back(name)
-    fourth = check_version(spark, name, table, rewritten=True)
-    check_kept(third, fourth)
-    assert third.keys() == fourth.keys()
     check_history(spark, name, table)
+
+    spark.sql(f"INSERT INTO {name} (id) VALUES (1000)")
+    spark.sql(f"DELETE FROM {name} WHERE id = 501")
+    table = shared.taken_back(name)
+    fourth = check_rows(spark, name, table, rewritten=True)
+    check_kept(third, fourth)
+    assert fourth.keys() == third.keys() - {501} | {1000}
     assert verify_table(table).ok

@@ -54,7 +54,7 @@ class Shared:
         self, kind: str, spark: SparkTables, kms: KmsClient, folder: Path, uri: str | None = None
     ) -> None:
         self._spark = spark
-        self._is_hive = kind == "hive"
+        self.kind = kind
         properties = {
             "sql": {"uri": f"sqlite:///{folder}/catalog.db"},
             "hive": {"uri": uri, **HIVE},
@@ -71,7 +71,7 @@ class Shared:
 
     def shown(self, table: EncryptedTable) -> str:
         """Have Spark see our version of a table; return the name that it has there."""
-        if self._is_hive:
+        if self.kind == "hive":
             name = "enc." + ".".join(table.name())
             location = path_of(table.metadata_location)
             parameters = self._spark.parameters(name)
@@ -88,7 +88,7 @@ class Shared:
     def taken_back(self, name: str) -> EncryptedTable:
         """Return Spark's version of a table, to be written to."""
         identifier = name.removeprefix("enc.")
-        if not self._is_hive:
+        if self.kind != "hive":
             identifier = self.new_name()
             location = self._spark.parameters(name)["metadata_location"]
             self.catalog.register_table(identifier, location)

@@ -84,6 +84,11 @@ class TableOutput:
         with self._lock, contextlib.suppress(ValueError):
             self._written.remove(location)
 
+    def keep(self) -> None:
+        """Forget what was written: it is the table's now."""
+        with self._lock:
+            self._written.clear()
+
     def discard(self, locations: list[str]) -> None:
         """Delete files of a commit that failed for certain. What cannot be deleted is logged and
         stays: nothing refers to it, and ``verify`` finds it."""

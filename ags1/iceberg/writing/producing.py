@@ -21,6 +21,7 @@ from typing import Any
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.table.locations import LocationProvider, load_location_provider
 
+from ...errors import MetadataIntegrityError
 from ...keys.manager import EncryptionManager, now_ms
 from ..maintenance.rotation import with_own_kek
 from .entries import (
@@ -108,6 +109,7 @@ class SnapshotProducer:
         Raises ValidationException when a file to be removed is not in the branch's head any more,
         and what reading and writing raises.
         """
+        _check_counters(view)
         schema_id = view.metadata["current-schema-id"]
         locations = location_provider(view)
         kept, rewritten, replaced_count = self._without(view, locations, change.removed)
@@ -331,6 +333,27 @@ class SnapshotProducer:
         if parent is not None and parent.summary is not None:
             previous = parent.summary.additional_properties
         return summary.build(change.operation, previous, self._properties)
+
+
+def _check_counters(view: TableView) -> None:
+    """Raise MetadataIntegrityError when the metadata counts sequence numbers or row ids from where
+    the head's manifests have been already.
+
+    Those are authentic, and the metadata may not be: a delete of too low a number deletes nothing,
+    and row ids would be given twice.
+    """
+    number = view.metadata.get("last-sequence-number", 0)
+    next_row_id = view.metadata.get("next-row-id", 0)
+    for record in map(manifest_record, view.manifests):
+        rows = record.existing_rows_count + record.added_rows_count
+        if (record.sequence_number or 0) > number or (
+            record.first_row_id is not None and record.first_row_id + rows > next_row_id
+        ):
+            raise MetadataIntegrityError(
+                "the metadata's last-sequence-number or next-row-id is less than its manifests "
+                "have: it was changed",
+                file=record.manifest_path,
+            )
 
 
 def key_updates(manager: EncryptionManager, key_id: str) -> list[Update]:

@@ -187,6 +187,7 @@ class EncryptedTransaction(Transaction):
         super().__init__(table, autocommit)
         self.output = table.output()
         self._steps: list[Step] = []
+        self._sending = False
         self._start()
 
     def _start(self) -> None:
@@ -475,11 +476,19 @@ class EncryptedTransaction(Transaction):
                 # Whoever reads the table next may find the files in it.
                 self._failed = True
                 raise
-            except BaseException:
+            except Exception:
                 self._give_up()
+                raise
+            except BaseException:
+                # Ctrl-C. Between the commit and the next line here, nobody can tell.
+                if self._sending:
+                    self._failed = True
+                else:
+                    self._give_up()
                 raise
             self.output.discard([path for step in self._steps for path in step.left_over])
             self.output = self._table.output()
+        self._sending = False
         self._steps = []
         self._start()
         return self._table
@@ -492,9 +501,11 @@ class EncryptedTransaction(Transaction):
         begun = time.monotonic()
         for attempt in range(retries + 1):
             try:
+                self._sending = True
                 self._send()
                 return
             except CommitFailedException:
+                self._sending = False
                 if attempt == retries or (time.monotonic() - begun) * 1000 >= timeout:
                     raise
             wait = min(min_wait * 2**attempt, max_wait)

@@ -3,9 +3,11 @@ package ags1.interop;
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
+import java.util.HexFormat;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import org.apache.iceberg.FileFormat;
 import org.apache.iceberg.PartitionData;
 import org.apache.iceberg.PartitionSpec;
@@ -15,10 +17,12 @@ import org.apache.iceberg.StructLike;
 import org.apache.iceberg.Table;
 import org.apache.iceberg.data.GenericFileWriterFactory;
 import org.apache.iceberg.data.GenericRecord;
+import org.apache.iceberg.data.IcebergGenerics;
 import org.apache.iceberg.data.IdentityPartitionConverters;
 import org.apache.iceberg.data.Record;
 import org.apache.iceberg.deletes.EqualityDeleteWriter;
 import org.apache.iceberg.encryption.EncryptedOutputFile;
+import org.apache.iceberg.io.CloseableIterable;
 import org.apache.iceberg.io.DataWriter;
 import org.apache.iceberg.io.OutputFileFactory;
 import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.JsonNode;
@@ -27,9 +31,10 @@ import org.apache.iceberg.types.Conversions;
 import org.apache.iceberg.types.Type;
 import org.apache.iceberg.types.Types;
 import org.apache.iceberg.util.ByteBuffers;
+import org.apache.iceberg.util.DateTimeUtil;
 
 /**
- * Writes rows and equality deletes into a table, where Spark cannot.
+ * Writes rows and equality deletes into a table, and reads rows, where Spark cannot.
  *
  * <p>Rows are JSON: objects with values as the specification's "JSON single-value serialization"
  * has them, but NaN, infinities and -0.0 as strings. A column that is left out is null. {@code
@@ -78,6 +83,33 @@ public final class TableRows {
       records(columns, rows).forEach(writer::write);
     }
     table.newRowDelta().addDeletes(writer.toDeleteFile()).commit();
+  }
+
+  /**
+   * Returns the rows of a table without deletion vectors, as JSON: a list for each row, of values as
+   * Java prints them; those of bytes in hex.
+   */
+  public String rows(Table table) throws IOException {
+    List<List<String>> rows = new ArrayList<>();
+    try (CloseableIterable<Record> records = IcebergGenerics.read(table).build()) {
+      for (Record record : records) {
+        List<String> row = new ArrayList<>();
+        for (int at = 0; at < record.size(); at++) {
+          row.add(printed(record.get(at)));
+        }
+        rows.add(row);
+      }
+    }
+    return JSON.writeValueAsString(rows);
+  }
+
+  private static String printed(Object value) {
+    if (value instanceof ByteBuffer bytes) {
+      return HexFormat.of().formatHex(ByteBuffers.toByteArray(bytes));
+    }
+    return value instanceof byte[] bytes
+        ? HexFormat.of().formatHex(bytes)
+        : Objects.toString(value, null);
   }
 
   private static EncryptedOutputFile newFile(Table table, FileFormat format, StructLike key) {
@@ -136,8 +168,13 @@ public final class TableRows {
       return Float.valueOf(value.asText());
     }
     Object parsed = SingleValueParser.fromJson(type, value);
-    return type.typeId() == Type.TypeID.FIXED
-        ? ByteBuffers.toByteArray((ByteBuffer) parsed)
-        : IdentityPartitionConverters.convertConstant(type, parsed);
+    return switch (type.typeId()) {
+      case FIXED -> ByteBuffers.toByteArray((ByteBuffer) parsed);
+      case TIMESTAMP_NANO ->
+          ((Types.TimestampNanoType) type).shouldAdjustToUTC()
+              ? DateTimeUtil.timestamptzFromNanos((Long) parsed)
+              : DateTimeUtil.timestampFromNanos((Long) parsed);
+      default -> IdentityPartitionConverters.convertConstant(type, parsed);
+    };
   }
 }
