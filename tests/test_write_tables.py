@@ -26,6 +26,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.table.statistics import StatisticsFile
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
@@ -466,7 +467,9 @@ def test_what_would_strip_or_publish_is_refused(table: EncryptedTable) -> None:
         table.transaction().remove_properties("encryption.key-id")
     with pytest.raises(NotImplementedError):
         table.transaction().update_snapshot()
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotEncryptedError, match="allow_plaintext"):
+        table.update_statistics()
+    with pytest.raises(NotEncryptedError, match="allow_plaintext"):
         table.transaction().update_statistics()
     with pytest.raises(NotImplementedError):
         table.io.new_output(f"{table.location()}/data/x.parquet")
@@ -487,6 +490,25 @@ def test_plain_files_are_added_only_on_request(table: EncryptedTable, tmp_path: 
         table.add_files([str(path)], allow_plaintext=True)
     report = verify_table(again(table))
     assert (report.ok, report.finding_counts["plain-data-file"]) == (True, 1)
+
+
+def test_statistics_in_the_clear_are_set_on_request_and_reported(table: EncryptedTable) -> None:
+    table.append(rows(1))
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    path = f"{table.location()}/metadata/x.stats"
+    Path(path.removeprefix("file://")).write_bytes(b"PFA1" + bytes(20))
+    statistics = StatisticsFile(
+        snapshot_id=snapshot.snapshot_id,
+        statistics_path=path,
+        file_size_in_bytes=24,
+        file_footer_size_in_bytes=20,
+        blob_metadata=[],
+    )
+    with table.update_statistics(allow_plaintext=True) as update:
+        update.set_statistics(statistics)
+    assert again(table).metadata.statistics == [statistics]
+    assert verify_table(again(table)).finding_counts["plain-statistics"] == 1
 
 
 def test_a_table_without_a_catalog_is_read_only(table: EncryptedTable) -> None:

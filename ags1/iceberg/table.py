@@ -19,6 +19,7 @@ from pyiceberg.table import ALWAYS_TRUE, Table
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.table.update.statistics import UpdateStatistics
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
 from ..errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
@@ -324,6 +325,14 @@ class EncryptedTable(Table):
                 branch,
                 allow_plaintext=allow_plaintext,
             )
+
+    def update_statistics(self, *, allow_plaintext: bool = False) -> UpdateStatistics:
+        """Set or remove statistics files, which are in the clear. Raises NotEncryptedError unless
+        ``allow_plaintext``."""
+        from .writing.transaction import EncryptedTransaction
+
+        transaction = EncryptedTransaction(self, autocommit=True)
+        return transaction.update_statistics(allow_plaintext=allow_plaintext)
 
     def rotate_keys(self) -> None:
         """Make a new KEK, put the key of every snapshot under it, and take the old KEKs out.

@@ -31,6 +31,7 @@ from pyiceberg.table.update import (
     TableRequirement,
     TableUpdate,
 )
+from pyiceberg.table.update.statistics import UpdateStatistics
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import EMPTY_DICT, Record
 
@@ -188,6 +189,7 @@ class EncryptedTransaction(Transaction):
         self.output = table.output()
         self._steps: list[Step] = []
         self._sending = False
+        self._allows_plaintext = False
         self._start()
 
     def _start(self) -> None:
@@ -228,7 +230,7 @@ class EncryptedTransaction(Transaction):
         those that would strip the table of its encryption."""
         updates = list(updates)
         for update in updates:
-            _refuse(update)
+            _refuse(update, self._allows_plaintext)
         self.stage_step(MetadataStep(updates, requirements))
 
     def stage_step(self, step: Step) -> None:
@@ -451,10 +453,16 @@ class EncryptedTransaction(Transaction):
             "what PyIceberg writes would be in the clear: use append, overwrite or delete"
         )
 
-    def update_statistics(self) -> NoReturn:
-        raise NotImplementedError(
-            "statistics files of an encrypted table would be in the clear, and their keys too"
-        )
+    def update_statistics(self, *, allow_plaintext: bool = False) -> UpdateStatistics:
+        """Set or remove statistics files. Raises NotEncryptedError unless ``allow_plaintext``: they
+        are in the clear, for the key of one would stand in the metadata, and tell of the data."""
+        if not allow_plaintext:
+            raise NotEncryptedError(
+                "statistics files of an encrypted table are in the clear, and tell of its data: "
+                "give allow_plaintext=True if they may"
+            )
+        self._allows_plaintext = True
+        return UpdateStatistics(transaction=self)
 
     def upgrade_table_version(self, format_version: int) -> Transaction:
         if format_version != 3:
@@ -533,13 +541,13 @@ class EncryptedTransaction(Transaction):
         self.output.discard(self.output.written)
 
 
-def _refuse(update: Update) -> None:
+def _refuse(update: Update, allows_plaintext: bool) -> None:
     action = update["action"]
     if action == "set-properties":
         names = set(update["updates"]) & {TABLE_KEY_ID}
     elif action == "remove-properties":
         names = set(update["removals"]) & {TABLE_KEY_ID, DATA_KEY_LENGTH}
-    elif action in ("set-statistics", "set-partition-statistics"):
+    elif action in ("set-statistics", "set-partition-statistics") and not allows_plaintext:
         raise NotEncryptedError(
             "statistics files of an encrypted table are in the clear, and this adds one"
         )
