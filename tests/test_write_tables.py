@@ -234,6 +234,19 @@ def test_appends_of_two_writers_are_both_there(table: EncryptedTable) -> None:
     assert (report.ok, report.finding_counts.get("orphan-file")) == (True, None)
 
 
+def test_threads_that_share_a_table_object_lose_nothing(catalog: EncryptedCatalog) -> None:
+    patient = {"commit.retry.num-retries": "100", "commit.retry.min-wait-ms": "5"}
+    table = create(catalog, **patient)
+
+    def work(first: int) -> None:
+        for n in range(4):
+            table.append(rows(first + n))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, (0, 10, 20)))
+    assert ids(again(table)) == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
+
+
 def test_a_delete_finds_the_rows_of_the_writer_before_it(table: EncryptedTable) -> None:
     table.append(rows(1, 2, 3))
     other = again(table)

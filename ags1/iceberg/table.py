@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.table import ALWAYS_TRUE, Table
-from pyiceberg.table.metadata import TableMetadataUtil
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.statistics import UpdateStatistics
@@ -143,13 +143,16 @@ def encrypted_table(
         location_map=location_map,
         require_encrypted=require_encrypted,
     )
-    table = EncryptedTable(
-        identifier, parse_metadata(metadata), metadata_location, files, catalog, config or {}
+    version = Version(
+        parse_metadata(metadata),
+        metadata,
+        metadata_location,
+        files,
+        config or {},
+        storage or {},
+        trust,
     )
-    table._trust = trust
-    table._json = metadata
-    table._storage = storage or {}
-    return table
+    return EncryptedTable(identifier, version, catalog)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +179,22 @@ class Rekeyed:
     size: int
 
 
+class Version(NamedTuple):
+    """All that a table object knows of one version of the table. ``json`` is the metadata as it is;
+    ``config`` and ``storage`` are a REST server's, the second with credentials."""
+
+    metadata: TableMetadata
+    json: dict[str, Any]
+    location: str
+    files: TableFiles
+    config: dict[str, str]
+    storage: dict[str, str]
+    trust: Trust
+
+    def __repr__(self) -> str:
+        return f"Version({self.location!r})"
+
+
 class EncryptedTable(Table):
     """An encrypted table, read and written as any of PyIceberg's.
 
@@ -184,9 +203,27 @@ class EncryptedTable(Table):
     without a catalog, or from one that would lose its keys.
     """
 
-    _trust: Trust = Trust()
-    _json: dict[str, Any]
-    _storage: dict[str, str]
+    def __init__(self, identifier: Identifier, version: Version, catalog: Catalog) -> None:
+        self._identifier = identifier
+        self.catalog = catalog
+        # In one piece: half of one version and half of another would be committed upon.
+        self._version = version
+
+    @property
+    def metadata(self) -> TableMetadata:  # type: ignore[override]
+        return self._version.metadata
+
+    @property
+    def metadata_location(self) -> str:  # type: ignore[override]
+        return self._version.location
+
+    @property
+    def io(self) -> FileIO:  # type: ignore[override]
+        return self._version.files
+
+    @property
+    def config(self) -> dict[str, str]:  # type: ignore[override]
+        return self._version.config
 
     @property
     def key_id(self) -> str:
@@ -197,14 +234,13 @@ class EncryptedTable(Table):
     def metadata_is_vouched_for(self) -> bool:
         """Whether the whole metadata is from a better place than a file where others may write: by
         its expected SHA-256, Hive's hash of it, or a REST server's answer."""
-        trust = self._trust
+        trust = self._version.trust
         return trust.is_server_s or bool(trust.metadata_sha256 or trust.java_hash)
 
     @property
     def files(self) -> TableFiles:
         """The table's files, stored and decrypted."""
-        assert isinstance(self.io, TableFiles)
-        return self.io
+        return self._version.files
 
     def scan(
         self,
@@ -264,7 +300,7 @@ class EncryptedTable(Table):
         return self
 
     def _load_again(self) -> Table:
-        trust = Trust(self.key_id, self._trust.metadata_sha256)
+        trust = Trust(self.key_id, self._version.trust.metadata_sha256)
         files = self.files
         if isinstance(self.catalog, NoopCatalog):
             return open_table(
@@ -409,7 +445,7 @@ class EncryptedTable(Table):
         if not delete_files:
             return Expiry(plan.snapshot_ids, plan.refs, ExpiredFiles())
         found = plan.find_files(
-            view.files, self.metadata_location, after=self._json, after_files=self.files
+            view.files, self.metadata_location, after=self._version.json, after_files=self.files
         )
         failed = found.delete(self.output(), progress=progress)
         return Expiry(plan.snapshot_ids, plan.refs, found, failed)
@@ -469,16 +505,16 @@ class EncryptedTable(Table):
         step = KeyStep(compute)
         transaction.stage_step(step)
         transaction.commit_transaction()
-        if rotation.snapshots_without_keys(self._json):
+        if rotation.snapshots_without_keys(self._version.json):
             # Over REST, somebody may have added a snapshot that needs what was taken out, or whose
             # key is under the master key before.
-            uuid = {"type": "assert-table-uuid", "uuid": self._json["table-uuid"]}
-            updates = rotation.restore(self._json, step.removed)
-            updates += rotation.adopt(self._json, before, self.view().manager)
+            uuid = {"type": "assert-table-uuid", "uuid": self._version.json["table-uuid"]}
+            updates = rotation.restore(self._version.json, step.removed)
+            updates += rotation.adopt(self._version.json, before, self.view().manager)
             transaction = self.transaction()
             transaction.stage_updates(updates, [uuid])
             transaction.commit_transaction()
-            missing = rotation.snapshots_without_keys(self._json)
+            missing = rotation.snapshots_without_keys(self._version.json)
             if missing:
                 raise MetadataIntegrityError(
                     f"the keys of snapshots {missing} were lost by a writer that did not wait for "
@@ -490,7 +526,7 @@ class EncryptedTable(Table):
     def view(self) -> TableView:
         """Return the version of the table that this object shows, to build changes upon."""
         # With keys of its own: those that are made for a change which fails are of no use.
-        return self.view_of(self._json)
+        return self.view_of(self._version.json)
 
     def view_of(
         self,
@@ -529,30 +565,34 @@ class EncryptedTable(Table):
         """Return what a commit of this version is built upon."""
         from .writing.commits import Base
 
+        version = self._version
         # The key was settled when the table was loaded.
-        trust = replace(self._trust, key_id=self.key_id)
-        location = self.metadata_location
-        return Base(self._identifier, self._json, location, trust, self.config, self._storage)
+        trust = replace(version.trust, key_id=version.files.keys.table_key_id)
+        return Base(
+            self._identifier,
+            version.json,
+            version.location,
+            trust,
+            version.config,
+            version.storage,
+        )
 
     def commit_updates(
         self,
+        base: Base,
         updates: list[dict[str, Any]],
         requirements: list[dict[str, Any]],
         output: TableOutput,
         manager: EncryptionManager | None = None,
     ) -> None:
-        """Make one try to commit updates in the REST specification's form, and show the outcome.
-
-        Raises as ``Commits.commit`` does.
-        """
+        """Make one try to commit updates, in the REST specification's form, upon ``base``; show
+        the outcome. ``manager`` has the keys if they change. Raises as ``Commits.commit`` does."""
         new_key_id = None
-        if manager is not None and manager.table_key_id != self.key_id:
+        if manager is not None and manager.table_key_id != base.trust.key_id:
             new_key_id = manager.table_key_id
-        base = self._committer().commit(
-            self.base(), updates, requirements, output, new_key_id=new_key_id
-        )
+        after = self._committer().commit(base, updates, requirements, output, new_key_id=new_key_id)
         output.keep()
-        self.show(base, manager)
+        self.show(after, manager)
 
     def show(self, base: Base, manager: EncryptionManager | None = None) -> None:
         """Show a version of the table that was committed."""
@@ -575,14 +615,8 @@ class EncryptedTable(Table):
             )
         )
 
-    def _become(self, fresh: EncryptedTable) -> None:
-        self.metadata = fresh.metadata
-        self.io = fresh.io
-        self.metadata_location = fresh.metadata_location
-        self.config = fresh.config
-        self._json = fresh._json
-        self._storage = fresh._storage
-        self._trust = fresh._trust
+    def _become(self, other: EncryptedTable) -> None:
+        self._version = other._version
 
     def _committer(self) -> Commits:
         commits = getattr(self.catalog, "commits", None)

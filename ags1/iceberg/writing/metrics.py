@@ -311,6 +311,9 @@ def _bounds(leaf: _Leaf, column: pa.ChunkedArray) -> tuple[Any, Any]:
         column = column.filter(pc.invert(pc.is_nan(column)))
     found = pc.min_max(column).as_py()
     lower, upper = found["min"], found["max"]
+    if leaf.is_float and lower is not None:
+        # Zeros of either sign are one number to Arrow, and two to Iceberg: as in a Parquet footer.
+        return lower or -0.0, upper or 0.0
     if isinstance(leaf.kind, DecimalType) and lower is not None:
         return _unscaled(lower), _unscaled(upper)
     return lower, upper

@@ -193,7 +193,8 @@ class EncryptedTransaction(Transaction):
         self._start()
 
     def _start(self) -> None:
-        self._view = self._table.view()
+        self._base = self._table.base()
+        self._view = self._table.view_of(self._base.metadata)
         self._manager: EncryptionManager | None = None
         self._staged_updates: list[Update] = []
         self._staged_requirements: list[Update] = []
@@ -528,7 +529,11 @@ class EncryptedTransaction(Transaction):
 
     def _send(self) -> None:
         self._table.commit_updates(
-            self._staged_updates, self._staged_requirements, self.output, self._manager
+            self._base,
+            self._staged_updates,
+            self._staged_requirements,
+            self.output,
+            self._manager,
         )
 
     def _check_usable(self) -> None:
