@@ -3,7 +3,9 @@ writers that meet, commits that fail, and what is refused."""
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import RunPython
 from iceberg_tables import KMS_PROPERTIES
@@ -30,10 +33,16 @@ from pyiceberg.table.statistics import StatisticsFile
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
-from ags1 import KmsConfigurationError, KmsError, MetadataIntegrityError, NotEncryptedError
+from ags1 import (
+    KeyMetadata,
+    KmsConfigurationError,
+    KmsError,
+    MetadataIntegrityError,
+    NotEncryptedError,
+)
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
 from ags1.iceberg.listing import place
-from ags1.iceberg.writing.entries import read_entries
+from ags1.iceberg.writing.entries import manifest_record, read_entries
 from ags1.kms.memory import MemoryKms
 
 SCHEMA = Schema(
@@ -446,6 +455,79 @@ def test_counters_that_were_set_back_are_refused(table: EncryptedTable, name: st
     assert len(ids(again(table))) == 8
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"refs": {"main": {"snapshot-id": 7, "type": "branch"}}},
+        {"refs": {}, "current-snapshot-id": 7},
+        {"current-snapshot-id": -1},
+        {"sort-orders": []},
+        {"properties": {"encryption.key-id": "keyA", "write.format.default": 5}},
+        {"properties": {"encryption.key-id": "keyA", "write.parquet.row-group-limit": "9" * 40}},
+    ],
+    ids=["main elsewhere", "current elsewhere", "no current", "no order", "number", "huge"],
+)
+def test_malformed_metadata_loses_no_rows(table: EncryptedTable, change: dict[str, Any]) -> None:
+    table.append(rows(1, 2))
+    path = Path(table.metadata_location.removeprefix("file://"))
+    good = path.read_bytes()
+    path.write_text(json.dumps(json.loads(good) | change))
+    with pytest.raises(ValueError, match="."):
+        again(table).append(rows(3))
+    path.write_bytes(good)
+    again(table).append(rows(3))
+    assert ids(again(table)) == [1, 2, 3]
+
+
+def test_a_step_that_turns_empty_leaves_nothing(table: EncryptedTable) -> None:
+    table.append(rows(1, 2))
+    other = again(table)
+    transaction = table.transaction()
+    transaction.upsert(rows(1, v="new"), ["id"])
+    other.upsert(rows(1, v="new"), ["id"])
+    transaction.commit_transaction()
+    report = verify_table(again(table))
+    assert (report.ok, report.finding_counts.get("orphan-file")) == (True, None)
+    assert len(again(table).snapshots()) == 2
+
+
+def test_a_shorter_data_key_length_is_not_believed(catalog: EncryptedCatalog) -> None:
+    table = create(catalog, **{"encryption.data-key-length": "32"})
+    table.append(rows(1))
+    path = Path(table.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_bytes())
+    metadata["properties"]["encryption.data-key-length"] = "16"
+    path.write_text(json.dumps(metadata))
+    table = again(table)
+    table.append(rows(2))
+    keys = [KeyMetadata.from_bytes(key or b"") for key in files_of(table).values()]
+    assert [len(km.encryption_key) for km in keys] == [32, 32]
+
+
+def test_partitions_of_an_encrypted_table_are_not_told_in_summaries(
+    catalog: EncryptedCatalog,
+) -> None:
+    told = {"write.summary.partition-limit": "100"}
+    table = catalog.create_table("db.t", SCHEMA, partition_spec=BY_V, properties=ENCRYPTED | told)
+    table.append(rows(1, v="secret value"))
+    [snapshot] = table.snapshots()
+    assert "secret value" not in repr(snapshot.summary)
+    assert snapshot.summary is not None
+    assert snapshot.summary["changed-partition-count"] == "1"
+
+
+def test_records_with_keys_are_not_pickled(table: EncryptedTable) -> None:
+    table.append(rows(1))
+    view = table.view()
+    [manifest] = view.manifests
+    [entry] = read_entries(manifest, view.files)
+    for record in (manifest_record(manifest), entry, entry.file):
+        for work in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(TypeError, match="not pickled"):
+                work(record)
+        assert (entry.file.key_metadata or b"").hex() not in repr(record)
+
+
 # -- what is refused
 
 
@@ -490,8 +572,6 @@ def test_what_would_strip_or_publish_is_refused(table: EncryptedTable) -> None:
 
 
 def test_plain_files_are_added_only_on_request(table: EncryptedTable, tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
     path = tmp_path / "plain.parquet"
     pq.write_table(rows(7, 8), path)
     with pytest.raises(NotEncryptedError, match="allow_plaintext"):
@@ -503,6 +583,19 @@ def test_plain_files_are_added_only_on_request(table: EncryptedTable, tmp_path: 
         table.add_files([str(path)], allow_plaintext=True)
     report = verify_table(again(table))
     assert (report.ok, report.finding_counts["plain-data-file"]) == (True, 1)
+
+
+def test_a_file_that_the_table_has_twice_goes_from_both_places(
+    table: EncryptedTable, tmp_path: Path
+) -> None:
+    path = tmp_path / "plain.parquet"
+    pq.write_table(rows(7, 8), path)
+    for _ in range(2):
+        table.add_files([str(path)], check_duplicate_files=False, allow_plaintext=True)
+    table.append(rows(1))
+    assert ids(table) == [1, 7, 7, 8, 8]
+    table.delete("id > 6")
+    assert ids(again(table)) == [1]
 
 
 def test_statistics_in_the_clear_are_set_on_request_and_reported(table: EncryptedTable) -> None:

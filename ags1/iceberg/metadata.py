@@ -147,7 +147,24 @@ def parse_metadata(metadata: dict[str, Any]) -> TableMetadata:
         raise MetadataIntegrityError(
             f"the table's metadata is malformed: {str(error).splitlines()[0]}"
         ) from error
+    _check_refs(metadata)
     return parsed.model_copy(update={"snapshots": snapshots})
+
+
+def _check_refs(metadata: Mapping[str, Any]) -> None:
+    """Raise MetadataIntegrityError when a branch or tag is of no snapshot, or main is not the
+    current one: who reads would see another table than who writes."""
+    ids = [snapshot["snapshot-id"] for snapshot in metadata.get("snapshots") or ()]
+    if len(set(ids)) != len(ids):
+        raise MetadataIntegrityError("two of the table's snapshots have one id")
+    current = metadata.get("current-snapshot-id")
+    heads = {name: ref["snapshot-id"] for name, ref in (metadata.get("refs") or {}).items()}
+    current = None if current == -1 else current
+    if "main" in heads and heads["main"] != current:
+        raise MetadataIntegrityError("the main branch is not at the table's current snapshot")
+    for name, head in [*heads.items(), ("main", current)]:
+        if head is not None and head not in ids:
+            raise MetadataIntegrityError(f"{name!r} is at a snapshot that the table has not")
 
 
 def _columns(schemas: Any) -> Iterator[tuple[str, str]]:
@@ -181,10 +198,16 @@ def _has_the_form(metadata: object) -> TypeGuard[dict[str, Any]]:
         return False
     properties = metadata.get("properties") or {}
     lists = [metadata.get(name) or [] for name in ("snapshots", "encryption-keys")]
-    return isinstance(properties, dict) and all(
+    if not isinstance(properties, dict) or not all(map(_is_string, properties.values())):
+        return False
+    return all(
         isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
         for entries in lists
     )
+
+
+def _is_string(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _is_compressed(location: str) -> bool:

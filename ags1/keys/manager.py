@@ -80,6 +80,7 @@ class EncryptionManager:
         self._entries = {key.key_id: key for key in keys}
         if len(self._entries) != len(keys):
             raise KeyMetadataError("two of the table's encryption keys have one id")
+        self._newest_kek_length: int | None = None
         self._making = PerProcess(threading.Lock)
 
     @classmethod
@@ -134,8 +135,23 @@ class EncryptionManager:
         return tuple(filter(self._is_kek, self.encryption_keys))
 
     def new_file_key(self) -> KeyMetadata:
-        """Return a fresh key and a fresh 16-byte AAD prefix for one file of the table."""
-        return KeyMetadata.generate(self.data_key_length)
+        """Return a fresh key and a fresh 16-byte AAD prefix for one file of the table.
+
+        It is as long as the table's newest KEK where that is longer than the data key length: that
+        is what the table was meant to have, and the length stands where others can write. So the
+        KEK is unwrapped, unless it is in the cache. Raises KmsError.
+        """
+        return KeyMetadata.generate(max(self.data_key_length, self._kek_length()))
+
+    def _kek_length(self) -> int:
+        if self._newest_kek_length is None:
+            public = getattr(self.kms, "wraps_with_public_key", False)
+            length = 0
+            for entry in self._usable_keks()[:1]:
+                kek = self._cache.peek(entry, self.table_key_id) if public else self._unwrap(entry)
+                length = 0 if kek is None else kek.key_size
+            self._newest_kek_length = length
+        return self._newest_kek_length
 
     def add_manifest_list_key(self, km: KeyMetadata) -> str:
         """Wrap the key metadata of a manifest list, add it to the list; return its id, which the

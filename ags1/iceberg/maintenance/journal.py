@@ -29,7 +29,9 @@ from ..listing import list_files
 from ..writing.entries import FileRecord
 from ..writing.output import TableOutput
 from ..writing.reencryption import Identity
-from .plain_snapshots import read_plain
+
+# A part has some thousand files; what is larger is not ours.
+_MAX_SIZE = 64 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -137,8 +139,12 @@ class Journal:
         return sorted(f for f in list_files(self._io, self._folder) or () if f.endswith(_SUFFIX))
 
     def _read(self, location: str, keks: dict[bytes, KeyEncryptionKey]) -> list[dict[str, Any]]:
-        head, _, sealed = read_plain(self._io, location).partition(b"\n")
+        with self._io.new_input(location).open() as stream:
+            stored = bytes(stream.read(_MAX_SIZE + 1))
+        head, _, sealed = stored.partition(b"\n")
         try:
+            if len(stored) > _MAX_SIZE:
+                raise ValueError("no part of a journal is as large")
             keys = json.loads(head)
             entry = EncryptedKey.from_dict(keys["kek"])
             if entry.encrypted_by_id != self._key_id:
@@ -153,7 +159,9 @@ class Journal:
             if not isinstance(error, KmsUnwrapError):
                 raise
             return self._passed_over(location, error)
-        except (Ags1Error, ValueError, KeyError, TypeError) as error:
+        except (Ags1Error, ValueError, LookupError, TypeError, AttributeError) as error:
+            return self._passed_over(location, error)
+        except RecursionError as error:  # JSON that somebody else has nested
             return self._passed_over(location, error)
         part: dict[str, Any] = json.loads(text)
         if part["table-uuid"] != self._table_uuid:

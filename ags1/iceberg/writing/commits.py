@@ -33,14 +33,15 @@ from pyiceberg.typedef import Identifier, Properties
 from ...errors import MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import TABLE_KEY_ID, now_ms
 from ..catalog_trust import is_a, refuse_redirection
+from ..home import vouches
 from ..metadata import MAX_METADATA_SIZE, Trust, read_metadata, table_key_id
 from ..pyiceberg_internals import default_table_location
 from .metadata_file import (
+    METADATA_PATH,
     java_hash,
     next_metadata_location,
     print_metadata,
     stored_form,
-    versions_beside,
     with_metadata_log,
 )
 from .output import TableOutput
@@ -270,18 +271,22 @@ class FileCommits(Commits):
         check_requirements(base.metadata, plain_dicts(requirements))
         if not updates:
             return base
-        metadata = self._next(base, plain_dicts(updates), new_key_id, now_ms())
+        changes = plain_dicts(updates)
+        metadata = self._next(base, changes, new_key_id, now_ms())
         metadata, expired = with_metadata_log(
             metadata, base.location, base.metadata["last-updated-ms"]
         )
-        staged = _write(metadata, next_metadata_location(metadata, base.location), output)
+        location = next_metadata_location(
+            metadata, base.location, is_beside=not self._may_choose_folder(base, metadata, changes)
+        )
+        staged = _write(metadata, location, output)
         trust = replace(base.trust, key_id=new_key_id or base.trust.key_id)
         trust = self._trust_after(trust, staged)
         after = replace(base, metadata=metadata, location=staged.location, trust=trust)
         self._try(base, staged, output, lambda sent: self._swap(base, staged, sent))
         # From here on the commit is made, whatever comes.
         try:
-            output.discard(versions_beside(base.location, expired))
+            output.discard(expired)
         except BaseException as error:
             raise _made_but(base.identifier, error) from error
         return after
@@ -323,6 +328,28 @@ class FileCommits(Commits):
         base = Base(name, staged.metadata, location, Trust())
         self._refuse_foreign_code(base, staged.metadata)
         self._insert(name, staged, Event())
+
+    def _may_choose_folder(
+        self, base: Base, metadata: Mapping[str, Any], updates: list[dict[str, Any]]
+    ) -> bool:
+        """Whether what ``metadata`` says of the folder for the next metadata.json is to be obeyed.
+
+        Files beside the catalog's metadata.json pass for the table's own. So the folder is not for
+        whoever could write the base's file to choose: only for this commit, the catalog's own
+        properties, and what vouches for the base.
+        """
+        path = (metadata.get("properties") or {}).get(METADATA_PATH)
+        if path:
+            chosen = any(
+                update["action"] == "set-properties"
+                and update["updates"].get(METADATA_PATH) == path
+                for update in updates
+            )
+            return (
+                chosen or vouches(base.trust) or self.catalog.properties.get(METADATA_PATH) == path
+            )
+        chosen = any(update["action"] == "set-location" for update in updates)
+        return chosen or vouches(base.trust)
 
     @abstractmethod
     def _find(self, identifier: Identifier, trust: Trust) -> tuple[str, Trust]:
@@ -434,7 +461,9 @@ def ask_again(was_committed: Callable[[], bool | None], metadata: Mapping[str, A
     values = {}
     for name, default in _STATUS_CHECK_DEFAULTS.items():
         try:
-            values[name] = max(0, int(stated.get(name, default)))
+            # The metadata is not to keep us waiting for ever.
+            most = 100 if name == _STATUS_CHECKS else 60_000
+            values[name] = min(max(0, int(stated.get(name, default))), most)
         except ValueError:
             values[name] = default
     wait_ms = values[_STATUS_CHECK_MIN_WAIT]

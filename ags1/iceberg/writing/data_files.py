@@ -10,7 +10,6 @@ Knows nothing of snapshots: the files' records go back to the caller, who commit
 from __future__ import annotations
 
 import itertools
-import os
 import secrets
 import sys
 import threading
@@ -31,6 +30,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.sorting import SortOrder
 
+from ...cpu import usable_cpus
+from ...errors import MetadataIntegrityError
 from ...keys.manager import EncryptionManager
 from .avro_files import AvroCodec, AvroFileWriter
 from .conversion import RowConversion, as_batches
@@ -51,6 +52,7 @@ _ROUNDED_UP = 1.25
 # A file that lacks less than this part of its target size is not begun another row group for.
 _FULL_ENOUGH = 0.95
 _MAX_THREADS = 8
+_MAX_SETTING = 1 << 40
 
 _PARQUET_CODECS = {
     "uncompressed": "none",
@@ -90,7 +92,12 @@ def write_rows(
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
     provided, batches = as_batches(data)
-    plan = WritePlan(metadata)
+    try:
+        plan = WritePlan(metadata)
+    except (LookupError, TypeError, AttributeError, OverflowError, StopIteration) as error:
+        raise MetadataIntegrityError(
+            f"the table's metadata is malformed: {type(error).__name__}"
+        ) from error
     if provided is None:
         return []
     with DataFileWriter(
@@ -177,7 +184,7 @@ class DataFileWriter:
     ) -> None:
         self.files: list[FileRecord] = []
         self._plan = plan
-        self._threads = threads or min(_MAX_THREADS, os.cpu_count() or 1)
+        self._threads = threads or min(_MAX_THREADS, usable_cpus())
         self._conversion = RowConversion(plan.schema, provided, keep_unknown=plan.is_avro)
         names = _FileNames(location_provider, write_uuid or uuid4(), plan.file_format.lower())
         self._new = _NewFiles(plan, self._conversion.arrow_schema, output, manager, names)
@@ -508,7 +515,10 @@ class _Crew:
     def __init__(self, threads: int, most_waiting: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ags1-data-file")
         self._most = most_waiting // 2  # the other half is for what is being gathered
-        self._changed = threading.Condition()
+        # Taken by itself and not through the condition, whose code an interrupt may cut short with
+        # the lock held.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._size = 0
         self._threads = threads
         self._ending = 0  # files that are open and shall not be
@@ -518,7 +528,7 @@ class _Crew:
 
     def send(self, lane: _Lane, rows: pa.Table) -> None:
         """Queue rows for a lane; wait while too much is queued. Raises what a thread raised."""
-        with self._changed:
+        with self._lock:
             while self._error is None and (
                 (self._size and self._size + rows.nbytes > self._most)
                 or self._ending > self._threads
@@ -531,7 +541,7 @@ class _Crew:
 
     def finish(self, lane: _Lane) -> None:
         """Have a lane end its file, if it has one, after what is queued."""
-        with self._changed:
+        with self._lock:
             if not lane.is_open:
                 return
             self._ending += 1
@@ -540,14 +550,14 @@ class _Crew:
 
     def join(self) -> None:
         """Wait until all is written. Raises what a thread raised."""
-        with self._changed:
+        with self._lock:
             while self._running and self._error is None:
                 self._changed.wait()
             self._raise()
 
     def stop(self) -> None:
         """End the threads, and what they have not begun."""
-        with self._changed:
+        with self._lock:
             self._stopping = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -564,7 +574,7 @@ class _Crew:
 
     def _drain(self, lane: _Lane) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 if not lane.queue or self._stopping or self._error is not None:
                     lane.is_running = False
                     self._running -= 1
@@ -576,10 +586,10 @@ class _Crew:
             try:
                 lane.finish() if rows is None else lane.write(rows)
             except BaseException as error:
-                with self._changed:
+                with self._lock:
                     self._error = self._error or error
             del rows
-            with self._changed:
+            with self._lock:
                 self._size -= size
                 self._ending -= ended
                 self._changed.notify_all()
@@ -747,8 +757,8 @@ def _positive(properties: Mapping[str, str], name: str, default: int) -> int:
         number = int(text)
     except ValueError:
         number = 0
-    if number < 1:
-        raise ValueError(f"{name} is {text!r}, and has to be a number above 0")
+    if not 0 < number <= _MAX_SETTING:
+        raise ValueError(f"{name} is {text!r}, and has to be a number above 0, of any use")
     return number
 
 

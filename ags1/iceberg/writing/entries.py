@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestFile
@@ -56,6 +56,9 @@ class FileRecord:
     content_offset: int | None = None
     content_size_in_bytes: int | None = None
     spec_id: int = 0
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a file's record holds its key and is not pickled or copied")
 
     @property
     def is_deletion_vector(self) -> bool:
@@ -130,6 +133,9 @@ class ManifestRecord:
     partitions: tuple[FieldSummary, ...] | None = field(default=None, repr=False)
     key_metadata: bytes | None = field(default=None, repr=False)
     first_row_id: int | None = None
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a manifest's record holds its key and is not pickled or copied")
 
     @property
     def is_deletes(self) -> bool:

@@ -7,13 +7,12 @@ Pure over the parsed JSON; knows nothing of catalogs, nor of who writes the file
 from __future__ import annotations
 
 import gzip
-import posixpath
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from ..home import versions_beside
 from ..java_json import java_hash, java_print
-from ..listing import place
 from ..metadata import MAX_METADATA_SIZE
 
 __all__ = [
@@ -33,7 +32,6 @@ DEFAULT_PREVIOUS_VERSIONS_MAX = 100
 
 _EXTENSIONS = {"none": ".metadata.json", "gzip": ".gz.metadata.json"}
 _COMPRESSED = (_EXTENSIONS["gzip"], ".metadata.json.gz")
-_METADATA_ENDINGS = (_EXTENSIONS["none"], *_COMPRESSED)
 # Java takes a table whose log goes back in time by more than this for damaged.
 CLOCK_SKEW_MS = 60_000
 
@@ -59,19 +57,24 @@ def stored_form(text: bytes, location: str) -> bytes:
     return gzip.compress(text, mtime=0) if location.endswith(_COMPRESSED) else text
 
 
-def next_metadata_location(metadata: Mapping[str, Any], base_location: str | None) -> str:
+def next_metadata_location(
+    metadata: Mapping[str, Any], base_location: str | None, *, is_beside: bool = False
+) -> str:
     """Return a new place for a table's metadata.json, which no other attempt has.
 
     ``base_location`` is that of the current one, None for a new table. The table's
-    ``write.metadata.path`` and ``write.metadata.compression-codec`` are obeyed; raises ValueError
-    for an unknown codec.
+    ``write.metadata.compression-codec`` is obeyed, and its ``write.metadata.path`` and location
+    unless the new file ``is_beside`` the current one. Raises ValueError for an unknown codec.
     """
     properties = metadata.get("properties") or {}
     codec = properties.get(COMPRESSION, "none")
     extension = _EXTENSIONS.get(str(codec).lower())
     if extension is None:
         raise ValueError(f"{COMPRESSION} is {codec!r}; it is 'none' or 'gzip'")
-    folder = properties.get(METADATA_PATH) or f"{metadata['location']}/metadata"
+    if is_beside and base_location is not None:
+        folder = base_location.rpartition("/")[0]
+    else:
+        folder = properties.get(METADATA_PATH) or f"{metadata['location']}/metadata"
     name = f"{_version(base_location) + 1:05d}-{uuid.uuid4()}{extension}"
     return f"{without_trailing_slash(folder)}/{name}"
 
@@ -107,14 +110,8 @@ def with_metadata_log(
     gone = log[:-kept]
     deletes = str(properties.get(DELETE_AFTER_COMMIT, "false")).lower() == "true"
     files = [entry["metadata-file"] for entry in gone] if deletes else []
-    folder = previous_location.rpartition("/")[0]
-    expired = [file for file in files if _is_metadata_in(folder, file)]
+    expired = versions_beside(previous_location, files)
     return {**metadata, "metadata-log": log[-kept:]}, expired
-
-
-def _is_metadata_in(folder: str, file: str) -> bool:
-    place, _, name = file.rpartition("/")
-    return place == folder and name.endswith(_METADATA_ENDINGS)
 
 
 def _version(location: str | None) -> int:
@@ -128,18 +125,3 @@ def without_trailing_slash(location: str) -> str:
     while location.endswith("/") and not location.endswith("://"):
         location = location[:-1]
     return location
-
-
-def versions_beside(metadata_location: str, logged: Iterable[str]) -> list[str]:
-    """Return those of a metadata log's locations that may be deleted: versions of the metadata in
-    the folder where the catalog has the present one.
-
-    Nobody vouches for the log, and what it names is deleted with the caller's credentials.
-    """
-    folder = posixpath.dirname(place(metadata_location))
-    return [
-        location
-        for location in logged
-        if location.endswith(".metadata.json")
-        and posixpath.dirname(posixpath.normpath(place(location))) == folder
-    ]

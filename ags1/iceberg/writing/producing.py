@@ -179,6 +179,10 @@ class SnapshotProducer:
             )
         return updates
 
+    def forget(self) -> None:
+        """Need nothing of the last attempt: there is nothing to commit now."""
+        self._used = set()
+
     @property
     def left_over(self) -> list[str]:
         """Manifests and manifest lists that were written and that the last attempt does not use."""
@@ -191,43 +195,44 @@ class SnapshotProducer:
     ) -> tuple[list[ManifestRecord], list[ManifestRecord], int]:
         """Return the head's manifests that stay, those written anew without the files that go, and
         how many these replace."""
-        missing = {entry.file.identity: entry.file for entry in removed}
+        wanted = {entry.file.identity: entry.file for entry in removed}
+        found: set[tuple[str, int | None]] = set()
         kept: list[ManifestRecord] = []
         rewritten: list[ManifestRecord] = []
         replaced = 0
         contents = {_manifest_content(entry.file) for entry in removed}
         for manifest in view.manifests:
             record = manifest_record(manifest)
-            if record.content not in contents or not record.has_live_files or not missing:
+            if not record.has_live_files:
                 # What has only deleted files tells readers nothing that they still need.
-                if record.has_live_files:
-                    kept.append(record)
                 continue
+            if record.content not in contents:
+                kept.append(record)
+                continue
+            # All of them: a file may be in the table twice.
             entries = list(read_entries(manifest, view.files))
-            gone = [entry for entry in entries if entry.file.identity in missing]
+            gone = {e.file.identity for e in entries} & wanted.keys()
             if not gone:
                 kept.append(record)
                 continue
-            for entry in gone:
-                del missing[entry.file.identity]
-            names = {entry.file.identity for entry in gone}
+            found |= gone
             rewritten += self._write(
                 view,
                 locations,
                 [
                     entry.deleted(self.snapshot_id)
-                    if entry.file.identity in names
+                    if entry.file.identity in gone
                     else entry.existing()
                     for entry in entries
                 ],
                 record.content,
             )
             replaced += 1
+        missing = [file for identity, file in wanted.items() if identity not in found]
         if missing:
-            first = next(iter(missing.values()))
             raise ValidationException(
                 f"{len(missing)} files to be removed are not in the branch {view.branch!r} any "
-                f"more, {first.file_path} for one: somebody else has rewritten or deleted them"
+                f"more, {missing[0].file_path} for one: somebody else has rewritten or deleted them"
             )
         return kept, rewritten, replaced
 
@@ -237,7 +242,10 @@ class SnapshotProducer:
         """Return the manifests of the added data files, written at the first attempt."""
         if not change.added:
             return []
-        made_for = (view.metadata["current-schema-id"], tuple(map(id, change.added)))
+        made_for = (
+            view.metadata["current-schema-id"],
+            tuple(file.file_path for file in change.added),
+        )
         if self._added is None or self._added[0] != made_for:
             entries = _as_added(change.added, self)
             records = self._write(view, locations, entries, _DATA_MANIFEST)
@@ -320,7 +328,8 @@ class SnapshotProducer:
     def _summary(
         self, view: TableView, change: FileChange, created: int, kept: int, replaced: int
     ) -> dict[str, str]:
-        summary = SummaryBuilder(view.specs, view.schema, view.properties)
+        # Without summaries of partitions: their values would stand in the metadata, in the clear.
+        summary = SummaryBuilder(view.specs, view.schema)
         for file in (*change.added, *change.deletes):
             summary.add(file)
         for entry in change.replaced:

@@ -57,10 +57,11 @@ Update: TypeAlias = "dict[str, Any]"
 Staged: TypeAlias = "tuple[list[Update], list[Update]]"
 Rows: TypeAlias = "pa.Table | pa.RecordBatchReader"
 
-_NUM_RETRIES = "commit.retry.num-retries", 4
-_MIN_WAIT_MS = "commit.retry.min-wait-ms", 100
-_MAX_WAIT_MS = "commit.retry.max-wait-ms", 60_000
-_TOTAL_TIMEOUT_MS = "commit.retry.total-timeout-ms", 1_800_000
+# Properties of a table, their defaults and the most that is believed of them.
+_NUM_RETRIES = "commit.retry.num-retries", 4, 1000
+_MIN_WAIT_MS = "commit.retry.min-wait-ms", 100, 60_000
+_MAX_WAIT_MS = "commit.retry.max-wait-ms", 60_000, 60_000
+_TOTAL_TIMEOUT_MS = "commit.retry.total-timeout-ms", 1_800_000, 86_400_000
 
 
 class Step:
@@ -151,6 +152,7 @@ class SnapshotStep(Step):
         # Deletion vectors, and rows that are written for this version.
         self._files |= set(self._output.written) - before
         if self.is_empty and not self._always:
+            self._producer.forget()
             return [], []
         updates = self._producer.produce(view, self._last)
         heads = {MAIN_BRANCH: view.metadata.get("current-snapshot-id")}
@@ -180,6 +182,7 @@ class EncryptedTransaction(Transaction):
     Raises CommitFailedException when others kept committing first, CommitStateUnknownException
     when the catalog did not say what became of the commit, ValidationException when files that the
     transaction needs are gone, and what writing raises. After a failure it cannot be used again.
+    ``snapshot_ids`` are those of the snapshots that the last commit added.
     """
 
     _table: EncryptedTable
@@ -188,6 +191,7 @@ class EncryptedTransaction(Transaction):
         super().__init__(table, autocommit)
         self.output = table.output()
         self._steps: list[Step] = []
+        self.snapshot_ids: tuple[int, ...] = ()
         self._sending = False
         self._allows_plaintext = False
         self._start()
@@ -495,6 +499,11 @@ class EncryptedTransaction(Transaction):
                 else:
                     self._give_up()
                 raise
+            self.snapshot_ids = tuple(
+                update["snapshot"]["snapshot-id"]
+                for update in self._staged_updates
+                if update["action"] == "add-snapshot"
+            )
             self.output.discard([path for step in self._steps for path in step.left_over])
             self.output = self._table.output()
         self._sending = False
@@ -517,7 +526,7 @@ class EncryptedTransaction(Transaction):
                 self._sending = False
                 if attempt == retries or (time.monotonic() - begun) * 1000 >= timeout:
                     raise
-            wait = min(min_wait * 2**attempt, max_wait)
+            wait = min(min_wait * 2 ** min(attempt, 16), max_wait)
             # All who lost the same race wait; they should not all come back at once.
             time.sleep(random.uniform(0.5, 1.1) * wait / 1000)
             self._table.refresh()
@@ -576,12 +585,12 @@ def _requirement(requirement: TableRequirement) -> Update:
     return found
 
 
-def _setting(properties: Mapping[str, str], name: str, default: int) -> int:
+def _setting(properties: Mapping[str, str], name: str, default: int, most: int) -> int:
     value = properties.get(name)
     if value is None:
         return default
     try:
-        return max(0, int(value))
+        return min(max(0, int(value)), most)
     except ValueError:
         raise ValueError(f"the table's {name!r} is not a number: {value!r}") from None
 
