@@ -377,6 +377,17 @@ def test_after_a_commit_of_unknown_outcome_every_file_stays(
         table.append(rows(2))
     assert refusing.times == 0
     assert ids(again(table)) == [1, 2]
+    refusing.times = 1
+    transaction = again(table).transaction()
+    transaction.append(rows(3))
+
+    def commit_inside() -> None:
+        with transaction:
+            transaction.commit_transaction()
+
+    with pytest.raises(CommitStateUnknownException):
+        commit_inside()
+    assert ids(again(table)) == [1, 2, 3]
     assert verify_table(again(table)).ok
 
 
@@ -594,6 +605,8 @@ def test_a_file_that_the_table_has_twice_goes_from_both_places(
         table.add_files([str(path)], check_duplicate_files=False, allow_plaintext=True)
     table.append(rows(1))
     assert ids(table) == [1, 7, 7, 8, 8]
+    with pytest.raises(ValidationException, match="twice"):
+        table.rekey()
     table.delete("id > 6")
     assert ids(again(table)) == [1]
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.manifest import DataFileContent, ManifestFile
 from pyiceberg.table import FileScanTask
@@ -97,13 +98,22 @@ def read_snapshot(
     metadata: TableMetadata,
     reader: TaskReader,
 ) -> Contents:
-    """Return what a snapshot of these manifests has. Raises as planning a scan does."""
+    """Return what a snapshot of these manifests has.
+
+    Raises ValidationException for a table that has a file twice, which this could not tell apart,
+    and as planning a scan does.
+    """
 
     def live(manifest: ManifestFile) -> list[Entry]:
         return list(read_entries(manifest, files))
 
     found = ExecutorFactory.get_or_create().map(live, manifests)
-    entries = {entry.file.identity: entry for entries in found for entry in entries}
+    entries: dict[Identity, Entry] = {}
+    for entry in itertools.chain.from_iterable(found):
+        if entries.setdefault(entry.file.identity, entry) is not entry:
+            raise ValidationException(
+                f"the table has {entry.file.file_path} twice: delete its rows, or overwrite them"
+            )
     tasks = plan_tasks(manifests, files, metadata)
     return Contents(entries, {identity(task.file): task for task in tasks}, reader)
 

@@ -490,14 +490,13 @@ class EncryptedTransaction(Transaction):
                 self._failed = True
                 raise
             except Exception:
+                # It was certainly not made: that is what the catalog's answer means.
+                self._sending = False
                 self._give_up()
                 raise
             except BaseException:
                 # Ctrl-C. Between the commit and the next line here, nobody can tell.
-                if self._sending:
-                    self._failed = True
-                else:
-                    self._give_up()
+                self._give_up()
                 raise
             self.snapshot_ids = tuple(
                 update["snapshot"]["snapshot-id"]
@@ -550,9 +549,11 @@ class EncryptedTransaction(Transaction):
             raise RuntimeError("this transaction has failed and cannot be used again")
 
     def _give_up(self) -> None:
-        """Take back all that was written: nothing was committed."""
+        """Take back all that was written, unless the catalog may know of it."""
         self._failed = True
-        self.output.discard(self.output.written)
+        if not self._sending:
+            self.output.discard(self.output.written)
+
 
 
 def _refuse(update: Update, allows_plaintext: bool) -> None:
