@@ -400,7 +400,7 @@ def test_what_comes_after_a_commit_takes_nothing_back(
 
     with monkeypatch.context() as patched:
         patched.setattr(EncryptedTable, "show", fail)
-        with pytest.raises(error):
+        with pytest.raises(CommitStateUnknownException, match="was made"):
             table.append(rows(1))
     assert ids(again(table)) == [1]
     assert verify_table(again(table)).ok

@@ -43,6 +43,7 @@ from .catalog_trust import (
     is_a,
     refuse_redirection,
 )
+from .home import home_of, versions_beside
 from .maintenance.expiry import everything
 from .metadata import Trust, read_metadata, table_key_id
 from .pyiceberg_internals import (
@@ -53,8 +54,7 @@ from .pyiceberg_internals import (
     sql_metadata_location,
 )
 from .table import EncryptedTable, encrypted_table, kms_client
-from .writing.commits import Base, Commits, Place, commits_for
-from .writing.metadata_file import versions_beside
+from .writing.commits import Base, Commits, Place, commits_for, made_whatever_comes
 from .writing.output import TableOutput
 from .writing.transaction import EncryptedCreateTransaction
 from .writing.updates import apply_updates, new_table_updates
@@ -391,7 +391,8 @@ class EncryptedCatalog(Catalog):
     ) -> EncryptedTable:
         base = self.commits().create(new.identifier, updates, output, place=new.place)
         output.keep()
-        return self._table(base, self.commits().io(base))
+        with made_whatever_comes(new.identifier):
+            return self._table(base, self.commits().io(base))
 
     def _table(self, base: Base, io: FileIO) -> EncryptedTable:
         """Return the table for metadata that this catalog has just committed, or will."""
@@ -451,13 +452,16 @@ class EncryptedCatalog(Catalog):
 
     def purge_table(self, identifier: str | Identifier) -> None:
         """Drop a table and delete its files. What is not known of it by then stays: files that
-        failed commits have left, for one. Raises ValidationException where ``gc.enabled`` is not
-        true, and what reading the table raises: then nothing is dropped."""
+        failed commits have left, for one; so does what lies outside its folders. Raises
+        ValidationException where ``gc.enabled`` is not true, and what reading the table raises:
+        then nothing is dropped."""
         table = self.load_table(identifier)
         if not isinstance(table, EncryptedTable):
             self.inner.purge_table(identifier)
             return
-        found = everything(table.view().metadata).find_files(table.files, table.metadata_location)
+        found = everything(table.view().metadata).find_files(
+            table.files, table.metadata_location, home=home_of(table)
+        )
         output = table.output()
         self.inner.drop_table(identifier)
         found.delete(output)

@@ -498,6 +498,12 @@ def _arrow_failure(message: str) -> tuple[type[Ags1Error] | None, str]:
             "the Parquet file does not decrypt: it was changed, or is another file than the one "
             "that this key was made for"
         )
+    if "ciphertext" in message.lower():
+        return AuthenticationError, (
+            "a page of the Parquet file does not decrypt: it was changed, or is of version 2 as "
+            "parquet-java encrypts them, which Arrow does not read (write.parquet.page-version=v2; "
+            "EncryptedTable.rekey and `ags1 table rekey` turn them into version 1)"
+        )
     if "Parquet" in message or "thrift" in message:
         return FormatError, f"not a Parquet file that can be read: {message.splitlines()[0]}"
     return None, ""

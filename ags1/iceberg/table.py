@@ -28,6 +28,7 @@ from ..keys.manager import TABLE_KEY_ID, EncryptionManager
 from ..kms.client import KmsClient
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .files import TableFiles
+from .home import home_of, vouches
 from .maintenance import rotation
 from .maintenance.expiry import ExpiredFiles, expire
 from .maintenance.meter import Meter
@@ -234,8 +235,7 @@ class EncryptedTable(Table):
     def metadata_is_vouched_for(self) -> bool:
         """Whether the whole metadata is from a better place than a file where others may write: by
         its expected SHA-256, Hive's hash of it, or a REST server's answer."""
-        trust = self._version.trust
-        return trust.is_server_s or bool(trust.metadata_sha256 or trust.java_hash)
+        return vouches(self._version.trust)
 
     @property
     def files(self) -> TableFiles:
@@ -373,8 +373,10 @@ class EncryptedTable(Table):
     def rotate_keys(self) -> None:
         """Make a new KEK, put the key of every snapshot under it, and take the old KEKs out.
 
-        No file changes, and no snapshot. Java picks any unexpired KEK for its next commit, so it
-        is the new one then. Earlier metadata files still have the old KEKs. Raises KmsError, and
+        No file changes, and no snapshot. Java picks any unexpired KEK that it knows for its next
+        commit, so it is the new one then; but a session that holds the table brings an old KEK
+        back, until ``REFRESH TABLE``: rotate again after that. Earlier metadata files still have
+        the old KEKs. Raises KmsError, and
         AuthenticationError or KeyMetadataError when a key does not open: ``prune_keys`` takes out
         those that no snapshot needs.
         """
@@ -420,7 +422,7 @@ class EncryptedTable(Table):
         from .writing.transaction import ExpiryStep
 
         moment = None if older_than is None else round(older_than.timestamp() * 1000)
-        view = self.view()
+        view, home = self.view(), home_of(self)
         if dry_run:
             plan = expire(
                 view.metadata,
@@ -428,7 +430,7 @@ class EncryptedTable(Table):
                 retain_last=retain_last,
                 snapshot_ids=snapshot_ids,
             )
-            found = plan.find_files(view.files, self.metadata_location)
+            found = plan.find_files(view.files, self.metadata_location, home=home)
             return Expiry(plan.snapshot_ids, plan.refs, found)
         step = ExpiryStep(
             lambda metadata: expire(
@@ -445,7 +447,11 @@ class EncryptedTable(Table):
         if not delete_files:
             return Expiry(plan.snapshot_ids, plan.refs, ExpiredFiles())
         found = plan.find_files(
-            view.files, self.metadata_location, after=self._version.json, after_files=self.files
+            view.files,
+            self.metadata_location,
+            home=home,
+            after=self._version.json,
+            after_files=self.files,
         )
         failed = found.delete(self.output(), progress=progress)
         return Expiry(plan.snapshot_ids, plan.refs, found, failed)
@@ -587,12 +593,15 @@ class EncryptedTable(Table):
     ) -> None:
         """Make one try to commit updates, in the REST specification's form, upon ``base``; show
         the outcome. ``manager`` has the keys if they change. Raises as ``Commits.commit`` does."""
+        from .writing.commits import made_whatever_comes
+
         new_key_id = None
         if manager is not None and manager.table_key_id != base.trust.key_id:
             new_key_id = manager.table_key_id
         after = self._committer().commit(base, updates, requirements, output, new_key_id=new_key_id)
         output.keep()
-        self.show(after, manager)
+        with made_whatever_comes(self._identifier):
+            self.show(after, manager)
 
     def show(self, base: Base, manager: EncryptionManager | None = None) -> None:
         """Show a version of the table that was committed."""

@@ -14,7 +14,8 @@ import hashlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
@@ -509,6 +510,16 @@ def check_still_encrypted(
             raise NotEncryptedError(f"the snapshot {number} has no key: it would be in the clear")
         if keys.get(key_id, {}).get("encrypted-by-id") not in keys:
             raise MetadataIntegrityError(f"the table has no key for that of the snapshot {number}")
+
+
+@contextmanager
+def made_whatever_comes(identifier: Identifier) -> Iterator[None]:
+    """Turn what is raised once a commit is made into CommitStateUnknownException: who takes it for
+    a failure would do everything twice."""
+    try:
+        yield
+    except BaseException as error:
+        raise _made_but(identifier, error) from error
 
 
 def _made_but(identifier: Identifier, error: BaseException) -> CommitStateUnknownException:

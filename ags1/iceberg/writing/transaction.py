@@ -613,4 +613,5 @@ class EncryptedCreateTransaction(EncryptedTransaction):
         self._staged_updates = list(updates)
 
     def _commit(self) -> None:
+        self._sending = True
         self._create(self._staged_updates, self.output)
