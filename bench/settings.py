@@ -21,6 +21,9 @@ class Settings:
     messages: int = 5000
     table_size: int = 1024 * MIB
     manifests: int = 1000
+    table_files: int = 1000
+    commits: int = 80
+    writers: int = 8
     peers: tuple[str, ...] = ()
     folder: Path | None = None
 
@@ -39,6 +42,7 @@ QUICK = Settings(
     preads=200,
     messages=1000,
     table_size=256 * MIB,
+    commits=40,
 )
 SMOKE = Settings(
     rounds=1,
@@ -50,6 +54,9 @@ SMOKE = Settings(
     messages=20,
     table_size=4 * MIB,
     manifests=20,
+    table_files=12,
+    commits=4,
+    writers=2,
 )
 
 

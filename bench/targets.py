@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.contenders import ENGINE, LIMIT
 from bench.peers import IcebergJava, PycaInto, PycaNaive
 from bench.rounds import Contest
-from bench.subjects import avro, bulk, engine, keys, messages, oneshot, streams, tables
+from bench.subjects import avro, bulk, engine, keys, messages, oneshot, streams, tables, writes
 
 PROJECT = Path(__file__).resolve().parent.parent
 TAMPER_TESTS = PROJECT / "tests" / "test_tamper.py"
@@ -151,6 +151,18 @@ def _rows() -> list[Target]:
                 as_time=True,
             )
         )
+    label = f"{writes.APPEND}, time vs {writes.PYICEBERG}"
+    rows.append(
+        Target(
+            label,
+            writes.SUBJECT,
+            writes.APPEND,
+            writes.OURS,
+            writes.PYICEBERG,
+            1 / 1.15,
+            as_time=True,
+        )
+    )
     label = f"{tables.VERIFICATION}, two threads, vs {tables.CAT}"
     rows.append(Target(label, tables.SUBJECT, tables.VERIFICATION, tables.VERIFY, tables.CAT, 0.8))
     return rows
@@ -160,7 +172,14 @@ TARGETS = _rows()
 DEADLINES = [
     Deadline(
         f"{keys.OPEN}, the KEK's unwrapping included", keys.SUBJECT, keys.OPEN, keys.MANAGER, 20
-    )
+    ),
+    Deadline(
+        f"{writes.ROTATION}, 1,000 of both, local keyring",
+        writes.SUBJECT,
+        writes.ROTATION,
+        writes.ROTATE,
+        1000,
+    ),
 ]
 
 

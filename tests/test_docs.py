@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import python_environment
 
 import ags1
 
@@ -105,3 +109,46 @@ def test_a_table_opens_as_the_readme_says() -> None:
     }
     exec(compile(code, "README.md", "exec"), names)
     assert names["table"].scan().to_arrow().num_rows == 3000
+
+
+PLAIN_TABLES = """
+import pyarrow
+from ags1.iceberg import load_catalog
+inner = load_catalog("lake").inner
+inner.create_namespace_if_not_exists("db")
+for name in ("db.plain", "db.other"):
+    rows = pyarrow.table({"id": [1, 2, 3]})
+    inner.create_table(name, rows.schema).append(rows)
+"""
+
+
+@pytest.mark.slow
+def test_tables_are_written_as_the_readme_says(tmp_path: Path) -> None:
+    """A new user's home, with the configuration, the Python and the commands as they stand."""
+    text = (PROJECT / "README.md").read_text()
+    section = text[text.index("## Writing tables") :]
+    section = section[: section.index("\n## ", 3)].replace("/srv", str(tmp_path))
+
+    def blocks(language: str) -> list[str]:
+        return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+
+    (tmp_path / "lake").mkdir()
+    [configuration] = blocks("yaml")
+    (tmp_path / ".pyiceberg.yaml").write_text(configuration)
+    home = python_environment() | {"HOME": str(tmp_path)}
+    home["PATH"] = f"{Path(sys.executable).parent}:{os.defpath}"
+
+    def run(*command: str) -> None:
+        done = subprocess.run(command, cwd=tmp_path, env=home, capture_output=True, text=True)
+        assert done.returncode == 0, (command[0], done.stdout, done.stderr)
+
+    run("ags1", "keygen")
+    first, second = blocks("python")
+    run(sys.executable, "-c", PLAIN_TABLES)
+    run(
+        sys.executable,
+        "-c",
+        first.replace("create_namespace(", "create_namespace_if_not_exists(") + second,
+    )
+    [commands] = blocks("sh")
+    run("sh", "-ec", commands)

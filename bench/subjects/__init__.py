@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from bench.rounds import Contest
 from bench.settings import Settings
 
-from . import avro, bulk, engine, grid, keys, messages, oneshot, streams, tables
+from . import avro, bulk, engine, grid, keys, messages, oneshot, streams, tables, writes
 
 # What could not be measured here, and why, is put into the second argument.
 Measure = Callable[[Settings, dict[str, str]], Iterator[Contest]]
@@ -21,5 +21,6 @@ ALL_SUBJECTS: dict[str, Measure] = {
     "keys": keys.measure,
     "avro": avro.measure,
     "tables": tables.measure,
+    "writes": writes.measure,
     "bulk": bulk.measure,
 }

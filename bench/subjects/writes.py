@@ -1,0 +1,461 @@
+"""Tables written, migrated, rotated and relocated, in a SQLite catalog on this machine.
+
+The peers are PyIceberg, which writes the same rows to plain tables of format version 2 with the
+same properties in the same catalog, and ``cp``.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import functools
+import gc
+import importlib.util
+import logging
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ags1.kms.local import create_key
+from bench.limits import copies
+from bench.rounds import Contest, Contestant, compete, timed
+from bench.settings import MIB, Settings
+from bench.storage import scratch_folder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SUBJECT = "writes"
+NEEDED = ("numpy", "pyarrow", "pyiceberg", "pyroaring", "sqlalchemy")
+OURS = "ags1.iceberg, encrypted"
+PYICEBERG = "PyIceberg, plain"
+PYICEBERG_FSYNC = "PyIceberg, plain, then fsync of each file"
+MIGRATE, RELOCATE, ROTATE = "migrate_table", "relocate", "rotate_keys"
+CP, CP_FSYNC = "cp", "cp, then fsync of each file"
+APPEND = "append Arrow to a table"
+COMMITS = "append one row, one process"
+CONTENDED = "append one row, processes that contend"
+MIGRATION = "migrate a plain table"
+ROTATION = "rotate the keys of a table of many files and snapshots"
+RELOCATION = "relocate a table of many files"
+
+# Both write with these; the compression and the target size are the defaults of both.
+_PROPERTIES = {
+    "write.parquet.compression-codec": "zstd",
+    "write.target-file-size-bytes": str(512 * MIB),
+}
+_ENCRYPTED = {
+    "format-version": "3",
+    "encryption.key-id": "key",
+    "encryption.data-key-length": "32",
+}
+_PLAIN = {"format-version": "2"}
+
+
+class Lake:
+    """A SQLite catalog, its warehouse and a keyring in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        from pyiceberg.catalog import load_catalog as load_plain_catalog
+
+        from ags1.iceberg import load_catalog
+
+        self.folder = folder
+        keyring = folder / "keyring.json"
+        if not keyring.exists():
+            create_key(str(keyring), "key")
+        where = {
+            "type": "sql",
+            "uri": f"sqlite:///{folder}/catalog.db",
+            "warehouse": f"file://{folder}/warehouse",
+        }
+        kms = {"encryption.kms-type": "local", "kms.local.keyring": str(keyring)}
+        self.encrypted = load_catalog("lake", **where, **kms)
+        self.plain = load_plain_catalog("lake", **where)
+        self.plain.create_namespace_if_not_exists("db")
+        self._count = 0
+
+    def new_name(self) -> str:
+        """A name of a table that is not there."""
+        self._count += 1
+        return f"db.t{self._count}"
+
+    def create(self, *, encrypted: bool, **properties: str) -> Any:
+        """A new table for flights."""
+        from bench.flights import FLIGHTS
+
+        own = _ENCRYPTED if encrypted else _PLAIN
+        catalog = self.encrypted if encrypted else self.plain
+        return catalog.create_table(
+            self.new_name(), FLIGHTS, properties=_PROPERTIES | own | properties
+        )
+
+    def drop(self, table: Any) -> None:
+        """Remove a table and all that lies in its folder."""
+        table.catalog.drop_table(table.name())
+        shutil.rmtree(_folder(table), ignore_errors=True)
+
+
+class Appends:
+    """``rows`` appended to new tables, one after the other."""
+
+    def __init__(self, lake: Lake, rows: pa.Table) -> None:
+        self._lake = lake
+        self._rows = rows
+        self.size = rows.nbytes
+
+    def append(self, *, encrypted: bool, sync: bool = False) -> float:
+        """Return the seconds that the append takes, with making the files durable, which ags1 does
+        always, if ``sync``."""
+        table = self._lake.create(encrypted=encrypted)
+        begin = time.perf_counter()
+        table.append(self._rows)
+        if sync:
+            for path in _files(_folder(table)):
+                copies.sync_file(path)
+        seconds = time.perf_counter() - begin
+        self._lake.drop(table)
+        return seconds
+
+    def check(self) -> None:
+        """Raise RuntimeError unless both tables have the rows that were appended, in files of one
+        codec."""
+        import pyarrow.parquet as pq
+
+        for encrypted in (True, False):
+            table = self._lake.create(encrypted=encrypted)
+            table.append(self._rows)
+            order = "scheduled_at", "fuel", "remark"
+            sorting = [(name, "ascending") for name in order]
+            read = table.scan(selected_fields=order).to_arrow().sort_by(sorting)
+            written = self._rows.select(order).sort_by(sorting)
+            if read.num_rows != written.num_rows or not read.cast(written.schema).equals(written):
+                raise RuntimeError("the rows did not come back")
+            if not encrypted:
+                file = next(path for path in _files(_folder(table)) if path.suffix == ".parquet")
+                codec = pq.read_metadata(file).row_group(0).column(0).compression
+                assert codec == "ZSTD", codec
+            self._lake.drop(table)
+
+
+class Committers:
+    """``writers`` processes that append one row at a time to one table, each as fast as it can."""
+
+    def __init__(self, lake: Lake, writers: int) -> None:
+        self._lake = lake
+        self._writers = writers
+        self._pool: ProcessPoolExecutor | None = None
+        if writers > 1:
+            context = multiprocessing.get_context("spawn")
+            barrier = context.Barrier(writers)
+            self._pool = ProcessPoolExecutor(writers, context, _meet_at, (barrier,))
+
+    def commit(self, count: int, *, encrypted: bool) -> float:
+        """Return the seconds that ``count`` commits take. Raises RuntimeError if a row is lost."""
+        table = self._lake.create(encrypted=encrypted)
+        each = count // self._writers
+        job = functools.partial(
+            _commit, str(self._lake.folder), ".".join(table.name()), each, encrypted
+        )
+        if self._pool is None:
+            times = [job()]
+        else:
+            times = [f.result() for f in [self._pool.submit(job) for _ in range(self._writers)]]
+        found = table.refresh().scan().count()
+        # Each has made one more before the clock ran.
+        if found != (each + 1) * self._writers:
+            raise RuntimeError(f"{found} rows of {(each + 1) * self._writers} are there")
+        self._lake.drop(table)
+        return max(end for _, end in times) - min(begin for begin, _ in times)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+# Where the processes of a pool wait for each other, so that none is alone with the table.
+_barrier: Barrier | None = None
+
+
+def _meet_at(barrier: Barrier) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def _commit(folder: str, name: str, count: int, encrypted: bool) -> tuple[float, float]:
+    """Append ``count`` rows one by one; return when that began and ended (seconds, the same clock
+    in all processes)."""
+    from bench.flights import flights
+
+    # PyIceberg logs each retry as a warning.
+    logging.getLogger("pyiceberg").setLevel(logging.ERROR)
+    lake = Lake(Path(folder))
+    table = (lake.encrypted if encrypted else lake.plain).load_table(name)
+    row = flights(1, 1)
+    # The first one imports what is needed.
+    _append(table, row)
+    if _barrier is not None:
+        _barrier.wait(120)
+    begin = time.monotonic()
+    for _ in range(count):
+        _append(table, row)
+    return begin, time.monotonic()
+
+
+def _append(table: Any, rows: pa.Table) -> None:
+    """Append, however often others come first: the table's own retries are few."""
+    from pyiceberg.exceptions import CommitFailedException
+
+    while True:
+        try:
+            table.append(rows)
+            return
+        except CommitFailedException:
+            table.refresh()
+
+
+class PlainTable:
+    """A plain table written by PyIceberg, to be migrated again and again."""
+
+    def __init__(self, lake: Lake, rows: pa.Table, files: int) -> None:
+        self._lake = lake
+        self._table = lake.create(encrypted=False)
+        for number in range(files):
+            start = number * rows.num_rows // files
+            end = (number + 1) * rows.num_rows // files
+            self._table.append(rows.slice(start, end - start))
+        self._folder = _folder(self._table)
+        self._before = set(_files(self._folder))
+        self._data = [path for path in self._before if path.suffix == ".parquet"]
+        self._rows = rows.num_rows
+        self.size = sum(path.stat().st_size for path in self._data)
+
+    def migrate(self) -> float:
+        """Return the seconds that it takes to migrate a table of these files."""
+        name = self._lake.new_name()
+        self._lake.plain.register_table(name, self._table.metadata_location)
+        begin = time.perf_counter()
+        result = self._lake.encrypted.migrate_table(name, "key", data_key_length=32)
+        seconds = time.perf_counter() - begin
+        if result.rows != self._rows or result.files != len(self._data):
+            raise RuntimeError(f"{result.rows} rows in {result.files} files were migrated")
+        self._lake.plain.drop_table(name)
+        for path in set(_files(self._folder)) - self._before:
+            path.unlink()
+        return seconds
+
+    def cp(self, *, sync: bool = False) -> float:
+        """Return the seconds that it takes to copy the data files."""
+        target = self._lake.folder / "copy"
+        target.mkdir()
+        begin = time.perf_counter()
+        copies.run_command(["cp", *self._data, target])
+        if sync:
+            for path in target.iterdir():
+                copies.sync_file(path)
+        seconds = time.perf_counter() - begin
+        shutil.rmtree(target)
+        return seconds
+
+
+class RotatedTable:
+    """An encrypted table of ``count`` data files, each of a snapshot of its own."""
+
+    def __init__(self, lake: Lake, count: int) -> None:
+        from bench.flights import flights
+
+        self._count = count
+        self._table = lake.create(encrypted=True)
+        row = flights(1, 1)
+        # Commits with thousands of snapshots take their time, and are not the subject.
+        for start in range(0, count, 50):
+            with self._table.transaction() as transaction:
+                for _ in range(start, min(count, start + 50)):
+                    transaction.append(row)
+
+    def rotate(self) -> None:
+        self._table.rotate_keys()
+
+    def check(self) -> None:
+        """Raise RuntimeError unless a rotation leaves all files but metadata.json as they are, and
+        every snapshot opens."""
+        table = self._table
+        before = _stats(table)
+        table.rotate_keys()
+        if _stats(table) != before:
+            raise RuntimeError("a rotation changed a file")
+        snapshots = table.refresh().metadata.snapshots
+        if len(snapshots) != self._count or table.scan().count() != self._count:
+            raise RuntimeError(f"{len(snapshots)} snapshots, {table.scan().count()} rows")
+        if table.scan(snapshot_id=snapshots[0].snapshot_id).count() != 1:
+            raise RuntimeError("the first snapshot is not what it was")
+
+
+class RelocatedTable:
+    """An encrypted table of as many data files as ``rows`` have days."""
+
+    def __init__(self, lake: Lake, rows: pa.Table) -> None:
+        from pyiceberg.transforms import IdentityTransform
+
+        self._target = lake.folder / "elsewhere"
+        self._table = lake.create(encrypted=True)
+        with self._table.update_spec() as spec:
+            spec.add_field("day", IdentityTransform(), "by_day")
+        self._table.append(rows)
+        self._folder = _folder(self._table)
+        self.size = sum(size for size, _ in _stats(self._table).values())
+
+    def relocate(self) -> float:
+        from ags1.iceberg.maintenance.relocation import relocate
+
+        begin = time.perf_counter()
+        relocate(self._table, f"file://{self._target}")
+        seconds = time.perf_counter() - begin
+        shutil.rmtree(self._target)
+        return seconds
+
+    def cp(self, *, sync: bool = False) -> float:
+        begin = time.perf_counter()
+        copies.run_command(["cp", "-r", self._folder, self._target])
+        if sync:
+            for path in _files(self._target):
+                copies.sync_file(path)
+        seconds = time.perf_counter() - begin
+        shutil.rmtree(self._target)
+        return seconds
+
+    def check(self) -> None:
+        """Raise RuntimeError unless the data files are the same, byte for byte, and the rows."""
+        from ags1.iceberg.maintenance.relocation import relocate
+
+        result = relocate(self._table, f"file://{self._target}")
+        catalog = self._table.catalog
+        moved = catalog.register_table("db.moved", result.metadata_location)
+        files = [task.file.file_path for task in moved.scan().plan_files()]
+        if len(files) != len(list(self._table.scan().plan_files())):
+            raise RuntimeError(f"{len(files)} files are there")
+        for file in files:
+            path = Path(file.removeprefix("file://"))
+            if not filecmp.cmp(path, self._folder / path.relative_to(self._target), shallow=False):
+                raise RuntimeError(f"{path.name} is not what it was")
+        if moved.scan().count() != self._table.scan().count():
+            raise RuntimeError("the rows are not what they were")
+        catalog.drop_table("db.moved")
+        shutil.rmtree(self._target)
+
+
+def missing() -> str | None:
+    """Which package is not there, if one is not."""
+    return next((name for name in NEEDED if importlib.util.find_spec(name) is None), None)
+
+
+def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
+    if (name := missing()) is not None:
+        skipped[SUBJECT] = f"{name} is not installed"
+        return
+    from bench.flights import BYTES_PER_FLIGHT, flights
+
+    rounds = settings.slow_rounds
+    count = max(settings.table_files, settings.table_size // BYTES_PER_FLIGHT)
+    with scratch_folder(settings.folder, 2 * settings.table_size) as folder:
+        lake = Lake(folder)
+        rows = flights(count, settings.table_files)
+        appends = Appends(lake, rows)
+        appends.check()
+        append = appends.append
+        yield _contest(
+            APPEND,
+            {
+                OURS: lambda: append(encrypted=True),
+                PYICEBERG: lambda: append(encrypted=False),
+                PYICEBERG_FSYNC: lambda: append(encrypted=False, sync=True),
+            },
+            rounds,
+            size=appends.size,
+        )
+        plain = PlainTable(lake, rows, 8)
+        yield _contest(
+            MIGRATION,
+            {MIGRATE: plain.migrate, CP: plain.cp, CP_FSYNC: lambda: plain.cp(sync=True)},
+            rounds,
+            size=plain.size,
+            by_best=True,
+        )
+        relocated = RelocatedTable(lake, rows)
+        relocated.check()
+        yield _contest(
+            RELOCATION,
+            {
+                RELOCATE: relocated.relocate,
+                CP: relocated.cp,
+                CP_FSYNC: lambda: relocated.cp(sync=True),
+            },
+            rounds,
+            size=relocated.size,
+            by_best=True,
+        )
+    with scratch_folder(settings.folder, settings.table_files << 18) as folder:
+        lake = Lake(folder)
+        rotated = RotatedTable(lake, settings.table_files)
+        rotated.check()
+        yield _contest(ROTATION, {ROTATE: timed(rotated.rotate)}, settings.rounds)
+        for name, writers in ((COMMITS, 1), (CONTENDED, settings.writers)):
+            committers = Committers(lake, writers)
+            commits = settings.commits // writers * writers
+            try:
+                yield _contest(
+                    name,
+                    {
+                        who: functools.partial(committers.commit, commits, encrypted=encrypted)
+                        for who, encrypted in ((OURS, True), (PYICEBERG, False))
+                    },
+                    rounds,
+                    count=commits,
+                )
+            finally:
+                committers.close()
+
+
+def _contest(
+    name: str,
+    ways: dict[str, Callable[[], float]],
+    rounds: int,
+    *,
+    size: int = 0,
+    count: int = 1,
+    by_best: bool = False,
+) -> Contest:
+    runs = [Contestant(way, work, size, count) for way, work in ways.items()]
+    return compete(SUBJECT, name, runs, rounds, between=_settle, by_best=by_best)
+
+
+def _settle() -> None:
+    """Nobody pays for what the last one left: dirty pages, or memory."""
+    from pyiceberg.manifest import clear_manifest_cache
+
+    clear_manifest_cache()
+    gc.collect()
+    os.sync()
+
+
+def _folder(table: Any) -> Path:
+    location: str = table.location()
+    return Path(location.removeprefix("file://"))
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def _stats(table: Any) -> dict[Path, tuple[int, int]]:
+    """Size and time of each file that is not a metadata.json."""
+    return {
+        path: (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in _files(_folder(table))
+        if not path.name.endswith(".metadata.json")
+    }

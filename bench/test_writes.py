@@ -1,0 +1,72 @@
+"""Tables written, migrated, rotated and relocated."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.settings import MIB
+from bench.subjects.writes import (
+    Appends,
+    Committers,
+    Lake,
+    PlainTable,
+    RelocatedTable,
+    RotatedTable,
+    missing,
+)
+
+FILES = 12
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=f"needs {missing()}")
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return Lake(tmp_path_factory.mktemp("lake"))
+
+
+@pytest.fixture(scope="module")
+def appends(lake: Lake, size: int) -> Appends:
+    from bench.flights import BYTES_PER_FLIGHT, flights
+
+    return Appends(lake, flights(size // BYTES_PER_FLIGHT, FILES))
+
+
+def test_rows_come_back(appends: Appends) -> None:
+    appends.check()
+
+
+@pytest.mark.parametrize("who", ["ags1.iceberg", "PyIceberg"])
+def test_append(benchmark: BenchmarkFixture, appends: Appends, size: int, who: str) -> None:
+    benchmark.group = f"append {size // MIB} MiB of Arrow"
+    benchmark(appends.append, encrypted=who == "ags1.iceberg")
+
+
+@pytest.mark.parametrize("writers", [1, 2])
+def test_commits(benchmark: BenchmarkFixture, lake: Lake, writers: int) -> None:
+    benchmark.group = f"{FILES} commits"
+    committers = Committers(lake, writers)
+    benchmark(committers.commit, FILES, encrypted=True)
+    committers.close()
+
+
+def test_migrate(benchmark: BenchmarkFixture, lake: Lake, size: int) -> None:
+    from bench.flights import BYTES_PER_FLIGHT, flights
+
+    plain = PlainTable(lake, flights(size // BYTES_PER_FLIGHT, FILES), 2)
+    benchmark(plain.migrate)
+
+
+def test_rotate(benchmark: BenchmarkFixture, lake: Lake) -> None:
+    table = RotatedTable(lake, FILES)
+    table.check()
+    benchmark(table.rotate)
+
+
+def test_relocate(benchmark: BenchmarkFixture, lake: Lake, size: int) -> None:
+    from bench.flights import BYTES_PER_FLIGHT, flights
+
+    table = RelocatedTable(lake, flights(size // BYTES_PER_FLIGHT, FILES))
+    table.check()
+    benchmark(table.relocate)
