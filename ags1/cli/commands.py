@@ -14,6 +14,7 @@ from .app import App
 from .failures import EXIT_STATUS, Exit
 from .key_commands import key as key_group
 from .options import KmsOptions, size
+from .spark_commands import spark as spark_group
 from .table_commands import table as table_group
 
 if TYPE_CHECKING:
@@ -584,6 +585,7 @@ def completion(shell: str) -> int:
 
 
 app.add_command(key_group)
+app.add_command(spark_group)
 app.add_command(table_group)
 
 

@@ -1,5 +1,7 @@
 """The commands ``ags1 table …``: encrypted Iceberg tables described, read, listed and verified.
 
+Those that change a table are in ``table_writing`` and ``table_maintenance``.
+
 Imports nothing that help doesn't need; PyIceberg and Arrow come in with the first table.
 """
 
@@ -13,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from . import options, table_options
+from . import options, table_maintenance, table_options, table_writing
 from .failures import EXPECTED, Exit
 from .table_options import TableOptions
 
@@ -77,11 +79,13 @@ Examples:
   ags1 table info warehouse/db/flights
   ags1 table verify s3://lake/db/flights --kms aws --key alias/tables
   ags1 table scan db.flights --catalog prod --filter "day = '2026-01-31'"
+  ags1 table create db.flights --catalog prod --like flights.parquet
+  ags1 table append db.flights --catalog prod flights.parquet
 """,
 )
 @click.pass_context
 def table(ctx: click.Context) -> None:
-    """Describe, read, list and verify encrypted Iceberg tables."""
+    """Read, verify, write and maintain encrypted Iceberg tables."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(Exit.USAGE)
@@ -372,21 +376,10 @@ def _snapshot(opened: Table, snapshot_id: int | None, ref: str | None) -> Snapsh
 
 def _expression(opened: Table, text: str | None) -> Any:
     from pyiceberg.expressions import AlwaysTrue
-    from pyiceberg.expressions.parser import parse
-    from pyiceberg.expressions.visitors import bind
 
-    if not text:
-        return AlwaysTrue()
-    try:
-        expression = parse(text)
-        bind(opened.schema(), expression, case_sensitive=True)
-    except Exception as error:
-        position = getattr(error, "loc", None)  # pyparsing's
-        reason = " ".join(str(error).split())
-        if position is not None:
-            reason = f"not understood from character {position + 1} on"
-        raise click.UsageError(f"--filter {text!r}: {reason}") from None
-    return expression
+    from .table_filters import parsed_filter
+
+    return parsed_filter(opened, text, "--filter") if text else AlwaysTrue()
 
 
 def _format_of(output: str | None) -> str:
@@ -404,3 +397,7 @@ def _note(text: str) -> None:
 
 def _ignore(text: str) -> None:
     """Say nothing."""
+
+
+for _command in (*table_writing.COMMANDS, *table_maintenance.COMMANDS):
+    table.add_command(_command)

@@ -15,7 +15,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -44,8 +44,6 @@ _BATCH_ROWS = 65536
 # A value has to fit into a block.
 _CSV_BLOCK_SIZE = 8 << 20
 _ARROW_FILE = b"ARROW1"
-# The last bytes of a stream that ended: a message of no bytes. Before Arrow 0.15 it had only those.
-_END_OF_STREAM = bytes(4)
 
 
 class Input:
@@ -87,14 +85,14 @@ class Input:
 
     def _open(self) -> None:
         if self._path == "-":
-            raw = cast("IO[bytes]", binary_input())
+            raw: Any = binary_input()
         else:
             status = os.stat(self._path)
             if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._path)
             self.is_file = stat.S_ISREG(status.st_mode)
             self.size = status.st_size if self.is_file else None
-            raw = self._stack.enter_context(open(self._path, "rb", buffering=0))
+            raw = self._stack.enter_context(io.FileIO(self._path))
         self._file = _Counted(raw, self._count)
         self._begin()
         names = self.schema.names
@@ -119,7 +117,7 @@ class Input:
 
     def _need_file(self) -> None:
         if not self.is_file:
-            raise FormatError("this format is read from files, and not from a pipe")
+            raise ValueError("this format is read from files, and not from a pipe")
 
 
 class _Parquet(Input):
@@ -157,8 +155,9 @@ class _Arrow(Input):
     def _batches(self) -> Iterator[pa.RecordBatch]:
         if self._groups is None:
             yield from self._stream
-            if self._file.tail != _END_OF_STREAM:
-                # For Arrow a stream may just stop; then a cut one would pass for a whole one.
+            if self._file.has_ended:
+                # Arrow stops at the stream's end mark, and takes the file's end for another. Then a
+                # stream that was cut would pass for a whole one.
                 raise FormatError("the stream stops without its end mark: it was cut")
             return
         for number in range(self._groups.num_record_batches):
@@ -247,8 +246,8 @@ class Inputs:
     """Several files of rows as a few streams, one for each set of columns that they have.
 
     ``groups`` are the schema and the files of each. ``size`` is that of all files in bytes, None
-    where it cannot be known. A context manager. ``progress`` is called with the file that is read
-    and the bytes done, of all files.
+    where it cannot be known. A context manager. ``progress`` is called with the file that is read,
+    how many bytes of it are done, and whether that is all.
 
     Entering it raises as ``Input.batches``.
     """
@@ -258,10 +257,10 @@ class Inputs:
         names: Sequence[str],
         format_: str | None,
         table_schema: Schema,
-        progress: Callable[[str, int], None],
+        progress: Callable[[str, int, bool], None],
     ) -> None:
         self._progress = progress
-        self._done_size = 0
+        self._required = {field.name for field in table_schema.fields if field.required}
         self._inputs = [new_input(name, format_, table_schema) for name in names]
         self.groups: list[tuple[pa.Schema, list[Input]]] = []
         self.rows = 0
@@ -295,7 +294,11 @@ class Inputs:
             yield pa.RecordBatchReader.from_batches(schema, self._rows_of(schema, inputs))
 
     def _sort_in(self, found: Input) -> None:
-        schema = found.schema.remove_metadata()
+        # Most files say of no column that it has no nulls. Whether there are any is seen later.
+        schema = pa.schema(
+            pa.field(f.name, f.type, f.nullable and f.name not in self._required)
+            for f in found.schema
+        )
         for number, (known, inputs) in enumerate(self.groups):
             both = _of_both(known, schema)
             if both is not None:
@@ -310,9 +313,9 @@ class Inputs:
                 if batch.num_rows:
                     self.rows += batch.num_rows
                     yield _as(batch, schema)
-                self._progress(found.name, self._done_size + found.done_size)
+                self._progress(found.name, found.done_size, False)
             found.close()
-            self._done_size += found.size or found.done_size
+            self._progress(found.name, found.size or found.done_size, True)
 
 
 def _of_both(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
@@ -348,12 +351,13 @@ def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 class _Counted(io.RawIOBase):
-    """A file that tells how much is read of it, one time after the other, and what came last."""
+    """A file that tells how much is read of it, and ``has_ended`` once more was wanted than it
+    has."""
 
     def __init__(self, file: IO[bytes], count: Callable[[int], None]) -> None:
         self._of = file
         self._count = count
-        self.tail = b""
+        self.has_ended = False
 
     def readable(self) -> bool:
         return True
@@ -374,12 +378,11 @@ class _Counted(io.RawIOBase):
         while done < len(view):
             part = self._of.read(len(view) - done)
             if not part:
+                self.has_ended = True
                 break
             view[done : done + len(part)] = part
             done += len(part)
-        if done:
-            self.tail = (self.tail + bytes(view[max(0, done - 4) : done]))[-4:]
-            self._count(done)
+        self._count(done)
         return done
 
 

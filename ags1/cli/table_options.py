@@ -27,8 +27,8 @@ _TABLE_HELP = """\
 """
 
 _CHANGING_HELP = """\
-    NAME is NAMESPACE.TABLE in the catalog of PyIceberg's that --catalog names. What is opened by its
-    metadata.json or folder can be read only: a change has to be committed to a catalog.
+    NAME is NAMESPACE.TABLE in the catalog that --catalog names, one of PyIceberg's. What is opened
+    by its metadata.json or folder can be read only: a change is committed to a catalog.
 """
 
 
@@ -79,6 +79,7 @@ def unique(
 
 
 TABLE_PROPERTY = _Pair("NAME=VALUE, such as write.parquet.compression-codec=zstd")
+IO_PROPERTY = _Pair("NAME=VALUE, such as s3.endpoint=http://host:9000")
 
 _CATALOG = click.option(
     "--catalog",
@@ -99,7 +100,7 @@ _MAP = click.option(
 _IO_PROPERTY = click.option(
     "--io-property",
     "io_properties",
-    type=_Pair("NAME=VALUE, such as s3.endpoint=http://host:9000"),
+    type=IO_PROPERTY,
     multiple=True,
     callback=unique,
     metavar="NAME=VALUE",
@@ -167,7 +168,9 @@ _EXPECTED_KEY = click.option(
 )
 
 
-def changing(*, key: Callable[[Any], Any] = _EXPECTED_KEY, mapped: bool = True) -> Any:
+def changing(
+    *, key: Callable[[Any], Any] = _EXPECTED_KEY, mapped: bool = True
+) -> Callable[[Command], Command]:
     """Return what adds the options that say which table of which catalog is changed; the command
     takes them as ``where``. ``key`` is the option for ``key_id``; only a table that is there can be
     ``mapped``."""

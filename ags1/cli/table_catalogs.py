@@ -1,0 +1,209 @@
+"""The catalog of a table that is to be changed, with the KMS for it, and what can go wrong there.
+
+Knows nothing of what is changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+from ..errors import Ags1Error, NotEncryptedError
+from . import standard
+from .failures import EXPECTED, Exit, describe, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..iceberg import EncryptedCatalog, EncryptedTable
+    from ..kms import KmsClient
+    from .table_options import TableOptions
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+EXIT_STATUS = """\
+\b
+Exit status:
+  0    success
+  1    wrong usage: of options, names, columns, or rows that do not fit the table
+  2    authentication failed: wrong key, or the data was changed, or is in the
+       clear where it must not be
+  3    truncated: a file is shorter than its keys say
+  4    malformed, or longer than its keys say; a file of rows that is damaged
+  5    keys: no keyring or master key, or one that doesn't fit; the KMS refused,
+       or could not be reached
+  6    input or output failed; a file is missing; others kept committing first
+  130  interrupted (141: the reader of the output went away, 143: terminated)
+"""
+
+
+class CommitConflictError(Ags1Error):
+    """Others committed first, again and again."""
+
+
+class CommitStateUnknownError(Ags1Error):
+    """The catalog did not say what became of a commit."""
+
+
+class ChangedCatalog:
+    """The catalog that the options name, and the ``identifier`` of the table in it.
+
+    ``trusted_key_ids`` are the master keys that its configuration names. ``keys`` False is for a
+    command that opens none. Raises click.UsageError, Ags1Error, OSError.
+    """
+
+    def __init__(self, options: TableOptions, *, keys: bool = True) -> None:
+        from pyiceberg.catalog import load_catalog as load_plain_catalog
+
+        from ..iceberg import EncryptedCatalog, load_catalog
+        from ..iceberg.catalog import catalog_rules
+        from ..iceberg.pyiceberg_internals import configured_properties
+        from ..kms.registry import KMS_IMPL, KMS_TYPE
+        from .masters import connect, settings_of
+        from .options import KmsOptions
+        from .tables import NoKms
+
+        name = options.catalog
+        if name is None:
+            raise click.UsageError(
+                f"{options.table}: name its catalog with --catalog. A table that is opened by its "
+                "metadata.json or folder can be read only: a change is committed to a catalog"
+            )
+        self.identifier = options.table.removeprefix(f"{name}.")
+        if "." not in self.identifier or "/" in self.identifier:
+            raise click.UsageError("a catalog's table is NAMESPACE.TABLE")
+        if options.key_id == "":  # a shell's variable that is not set
+            raise click.UsageError("--key is empty")
+        self._options = options
+        self._setting: str | None = None
+        configured = configured_properties(name, options.io_properties)
+        rules = catalog_rules(configured)
+        has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
+        if keys and has_kms and options.kms == KmsOptions():
+            # The catalog's own KMS knows its tables better than what is set for everything.
+            self.catalog: EncryptedCatalog = load_catalog(name, **options.io_properties)
+        else:
+            kms: KmsClient = NoKms()
+            if keys:
+                chosen = settings_of(options.kms)
+                kms = connect(chosen)
+                self._setting = chosen.key_id
+            inner = load_plain_catalog(name, **options.io_properties)
+            self.catalog = EncryptedCatalog(inner, kms, **rules)
+        self.trusted_key_ids = self.catalog.key_ids
+
+    def new_key_id(self) -> str:
+        """Return the master key for a table that is to be encrypted. Raises click.UsageError where
+        nobody names one."""
+        trusted = self.trusted_key_ids
+        only = next(iter(trusted)) if len(trusted) == 1 else None
+        key_id = self._options.key_id or only or self._setting
+        if not key_id:
+            raise click.UsageError("which master key? Name it with --key")
+        return key_id
+
+    def load(self) -> EncryptedTable:
+        """Load the table. Raises NotEncryptedError for one that is not encrypted."""
+        from ..iceberg import EncryptedTable
+        from .tables import accepts_foreign_keys
+
+        key_id = self._options.key_id
+        kms = self.catalog.kms
+        takes_any = kms is not None and accepts_foreign_keys(kms)
+        if key_id is None and takes_any:
+            key_id = self._setting
+        table = self.catalog.load_table(
+            self.identifier, expected_key_id=key_id, location_map=self._options.location_map
+        )
+        if not isinstance(table, EncryptedTable):
+            raise NotEncryptedError(
+                "the table is not encrypted: 'ags1 table migrate' encrypts it",
+                file=self._options.table,
+            )
+        if takes_any and key_id and not self.trusted_key_ids:
+            # Whose table it is nobody else may say, however often it is loaded.
+            self.catalog.key_ids = frozenset([key_id])
+        return table
+
+
+def other_kms(kms_type: str | None, properties: tuple[tuple[str, str], ...]) -> KmsClient | None:
+    """Return the KMS that ``--to-kms`` names, None without one. Raises click.UsageError."""
+    from .masters import connect, settings_of
+    from .options import KmsOptions
+    from .settings import from_options
+
+    if kms_type is None and not properties:
+        return None
+    if from_options(kms_type, properties, None).kind is None:
+        raise click.UsageError("--to-kms-property needs --to-kms")
+    return connect(settings_of(KmsOptions(kms_type, properties)))
+
+
+def reporting(command: Command) -> Command:
+    """Have failures over the table told with our exit codes, and as JSON too where that was asked
+    for."""
+
+    @functools.wraps(command)
+    def guarded(where: TableOptions, *arguments: Any, as_json: bool, **more: Any) -> int:
+        try:
+            with failures(where.table):
+                return int(command(where, *arguments, as_json=as_json, **more) or Exit.OK)
+        except EXPECTED as error:
+            failure = describe(error, where.table)
+            if failure.file == standard.STDOUT:
+                raise
+            standard.print_error(f"ags1: {one_line(failure.message)}")
+            if as_json:
+                code = int(failure.exit_code)
+                details = {"kind": failure.kind, "message": failure.message}
+                standard.print_line(json.dumps({"ok": False, "exit_code": code, "error": details}))
+            return failure.exit_code
+
+    return cast("Command", guarded)
+
+
+@contextmanager
+def failures(table: str) -> Iterator[None]:
+    """Turn what catalogs and writers raise into failures of one line."""
+    from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+
+    from .tables import pyiceberg_failures
+
+    with pyiceberg_failures(table):
+        try:
+            yield
+        except CommitFailedException as error:
+            raise CommitConflictError(
+                f"others kept committing first, and nothing was changed: {_text(error)}", file=table
+            ) from None
+        except CommitStateUnknownException as error:
+            unknown = CommitStateUnknownError(
+                f"look at the table before you do it again: {_text(error)}", file=table
+            )
+            cause = error.__cause__
+            if isinstance(cause, KeyboardInterrupt):
+                standard.print_error(f"ags1: {one_line(str(unknown))}")
+                raise cause from None
+            raise unknown from None
+
+
+def print_result(facts: dict[str, Any], line: str, *, as_json: bool, quiet: bool) -> None:
+    """Print what was done."""
+    if as_json:
+        standard.print_line(json.dumps({**facts, "ok": True}))
+    elif not quiet:
+        standard.print_line(one_line(line))
+
+
+def counted(number: int, name: str) -> str:
+    """Return ``1 file``, ``2 files``."""
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(str(error).split())
