@@ -6,7 +6,9 @@ allowed, this is the module to compare with its source. Knows nothing of encrypt
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import struct
 from collections.abc import Mapping
@@ -280,7 +282,9 @@ def check_arrow_schema(
 ) -> None:
     """Check that Arrow data without field ids, found by names, can be written to a table of format
     version 3. Raises ValueError, or TypeError for a type that Iceberg has not."""
-    _check_compatible(schema, provided, downcast_ns_timestamp_to_us, format_version=3)
+    # It prints what it raises, too.
+    with contextlib.redirect_stdout(io.StringIO()):
+        _check_compatible(schema, provided, downcast_ns_timestamp_to_us, format_version=3)
 
 
 def iceberg_schema(schema: Schema | pa.Schema) -> Schema:
@@ -478,7 +482,12 @@ def _post(catalog: Any, url: str, body: Mapping[str, Any], headers: Mapping[str,
     try:
         for attempt in range(2):
             response = catalog._session.post(
-                url, data=data, headers=dict(headers), timeout=tuple(limits)
+                url,
+                data=data,
+                headers=dict(headers),
+                timeout=tuple(limits),
+                # A commit that is followed becomes a question, whose answer is no commit's.
+                allow_redirects=False,
             )
             if attempt or response.status_code not in _EXPIRED:
                 break

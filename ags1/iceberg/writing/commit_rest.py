@@ -56,6 +56,7 @@ _OF_SNAPSHOTS = (
 _FORMAT_VERSION = {"format-version": "3"}
 _NO_SNAPSHOT = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": None}
 # Of a server that did not do what it was asked to: a lost race, another client's turn, its rules.
+_DONE = (200, 201)
 _NOT_FOUND, _CONFLICT, _TOO_MANY = 404, 409, 429
 _MAY_BE_CONFLICTS = (400, 422)
 
@@ -179,14 +180,18 @@ class RestCommits(Commits):
         }
         try:
             response = post_to_rest_server(self.catalog, base.identifier, base.config, body)
-            if response.ok:
+            if response.status_code in _DONE:
                 answer = response.json()
                 return dict(answer["metadata"]), str(answer.get("metadata-location") or "")
         except NotSentError as error:
             raise CommitFailedException(f"{name}: the server cannot be reached") from error
         except BaseException as error:
             return self._settle(base, updates, requirements, error, is_new=is_new)
-        status, refusal = response.status_code, refused_by_rest_server(response)
+        status = response.status_code
+        if status < 400:
+            # A proxy's word, that somebody else is to be asked.
+            raise OSError(f"{name}: the server answers a commit with status {status}")
+        refusal = refused_by_rest_server(response)
         if status >= 500:
             return self._settle(base, updates, requirements, refusal, is_new=is_new)
         if status == _CONFLICT and is_new:

@@ -21,7 +21,9 @@ from pyiceberg.io import FileIO, InputStream
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from ... import oneshot
+from ..._gcm import fork_number
 from ...atomic import AtomicFile
+from ...errors import KeyReuseError
 from ...key_metadata import KeyMetadata
 from ...layout import DEFAULT_BLOCK_SIZE
 from ..files import moved
@@ -41,6 +43,7 @@ class TableOutput:
         self._location_map = dict(location_map or {})
         self._lock = threading.Lock()
         self._written: list[str] = []
+        self._fork = fork_number()
 
     @property
     def written(self) -> list[str]:
@@ -51,8 +54,10 @@ class TableOutput:
     def create(self, location: str) -> Iterator[BinaryIO]:
         """Open a new file for writing; it has its name once the block ends without an exception.
 
-        Raises FileExistsError when there is such a file, and OSError.
+        Raises FileExistsError when there is such a file, KeyReuseError in a forked child, and
+        OSError.
         """
+        self.check_process()
         path = self._local_path(location)
         with self._local(path) if path is not None else self._remote(location) as file:
             yield file
@@ -89,9 +94,16 @@ class TableOutput:
         with self._lock:
             self._written.clear()
 
+    def check_process(self) -> None:
+        """Raise KeyReuseError in a forked child: what is under way is the parent's."""
+        if self._fork != fork_number():
+            raise KeyReuseError("what the parent process has begun to write is not gone on with")
+
     def discard(self, locations: list[str]) -> None:
-        """Delete files of a commit that failed for certain. What cannot be deleted is logged and
-        stays: nothing refers to it, and ``verify`` finds it."""
+        """Delete files of a commit that failed for certain; in a forked child nothing. What cannot
+        be deleted is logged and stays: nothing refers to it, and ``verify`` finds it."""
+        if self._fork != fork_number():
+            return
         for location in locations:
             try:
                 self.delete(location)

@@ -29,7 +29,16 @@ from .thrift import BINARY, I16, I32, I64, STRUCT, TRUE, Struct, parse, print_st
 Fetch: TypeAlias = "Callable[[int, int], bytes | memoryview]"
 Write: TypeAlias = "Callable[[bytes], Any]"
 
-_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, struct.error)
+_MALFORMED = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+_MAX_DEPTH = 100
 _LENGTH_SIZE = 4
 _HEADER_SIZE = 16 << 10  # of most page headers, statistics included
 _FILE_ID_SIZE = 8
@@ -489,7 +498,11 @@ def _leaves(footer: Struct) -> Iterator[tuple[Struct, bool, bool]]:
     """Yield the schema's leaf columns, and whether each has repetition and definition levels."""
     elements = iter(value(footer, 2)[1])
 
-    def walk(count: int, repeated: bool, optional: bool) -> Iterator[tuple[Struct, bool, bool]]:
+    def walk(
+        count: int, repeated: bool, optional: bool, depth: int
+    ) -> Iterator[tuple[Struct, bool, bool]]:
+        if depth > _MAX_DEPTH:
+            raise FormatError("the file's schema is nested too deeply")
         for _ in range(count):
             element = next(elements, None)
             if element is None:
@@ -498,12 +511,14 @@ def _leaves(footer: Struct) -> Iterator[tuple[Struct, bool, bool]]:
             r, d = repeated or kind == _REPEATED, optional or kind != _REQUIRED
             children = value(element, 5, 0)
             if children:
-                yield from walk(children, r, d)
+                yield from walk(children, r, d, depth + 1)
             else:
                 yield element, r, d
 
-    root = next(elements)
-    yield from walk(value(root, 5, 0), False, False)
+    root = next(elements, None)
+    if root is None:
+        raise FormatError("the file has no schema")
+    yield from walk(value(root, 5, 0), False, False, 0)
 
 
 def _leaf_field_ids(footer: Struct) -> list[int | None]:

@@ -181,7 +181,8 @@ class EncryptedTransaction(Transaction):
 
     Raises CommitFailedException when others kept committing first, CommitStateUnknownException
     when the catalog did not say what became of the commit, ValidationException when files that the
-    transaction needs are gone, and what writing raises. After a failure it cannot be used again.
+    transaction needs are gone, KeyReuseError in a forked child, and what writing raises. After a
+    failure it cannot be used again.
     ``snapshot_ids`` are those of the snapshots that the last commit added.
     """
 
@@ -482,6 +483,7 @@ class EncryptedTransaction(Transaction):
         Retries as the table's ``commit.retry.*`` properties say, with the steps applied anew.
         """
         self._check_usable()
+        self.output.check_process()
         if self._staged_updates:
             try:
                 self._commit()
