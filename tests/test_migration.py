@@ -28,6 +28,7 @@ from ags1 import KeyMetadata
 from ags1.errors import FormatError, MetadataIntegrityError
 from ags1.iceberg import EncryptedTable, open_table
 from ags1.iceberg.files import TableFiles
+from ags1.iceberg.home import Home
 from ags1.iceberg.maintenance.journal import Journal
 from ags1.iceberg.maintenance.migration import Migration, MigrationCommit, plaintext_files
 from ags1.iceberg.metadata import Trust
@@ -189,7 +190,7 @@ def test_no_file_is_in_the_clear_once_the_old_ones_are_gone(
     commits = commits_for(catalog)
     table, _, before = migrate(catalog)
     after = commits.load("db.t", Trust("keyA"))
-    old = plaintext_files(before, after.metadata, table.files)
+    old = plaintext_files(before, after.metadata, table.files, Home(after.location))
     assert not old.outside
     assert not old.unreadable
     assert old.delete(TableOutput(IO)) == ()
@@ -209,13 +210,14 @@ def test_files_of_other_tables_are_not_deleted(catalog: SqlCatalog, tmp_path: Pa
     table, _, before = migrate(catalog)
     assert table.scan().count() == 285
     after = commits_for(catalog).load("db.t", Trust("keyA")).metadata
-    old = plaintext_files(before, after, table.files)
+    home = Home(table.metadata_location)
+    old = plaintext_files(before, after, table.files, home)
     assert old.outside == (f"file://{other}/added.parquet",)
     kept = before | {"properties": before["properties"] | {"gc.enabled": "false"}}
     with pytest.raises(ValidationException):
-        plaintext_files(kept, after, table.files)
+        plaintext_files(kept, after, table.files, home)
     with pytest.raises(ValueError, match="not encrypted"):
-        plaintext_files(before, before, table.files)
+        plaintext_files(before, before, table.files, home)
 
 
 def test_what_the_new_table_reaches_is_never_listed(catalog: SqlCatalog) -> None:
@@ -224,11 +226,14 @@ def test_what_the_new_table_reaches_is_never_listed(catalog: SqlCatalog) -> None
     after = commits_for(catalog).load("db.t", Trust("keyA")).metadata
     one = next(iter(table.scan().plan_files())).file.file_path
     forged = before | {
-        "statistics": [{"snapshot-id": 1, "statistics-path": one.replace("file://", "file:")}]
+        "statistics": [
+            {"snapshot-id": 1, "statistics-path": one.replace(old, new)}
+            for old, new in (("file://", "file:"), ("/data/", "//data/./"))
+        ]
     }
-    assert one not in {
-        f.replace("file:/", "file:///") for f in plaintext_files(forged, after, table.files).inside
-    }
+    # Beside whose metadata statistics would lie.
+    home = Home(one.rpartition("/")[0] + "/1.metadata.json")
+    assert plaintext_files(forged, after, table.files, home).inside == ()
 
 
 def test_a_killed_run_is_gone_on_with(catalog: SqlCatalog, monkeypatch: Any) -> None:

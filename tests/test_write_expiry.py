@@ -579,6 +579,8 @@ def test_statistics_beside_the_metadata_go_and_others_stay(tmp_path: Path) -> No
     metadata["partition-statistics"] = [
         {"snapshot-id": 1001, "statistics-path": f"{folder}/p.parquet"}
     ]
+    for name in ("1.stats", "both.stats", "p.parquet"):
+        (maker.folder / "metadata" / name).write_bytes(b"PFA1...")
     lake = lake_of(maker, metadata)
     expired = lake.found(last_only(metadata))
     assert expired.statistics == (f"{folder}/1.stats", f"{folder}/p.parquet")

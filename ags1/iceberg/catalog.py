@@ -43,7 +43,7 @@ from .catalog_trust import (
     is_a,
     refuse_redirection,
 )
-from .home import home_of, versions_beside
+from .home import home_of
 from .maintenance.expiry import everything
 from .metadata import Trust, read_metadata, table_key_id
 from .pyiceberg_internals import (
@@ -459,15 +459,15 @@ class EncryptedCatalog(Catalog):
         if not isinstance(table, EncryptedTable):
             self.inner.purge_table(identifier)
             return
+        home = home_of(table)
         found = everything(table.view().metadata).find_files(
-            table.files, table.metadata_location, home=home_of(table)
+            table.files, table.metadata_location, home=home
         )
         output = table.output()
         self.inner.drop_table(identifier)
         found.delete(output)
         logged = [entry.metadata_file for entry in table.metadata.metadata_log]
-        versions = versions_beside(table.metadata_location, logged)
-        output.discard([*versions, table.metadata_location])
+        output.discard([*home.versions(logged), table.metadata_location])
 
     def migrate_table(
         self,

@@ -9,11 +9,11 @@ for it. Knows nothing of manifests and snapshots.
 
 from __future__ import annotations
 
+import os
 import posixpath
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from os import stat as stat_of
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .files import TableFiles
@@ -83,7 +83,7 @@ class Home:
         """Return a table's home. ``trust`` is what is known of its metadata from elsewhere,
         ``properties`` are the catalog's: those that the metadata has too count."""
         vouched = vouches(trust)
-        stated = {_LOCATION: metadata.get(_LOCATION), **(metadata.get("properties") or {})}
+        stated = {**(metadata.get("properties") or {}), _LOCATION: metadata.get(_LOCATION)}
         folders = [
             stored(folder)
             for name in (_LOCATION, *FOLDER_PROPERTIES)
@@ -103,6 +103,15 @@ class Home:
         where = _place(self._stored(location))
         return where is not None and self._beside is not None and _parent(where) == self._beside
 
+    def versions(self, logged: Iterable[str]) -> list[str]:
+        """Return those of a metadata log's locations that may be deleted: versions of the metadata
+        in the folder where the catalog has the present one."""
+        return [
+            location
+            for location in logged
+            if location.endswith(_METADATA_ENDINGS) and self.has_beside_metadata(location)
+        ]
+
     def has_statistics(self, location: str, files: TableFiles) -> bool:
         """Whether a file may be statistics of the table, which metadata.json alone names: it lies
         beside the metadata and begins as Puffin or Parquet. Whether a manifest names it too is not
@@ -114,7 +123,7 @@ class Home:
             return False
         path = files.local_path(location)
         # To open a pipe could take for ever.
-        if path is not None and not stat.S_ISREG(stat_of(path).st_mode):
+        if path is not None and not stat.S_ISREG(os.stat(path).st_mode):
             return False
         with closing(files.open_stored(location)) as stream:
             return stream.read(4) in _STATISTICS
@@ -143,17 +152,8 @@ def vouches(trust: Trust) -> bool:
 
 
 def versions_beside(metadata_location: str, logged: Iterable[str]) -> list[str]:
-    """Return those of a metadata log's locations that may be deleted: versions of the metadata in
-    the folder where the catalog has the present one.
-
-    Nobody vouches for the log, and what it names is deleted with the caller's credentials.
-    """
-    home = Home(metadata_location)
-    return [
-        location
-        for location in logged
-        if location.endswith(_METADATA_ENDINGS) and home.has_beside_metadata(location)
-    ]
+    """Return what ``Home.versions`` does, of a table with its metadata there."""
+    return Home(metadata_location).versions(logged)
 
 
 def _place(location: str) -> _Place | None:

@@ -24,6 +24,7 @@ from pyiceberg.manifest import DataFileContent, ManifestFile
 
 from ...errors import Ags1Error, KmsError
 from ..files import TableFiles
+from ..home import Home
 from ..listing import place
 from ..snapshots import EncryptedSnapshot
 from ..writing.output import TableOutput
@@ -39,8 +40,6 @@ _DEFAULTS = {
     MAX_REF_AGE_MS: 2**63 - 1,
 }
 _THREADS = 4
-# Metadata that was tampered with could name the table's own metadata, manifest lists and manifests.
-_NO_STATISTICS = (".metadata.json", ".avro")
 
 _log = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
@@ -52,9 +51,10 @@ Progress = Callable[[int, int], None]
 class ExpiredFiles:
     """The locations of the files that go, in the order in which they are deleted.
 
-    ``left_behind`` has what stays though no snapshot reaches it: parts of expired snapshots that
-    cannot be read, because what they name is not known, and statistics files that do not lie beside
-    the table's metadata, because the metadata alone, which is not authenticated, names them.
+    ``left_behind`` has what stays though no snapshot reaches it: files outside the table's home,
+    which may be another table's, as the whole snapshot may be; parts of expired snapshots that
+    cannot be read, because what they name is not known; and what the metadata alone, which is not
+    authenticated, calls statistics and may be something else.
     """
 
     data_files: tuple[str, ...] = ()
@@ -119,6 +119,7 @@ class ExpiryPlan:
         files: TableFiles,
         metadata_location: str,
         *,
+        home: Home | None = None,
         after: Mapping[str, Any] | None = None,
         after_files: TableFiles | None = None,
         threads: int = _THREADS,
@@ -128,7 +129,8 @@ class ExpiryPlan:
         ``files`` has the keys of the metadata that the plan was made of; ``after`` is the table's
         metadata as it was committed, or any later one, and ``after_files`` has the keys of that.
         Without them it is what the commit would do: a dry run. ``metadata_location`` is where the
-        catalog has the table's metadata.json.
+        catalog has the table's metadata.json; ``home`` are the table's folders, by default those
+        which that tells. Files outside are left behind.
 
         Raises what reading a snapshot that stays raises, whereupon no file may be deleted, KmsError
         and OSError; ValueError when ``after`` is another table's.
@@ -153,8 +155,9 @@ class ExpiryPlan:
             and snapshot["snapshot-id"] not in staying
         ]
         with ThreadPoolExecutor(threads) as pool:
-            search = _Search(files, after_files or files, pool)
-            return search.run(before, after, expired, metadata_location)
+            if home is None:
+                home = Home(metadata_location, stored=files.stored_location)
+            return _Search(files, after_files or files, home, pool).run(before, after, expired)
 
 
 def expire(
@@ -300,19 +303,19 @@ class _Search:
     file may be known by several: what is in doubt stays."""
 
     def __init__(
-        self, files: TableFiles, after_files: TableFiles, pool: ThreadPoolExecutor
+        self, files: TableFiles, after_files: TableFiles, home: Home, pool: ThreadPoolExecutor
     ) -> None:
         self._files = files
+        self._home = home
         self._after_files = after_files
         self._pool = pool
-        self._left: list[str] = []
+        self._left: dict[str, None] = {}
 
     def run(
         self,
         before: Mapping[str, Any],
         after: Mapping[str, Any],
         expired: list[Mapping[str, Any]],
-        metadata_location: str,
     ) -> ExpiredFiles:
         living = after.get("snapshots") or ()
         live_lists = {self._place(s["manifest-list"]) for s in living}
@@ -327,27 +330,38 @@ class _Search:
             if self._place(location) not in live_lists:
                 lists[self._place(location)] = location
             candidates.update((self._place(m.manifest_path), m) for m in manifests)
+        statistics = self._statistics(before, after, expired)
         live_manifests: dict[str, ManifestFile] = {}
-        for manifests in self._pool.map(self._live_manifests, living if candidates else ()):
+        wanted = living if candidates or statistics else ()
+        for manifests in self._pool.map(self._live_manifests, wanted):
             live_manifests.update((self._place(m.manifest_path), m) for m in manifests)
         for where in live_manifests:
             candidates.pop(where, None)
-        contents = self._contents(candidates, live_manifests)
-        statistics = self._statistics(before, after, expired, metadata_location)
+        for where in (*live_lists, *live_manifests):
+            self._leave(statistics.pop(where, None), "a snapshot has it")
+        for where, manifest in list(candidates.items()):
+            if not self._home.has(manifest.manifest_path):
+                self._leave(manifest.manifest_path)
+                del candidates[where]
+        contents = self._contents(candidates, live_manifests, statistics)
         return ExpiredFiles(
             tuple(path for path, is_data in contents.values() if is_data),
             tuple(path for path, is_data in contents.values() if not is_data),
             tuple(manifest.manifest_path for manifest in candidates.values()),
             tuple(lists.values()),
-            tuple(statistics),
+            tuple(statistics.values()),
             tuple(self._left),
         )
 
     def _contents(
-        self, expired: dict[str, ManifestFile], live: Mapping[str, ManifestFile]
+        self,
+        expired: dict[str, ManifestFile],
+        live: Mapping[str, ManifestFile],
+        statistics: dict[str, str],
     ) -> dict[str, tuple[str, bool]]:
         """Return the data and delete files that only ``expired`` manifests have: by place, where
-        each lies and whether it is a data file. Takes out of ``expired`` what cannot be read."""
+        each lies and whether it is a data file. Takes out of ``expired`` what cannot be read, and
+        out of ``statistics``, by place too, what the ``live`` have."""
         contents: dict[str, tuple[str, bool]] = {}
         found = self._pool.map(self._expired_entries, list(expired.values()))
         for where, entries in zip(list(expired), found, strict=True):
@@ -359,12 +373,18 @@ class _Search:
         def reached(manifest: ManifestFile) -> list[str]:
             entries = manifest.fetch_manifest_entry(self._after_files)
             places = (self._place(entry.data_file.file_path) for entry in entries)
-            return [where for where in places if where in contents]
+            return [where for where in places if where in contents or where in statistics]
 
         # All of them, before any is taken out: the threads look them up in there.
-        for places in list(self._pool.map(reached, live.values() if contents else ())):
+        wanted = live.values() if contents or statistics else ()
+        for places in list(self._pool.map(reached, wanted)):
             for where in places:
                 contents.pop(where, None)
+                self._leave(statistics.pop(where, None), "a snapshot has it")
+        for where, (location, _) in list(contents.items()):
+            if not self._home.has(location):
+                self._leave(location)
+                del contents[where]
         return contents
 
     def _live_manifests(self, snapshot: Mapping[str, Any]) -> list[ManifestFile]:
@@ -374,6 +394,10 @@ class _Search:
         def read(snapshot: Mapping[str, Any]) -> list[ManifestFile]:
             return EncryptedSnapshot.model_validate(snapshot).manifests(self._files)
 
+        if not self._home.has(snapshot["manifest-list"]):
+            # Another table's snapshot opens as well, if it is under the same master key.
+            self._leave(snapshot["manifest-list"])
+            return None
         return self._unless_unreadable(read, snapshot, snapshot["manifest-list"])
 
     def _expired_entries(self, manifest: ManifestFile) -> dict[str, tuple[str, bool]] | None:
@@ -399,19 +423,24 @@ class _Search:
         except KmsError:
             raise
         except (Ags1Error, FileNotFoundError) as error:
-            _log.warning("%s is left behind: %s", location, type(error).__name__)
-            self._left.append(location)
+            self._leave(location, type(error).__name__)
             return None
+
+    def _leave(
+        self, location: str | None, reason: str = "it is not in the table's folders"
+    ) -> None:
+        if location is not None:
+            _log.warning("%s is left behind: %s", location, reason)
+            self._left[location] = None
 
     def _statistics(
         self,
         before: Mapping[str, Any],
         after: Mapping[str, Any],
         expired: list[Mapping[str, Any]],
-        metadata_location: str,
-    ) -> list[str]:
+    ) -> dict[str, str]:
+        """Return the statistics files of expired snapshots, by place."""
         ids = {snapshot["snapshot-id"] for snapshot in expired}
-        folder = posixpath.dirname(self._place(metadata_location))
         live = {self._place(entry["statistics-path"]) for entry in _statistics(after)}
         found: dict[str, str] = {}
         for entry in _statistics(before):
@@ -419,11 +448,18 @@ class _Search:
             where = self._place(location)
             if entry["snapshot-id"] not in ids or where in live:
                 continue
-            if posixpath.dirname(where) == folder and not where.endswith(_NO_STATISTICS):
+            try:
+                is_statistics = self._home.has_statistics(location, self._files)
+            except FileNotFoundError:
+                continue
+            except (Ags1Error, OSError) as error:
+                self._leave(location, type(error).__name__)
+                continue
+            if is_statistics:
                 found[where] = location
             else:
-                self._left.append(location)
-        return list(found.values())
+                self._leave(location, "it is no statistics file beside the metadata")
+        return found
 
     def _place(self, location: str) -> str:
         return posixpath.normpath(place(self._files.stored_location(location)))

@@ -17,6 +17,7 @@ from pyiceberg.typedef import Identifier
 
 from ...errors import KmsConfigurationError, NotEncryptedError
 from ...keys.manager import TABLE_KEY_ID
+from ..home import Home
 from ..metadata import Trust
 from ..table import EncryptedTable
 from ..writing.output import TableOutput
@@ -109,7 +110,8 @@ def migrate(
     migration.finish()
     table = catalog.load_table(identifier, expected_key_id=key_id)
     assert isinstance(table, EncryptedTable)
-    left = plaintext_files(base.metadata, after.metadata, table.files)
+    home = Home.of(base.metadata, base.location, base.trust, commits.catalog.properties)
+    left = plaintext_files(base.metadata, after.metadata, table.files, home)
     failed = left.delete(output) if delete_plaintext else ()
     return MigrationResult(
         len(plan.rewrite.files),

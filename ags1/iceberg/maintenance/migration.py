@@ -11,6 +11,7 @@ specification, "Version 3" and "Row Lineage". Knows nothing of catalogs.
 from __future__ import annotations
 
 import logging
+import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
-from ...errors import MetadataIntegrityError
+from ...errors import Ags1Error, MetadataIntegrityError
 from ...keys.manager import (
     DATA_KEY_LENGTH,
     DEFAULT_DATA_KEY_LENGTH,
@@ -31,6 +32,7 @@ from ...keys.manager import (
 )
 from ...kms.client import KmsClient
 from ..files import TableFiles
+from ..home import Home
 from ..listing import place
 from ..metadata import FORMAT_VERSION
 from ..writing.entries import DATA, FileRecord, read_entries
@@ -284,8 +286,9 @@ class PlaintextFiles:
     """The files of a plain table's snapshots: data and delete files, manifests, manifest lists and
     statistics, not its metadata.json files.
 
-    ``outside`` are those that do not lie where the table's own files do, and may be another table's
-    too; ``unreadable`` what could not be read, so that files that it names are not in the list.
+    ``outside`` are those that do not lie in the table's own folders, and may be another table's,
+    and statistics that may be something else; ``unreadable`` what could not be read, so that files
+    that it names are not in the list.
     """
 
     inside: tuple[str, ...]
@@ -321,12 +324,14 @@ class PlaintextFiles:
 
 
 def plaintext_files(
-    before: Mapping[str, Any], after: Mapping[str, Any], files: TableFiles
+    before: Mapping[str, Any], after: Mapping[str, Any], files: TableFiles, home: Home
 ) -> PlaintextFiles:
     """Return the files in the clear that a migration has left. Reads manifests and deletes nothing.
 
     ``before`` is the metadata that was migrated, ``after`` that of the encrypted table, now or
-    later, whose files and keys are ``files``: what it reaches is never in the list.
+    later, whose files and keys are ``files``: what it reaches is never in the list. ``home`` are
+    the table's folders. A snapshot whose manifest list lies outside is not followed: nobody vouches
+    for it.
 
     Raises ValueError when the two are not one table before and after its migration,
     ValidationException where ``gc.enabled`` is not true, as files of such a table may be other
@@ -343,27 +348,36 @@ def plaintext_files(
             "so the table's files may be other tables' too"
         )
     view = TableView(dict(after), files)
-    needed = {place(location) for location in _reached(view)}
-    found: dict[str, str] = {}
+    needed = {_place(location) for location in _reached(view)}
+    inside: dict[str, str] = {}
+    outside: dict[str, str] = {}
     unreadable: list[str] = []
     read: set[str] = set()
     for name in ("statistics", "partition-statistics"):
         for entry in before.get(name) or ():
-            found[place(entry["statistics-path"])] = entry["statistics-path"]
+            location = entry["statistics-path"]
+            try:
+                is_own = home.has_statistics(location, files)
+            except FileNotFoundError:
+                continue
+            except (Ags1Error, OSError):
+                is_own = False
+            (inside if is_own else outside)[_place(location)] = location
     for snapshot in before.get("snapshots") or ():
-        for location in _plain_files(snapshot, files.inner, read, unreadable):
-            found[place(location)] = location
-    locations = location_provider(view)
-    own = {
-        place(p).rstrip("/") + "/"
-        for p in (before["location"], locations.data_path, locations.metadata_path)
-    }
-    inside: list[str] = []
-    outside: list[str] = []
-    for where, location in found.items():
-        if where not in needed:
-            (inside if any(where.startswith(o) for o in own) else outside).append(location)
-    return PlaintextFiles(tuple(inside), tuple(outside), tuple(unreadable))
+        for location in _plain_files(snapshot, files.inner, home, read, unreadable):
+            (inside if home.has(location) else outside)[_place(location)] = location
+    return PlaintextFiles(
+        tuple(location for where, location in inside.items() if where not in needed),
+        tuple(
+            location for where, location in outside.items() if where not in needed | inside.keys()
+        ),
+        tuple(unreadable),
+    )
+
+
+def _place(location: str) -> str:
+    """Return a location in one spelling: nothing that is needed may be deleted by another."""
+    return posixpath.normpath(place(location))
 
 
 def _reached(view: TableView) -> Iterator[str]:
@@ -380,10 +394,14 @@ def _reached(view: TableView) -> Iterator[str]:
 
 
 def _plain_files(
-    snapshot: Mapping[str, Any], io: FileIO, read: set[str], unreadable: list[str]
+    snapshot: Mapping[str, Any], io: FileIO, home: Home, read: set[str], unreadable: list[str]
 ) -> Iterator[str]:
-    """Yield the files that a plain snapshot reaches, without those of manifests in ``read``."""
+    """Yield the files that a plain snapshot reaches, without those of manifests in ``read``; only
+    its manifest list where that is not the table's own."""
     location = str(snapshot.get("manifest-list"))
+    if snapshot.get("manifest-list") is not None and not home.has(location):
+        yield location
+        return
     try:
         manifests = plain_manifests(snapshot, io)
     except (OSError, MetadataIntegrityError, NotImplementedError):

@@ -43,6 +43,7 @@ from ...keys.envelope import print_encryption_keys
 from ...keys.manager import EncryptionManager, now_ms
 from ..deletes import read_deletion_vector
 from ..findings import Severity
+from ..home import FOLDER_PROPERTIES, Home, home_of
 from ..listing import list_files
 from ..metadata import Trust, read_metadata
 from ..snapshots import ContentFile, EncryptedManifest, EncryptedSnapshot
@@ -69,13 +70,6 @@ __all__ = ["Progress", "RelocationResult", "relocate"]
 _BUFFER_SIZE = 4 << 20
 _PROGRESS_SECONDS = 0.1
 _REMOTE_THREADS = 16
-# Where Iceberg's table properties may put files besides the table's own folder.
-_FOLDER_PROPERTIES = (
-    "write.data.path",
-    "write.metadata.path",
-    "write.object-storage.path",
-    "write.folder-storage.path",
-)
 _METADATA_PATH = "write.metadata.path"
 _STATISTICS = ("statistics", "partition-statistics")
 
@@ -97,10 +91,11 @@ class RelocationResult:
     ``found_files`` with ``found_size`` lay there already, from an attempt before (a dry run does
     not look). ``rewritten_files`` were written anew: manifest lists, manifests, deletion vectors,
     position deletes. ``dropped_statistics`` are statistics files that the old metadata names and
-    that are gone. ``old_files`` are those below the table's old location that the new table has
-    in its stead, by the old table's names, and every metadata.json that is known of: what is left
-    to be deleted once nobody reads the old table. ``old_files_outside`` are those that lie
-    elsewhere, and perhaps are somebody else's.
+    that are gone, or that may be something else: only those beside the metadata are copied.
+    ``old_files`` are those in the old table's own folders that the new table has in their stead, by
+    the old table's names, and every metadata.json that is known of there: what is left to be
+    deleted once nobody reads the old table. ``old_files_outside`` are those that lie elsewhere, and
+    perhaps are somebody else's.
     """
 
     location: str
@@ -162,6 +157,7 @@ def relocate(
     relocation = _Relocation(
         table.view(),
         table.metadata_location,
+        home_of(table),
         checked_location(new_location),
         table.files.properties if properties is None else dict(properties),
         snapshots == "all",
@@ -272,6 +268,7 @@ class _Relocation:
         self,
         view: TableView,
         metadata_location: str,
+        home: Home,
         new_location: str,
         properties: Properties,
         all_snapshots: bool,
@@ -284,6 +281,7 @@ class _Relocation:
         self._files = view.files
         self._metadata = view.metadata
         self._metadata_location = metadata_location
+        self._home = home
         self._places = Places(self._metadata["location"], new_location)
         self._io_properties = properties
         self._all_snapshots = all_snapshots
@@ -362,10 +360,12 @@ class _Relocation:
         old += [item.source for item in plan.vectors.values()]
         old += [item.source for item in plan.deletes.values()]
         old += [*plan.manifests, *(s.manifest_list for s in plan.snapshots)]
-        old += [entry["metadata-file"] for entry in self._metadata.get("metadata-log") or ()]
-        inside = {location for location in old if self._places.inner(location) is not None}
+        inside = {location for location in old if self._home.has(location)}
+        logged = [entry["metadata-file"] for entry in self._metadata.get("metadata-log") or ()]
+        inside.update(self._home.versions(logged))
         # Opened by where it lies, which may be another place than its name in the metadata.
         inside.add(self._metadata_location)
+        old += logged
         return RelocationResult(
             location=self._places.new,
             metadata_location=metadata_location,
@@ -457,8 +457,10 @@ class _Relocation:
     def _add_statistics(self, entry: Mapping[str, Any]) -> None:
         location = entry["statistics-path"]
         try:
-            len(self._files.new_input(location))
+            is_there = self._home.has_statistics(location, self._files)
         except FileNotFoundError:
+            is_there = False
+        if not is_there:
             # No reader needs them, and Java does without when they are gone.
             self._plan.dropped_statistics.append(location)
         else:
@@ -707,7 +709,7 @@ class _Relocation:
 
     def _moved_properties(self) -> dict[str, str]:
         properties = dict(self._metadata.get("properties") or {})
-        for name in _FOLDER_PROPERTIES:
+        for name in FOLDER_PROPERTIES:
             folder = properties.get(name)
             if folder is None:
                 continue
