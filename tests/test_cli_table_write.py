@@ -687,7 +687,11 @@ def test_migrate() -> None:
     )
     assert load().files.keys.data_key_length == 32
     assert ids() == [1, 1, 2, 2, 3, 3]
-    assert "already" in fail(1, "migrate", "db.t", "--key", "default")
+    # What is left can be deleted by another call.
+    assert "6 files in the clear left" in succeed("migrate", "db.t", "--key", "default")
+    assert set(before) & set(stored())
+    succeed("migrate", "db.t", "--key", "default", "--delete-plaintext")
+    assert not [path for path in before if path in stored() and "metadata.json" not in str(path)]
 
 
 def test_migrate_and_delete_what_was_in_the_clear() -> None:

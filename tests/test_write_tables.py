@@ -697,13 +697,49 @@ def test_a_plain_table_is_encrypted_in_its_place(catalog: EncryptedCatalog) -> N
     assert (report.ok, len(left)) == (True, 9)
     found.append(rows(100))
     with pytest.raises(ValueError, match="already"):
-        catalog.migrate_table("db.plain", "keyA")
+        catalog.migrate_table("db.plain", "keyB")
+    # What is left is told again, and can be deleted later.
+    again_told = catalog.migrate_table("db.plain", "keyA").plaintext
+    assert again_told is not None
+    assert set(again_told.inside) == set(result.plaintext.inside)
+    assert catalog.migrate_table("db.plain", "keyA", delete_plaintext=True).failed == ()
+    report = verify_table(catalog.load_table("db.plain"))
+    assert (report.ok, set(report.finding_counts)) == (True, {"metadata-not-pinned"})
+    with pytest.raises(ValueError, match="already"):
+        catalog.migrate_table(create(catalog, "db.born_encrypted").name(), "keyA")
     other = catalog.create_table("db.other", SCHEMA)
     other.append(rows(1, 2))
     result = catalog.migrate_table("db.other", "keyA", delete_plaintext=True)
     assert result.failed == ()
     report = verify_table(catalog.load_table("db.other"))
     assert (report.ok, set(report.finding_counts)) == (True, {"metadata-not-pinned"})
+
+
+def test_nothing_in_the_clear_is_deleted_for_a_damaged_table(catalog: EncryptedCatalog) -> None:
+    plain = catalog.create_table("db.plain", SCHEMA)
+    plain.append(rows(*range(1000)))
+    catalog.migrate_table("db.plain", "keyA")
+    [path] = catalog.load_table("db.plain").inspect.files()["file_path"].to_pylist()
+    file = Path(path.removeprefix("file://"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    before = stored(catalog)
+    with pytest.raises(MetadataIntegrityError, match="nothing in the clear is deleted"):
+        catalog.migrate_table("db.plain", "keyA", delete_plaintext=True)
+    assert stored(catalog) == before
+
+
+def test_files_that_may_be_others_are_not_moved(table: EncryptedTable, tmp_path: Path) -> None:
+    table.append(rows(1))
+    with table.transaction() as transaction:
+        transaction.set_properties({"gc.enabled": "false"})
+    catalog = table.catalog
+    assert isinstance(catalog, EncryptedCatalog)
+    with pytest.raises(ValidationException, match=r"gc\.enabled"):
+        catalog.relocate_table("db.t", f"file://{tmp_path}/moved", move=True)
+    catalog.relocate_table("db.t", f"file://{tmp_path}/copy", register_as="db.copy")
+    assert ids(catalog.load_table("db.copy")) == ids(again(table)) == [1]
 
 
 def test_a_table_is_moved_and_copied(

@@ -368,11 +368,12 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, quiet: bool, as_json: 
         if location is not None:
             line += f"; its metadata is {location}"
     else:
+        from ..iceberg.home import home_of
         from ..iceberg.maintenance.expiry import everything
 
         encrypted = opened.load()
         found = everything(encrypted.view().metadata).find_files(
-            encrypted.files, encrypted.metadata_location
+            encrypted.files, encrypted.metadata_location, home=home_of(encrypted)
         )
         facts |= {"files": len(found.locations), "left_behind": list(found.left_behind)}
         if not dry_run:

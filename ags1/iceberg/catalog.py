@@ -487,11 +487,12 @@ class EncryptedCatalog(Catalog):
         makes the table an encrypted one of format version 3. Rows keep their order, sequence
         numbers and row ids. Its history goes: all snapshots but the current one were in the clear.
         Other branches and tags than main are refused unless ``drop_refs``. A run that was killed
-        goes on where it was. ``delete_plaintext`` deletes the files in the clear once the new ones
-        are committed; otherwise they are in the result. ``progress`` is called with the bytes of
+        goes on where it was. ``delete_plaintext`` deletes the files in the clear once the new table
+        is committed and verified; otherwise they are in the result, and another call for the same
+        table and key tells them again, or deletes them. ``progress`` is called with the bytes of
         files that are done and of all.
 
-        Raises ValueError for a table that is encrypted already or has such references;
+        Raises ValueError for a table with such references, or one that was encrypted otherwise;
         NotImplementedError for ORC files; KmsError, MetadataIntegrityError, OSError, and
         CommitFailedException when others kept committing first.
         """

@@ -8,19 +8,27 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    ValidationException,
+)
 from pyiceberg.io import load_file_io
 from pyiceberg.typedef import Identifier
 
-from ...errors import KmsConfigurationError, NotEncryptedError
+from ...errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import TABLE_KEY_ID
+from ..findings import Severity
 from ..home import Home
-from ..metadata import Trust
+from ..metadata import Trust, read_metadata
 from ..table import EncryptedTable
+from ..verify import verify_table
+from ..writing.commits import Base
 from ..writing.output import TableOutput
+from .expiry import GC_ENABLED
 from .meter import Meter, Progress
 from .migration import Migration, PlaintextFiles, plaintext_files
 from .relocation import Progress as RelocationProgress
@@ -68,11 +76,11 @@ def migrate(
         raise KmsConfigurationError(f"{key_id!r} is none of the catalog's trusted master keys")
     commits = catalog.commits()
     base = commits.load(identifier, Trust())
-    if (base.metadata.get("properties") or {}).get(TABLE_KEY_ID):
-        raise ValueError("the table is encrypted already")
     commits.check(base)
     io = commits.io(base)
     output = TableOutput(io)
+    if (base.metadata.get("properties") or {}).get(TABLE_KEY_ID):
+        return _finish(catalog, base, key_id, output, delete_plaintext and not dry_run)
     meter = Meter(progress)
     migration = Migration(
         io,
@@ -108,11 +116,7 @@ def migrate(
                 raise
     output.discard(migration.left_over)
     migration.finish()
-    table = catalog.load_table(identifier, expected_key_id=key_id)
-    assert isinstance(table, EncryptedTable)
-    home = Home.of(base.metadata, base.location, base.trust, commits.catalog.properties)
-    left = plaintext_files(base.metadata, after.metadata, table.files, home)
-    failed = left.delete(output) if delete_plaintext else ()
+    left, failed = _plaintext(catalog, base, after, key_id, output, delete_plaintext)
     return MigrationResult(
         len(plan.rewrite.files),
         plan.rewrite.size,
@@ -121,6 +125,60 @@ def migrate(
         left,
         failed,
     )
+
+
+def _finish(
+    catalog: EncryptedCatalog, base: Base, key_id: str, output: TableOutput, delete: bool
+) -> MigrationResult:
+    """Return what an earlier migration has left in the clear, and delete it if asked to."""
+    stated = base.metadata["properties"][TABLE_KEY_ID]
+    if stated == key_id:
+        home = Home.of(
+            base.metadata, base.location, base.trust, catalog.commits().catalog.properties
+        )
+        logged = [entry["metadata-file"] for entry in base.metadata.get("metadata-log") or ()]
+        for location in reversed(home.versions(logged)):
+            try:
+                metadata = read_metadata(output.io, location, Trust())
+            except (FileNotFoundError, MetadataIntegrityError):
+                continue
+            if not (metadata.get("properties") or {}).get(TABLE_KEY_ID):
+                plain = replace(base, metadata=metadata)
+                left, failed = _plaintext(catalog, plain, base, key_id, output, delete)
+                return MigrationResult(0, 0, 0, (), left, failed)
+    raise ValueError(f"the table is encrypted already, under {stated!r}")
+
+
+def _plaintext(
+    catalog: EncryptedCatalog,
+    before: Base,
+    after: Base,
+    key_id: str,
+    output: TableOutput,
+    delete: bool,
+) -> tuple[PlaintextFiles, tuple[str, ...]]:
+    """Return what is left in the clear of the table before its migration, and what of that could
+    not be deleted. Raises MetadataIntegrityError when the encrypted table is not whole: then
+    nothing is deleted."""
+    table = catalog.load_table(before.identifier, expected_key_id=key_id)
+    assert isinstance(table, EncryptedTable)
+    # Of the table before: what it said of its folders was true, or its files were elsewhere.
+    home = Home.of(
+        before.metadata, before.location, before.trust, catalog.commits().catalog.properties
+    )
+    left = plaintext_files(before.metadata, after.metadata, table.files, home)
+    if not delete:
+        return left, ()
+    # A file that an earlier run had written is known by its size alone so far.
+    report = verify_table(table)
+    if not report.ok:
+        errors = [f for f in report.findings if f.severity is Severity.ERROR]
+        raise MetadataIntegrityError(
+            f"the encrypted table has {len(errors)} errors, so nothing in the clear is deleted: "
+            f"{errors[0].message}",
+            file=errors[0].file,
+        )
+    return left, left.delete(output)
 
 
 def move_or_copy(
@@ -144,6 +202,11 @@ def move_or_copy(
     table = catalog.load_table(identifier)
     if not isinstance(table, EncryptedTable):
         raise NotEncryptedError("the table is not encrypted: this is for those that are")
+    if move and table.properties.get(GC_ENABLED, "true").lower() != "true":
+        raise ValidationException(
+            f"the table cannot be moved, only copied: {GC_ENABLED!r} is not true, so its files may "
+            "be other tables' too"
+        )
     commits = catalog.commits()
     result = relocate(
         table,
