@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .java import compiled, iceberg_class_path
-from .spark import SparkTables
+from .spark import UNITEST_KMS, SparkTables
 
 Value = Any
 """As in the specification's JSON single-value serialization; NaN and -0.0 as strings."""
@@ -37,22 +37,28 @@ class JavaTables:
 
     def create(self, name: str, columns: Mapping[str, str], location: Path, **more: str) -> None:
         """Create an encrypted table of optional columns."""
-        fields = self._jvm.java.util.ArrayList()
-        for number, (column, kind) in enumerate(columns.items(), 1):
-            field = self.named("types.Types$NestedField")
-            fields.add(field.optional(number, column, self.type(kind)))
-        properties = self._jvm.java.util.HashMap()
-        for key, value in ({"format-version": "3", "encryption.key-id": "keyA"} | more).items():
-            properties.put(key, value)
         catalog, _, table = name.partition(".")
         session = self._spark.session._jsparkSession
         self.named("spark.Spark3Util").loadIcebergCatalog(session, catalog).createTable(
             self.named("catalog.TableIdentifier").parse(table),
-            self.named("Schema")(fields),
+            self._schema(columns),
             self.named("PartitionSpec").unpartitioned(),
             f"file:{location}",
-            properties,
+            self._properties({"format-version": "3", "encryption.key-id": "keyA"} | more),
         )
+
+    def _schema(self, columns: Mapping[str, str]) -> Any:
+        fields = self._jvm.java.util.ArrayList()
+        for number, (column, kind) in enumerate(columns.items(), 1):
+            field = self.named("types.Types$NestedField")
+            fields.add(field.optional(number, column, self.type(kind)))
+        return self.named("Schema")(fields)
+
+    def _properties(self, properties: Mapping[str, str]) -> Any:
+        found = self._jvm.java.util.HashMap()
+        for key, value in properties.items():
+            found.put(key, value)
+        return found
 
     def load(self, name: str) -> Any:
         """Return Java's table."""
@@ -62,18 +68,36 @@ class JavaTables:
 
     def append(
         self,
-        name: str,
+        table: Any,
         rows: Sequence[Mapping[str, Value]],
         file_format: str,
         partition: str | None = None,
     ) -> None:
-        """Append a file of rows, to the partition of this path (``p=1``) if there are any."""
-        self._rows.append(self.load(name), file_format, partition, json.dumps(rows))
+        """Append a file of rows, to the partition of this path (``p=1``) if there are any.
+        ``table`` is Java's, or the name of one."""
+        loaded = self.load(table) if isinstance(table, str) else table
+        self._rows.append(loaded, file_format, partition, json.dumps(rows))
 
-    def rows(self, name: str) -> list[list[str | None]]:
-        """Return a table's rows, the values as Java prints them, bytes in hex. The table must have
-        no deletion vectors, which this reader of Java's cannot decrypt."""
-        found: list[list[str | None]] = json.loads(self._rows.rows(self.load(name)))
+    def create_plain(self, columns: Mapping[str, str], location: Path) -> Any:
+        """Return a plain table of optional columns, made without a catalog: Hive's knows not all
+        types."""
+        return self.named("hadoop.HadoopTables")(
+            self._jvm.org.apache.hadoop.conf.Configuration()
+        ).create(
+            self._schema(columns),
+            self.named("PartitionSpec").unpartitioned(),
+            self._properties({"format-version": "3"}),
+            f"file:{location}",
+        )
+
+    def open(self, metadata_file: Path) -> Any:
+        """Return a table to read, under the key of the tests' KMS, without a catalog."""
+        return self._rows.open(f"file:{metadata_file}", UNITEST_KMS["encryption.kms-impl"])
+
+    def rows(self, table: Any) -> list[list[str | None]]:
+        """Return the rows of Java's table, the values as Java prints them, bytes in hex. It must
+        have no deletion vectors, which this reader of Java's cannot decrypt."""
+        found: list[list[str | None]] = json.loads(self._rows.rows(table))
         return found
 
     def delete(

@@ -55,12 +55,14 @@ class Shared:
     ) -> None:
         self._spark = spark
         self.kind = kind
-        properties = {
+        properties: dict[str, dict[str, Any]] = {
             "sql": {"uri": f"sqlite:///{folder}/catalog.db"},
             "hive": {"uri": uri, **HIVE},
             "rest": {"uri": uri},
-        }[kind]
-        inner = load_catalog(kind, type=kind, warehouse=f"file:{folder}/warehouse", **properties)
+        }
+        inner = load_catalog(
+            kind, type=kind, warehouse=f"file:{folder}/warehouse", **properties[kind]
+        )
         self.catalog = EncryptedCatalog(inner, kms)
         self.catalog.create_namespace_if_not_exists(DATABASE)
         self._names: list[str] = []
@@ -149,7 +151,7 @@ def check_rows(
             assert number == entry.sequence_number
     assert len(lineage) == theirs.num_rows, "the ids must be unique"
     assert len({row_id for row_id, _ in lineage.values()}) == theirs.num_rows
-    assert max(row_id for row_id, _ in lineage.values()) < table.metadata.next_row_id
+    assert max(row_id for row_id, _ in lineage.values()) < table.view().metadata["next-row-id"]
     return lineage
 
 
@@ -163,7 +165,9 @@ def check_kept(before: Lineage, after: Lineage, *changed: int) -> None:
 def check_entries(spark: SparkTables, name: str, table: EncryptedTable) -> None:
     """Check that Spark reads the same entries from the manifests, the deleted ones too."""
     columns = "status, snapshot_id, sequence_number, file_sequence_number, data_file"
-    theirs = [row.asDict(recursive=True) for row in spark.sql(f"SELECT {columns} FROM {name}.entries")]
+    theirs = [
+        row.asDict(recursive=True) for row in spark.sql(f"SELECT {columns} FROM {name}.entries")
+    ]
     ours = []
     for entry in entries_of(table):
         file = {column: getattr(entry.file, column) for column in _FILE}
@@ -183,8 +187,8 @@ def check_entries(spark: SparkTables, name: str, table: EncryptedTable) -> None:
     for row in theirs:
         file = row["data_file"]
         # One column for all specs: it has those of the others too.
-        fields = {field.name for field in table.specs()[file["spec_id"]].fields}
-        file["partition"] = {k: v for k, v in (file.get("partition") or {}).items() if k in fields}
+        names = {field.name for field in table.specs()[file["spec_id"]].fields}
+        file["partition"] = {k: v for k, v in (file.get("partition") or {}).items() if k in names}
     _check_alike(map(_entry, ours), map(_entry, theirs))
 
 

@@ -8,6 +8,9 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.iceberg.BaseTable;
+import org.apache.iceberg.CatalogProperties;
 import org.apache.iceberg.FileFormat;
 import org.apache.iceberg.PartitionData;
 import org.apache.iceberg.PartitionSpec;
@@ -15,6 +18,9 @@ import org.apache.iceberg.Schema;
 import org.apache.iceberg.SingleValueParser;
 import org.apache.iceberg.StructLike;
 import org.apache.iceberg.Table;
+import org.apache.iceberg.TableMetadata;
+import org.apache.iceberg.TableMetadataParser;
+import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.data.GenericFileWriterFactory;
 import org.apache.iceberg.data.GenericRecord;
 import org.apache.iceberg.data.IcebergGenerics;
@@ -22,8 +28,14 @@ import org.apache.iceberg.data.IdentityPartitionConverters;
 import org.apache.iceberg.data.Record;
 import org.apache.iceberg.deletes.EqualityDeleteWriter;
 import org.apache.iceberg.encryption.EncryptedOutputFile;
+import org.apache.iceberg.encryption.EncryptingFileIO;
+import org.apache.iceberg.encryption.EncryptionManager;
+import org.apache.iceberg.encryption.EncryptionUtil;
+import org.apache.iceberg.hadoop.HadoopFileIO;
 import org.apache.iceberg.io.CloseableIterable;
 import org.apache.iceberg.io.DataWriter;
+import org.apache.iceberg.io.FileIO;
+import org.apache.iceberg.io.LocationProvider;
 import org.apache.iceberg.io.OutputFileFactory;
 import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.JsonNode;
 import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.ObjectMapper;
@@ -85,6 +97,20 @@ public final class TableRows {
     table.newRowDelta().addDeletes(writer.toDeleteFile()).commit();
   }
 
+  /** Opens an encrypted table from its metadata file, to be read, without any catalog. */
+  public Table open(String metadataFile, String kmsImplementation) {
+    FileIO files = new HadoopFileIO(new Configuration());
+    TableMetadata metadata = TableMetadataParser.read(files, metadataFile);
+    EncryptionManager manager =
+        EncryptionUtil.createEncryptionManager(
+            metadata.encryptionKeys(),
+            metadata.properties(),
+            EncryptionUtil.createKmsClient(
+                Map.of(CatalogProperties.ENCRYPTION_KMS_IMPL, kmsImplementation)));
+    return new BaseTable(
+        new ReadOnly(metadata, EncryptingFileIO.combine(files, manager), manager), metadataFile);
+  }
+
   /**
    * Returns the rows of a table without deletion vectors, as JSON: a list for each row, of values as
    * Java prints them; those of bytes in hex.
@@ -110,6 +136,29 @@ public final class TableRows {
     return value instanceof byte[] bytes
         ? HexFormat.of().formatHex(bytes)
         : Objects.toString(value, null);
+  }
+
+  private record ReadOnly(TableMetadata current, FileIO io, EncryptionManager encryption)
+      implements TableOperations {
+    @Override
+    public TableMetadata refresh() {
+      return current;
+    }
+
+    @Override
+    public void commit(TableMetadata base, TableMetadata metadata) {
+      throw new UnsupportedOperationException();
+    }
+
+    @Override
+    public String metadataFileLocation(String fileName) {
+      throw new UnsupportedOperationException();
+    }
+
+    @Override
+    public LocationProvider locationProvider() {
+      throw new UnsupportedOperationException();
+    }
   }
 
   private static EncryptedOutputFile newFile(Table table, FileFormat format, StructLike key) {
