@@ -589,7 +589,7 @@ def test_a_partition_is_dropped_only_where_all_of_its_rows_match(
     @given(some, values, st.sampled_from(transforms), st.sampled_from([*_OPERATORS]))
     def check(value: Any, literal: Any, transform: Any, predicate: Any) -> None:
         spec = PartitionSpec(PartitionField(1, 1000, transform, "p"))
-        row_filter = as_sql(predicate("x", as_literal(literal)))
+        row_filter = as_sql(predicate("x", as_literal(literal)), schema)
         evaluator = residual_evaluator(spec, row_filter, True, schema)
         found = evaluator.residual_for(Record(transform.transform(kind)(value)))
         matches = value is not None and _OPERATORS[predicate](value, literal)

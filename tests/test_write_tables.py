@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 import random
 import warnings
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,6 +27,14 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
     ValidationException,
+)
+from pyiceberg.expressions import (
+    EqualTo,
+    GreaterThan,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    NotEqualTo,
 )
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -52,6 +62,7 @@ SCHEMA = Schema(
     NestedField(3, "n", IntegerType(), required=False),
 )
 BY_V = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "v"))
+HUGE = "1" + "0" * 60 + ".0"
 ENCRYPTED = {"format-version": "3", "encryption.key-id": "keyA"}
 
 
@@ -942,3 +953,70 @@ def test_a_full_disk_leaves_the_table_and_nothing_else(
     arguments = [f"{name}={value}" for name, value in KMS_PROPERTIES.items()]
     run_python(FULL_DISK, tmp_path, *arguments)
     assert set(ids(again(table))) >= {2, 3}
+
+
+def test_numbers_that_a_column_cannot_hold_are_compared_all_the_same(
+    catalog: EncryptedCatalog,
+) -> None:
+    data = pa.table(
+        {
+            "id": pa.array(range(8), pa.int64()),
+            "i": pa.array([1, None, -(2**31), 2**31 - 1, 0, 3, None, -1], pa.int32()),
+            "f": pa.array(
+                [1.5, None, float("inf"), -float("inf"), 3.4028234e38, -3.4e38, 0, 2], pa.float32()
+            ),
+        }
+    )
+    table = catalog.create_table("db.t", data.schema, properties=ENCRYPTED)
+    table.append(data)
+    database = duckdb.connect()
+    database.register("t", data)
+    # More than a float, in the words of both.
+    numbers = {"i": ["3000000000", "-3000000000", "1"], "f": [HUGE, "-" + HUGE, "1.5"]}
+    filters = [
+        (f"{column} {comparison} {number}", f"{column} {comparison} {number.replace(HUGE, '1e60')}")
+        for column, some in numbers.items()
+        for number in some
+        for comparison in ("<", "<=", ">", ">=", "=", "!=")
+    ]
+    filters += [(f"not ({ours})", f"not ({theirs})") for ours, theirs in filters]
+    for word in ("in", "not in"):
+        filters.append((f"i {word} (1, 3000000000)",) * 2)
+        filters.append((f"i {word} (3000000000, -3000000000)",) * 2)
+    for ours, theirs in filters:
+        expected = database.sql(f"select id from t where {theirs} order by id").fetchall()
+        assert ids(table, row_filter=ours) == [row[0] for row in expected], ours
+        assert table.scan(ours).count() == len(expected), ours
+    infinite = [
+        (LessThan("f", math.inf), [0, 3, 4, 5, 6, 7]),
+        (LessThanOrEqual("f", math.inf), [0, 2, 3, 4, 5, 6, 7]),
+        (GreaterThan("f", -math.inf), [0, 2, 4, 5, 6, 7]),
+        (EqualTo("f", math.inf), [2]),
+        (NotEqualTo("f", -math.inf), [0, 2, 4, 5, 6, 7]),
+        (In("f", [math.inf, 2.0]), [2, 7]),
+    ]
+    for expression, found in infinite:
+        assert ids(table, row_filter=expression) == found, expression
+    table.delete(f"i < 3000000000 and f < {HUGE}")
+    # What is null is not less; infinity is not.
+    assert ids(again(table)) == [1, 2, 6]
+
+
+def test_an_upsert_goes_by_the_columns_as_they_are(table: EncryptedTable) -> None:
+    table.append(rows(1, 2, v="old"))
+    with table.update_schema() as change:
+        change.add_column("w", StringType())
+        change.rename_column("id", "other")
+    with table.update_schema() as change:
+        change.rename_column("n", "id")
+    new = pa.table(
+        {
+            "other": pa.array([1], pa.int64()),
+            "v": ["new"],
+            "id": pa.array([1], pa.int32()),
+            "w": ["w"],
+        }
+    )
+    result = table.upsert(new, ["id"])
+    assert (result.rows_updated, result.rows_inserted) == (1, 0)
+    assert contents(again(table)) == [(1, "new", 1, "w"), (2, "old", 2, None)]

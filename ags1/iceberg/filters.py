@@ -7,47 +7,122 @@ in the table's type, whatever type the file has. Knows nothing of files and keys
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import acero
 from pyiceberg.expressions import (
+    AlwaysFalse,
     And,
     BooleanExpression,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
     IsNull,
+    LessThan,
+    LessThanOrEqual,
+    LiteralPredicate,
     NotEqualTo,
     NotIn,
     NotNaN,
     NotNull,
     NotStartsWith,
     Or,
+    SetPredicate,
     UnboundPredicate,
 )
+from pyiceberg.expressions.literals import AboveMax, BelowMin, FloatLiteral
 from pyiceberg.expressions.visitors import extract_field_ids, rewrite_not, visit
 from pyiceberg.schema import Schema
-from pyiceberg.types import NestedField, StructType, UUIDType
+from pyiceberg.types import FloatType, IcebergType, NestedField, StructType, UUIDType
 
 from .pyiceberg_internals import BooleanRewriter, arrow_filter
 
 
-def as_sql(expression: BooleanExpression) -> BooleanExpression:
-    """Return an unbound filter that says of nulls what SQL means by ``expression``.
+def as_sql(
+    expression: BooleanExpression, schema: Schema, *, case_sensitive: bool = True
+) -> BooleanExpression:
+    """Return an unbound filter that says of nulls and of numbers what SQL means by ``expression``.
 
     ``x != 1``, ``x NOT IN (…)`` and ``x NOT LIKE 'a%'`` leave nulls out; ``x IS NOT NAN`` is true
     of null, as it is in Spark. A NaN satisfies no comparison but ``!=``, as in PyIceberg; Spark's
-    is equal to itself and larger than all numbers.
+    is equal to itself and larger than all numbers. A number that the column's type in ``schema``
+    cannot hold is compared all the same, with nulls left out; PyIceberg takes it for the largest
+    or for all rows. Raises ValueError for a column that the schema has not.
     """
-    return visit(rewrite_not(expression), _SqlNulls())
+    return visit(rewrite_not(expression), _SqlRules(schema, case_sensitive))
 
 
-class _SqlNulls(BooleanRewriter):
+class _SqlRules(BooleanRewriter):
+    def __init__(self, schema: Schema, case_sensitive: bool) -> None:
+        self._schema = schema
+        self._case_sensitive = case_sensitive
+
     def visit_unbound_predicate(self, predicate: UnboundPredicate) -> BooleanExpression:
-        if isinstance(predicate, NotEqualTo | NotIn | NotStartsWith):
-            return And(predicate, NotNull(term=predicate.term))
+        if isinstance(predicate, LiteralPredicate):
+            return self._compared(predicate)
+        if isinstance(predicate, SetPredicate):
+            return self._looked_up(predicate)
         if isinstance(predicate, NotNaN):
             return Or(predicate, IsNull(term=predicate.term))
         return predicate
+
+    def _compared(self, predicate: LiteralPredicate) -> BooleanExpression:
+        value, beyond = self._in_type(predicate, predicate.literal)
+        term = predicate.term
+        if isinstance(predicate, NotEqualTo | NotStartsWith):
+            not_null = NotNull(term=term)
+            return not_null if beyond else And(_of(type(predicate), term, value), not_null)
+        if not beyond:
+            return _of(type(predicate), term, value)
+        infinity = self._infinity(predicate, beyond)
+        if beyond > 0 and isinstance(predicate, LessThan | LessThanOrEqual):
+            return NotNull(term=term) if infinity is None else _of(LessThan, term, infinity)
+        if beyond < 0 and isinstance(predicate, GreaterThan | GreaterThanOrEqual):
+            return NotNull(term=term) if infinity is None else _of(GreaterThan, term, infinity)
+        if infinity is None or isinstance(predicate, EqualTo):
+            return AlwaysFalse()
+        return _of(EqualTo, term, infinity)
+
+    def _looked_up(self, predicate: SetPredicate) -> BooleanExpression:
+        found = [self._in_type(predicate, literal) for literal in predicate.literals]
+        held = [value for value, beyond in found if not beyond]
+        if isinstance(predicate, NotIn):
+            not_null = NotNull(term=predicate.term)
+            return And(_of(NotIn, predicate.term, held), not_null) if held else not_null
+        return _of(In, predicate.term, held) if held else AlwaysFalse()
+
+    def _in_type(self, predicate: UnboundPredicate, literal: Any) -> tuple[Any, int]:
+        """Return a literal, and 1 or -1 where it is above or below all that the column's type has
+        but the infinities."""
+        kind = self._type(predicate)
+        is_float = isinstance(kind, FloatType) and isinstance(literal.value, float)
+        if is_float and math.isinf(literal.value):
+            return FloatLiteral(literal.value), 0
+        converted = literal.to(kind)
+        if isinstance(converted, AboveMax):
+            return literal, 1
+        return literal, -1 if isinstance(converted, BelowMin) else 0
+
+    def _infinity(self, predicate: UnboundPredicate, sign: int) -> FloatLiteral | None:
+        """Return what lies beyond all numbers of the column's type."""
+        is_float = isinstance(self._type(predicate), FloatType)
+        return FloatLiteral(sign * math.inf) if is_float else None
+
+    def _type(self, predicate: UnboundPredicate) -> IcebergType:
+        term = predicate.term.bind(self._schema, self._case_sensitive)
+        kind: IcebergType = term.ref().field.field_type
+        return kind
+
+
+def _of(kind: Any, term: Any, literal: Any) -> BooleanExpression:
+    """Return a predicate; its classes' types know only their fields by name."""
+    predicate: BooleanExpression = kind(term, literal)
+    return predicate
 
 
 class RowFilter:

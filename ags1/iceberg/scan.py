@@ -58,7 +58,9 @@ class EncryptedScan(DataScan):
         return EncryptedPlanner(
             table_metadata=self.table_metadata,
             io=self.io,
-            row_filter=as_sql(self.row_filter),
+            row_filter=as_sql(
+                self.row_filter, self.table_metadata.schema(), case_sensitive=self.case_sensitive
+            ),
             case_sensitive=self.case_sensitive,
             options=self.options,
         )
@@ -124,7 +126,9 @@ class EncryptedIncrementalScan(IncrementalAppendScan):
         planner = EncryptedPlanner(
             table_metadata=self.table_metadata,
             io=self.io,
-            row_filter=as_sql(self.row_filter),
+            row_filter=as_sql(
+                self.row_filter, self.table_metadata.schema(), case_sensitive=self.case_sensitive
+            ),
             case_sensitive=self.case_sensitive,
             options=self.options,
         )
@@ -157,7 +161,8 @@ class ScanReader:
     ) -> None:
         self.projected = projected
         self._limit = limit
-        bound = bind(metadata.schema(), as_sql(row_filter), case_sensitive=case_sensitive)
+        as_meant = as_sql(row_filter, metadata.schema(), case_sensitive=case_sensitive)
+        bound = bind(metadata.schema(), as_meant, case_sensitive=case_sensitive)
         self._tasks = TaskReader(
             files,
             metadata,

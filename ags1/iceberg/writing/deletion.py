@@ -99,7 +99,7 @@ def find_deletes(
     MetadataIntegrityError, AuthenticationError, TruncatedError, KmsError as reading does, and
     NotImplementedError for ORC.
     """
-    as_meant = as_sql(row_filter)
+    as_meant = as_sql(row_filter, view.schema, case_sensitive=case_sensitive)
     bound = bind(view.schema, as_meant, case_sensitive=case_sensitive)
     planner = _Planner(
         table_metadata=view.parsed,

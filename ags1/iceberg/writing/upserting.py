@@ -82,8 +82,10 @@ class Upsert:
         snapshot = view.snapshot
         if snapshot is None:
             return self._rows.slice(0, 0).to_reader()
+        # By the columns as they are now, and not as they were when the snapshot was made.
+        snapshot = snapshot.model_copy(update={"schema_id": None})
         return EncryptedScan(
-            table_metadata=view.parsed,
+            table_metadata=view.parsed.model_copy(update={"snapshots": [snapshot]}),
             io=view.files,
             row_filter=upsert_util.create_match_filter(self._rows, self._keys),
             case_sensitive=self._case_sensitive,
