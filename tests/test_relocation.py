@@ -7,6 +7,7 @@ of every kind of delete file.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -26,16 +27,20 @@ from iceberg_tables import (
     memory_kms,
     open_fixture,
 )
+from pyiceberg.io import FileIO, InputFile, OutputFile, load_file_io
+from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table.puffin import PuffinFile
+from pyiceberg.typedef import EMPTY_DICT, Properties
 from table_maker import TableMaker, stored
 
 import ags1
 from ags1 import KeyMetadata, KmsUnavailableError, MetadataIntegrityError, TruncatedError
 from ags1.errors import FormatError, NotEncryptedError
 from ags1.iceberg import EncryptedTable, open_table
+from ags1.iceberg.listing import list_files
 from ags1.iceberg.maintenance import relocation
-from ags1.iceberg.maintenance.places import Places
-from ags1.iceberg.maintenance.relocation import RelocationResult, relocate
+from ags1.iceberg.maintenance.places import Places, place_of
+from ags1.iceberg.maintenance.relocation import RelocationResult, is_seen_from, relocate
 from ags1.iceberg.verify import verify_table
 from ags1.keys.manager import EncryptionManager
 
@@ -652,6 +657,87 @@ def test_places_that_are_refused(tmp_path: Path) -> None:
         relocate(table, f"{tmp_path}/t2", snapshots="some")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="threads"):
         relocate(table, f"{tmp_path}/t2", threads=0)
+
+
+def test_places_that_are_one_are_refused(tmp_path: Path) -> None:
+    table = open_made(make_table(tmp_path / "t"))
+    (tmp_path / "alias").symlink_to(".")
+    before = files_in(tmp_path / "t")
+    with pytest.raises(ValueError, match="under another name"):
+        relocate(table, f"{tmp_path}/alias/t", dry_run=True)
+    for near in (f"{tmp_path}/alias", f"{tmp_path}/alias/t/new"):
+        with pytest.raises(ValueError, match="within"):
+            relocate(table, near)
+    assert files_in(tmp_path / "t") == before
+    # A table that is known by a link, and goes to another folder.
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    other = open_made(make_table(tmp_path / "link" / "t"))
+    result = relocate(other, f"{tmp_path}/new")
+    assert set(map(place_of, result.old_files)) == {
+        place_of(f"{tmp_path}/link/t/{name}") for name in files_in(tmp_path / "real" / "t")
+    }
+    assert not is_seen_from(other, str(result.metadata_location))
+
+
+class AliasIO(FileIO):
+    """A storage where ``alias://`` is the folder that the property ``alias`` has."""
+
+    def __init__(self, properties: Properties = EMPTY_DICT) -> None:
+        super().__init__(properties)
+        self._inner = PyArrowFileIO(properties)
+
+    def _named(self, location: Any) -> Any:
+        return location.replace("alias://", self.properties["alias"])
+
+    def new_input(self, location: str) -> InputFile:
+        return self._inner.new_input(self._named(location))
+
+    def new_output(self, location: str) -> OutputFile:
+        return self._inner.new_output(self._named(location))
+
+    def delete(self, location: Any) -> None:
+        self._inner.delete(self._named(location))
+
+
+@pytest.mark.parametrize("metadata", ["metadata", "meta"])
+def test_a_place_that_turns_out_to_be_the_old_one(tmp_path: Path, metadata: str) -> None:
+    maker = make_table(tmp_path / "t")
+    if metadata == "meta":
+        maker.properties["write.metadata.path"] = f"{maker.location}/meta"
+    table = open_made(maker)
+    before = {f: (tmp_path / "t" / f).read_bytes() for f in files_in(tmp_path / "t")}
+    alias = {"py-io-impl": f"{__name__}.AliasIO", "alias": f"file://{tmp_path}/"}
+    with pytest.raises(ValueError, match="under another name"):
+        relocate(table, "alias://t", properties=alias)
+    assert {f: (tmp_path / "t" / f).read_bytes() for f in files_in(tmp_path / "t")} == before
+    # With the same way to the storage, in another folder.
+    result = relocate(table, "alias://new", properties=alias)
+    assert rows_of(reopened(result, properties=alias)) == rows_of(table)
+    location = str(result.metadata_location)
+    assert not is_seen_from(table, location)
+    name = location.rpartition("/")[2]
+    (tmp_path / "t" / metadata).mkdir(exist_ok=True)
+    (tmp_path / "t" / metadata / name).touch()
+    assert is_seen_from(table, location)
+
+
+@pytest.mark.parametrize("kind", ["pyarrow.PyArrowFileIO", "fsspec.FsspecFileIO"])
+def test_links_are_not_walked(tmp_path: Path, kind: str) -> None:
+    io = load_file_io({"py-io-impl": f"pyiceberg.io.{kind}"})
+    folder = tmp_path / "real"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "file").touch()
+    for name in ("a", "b"):
+        (folder / name).symlink_to(".")
+        (folder / "inner" / name).symlink_to(folder)
+    (tmp_path / "link").symlink_to("real")
+    for name in ("real", "link"):
+        # No end of them otherwise.
+        found = list_files(io, f"file://{tmp_path}/{name}")
+        assert found is not None
+        files = [f for f in itertools.islice(found, 100) if f.endswith("/file")]
+        assert files == [f"{tmp_path}/{name}/inner/file"]
 
 
 def test_a_table_in_the_clear_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
 from iceberg_tables import memory_kms
@@ -20,6 +21,7 @@ from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.home import Home, home_of, versions_beside
 from ags1.iceberg.metadata import Trust
 from ags1.iceberg.writing.metadata_file import with_metadata_log
+from ags1.iceberg.writing.output import TableOutput
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 DATA, METADATA = "write.data.path", "write.metadata.path"
@@ -182,6 +184,65 @@ def test_strangers_files_are_not_copied_as_statistics(lake: Warehouse) -> None:
     assert not [p for p in copied if b"PRIVATE KEY" in p.read_bytes()]
 
 
+def test_a_move_onto_the_table_itself_deletes_nothing(lake: Warehouse) -> None:
+    table = lake.create("t", range(10), range(10, 20))
+    (lake.folder / "alias").symlink_to(lake.folder_of("t").parent)
+    before = files_in(lake.folder_of("t"))
+    with pytest.raises(ValueError, match="under another name"):
+        lake.catalog.relocate_table("db.t", f"file://{lake.folder}/alias/t", move=True)
+    with pytest.raises(ValueError, match="within"):
+        lake.catalog.relocate_table("db.t", f"file://{lake.folder}/alias/t/new", move=True)
+    assert files_in(lake.folder_of("t")) == before
+    assert lake.load("t").metadata_location == table.metadata_location
+    assert count(lake.load("t")) == 20
+
+
+@pytest.mark.parametrize("plant", [os.symlink, os.link])
+def test_a_move_takes_no_link_for_a_copy(lake: Warehouse, plant: Callable[..., None]) -> None:
+    lake.create("t")
+    source = next((lake.folder_of("t") / "data").iterdir())
+    new = lake.folder / "new"
+    (new / "data").mkdir(parents=True)
+    plant(source, new / "data" / source.name)
+    with pytest.raises(FileExistsError, match="link"):
+        lake.catalog.relocate_table("db.t", f"file://{new}", move=True)
+    (new / "data" / source.name).unlink()
+    (new / "data").rmdir()
+    (new / "data").symlink_to(source.parent)
+    with pytest.raises(FileExistsError, match="link"):
+        lake.catalog.relocate_table("db.t", f"file://{new}", move=True)
+    assert count(lake.load("t")) == 10
+
+
+def test_a_move_leaves_what_a_link_leads_to(lake: Warehouse) -> None:
+    lake.create("t")
+    data = lake.folder_of("t") / "data"
+    elsewhere = lake.folder / "elsewhere"
+    data.rename(elsewhere)
+    data.symlink_to(elsewhere)
+    before = files_in(elsewhere)
+    result = lake.catalog.relocate_table("db.t", f"file://{lake.folder}/new", move=True)
+    assert files_in(elsewhere) == before
+    assert {path_of(f).name for f in result.old_files_outside} >= {f.name for f in before}
+    assert count(lake.load("t")) == 10
+
+
+def test_a_link_is_not_copied_as_statistics(lake: Warehouse) -> None:
+    table = lake.create("t")
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    precious = lake.strangers_file("PAR1 precious")
+    planted = lake.folder_of("t") / "metadata" / "1.stats"
+    planted.symlink_to(precious)
+    lake.forge(
+        table,
+        lambda m: m.update(statistics=[statistics(snapshot.snapshot_id, planted, size=13)]),
+    )
+    result = lake.catalog.relocate_table("db.t", f"file://{lake.folder}/new")
+    assert result.dropped_statistics == (f"file://{planted}",)
+    assert not [f for f in files_in(lake.folder / "new") if b"precious" in f.read_bytes()]
+
+
 # -- a plain table is encrypted
 
 
@@ -236,7 +297,141 @@ def test_a_migration_deletes_no_files_of_others(lake: Warehouse) -> None:
     assert not any(path.exists() for path in old)
 
 
+def forge_records(source: Path, target: Path, change: Callable[[Any], None]) -> None:
+    """Write an Avro file anew, with ``change`` done to each of its records."""
+    with source.open("rb") as file:
+        reader: Any = fastavro.reader(file)
+        records, schema = list(reader), reader.writer_schema
+        header = {k: v for k, v in reader.metadata.items() if not k.startswith("avro.")}
+    for record in records:
+        change(record)
+    with target.open("wb") as file:
+        fastavro.writer(file, schema, records, metadata=header)
+
+
+def migrate_with_forged_snapshot(lake: Warehouse, named: Path) -> Any:
+    """Migrate a plain table and delete what is in the clear; it has an older snapshot, of other
+    people's making, with one data file: ``named``."""
+    plain = lake.catalog.inner.load_table("db.p")
+    folder = lake.folder_of("p") / "metadata"
+    current = plain.current_snapshot()
+    assert current is not None
+    manifest, listed = folder / "old-m0.avro", folder / "snap-old.avro"
+    forge_records(
+        path_of(current.manifests(plain.io)[0].manifest_path),
+        manifest,
+        lambda entry: entry["data_file"].update(file_path=f"file://{named}"),
+    )
+    forge_records(
+        path_of(current.manifest_list),
+        listed,
+        lambda m: m.update(
+            manifest_path=f"file://{manifest}", manifest_length=manifest.stat().st_size
+        ),
+    )
+
+    def change(metadata: dict[str, Any]) -> None:
+        snapshot = metadata["snapshots"][-1]
+        old = {
+            "snapshot-id": 1,
+            "manifest-list": f"file://{listed}",
+            "timestamp-ms": snapshot["timestamp-ms"] - 5,
+        }
+        metadata["snapshots"].insert(0, snapshot | old)
+
+    lake.forge(plain, change)
+    return lake.catalog.migrate_table("db.p", "keyA", delete_plaintext=True)
+
+
+def test_a_migration_deletes_nothing_behind_a_link(lake: Warehouse) -> None:
+    lake.catalog.inner.create_table("db.p", SCHEMA).append(rows(range(5)))
+    precious = lake.strangers_file("PAR1 precious")
+    link = lake.folder_of("p") / "link"
+    link.symlink_to(precious.parent)
+    result = migrate_with_forged_snapshot(lake, link / precious.name)
+    assert precious.exists()
+    assert result.plaintext.outside == (f"file://{link / precious.name}",)
+    assert result.failed == ()
+    assert count(lake.load("p")) == 5
+
+
+def test_a_migration_deletes_only_what_begins_as_a_tables_file(lake: Warehouse) -> None:
+    lake.catalog.inner.create_table("db.p", SCHEMA).append(rows(range(5)))
+    notes = lake.folder_of("p") / "notes.parquet"
+    notes.write_text("mine")
+    result = migrate_with_forged_snapshot(lake, notes)
+    assert notes.exists()
+    assert result.plaintext.outside == (f"file://{notes}",)
+
+
+def test_a_link_that_comes_late_leads_nowhere(lake: Warehouse) -> None:
+    lake.catalog.inner.create_table("db.p", SCHEMA).append(rows(range(5)))
+    left = lake.catalog.migrate_table("db.p", "keyA").plaintext
+    assert left is not None
+    data, moved = lake.folder_of("p") / "data", lake.folder / "moved"
+    data.rename(moved)
+    data.symlink_to(moved)
+    before = files_in(moved)
+    failed = left.delete(TableOutput(lake.load("p").files.inner))
+    assert files_in(moved) == before
+    assert failed
+    assert {path_of(f).parent for f in failed} == {data}
+
+
 # -- snapshots are expired, tables purged
+
+
+def linked_graft(source: Any, link: Path) -> Callable[[dict[str, Any]], None]:
+    """As ``graft``, by a link to the source's folder."""
+
+    def change(metadata: dict[str, Any]) -> None:
+        count = len(metadata["snapshots"])
+        graft(source)(metadata)
+        for snapshot in metadata["snapshots"][count:]:
+            named = path_of(snapshot["manifest-list"])
+            snapshot["manifest-list"] = f"file://{link}/metadata/{named.name}"
+
+    return change
+
+
+def test_another_tables_files_behind_a_link_are_left(lake: Warehouse) -> None:
+    table, other = lake.create("t", range(10), range(10, 20)), lake.create("other", range(100, 200))
+    link = lake.folder_of("t") / "link"
+    link.symlink_to(lake.folder_of("other"))
+    before = files_in(lake.folder_of("other"))
+    lake.forge(table, linked_graft(other, link))
+    expired = expire_all_but_one(lake.load("t"))
+    assert [path_of(f).parent for f in expired.left_behind] == [link / "metadata"]
+    assert files_in(lake.folder_of("other")) == before
+    dropped = lake.create("dropped")
+    link = lake.folder_of("dropped") / "link"
+    link.symlink_to(lake.folder_of("other"))
+    lake.forge(dropped, linked_graft(other, link))
+    lake.catalog.purge_table("db.dropped")
+    assert files_in(lake.folder_of("dropped")) == set()
+    assert files_in(lake.folder_of("other")) == before
+    assert count(lake.load("other")) == 100
+
+
+def test_a_live_file_is_not_deleted_by_the_name_of_a_link(lake: Warehouse) -> None:
+    table = lake.create("t", range(10), range(10, 20))
+    (lake.folder_of("t") / "link").symlink_to(".")
+    live = lake.folder_of("t") / "metadata" / "live.stats"
+    old = live.with_name("old.stats")
+    for file in (live, old):
+        file.write_bytes(b"PFA1 good")
+    first, last = (snapshot.snapshot_id for snapshot in table.snapshots())
+    linked = lake.folder_of("t") / "link" / "metadata"
+
+    def change(metadata: dict[str, Any]) -> None:
+        metadata["statistics"] = [statistics(first, linked / "live.stats"), statistics(last, live)]
+        metadata["partition-statistics"] = [statistics(first, linked / "old.stats")]
+
+    lake.forge(table, change)
+    expired = expire_all_but_one(lake.load("t"))
+    assert expired.files.statistics == (f"file://{linked}/old.stats",)
+    assert live.exists()
+    assert not old.exists()
 
 
 def test_snapshots_of_another_table_are_not_expired_with_their_files(lake: Warehouse) -> None:
@@ -420,6 +615,60 @@ def test_versions_of_the_metadata_are_beside_it() -> None:
         },
     }
     assert with_metadata_log(metadata, at, 1)[1] == own
+
+
+def test_a_home_behind_a_link_is_one(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    lake = Warehouse(tmp_path / "link")
+    table = lake.create("t", range(10), range(10, 20))
+    home = home_of(table)
+    for folder in ("link", "real"):
+        assert home.has(f"file://{tmp_path}/{folder}/warehouse/db/t/data/x")
+        assert home.has_beside_metadata(f"{tmp_path}/{folder}/warehouse/db/t/metadata/x")
+    table.overwrite(rows(range(5)))
+    expired = expire_all_but_one(lake.load("t"))
+    assert expired.left_behind == ()
+    assert len(expired.files.data_files) == 2
+    lake.catalog.purge_table("db.t")
+    assert not files_in(lake.folder_of("t"))
+    lake.catalog.close()
+
+
+def test_a_link_in_a_home_leads_out_of_it(tmp_path: Path) -> None:
+    own, other = tmp_path / "t", tmp_path / "other"
+    for folder in (own / "data" / "real", own / "metadata", other / "metadata"):
+        folder.mkdir(parents=True)
+    (own / "out").symlink_to(other)
+    (own / "in").symlink_to(own / "data")
+    (own / "loop").symlink_to("loop")
+    home = Home(f"file://{own}/metadata/1.metadata.json")
+    assert home.has(f"file://{own}/data/real/x")
+    assert home.has(f"file:{own}/in/real/x")
+    assert not home.has(f"file://{own}/out/x")
+    assert not home.has(f"{own}/out/metadata/x")
+    assert not home.has(f"{own}/in/../x")
+    # That of the link itself.
+    assert home.has(f"{own}/out")
+    assert not home.has_beside_metadata(f"{own}/out/metadata/1.metadata.json")
+    assert home.has_beside_metadata(f"{own}/data/../metadata/x") is False
+    assert not home.has(f"file://{own}/\ud800")
+
+
+def test_a_linked_folder_is_no_root_of_a_home(tmp_path: Path) -> None:
+    own, other = tmp_path / "t", tmp_path / "other"
+    own.mkdir()
+    other.mkdir()
+    for name in ("metadata", "data"):
+        (own / name).symlink_to(other)
+    at = f"file://{own}/metadata/1.metadata.json"
+    data = f"file://{own}/data"
+    for home in (Home(at), Home.of({"properties": {DATA: data}}, at, Trust(), {DATA: data})):
+        assert not home.has(f"{data}/x")
+        assert not home.has(f"file://{own}/metadata/x")
+        assert not home.has_beside_metadata(at)
+        assert home.versions([at]) == []
+    assert Home(at, [str(other)]).has(f"{data}/x")
 
 
 # -- where the next metadata.json goes

@@ -4,7 +4,8 @@ A metadata.json lies where others may write, and may name any file: another tabl
 at all, and snapshots of another table under the same master key open with it. So what it names is
 deleted with the caller's credentials, or copied in the clear, only below the folder that the
 catalog's pointer to it leads to. What it says of folders itself counts where somebody else vouches
-for it. Knows nothing of manifests and snapshots.
+for it. On this machine's file systems links are followed before places are compared: whoever writes
+in a table's folder may put one there. Knows nothing of manifests and snapshots.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Home:
 
     The folder above the one named ``metadata`` that this lies in is the table's own; where it has
     another name, only itself: others' tables may lie beside it. ``folders`` are more of them. A
-    file system's root and a whole bucket are nobody's own.
+    file system's root and a whole bucket are nobody's own. The folder may itself lie behind links;
+    a link in it that leads elsewhere leads outside.
 
     ``stored`` says where a file lies that the metadata knows by a location, for a table that was
     moved. ``is_vouched_for``: the metadata's word for where statistics lie counts.
@@ -63,13 +65,23 @@ class Home:
         self._stored = stored
         self._is_vouched_for = is_vouched_for
         where = _place(metadata_location)
-        self._beside = None if where is None else _parent(where)
+        beside = None if where is None else _parent(where)
         own = [_place(folder.rstrip("/")) for folder in folders]
-        if self._beside is not None:
-            own.append(self._beside)
-            if posixpath.basename(self._beside[2]) == "metadata":
-                own.append(_parent(self._beside))
-        self._folders = [folder for folder in own if folder is not None and not _is_root(folder)]
+        if beside is not None:
+            own.append(beside)
+            if posixpath.basename(beside[2]) == "metadata":
+                own.append(_parent(beside))
+        named = [folder for folder in own if folder is not None and not _is_root(folder)]
+        # One that lies in another is no further root: it might be a link there.
+        self._named = [f for f in named if not any(_is_below(other, f) for other in named)]
+        real = {folder: _real(folder) for folder in self._named}
+        self._folders = [folder for folder in real.values() if not _is_root(folder)]
+        self._beside = beside
+        for folder in self._named:
+            if beside is not None and _is_below(folder, beside):
+                self._beside = (*beside[:2], real[folder][2] + beside[2][len(folder[2]) :])
+            elif folder == beside:
+                self._beside = real[folder]
 
     @classmethod
     def of(
@@ -95,12 +107,12 @@ class Home:
 
     def has(self, location: str) -> bool:
         """Whether a file that the metadata knows by ``location`` is the table's own."""
-        where = _place(self._stored(location))
+        where = self._settled(location)
         return where is not None and any(_is_below(folder, where) for folder in self._folders)
 
     def has_beside_metadata(self, location: str) -> bool:
         """Whether a file lies in the folder of the metadata that the catalog points to."""
-        where = _place(self._stored(location))
+        where = self._settled(location)
         return where is not None and self._beside is not None and _parent(where) == self._beside
 
     def versions(self, logged: Iterable[str]) -> list[str]:
@@ -122,11 +134,23 @@ class Home:
         if not is_here or location.endswith(_NO_STATISTICS):
             return False
         path = files.local_path(location)
-        # To open a pipe could take for ever.
-        if path is not None and not stat.S_ISREG(os.stat(path).st_mode):
+        # To open a pipe could take for ever, and a link may lead to anybody's file.
+        if path is not None and not stat.S_ISREG(os.lstat(path).st_mode):
             return False
         with closing(files.open_stored(location)) as stream:
             return stream.read(4) in _STATISTICS
+
+    def _settled(self, location: str) -> _Place | None:
+        """Return where a file lies, by the real name of its folder; None where FileIOs may
+        disagree about that."""
+        where = _place(self._stored(location))
+        if where is None or where[0] != "file":
+            return where
+        folder, _, name = where[2].rpartition("/")
+        # Some FileIOs take ".." out before they follow links.
+        if ".." in folder.split("/") and not any(_is_below(f, where) for f in self._named):
+            return None
+        return _real_path(folder, name)
 
     def __repr__(self) -> str:
         return f"Home({self._folders})"
@@ -164,6 +188,11 @@ def _place(location: str) -> _Place | None:
     if any(ord(character) < 32 or character == "\x7f" for character in location):
         # Python's parser of URIs passes over some of them.
         return None
+    try:
+        location.encode()
+    except UnicodeEncodeError:
+        # JSON may have half a character.
+        return None
     scheme, colon, rest = location.partition(":")
     if not colon or "/" in scheme:
         return ("file", "", _cleaned(location)) if location.startswith("/") else None
@@ -183,6 +212,15 @@ def _place(location: str) -> _Place | None:
 
 def _cleaned(path: str) -> str:
     return "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def _real(folder: _Place) -> _Place:
+    return _real_path(folder[2], "") if folder[0] == "file" else folder
+
+
+def _real_path(folder: str, name: str) -> _Place:
+    path = os.path.realpath("/" + folder).strip("/")
+    return "file", "", f"{path}/{name}" if name and path else path or name
 
 
 def _parent(where: _Place) -> _Place:

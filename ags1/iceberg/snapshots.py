@@ -8,6 +8,7 @@ travel go through them; keys are kept out of what those classes show. Knows noth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn, cast
 
 from pydantic import Field
@@ -43,6 +44,19 @@ class ContentFile(DataFile):
     """
 
     _key_bytes: bytes | None = None
+
+    @classmethod
+    def of_record(cls, record: Sequence[Any], spec_id: int, km: KeyMetadata | None) -> ContentFile:
+        """Return a file of what ``record`` gave of it, in this process or another."""
+        file = cls(*record)
+        file.spec_id = spec_id
+        file._key_bytes = None if km is None else km.to_bytes()
+        return file
+
+    @property
+    def record(self) -> list[Any]:
+        """The values of the manifest's record, in its order and without the key."""
+        return list(self._data)
 
     def conceal(self) -> None:
         """Take the key out of the record's fields, once it is read."""

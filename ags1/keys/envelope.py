@@ -186,6 +186,11 @@ class KeyEncryptionKey:
             ) from None
         return KeyMetadata.from_bytes(data)
 
+    def derived_key(self, purpose: bytes) -> bytes:
+        """Return 32 bytes for another use than wrapping keys: HMAC-SHA-256 of ``purpose`` under the
+        KEK, from which nothing of the KEK can be learned."""
+        return hmac.digest(self._key, purpose, "sha256")
+
     def rewrap(self, kms: KmsClient, master_key_id: str, *, same_kms: bool) -> KeyEncryptionKey:
         """Return the same KEK wrapped under another master key of ``kms``, or under the newest
         version of its own: same id, same timestamp, in the spelling that Java reads. Two KMS calls.

@@ -12,7 +12,6 @@ rolled back meanwhile from losing its head.
 from __future__ import annotations
 
 import logging
-import posixpath
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from pyiceberg.manifest import DataFileContent, ManifestFile
 from ...errors import Ags1Error, KmsError
 from ..files import TableFiles
 from ..home import Home
-from ..listing import place
+from ..listing import real_place
 from ..snapshots import EncryptedSnapshot
 from ..writing.output import TableOutput
 from .rotation import MAIN_BRANCH, Requirement, Update, unmoved_refs
@@ -63,6 +62,7 @@ class ExpiredFiles:
     manifest_lists: tuple[str, ...] = ()
     statistics: tuple[str, ...] = ()
     left_behind: tuple[str, ...] = ()
+    home: Home | None = field(default=None, repr=False, compare=False)
 
     @property
     def locations(self) -> tuple[str, ...]:
@@ -84,6 +84,10 @@ class ExpiredFiles:
         failed = []
 
         def delete(location: str) -> str | None:
+            # A folder may have become a link since it was looked at.
+            if self.home is not None and not self.home.has(location):
+                _log.warning("%s is left behind: it is not in the table's folders", location)
+                return location
             try:
                 output.delete(location)
             except Exception as error:
@@ -300,7 +304,7 @@ def _updates(
 
 class _Search:
     """The files that only expired snapshots reach. Places are compared and not locations, since one
-    file may be known by several: what is in doubt stays."""
+    file may be known by several, and by links too: what is in doubt stays."""
 
     def __init__(
         self, files: TableFiles, after_files: TableFiles, home: Home, pool: ThreadPoolExecutor
@@ -351,6 +355,7 @@ class _Search:
             tuple(lists.values()),
             tuple(statistics.values()),
             tuple(self._left),
+            self._home,
         )
 
     def _contents(
@@ -462,7 +467,7 @@ class _Search:
         return found
 
     def _place(self, location: str) -> str:
-        return posixpath.normpath(place(self._files.stored_location(location)))
+        return real_place(self._files.stored_location(location))
 
 
 def _statistics(metadata: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -11,9 +11,11 @@ specification, "Version 3" and "Row Lineage". Knows nothing of catalogs.
 from __future__ import annotations
 
 import logging
-import posixpath
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +35,7 @@ from ...keys.manager import (
 from ...kms.client import KmsClient
 from ..files import TableFiles
 from ..home import Home
-from ..listing import place
+from ..listing import real_place
 from ..metadata import FORMAT_VERSION
 from ..writing.entries import DATA, FileRecord, read_entries
 from ..writing.output import TableOutput
@@ -48,6 +50,9 @@ from .rewriting import RewritePlan, plan_rewrite, read_snapshot, write_vectors
 
 _GC_ENABLED = "gc.enabled"
 _THREADS = 4
+_LOOKING_THREADS = 16
+# How Parquet, Avro, Puffin and ORC begin in the clear.
+_BEGINNINGS = (b"PAR1", b"Obj\x01", b"PFA1", b"ORC")
 
 _log = logging.getLogger(__name__)
 
@@ -287,13 +292,14 @@ class PlaintextFiles:
     statistics, not its metadata.json files.
 
     ``outside`` are those that do not lie in the table's own folders, and may be another table's,
-    and statistics that may be something else; ``unreadable`` what could not be read, so that files
-    that it names are not in the list.
+    and those that do not begin as such files do; ``unreadable`` what could not be read, so that
+    files that it names are not in the list. ``home`` are the table's folders.
     """
 
     inside: tuple[str, ...]
     outside: tuple[str, ...]
     unreadable: tuple[str, ...]
+    home: Home = field(repr=False, compare=False)
 
     def delete(
         self,
@@ -307,6 +313,10 @@ class PlaintextFiles:
         failed = []
 
         def delete(location: str) -> str | None:
+            # A folder may have become a link since it was looked at.
+            if not self.home.has(location):
+                _log.warning("%s is left behind: it is not in the table's folders", location)
+                return location
             try:
                 output.delete(location)
             except Exception as error:
@@ -348,7 +358,8 @@ def plaintext_files(
             "so the table's files may be other tables' too"
         )
     view = TableView(dict(after), files)
-    needed = {_place(location) for location in _reached(view)}
+    # By real places: nothing that is needed may be deleted by another name.
+    needed = {real_place(location) for location in _reached(view)}
     inside: dict[str, str] = {}
     outside: dict[str, str] = {}
     unreadable: list[str] = []
@@ -362,22 +373,42 @@ def plaintext_files(
                 continue
             except (Ags1Error, OSError):
                 is_own = False
-            (inside if is_own else outside)[_place(location)] = location
+            (inside if is_own else outside)[real_place(location)] = location
     for snapshot in before.get("snapshots") or ():
         for location in _plain_files(snapshot, files.inner, home, read, unreadable):
-            (inside if home.has(location) else outside)[_place(location)] = location
+            (inside if home.has(location) else outside)[real_place(location)] = location
+    for where in needed & inside.keys():
+        del inside[where]
+    with ThreadPoolExecutor(_LOOKING_THREADS) as pool:
+        found = pool.map(lambda location: _begins_as_tables(location, files), inside.values())
+        for where, is_tables in zip(list(inside), found, strict=True):
+            if is_tables is None:
+                del inside[where]
+            elif not is_tables:
+                outside[where] = inside.pop(where)
     return PlaintextFiles(
-        tuple(location for where, location in inside.items() if where not in needed),
+        tuple(inside.values()),
         tuple(
             location for where, location in outside.items() if where not in needed | inside.keys()
         ),
         tuple(unreadable),
+        home,
     )
 
 
-def _place(location: str) -> str:
-    """Return a location in one spelling: nothing that is needed may be deleted by another."""
-    return posixpath.normpath(place(location))
+def _begins_as_tables(location: str, files: TableFiles) -> bool | None:
+    """Whether a file is a regular one and begins as a plain table's do; None if it is gone. What
+    names it lies in the clear where others may write."""
+    try:
+        path = files.local_path(location)
+        if path is not None and not stat.S_ISREG(os.lstat(path).st_mode):
+            return False
+        with closing(files.open_stored(location)) as stream:
+            return stream.read(4).startswith(_BEGINNINGS)
+    except FileNotFoundError:
+        return None
+    except (Ags1Error, OSError):
+        return False
 
 
 def _reached(view: TableView) -> Iterator[str]:

@@ -2,12 +2,13 @@
 
 A function of locations alone, in whatever spelling (``file:/a``, ``file:///a`` and ``/a`` are one
 place, ``s3`` and ``s3a`` one scheme): what names a file that is gone is renamed by the same rule.
-Knows nothing of storages.
+Knows nothing of storages, but that a folder of this machine may have several names.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from typing import TypeAlias
 
@@ -53,6 +54,12 @@ def are_nested(one: str, other: str) -> bool:
         and path != other_path
         and (path.startswith(other_path) or other_path.startswith(path))
     )
+
+
+def real_location(location: str) -> str:
+    """Return a location with links followed, where it is of this machine's file systems."""
+    scheme, path = place_of(location)
+    return f"file://{os.path.realpath('/' + path)}" if scheme == "file" else location
 
 
 class Places:

@@ -42,6 +42,7 @@ from ...key_metadata import KeyMetadata
 from ...keys.envelope import print_encryption_keys
 from ...keys.manager import EncryptionManager, now_ms
 from ..deletes import read_deletion_vector
+from ..files import TableFiles
 from ..findings import Severity
 from ..home import FOLDER_PROPERTIES, Home, home_of
 from ..listing import list_files
@@ -52,7 +53,7 @@ from ..verify import Progress, verify_table
 from ..writing.metadata_file import next_metadata_location, print_metadata, stored_form
 from ..writing.output import TableOutput
 from ..writing.view import TableView
-from .places import Place, Places, are_nested, checked_location, place_of
+from .places import Place, Places, are_nested, checked_location, place_of, real_location
 from .repointing import (
     Paths,
     Row,
@@ -65,7 +66,7 @@ from .repointing import (
     with_bound,
 )
 
-__all__ = ["Progress", "RelocationResult", "relocate"]
+__all__ = ["Progress", "RelocationResult", "is_seen_from", "relocate"]
 
 _BUFFER_SIZE = 4 << 20
 _PROGRESS_SECONDS = 0.1
@@ -142,8 +143,9 @@ def relocate(
     are changed to the new one, and those that send them elsewhere are dropped.
 
     The new place may be where the table lies already, when it was moved and is opened by a
-    ``location_map``: then nothing is copied. Raises ValueError for a location that is none or lies
-    within the present one, or the other way round; TypeError for a table that is not encrypted;
+    ``location_map``: then nothing is copied. Raises ValueError for a location that is none, lies
+    within the present one, or the other way round, or is the present one by another name, as by a
+    link, a mount or an access point; TypeError for a table that is not encrypted;
     FileExistsError when another file is in the way; MetadataIntegrityError, TruncatedError,
     FormatError, AuthenticationError and NotEncryptedError for a table that is damaged; KmsError and
     OSError.
@@ -167,6 +169,30 @@ def relocate(
         verify,
     )
     return relocation.run(dry_run)
+
+
+def is_seen_from(table: EncryptedTable, metadata_location: str) -> bool:
+    """Whether a relocated table's metadata.json, whose name is like no other, is to be seen in the
+    metadata folders of the table that it was made of, in that one's storage. Then both places are
+    one, and the old table's files are the new one's. Raises OSError."""
+    return _is_seen_from(
+        table.files, table.metadata_location, table.view().metadata, metadata_location
+    )
+
+
+def _is_seen_from(
+    files: TableFiles, old_location: str, old: Mapping[str, Any], metadata_location: str
+) -> bool:
+    name = metadata_location.rpartition("/")[2]
+    root = old["location"].rstrip("/")
+    folders = [f"{root}/metadata"]
+    stated = (old.get("properties") or {}).get(_METADATA_PATH)
+    # One that lies elsewhere is not gone to.
+    if stated is not None and Places(root, root).inside(stated.rstrip("/")) is not None:
+        folders.append(stated.rstrip("/"))
+    inputs = [files.inner.new_input(f"{old_location.rpartition('/')[0]}/{name}")]
+    inputs += [files.new_input(f"{folder}/{name}") for folder in folders]
+    return any(file.exists() for file in inputs)
 
 
 class _Copy(NamedTuple):
@@ -288,7 +314,7 @@ class _Relocation:
         self._progress = progress
         self._resume = resume
         self._verify = verify
-        self._refuse_place(new_location)
+        self._is_in_place = self._refuse_place(new_location)
         io = load_file_io(properties, new_location)
         self._copied = TableOutput(io)
         self._written = TableOutput(io)
@@ -352,6 +378,12 @@ class _Relocation:
         if self._verify:
             self._check(metadata, location)
         self._written.write(location, stored_form(text, location))
+        if not self._is_in_place and _is_seen_from(
+            self._files, self._metadata_location, self._metadata, location
+        ):
+            # Files from outside: nobody will go on with them.
+            self._copied.discard(self._copied.written)
+            raise ValueError(f"the table is at {self._places.new} already, under another name")
         return location
 
     def _result(self, metadata_location: str | None) -> RelocationResult:
@@ -481,6 +513,7 @@ class _Relocation:
                 raise FileExistsError(
                     errno.EEXIST, "another file is where this table's is to be", target
                 )
+            self._refuse_link(item, target)
             self._found(item)
             return
         self._refuse_pipe(item.source)
@@ -505,16 +538,23 @@ class _Relocation:
             self._found_files += 1
             self._found_size += item.size
 
-    def _refuse_place(self, new: str) -> None:
+    def _refuse_place(self, new: str) -> bool:
+        """Return whether the table lies there, under a name that its metadata does not know. Raises
+        ValueError."""
         named = self._metadata["location"]
         stored = self._files.stored_location(named)
         if not self._is_same_storage(place_of(stored)):
-            return
-        if place_of(new) == place_of(stored) == place_of(named):
+            return False
+        is_in_place = place_of(new) == place_of(stored)
+        if is_in_place and place_of(stored) == place_of(named):
             raise ValueError(f"the table is at {new} already")
-        if are_nested(stored, new):
+        real, real_new = real_location(stored), real_location(new)
+        if not is_in_place and place_of(real) == place_of(real_new):
+            raise ValueError(f"the table is at {new} already, under another name")
+        if are_nested(stored, new) or are_nested(real, real_new):
             # Whoever cleans up the outer one would take the inner one's files for orphans.
             raise ValueError(f"of {stored} and {new}, one lies within the other")
+        return is_in_place
 
     def _refuse_other_table(self) -> None:
         """Raise FileExistsError when the place is another table's, as far as it can be told."""
@@ -552,6 +592,21 @@ class _Relocation:
                 if data != there.read(len(data)):
                     return False
             return not there.read(1)
+
+    def _refuse_link(self, item: _Copy, target: str) -> None:
+        """Raise FileExistsError for a file of this machine that is no copy: it would be gone with
+        the old table."""
+        path = _local_path(TableFiles(self._copied.io, self._manager), target)
+        if path is None:
+            return
+        there = os.lstat(path)
+        source = _local_path(self._files, item.source)
+        if not stat.S_ISREG(there.st_mode) or (
+            source is not None and os.path.samestat(there, os.stat(source))
+        ):
+            raise FileExistsError(
+                errno.EEXIST, "a link, or the file itself, is where its copy is to be", target
+            )
 
     def _refuse_pipe(self, location: str) -> None:
         """Raise OSError for what is no regular file: to open a pipe could take for ever."""
@@ -763,6 +818,15 @@ class _Relocation:
             return
         self._next_progress = now + _PROGRESS_SECONDS
         self._progress(self._meter.done, self._plan.copied_size)
+
+
+def _local_path(files: TableFiles, location: str) -> str | None:
+    path = files.local_path(location)
+    if path is None:
+        # Another FileIO than PyArrow's, whose files of this machine are such by their names.
+        scheme, rest = place_of(files.stored_location(location))
+        path = f"/{rest}" if scheme == "file" else None
+    return path
 
 
 def _distinct(vectors: Iterable[ContentFile]) -> Iterable[ContentFile]:

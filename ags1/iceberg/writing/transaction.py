@@ -292,7 +292,7 @@ class EncryptedTransaction(Transaction):
         row_filter = parse_row_filter(overwrite_filter)
         files = self._write_rows(df)
         self._snapshot(
-            lambda view: self._deleting(view, row_filter, case_sensitive, files),
+            lambda view: self.deleting(view, row_filter, case_sensitive, files),
             snapshot_properties,
             branch,
             always=True,
@@ -320,7 +320,7 @@ class EncryptedTransaction(Transaction):
             {Record(*file.partition) for file in files}, names
         )
         self._snapshot(
-            lambda view: self._deleting(view, partitions, True, files),
+            lambda view: self.deleting(view, partitions, True, files),
             snapshot_properties,
             branch,
         )
@@ -337,7 +337,7 @@ class EncryptedTransaction(Transaction):
         get deletion vectors. Warns when no row matches."""
         row_filter = parse_row_filter(delete_filter)
         step = self._snapshot(
-            lambda view: self._deleting(view, row_filter, case_sensitive, []),
+            lambda view: self.deleting(view, row_filter, case_sensitive, []),
             snapshot_properties,
             branch,
         )
@@ -370,7 +370,7 @@ class EncryptedTransaction(Transaction):
         def change(view: TableView) -> FileChange:
             row_filter, rows = upsert.against(view)
             files = self._write_rows(rows, view) if rows.num_rows else []
-            return self._deleting(view, row_filter, case_sensitive, files)
+            return self.deleting(view, row_filter, case_sensitive, files)
 
         self._snapshot(change, snapshot_properties, branch)
         return upsert.result
@@ -420,13 +420,15 @@ class EncryptedTransaction(Transaction):
             self._give_up()
             raise
 
-    def _deleting(
+    def deleting(
         self,
         view: TableView,
         row_filter: BooleanExpression,
         case_sensitive: bool,
         added: list[FileRecord],
     ) -> FileChange:
+        """Return the change that deletes the rows of ``view`` that match and adds data files; the
+        deletion vectors are written. Raises as ``delete``."""
         if row_filter == AlwaysFalse():
             return FileChange(added=added)
         plan = find_deletes(view, row_filter, case_sensitive=case_sensitive)
@@ -555,7 +557,6 @@ class EncryptedTransaction(Transaction):
         self._failed = True
         if not self._sending:
             self.output.discard(self.output.written)
-
 
 
 def _refuse(update: Update, allows_plaintext: bool) -> None:

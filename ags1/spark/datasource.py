@@ -1,0 +1,186 @@
+"""The data source "ags1": encrypted files as rows.
+
+``spark.read.format("ags1").load(path)`` has a row for each run of blocks: path, offset, length,
+content. With ``.option("inner", "text"|"csv"|"json"|"parquet"|"avro")`` the rows are those that the
+files hold. Files are found on the driver, which opens one of them at most, to see its columns; the
+tasks open the others by their sidecars, with keys that each process unwraps for itself.
+
+Options: ``columns`` (names with commas between: the others are not decoded), ``partSize`` (what a
+task reads at most, 64m), ``ledger`` (the ledger of the job that encrypted the files: the driver
+reads it, and the wrapped keys go to the tasks), and those of keys (see ``options``). Filters are
+not taken from Spark: its way to hand them over gives wrong rows where a frame is used twice. For
+writing see ``files_sink``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from ..layout import encrypted_size
+from . import options as opt
+from .arrow_rows import arrow_schema, conform, spark_schema
+from .files_sink import FilesWriter
+from .inner_formats import InnerFormat, inner_format
+from .keys import FileKeys
+from .ledger import ENCRYPT, Ledger
+from .sealed_files import (
+    Listed,
+    OpenPart,
+    Part,
+    list_files,
+    local_path,
+    open_part,
+    open_whole,
+    plan,
+)
+
+NAME = "ags1"
+_PART_SIZE = 64 << 20
+# Of a row's content, where blocks are smaller; and of a batch's.
+_ROW_SIZE = 1 << 20
+_BATCH_SIZE = 8 << 20
+
+_ROWS = StructType(
+    [
+        StructField("path", StringType(), False),
+        StructField("offset", LongType(), False),
+        StructField("length", LongType(), False),
+        StructField("content", BinaryType(), False),
+    ]
+)
+
+
+def register(spark: Any) -> None:
+    """Make "ags1" known to a Spark session."""
+    spark.dataSource.register(Ags1DataSource)
+
+
+class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are not read
+    """See the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        """Return the columns: of ``inner``, those of the first file.
+
+        Raises ValueError for options that say nothing, FileNotFoundError, and what opening the file
+        raises.
+        """
+        opt.refuse_secrets(self.options)
+        name = self.options.get("inner")
+        found = _ROWS if not name else self._inner_schema(name)
+        return _chosen(found, opt.names(self.options.get("columns")))
+
+    def reader(self, schema: StructType) -> FilesReader:
+        return FilesReader(dict(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> FilesWriter:
+        return FilesWriter(dict(self.options), schema, overwrite=overwrite)
+
+    def _inner_schema(self, name: str) -> StructType:
+        inner = inner_format(name, self.options)
+        files = list_files(opt.paths(self.options))
+        if not files:
+            raise ValueError("there are no files to see the columns of: give a schema")
+        # An empty one has nothing to show.
+        first = next((file for file in files if file.size > encrypted_size(0)), files[0])
+        sidecars = sidecars_of(self.options, [first])
+        with open_whole(first, opt.opening_keys(self.options), sidecars) as whole:
+            return spark_schema(inner.columns(whole))
+
+
+class FilesPartition(InputPartition):  # type: ignore[misc]
+    """What a task reads: parts of files. Holds no keys."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        super().__init__(len(parts))
+        self.parts = parts
+
+
+class FilesReader(DataSourceReader):  # type: ignore[misc]
+    """Reads the parts of encrypted files. What is pickled has options, and no keys."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        opt.refuse_secrets(options)
+        self._options = options
+        self._schema = schema
+        self._keys: FileKeys = opt.opening_keys(options)
+        name = options.get("inner")
+        self._inner: InnerFormat | None = inner_format(name, options) if name else None
+
+    def partitions(self) -> list[FilesPartition]:
+        """Return the tasks. Raises FileNotFoundError, ValueError."""
+        files = list_files(opt.paths(self._options))
+        part_size = opt.size(self._options, "partsize", _PART_SIZE)
+        tasks = plan(files, part_size, sidecars_of(self._options, files))
+        # Without a partition Spark would read None.
+        return [FilesPartition(parts) for parts in tasks or [[]]]
+
+    def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a task's rows. Raises as ``open_part``, and FormatError."""
+        wanted = arrow_schema(self._schema)
+        for part in partition.parts:
+            with open_part(part, self._keys) as opened:
+                if self._inner is None:
+                    batches = content_rows(opened, with_content="content" in wanted.names)
+                else:
+                    batches = self._inner.read(opened, wanted)
+                for batch in batches:
+                    yield conform(batch, wanted)
+
+
+def sidecars_of(options: Mapping[str, str], files: list[Listed]) -> dict[str, str]:
+    """Return the wrapped keys that the ledger ``ledger`` has, by the files' paths. Raises OSError,
+    FormatError."""
+    folder = options.get("ledger")
+    if not folder:
+        return {}
+    with Ledger(folder, writing=False) as ledger:
+        known = ledger.done(ENCRYPT, ("key_metadata",))
+    found = {}
+    for file in files:
+        here = local_path(file.path)
+        row = known.get(os.path.abspath(here) if here is not None else file.path)
+        if row is not None and row.key_metadata is not None:
+            found[file.path] = row.key_metadata
+    return found
+
+
+def content_rows(part: OpenPart, *, with_content: bool = True) -> Iterator[pa.RecordBatch]:
+    """Yield rows of path, offset, length and content: a row for a block, or for several small ones.
+    An empty file has one row. Offsets and lengths are of the plaintext, in bytes."""
+    step = max(1, _ROW_SIZE // part.reader.block_size) * part.reader.block_size
+    starts = list(range(part.begin, part.end, step))
+    if part.reader.plaintext_size == 0 and part.begin == 0:
+        starts = [0]
+    at_once = max(1, _BATCH_SIZE // step)
+    for first in range(0, len(starts), at_once):
+        offsets = starts[first : first + at_once]
+        lengths = [min(step, part.end - offset) for offset in offsets]
+        columns: dict[str, Any] = {
+            "path": pa.array([part.path] * len(offsets), pa.string()),
+            "offset": pa.array(offsets, pa.int64()),
+            "length": pa.array(lengths, pa.int64()),
+        }
+        if with_content:
+            ranges = zip(offsets, lengths, strict=True)
+            columns["content"] = pa.array(part.reader.readv(ranges), pa.binary())
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+def _chosen(schema: StructType, columns: list[str]) -> StructType:
+    """Return the columns of these names, all where there are none. Raises ValueError."""
+    if not columns:
+        return schema
+    missing = [name for name in columns if name not in schema.fieldNames()]
+    if missing:
+        raise ValueError(f"the option 'columns' names {missing[0]!r}, which is not there")
+    return StructType([schema[name] for name in columns])

@@ -1,0 +1,296 @@
+"""The files of a job: found in parallel, staged under an attempt's own name, published in one step.
+
+A staged file lies in its target's folder under a name that holds the job and the attempt, so that
+no two attempts ever write the same file and what a killed job left can be told from others'. Knows
+nothing of keys or of Spark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import glob
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from ..atomic import is_temporary
+
+_LISTING_THREADS = 8
+# As AtomicFile names its own (see is_temporary), which other commands pass over, too.
+_STAGED_PREFIX, _STAGED_SUFFIX = ".ags1-", ".tmp"
+
+
+class Found(NamedTuple):
+    """A file that a job is about. ``relative_path`` is where it lies below the folder that was
+    named, its own name if it was named itself; ``size`` in bytes."""
+
+    path: str
+    relative_path: str
+    size: int
+    mtime_ns: int
+
+
+class Problem(NamedTuple):
+    """A path that could not be listed, and why."""
+
+    path: str
+    error: OSError
+
+
+class Listing(NamedTuple):
+    """The files found, in the order of their paths, and what could not be listed."""
+
+    files: list[Found]
+    problems: list[Problem]
+
+
+def find(sources: Iterable[str], *, passed_over: Sequence[str] = ()) -> Listing:
+    """Find the regular files that paths, globs and folders mean; each once.
+
+    Folders are walked, several at a time; links to folders and unfinished files of ags1 are passed
+    over, and so is whatever lies in the folders ``passed_over``.
+    """
+    files: dict[str, Found] = {}
+    problems: list[Problem] = []
+    closed = frozenset(map(os.path.abspath, passed_over))
+    with ThreadPoolExecutor(_LISTING_THREADS, "ags1-listing") as pool:
+        for source in sources:
+            try:
+                for path, base in _expand(source):
+                    for item in _below(path, base, closed, pool):
+                        if isinstance(item, Found):
+                            files.setdefault(item.path, item)
+                        else:
+                            problems.append(item)
+            except OSError as error:
+                problems.append(Problem(source, error))
+    return Listing([files[path] for path in sorted(files)], problems)
+
+
+def _expand(source: str) -> Iterator[tuple[str, str]]:
+    """Yield the paths that ``source`` means, each with the folder its relative path begins at."""
+    path = os.path.abspath(source)
+    if os.path.lexists(path) or not glob.has_magic(source):
+        yield path, path if os.path.isdir(path) else os.path.dirname(path)
+        return
+    base = path
+    while glob.has_magic(base):
+        base = os.path.dirname(base)
+    found = sorted(glob.glob(path, recursive=True))
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, "nothing matches this pattern", source)
+    for match in found:
+        # "**" matches folders and, once more, all that is in them; and it goes through links.
+        if "**" not in source or not (os.path.isdir(match) or _is_beyond_link(match, base)):
+            yield match, base
+
+
+def _is_beyond_link(path: str, base: str) -> bool:
+    folder = os.path.dirname(path)
+    while len(folder) > len(base):
+        if os.path.islink(folder):
+            return True
+        folder = os.path.dirname(folder)
+    return False
+
+
+def _below(
+    path: str, base: str, closed: frozenset[str], pool: ThreadPoolExecutor
+) -> Iterator[Found | Problem]:
+    status = os.stat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", path)
+        found = Found(path, os.path.relpath(path, base), status.st_size, status.st_mtime_ns)
+        yield found if _is_text(path) else _no_text(path)
+        return
+    level = [] if path in closed else [path]
+    while level:
+        below: list[str] = []
+        for items, folders in pool.map(functools.partial(_list_folder, base=base), level):
+            yield from items
+            below += [folder for folder in folders if folder not in closed]
+        level = below
+
+
+def _list_folder(folder: str, base: str) -> tuple[list[Found | Problem], list[str]]:
+    items: list[Found | Problem] = []
+    folders: list[str] = []
+    prefix = "" if folder == base else os.path.relpath(folder, base) + "/"
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if is_temporary(entry.name):
+                    continue
+                if not _is_text(entry.path):
+                    items.append(_no_text(entry.path))
+                    continue
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                        continue
+                    status = entry.stat()
+                except OSError as error:
+                    items.append(Problem(entry.path, error))
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    name = prefix + entry.name
+                    items.append(Found(entry.path, name, status.st_size, status.st_mtime_ns))
+    except OSError as error:
+        items.append(Problem(folder, error))
+    return items, folders
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _no_text(path: str) -> Problem:
+    # Neither Parquet nor Spark's own rows can hold it.
+    shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return Problem(shown, OSError(errno.EILSEQ, "its name is not UTF-8"))
+
+
+def staged_path(target: str, job_id: str, attempt: str) -> str:
+    """Return the name, in the target's folder, for what one attempt of a job writes."""
+    name = f"{_STAGED_PREFIX}{job_id}-{attempt}{_STAGED_SUFFIX}"
+    return os.path.join(os.path.dirname(target), name)
+
+
+def is_staged(name: str, job_id: str) -> bool:
+    """Whether that is the name of a file that an attempt of the job made."""
+    return name.startswith(f"{_STAGED_PREFIX}{job_id}-") and name.endswith(_STAGED_SUFFIX)
+
+
+def remove_staged(folders: Iterable[str], job_id: str) -> int:
+    """Remove what attempts of a job left in these folders; return how many files. What cannot be
+    removed stays: it is under a name that no reader takes for a file."""
+    removed = 0
+    for folder in folders:
+        try:
+            with os.scandir(folder) as entries:
+                left = [entry.path for entry in entries if is_staged(entry.name, job_id)]
+        except OSError:
+            continue
+        for path in left:
+            removed += remove(path)
+    return removed
+
+
+def remove(path: str) -> bool:
+    """Remove a file if it is there; return whether it was."""
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
+
+
+def create(path: str) -> int:
+    """Create a file that must not exist and return its descriptor. Raises OSError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def make_folder(folder: str, source_folder: str, root: str) -> None:
+    """Make a target's missing folders up to ``root``, with the modes of the source's folders: a
+    private folder's content would else be open to others where it is copied to."""
+    if os.path.isdir(folder):
+        return
+    if folder == root or len(folder) <= len(root):
+        os.makedirs(folder, exist_ok=True)
+        return
+    make_folder(os.path.dirname(folder), os.path.dirname(source_folder), root)
+    mode = stat.S_IMODE(os.stat(source_folder).st_mode) & 0o777
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, mode | 0o700)
+
+
+def copy_range(source: str, target: int, offset: int, size: int) -> None:
+    """Copy ``size`` bytes at ``offset`` of a file to the same place in the descriptor ``target``.
+
+    Raises OSError, also when the source ends early.
+    """
+    fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    copy: Callable[..., int] = getattr(os, "copy_file_range", _copy_some)
+    try:
+        while size:
+            try:
+                copied = copy(fd, target, size, offset, offset)
+            except OSError as error:
+                if copy is _copy_some or error.errno not in (
+                    errno.EXDEV,
+                    errno.EINVAL,
+                    errno.ENOSYS,
+                    errno.EOPNOTSUPP,
+                ):
+                    raise
+                copy = _copy_some
+                continue
+            if not copied:
+                raise OSError(errno.EIO, "the file ends early", source)
+            offset += copied
+            size -= copied
+    finally:
+        os.close(fd)
+
+
+def _copy_some(source: int, target: int, size: int, offset: int, target_offset: int) -> int:
+    data = os.pread(source, min(size, 1 << 20), offset)
+    return os.pwrite(target, data, target_offset) if data else 0
+
+
+def sync(paths: Sequence[str]) -> None:
+    """Bring files to the disk, and what else their file system has to write. Raises OSError.
+
+    A few files are synced one by one; many with one call for their file system, which waits for
+    other programs' data, too.
+    """
+    if len(paths) > _FEW and _syncfs is not None:
+        folders = set(map(os.path.dirname, paths))
+        devices = {os.stat(folder).st_dev: folder for folder in folders}
+        for folder in devices.values():
+            sync_file_system(folder)
+        return
+    for path in paths:
+        _with_descriptor(path, os.fsync)
+
+
+def sync_file_system(path: str) -> None:
+    """Bring to the disk all that the file system of ``path`` has to write. Raises OSError."""
+
+    def call(fd: int) -> None:
+        if _syncfs is None:
+            os.sync()
+        elif _syncfs(fd):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), path)
+
+    _with_descriptor(path, call)
+
+
+def _with_descriptor(path: str, call: Callable[[int], Any]) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        call(fd)
+    finally:
+        os.close(fd)
+
+
+def _find_syncfs() -> Callable[[int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    return getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+
+
+_FEW = 4
+_syncfs = _find_syncfs()

@@ -1,0 +1,258 @@
+"""The ledger of a job: what became of each file, and the wrapped keys without which it is lost.
+
+::
+
+    LEDGER/batch-<number>.parquet     settled rows, the newest number last
+          _pending-<number>.parquet   rows whose files may not all have their names yet
+          _job-<job id>.json          a job under way, or killed
+          _lock                       held by the one job that writes
+
+A batch is stored as pending before the first of its files gets its name, and settled, in one step,
+when the last one has: no crash leaves a file without its key, nor a settled row without its file.
+What begins with ``_`` is no data to readers of Parquet folders. Knows nothing of Spark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .. import private_file
+from ..atomic import AtomicFile
+from ..errors import FormatError
+
+ENCRYPT, DECRYPT = "encrypt", "decrypt"
+DONE, FAILED, SKIPPED = "done", "failed", "skipped"
+
+_BATCH = re.compile(r"batch-(\d{12})\.parquet")
+_PENDING = re.compile(r"_pending-(\d{12})\.parquet")
+_JOB = re.compile(r"_job-([0-9a-f]+)\.json")
+_MAX_JOB_SIZE = 1 << 20
+
+
+class Row(NamedTuple):
+    """What became of one file.
+
+    Sizes are bytes. ``key_metadata`` is the document of a sidecar, JSON: the file's key, wrapped;
+    ``key_id`` its id there. ``master_key_id`` names the key in the KMS. ``error_kind`` is the
+    exception's name. ``attempt`` is the name under which the file was written, in its target's
+    folder; ``replaces``: it may take the place of an older target. ``plaintext_hmac`` is
+    HMAC-SHA-256 under a key derived from the KEK (``FileKeys.hmac_key``), where it was asked for: a
+    bare hash would tell which files are equal. Times are epoch ns and ms.
+    """
+
+    operation: str
+    source: str
+    target: str
+    relative_path: str
+    source_size: int
+    source_mtime_ns: int
+    target_size: int | None
+    status: str
+    error_kind: str | None
+    error: str | None
+    key_metadata: str | None
+    key_id: str | None
+    master_key_id: str | None
+    plaintext_hmac: bytes | None
+    attempt: str | None
+    replaces: bool
+    job_id: str
+    finished_ms: int
+
+
+_TYPES: dict[str, pa.DataType] = {
+    "source_size": pa.int64(),
+    "source_mtime_ns": pa.int64(),
+    "target_size": pa.int64(),
+    "plaintext_hmac": pa.binary(),
+    "replaces": pa.bool_(),
+    "finished_ms": pa.int64(),
+}
+SCHEMA = pa.schema([(name, _TYPES.get(name, pa.string())) for name in Row._fields])
+
+
+class Batch(NamedTuple):
+    """A pending batch and its rows."""
+
+    number: int
+    rows: Sequence[Row]
+
+
+class Ledger:
+    """A folder of Parquet files. ``writing`` takes the lock, which one job at a time holds.
+
+    Raises BlockingIOError while another job writes, OSError, FormatError for a file there that is
+    no ledger's.
+    """
+
+    def __init__(self, folder: str, *, writing: bool, durable: bool = True) -> None:
+        self.folder = os.path.abspath(folder)
+        self._durable = durable
+        self._lock = -1
+        if not writing:
+            os.listdir(self.folder)
+            return
+        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        path = os.path.join(self.folder, "_lock")
+        self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise BlockingIOError(
+                errno.EAGAIN, "another job is writing to this ledger", self.folder
+            ) from None
+        self._next = 1 + max((number for number, _ in self._files(_BATCH, _PENDING)), default=0)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        fd, self._lock = self._lock, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def rows(self, columns: Sequence[str] = Row._fields, *, pending: bool = False) -> list[Row]:
+        """Return the settled rows, oldest first, with None in the columns not asked for; the
+        pending ones, too, at the end, if asked for."""
+        patterns = (_BATCH, _PENDING) if pending else (_BATCH,)
+        return [row for _, path in self._files(*patterns) for row in read_rows(path, columns)]
+
+    def done(self, operation: str, columns: Sequence[str] = Row._fields) -> dict[str, Row]:
+        """Return by its target the newest row of each file that is done."""
+        wanted = [*columns, "operation", "status", "target"]
+        return {
+            row.target: row
+            for row in self.rows(wanted)
+            if row.status == DONE and row.operation == operation
+        }
+
+    def prepare(self, rows: Sequence[Row]) -> Batch:
+        """Store rows as pending."""
+        batch = Batch(self._next, rows)
+        self._next += 1
+        self._write(self._pending_path(batch), rows)
+        return batch
+
+    def settle(self, batch: Batch, rows: Sequence[Row]) -> None:
+        """Make a pending batch's rows those of the ledger: ``rows``, what became of them."""
+        pending = self._pending_path(batch)
+        settled = os.path.join(self.folder, f"batch-{batch.number:012}.parquet")
+        if rows == batch.rows:
+            os.rename(pending, settled)
+            self._sync()
+        else:
+            self._write(settled, rows)
+            os.unlink(pending)
+
+    def pending(self) -> Iterator[Batch]:
+        """Yield the batches that a killed job left pending, or that a job is about to settle,
+        oldest first."""
+        settled = {number for number, _ in self._files(_BATCH)}
+        for number, path in self._files(_PENDING):
+            if number in settled:  # with other rows, the moment before the kill
+                if self._lock >= 0:
+                    os.unlink(path)
+            else:
+                yield Batch(number, read_rows(path))
+
+    def begin(self, job_id: str, folder: str) -> None:
+        """Note that a job is under way, which stages files in and below ``folder``."""
+        data = json.dumps({"folder": folder}).encode() + b"\n"
+        private_file.write(self._job_path(job_id), data, overwrite=False, durable=False)
+
+    def end(self, job_id: str) -> None:
+        """Note that a job has left nothing staged."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._job_path(job_id))
+
+    def killed(self) -> dict[str, str]:
+        """Return the folders of the jobs that did not end, by job id."""
+        folders: dict[str, str] = {}
+        for name in os.listdir(self.folder):
+            if match := _JOB.fullmatch(name):
+                data, _ = private_file.read(os.path.join(self.folder, name), _MAX_JOB_SIZE)
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    folders[match[1]] = str(json.loads(data)["folder"])
+        return folders
+
+    def batches(self) -> list[str]:
+        """Return the paths of the settled batches, oldest first."""
+        return [path for _, path in self._files(_BATCH)]
+
+    def replace(self, path: str, staged: str) -> None:
+        """Put the batch that is in the file ``staged`` in the place of a settled one."""
+        os.rename(staged, path)
+        self._sync()
+
+    def _files(self, *patterns: re.Pattern[str]) -> list[tuple[int, str]]:
+        found = [
+            (int(match[1]), os.path.join(self.folder, name))
+            for name in os.listdir(self.folder)
+            for pattern in patterns
+            if (match := pattern.fullmatch(name))
+        ]
+        return sorted(found)
+
+    def _pending_path(self, batch: Batch) -> str:
+        return os.path.join(self.folder, f"_pending-{batch.number:012}.parquet")
+
+    def _job_path(self, job_id: str) -> str:
+        return os.path.join(self.folder, f"_job-{job_id}.json")
+
+    def _write(self, path: str, rows: Sequence[Row]) -> None:
+        write_rows(path, rows, durable=self._durable)
+
+    def _sync(self) -> None:
+        if self._durable:
+            fd = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+def write_rows(path: str, rows: Sequence[Row], *, durable: bool) -> None:
+    """Write a batch as a file that must not exist, whole or not at all. Raises OSError."""
+    columns: Iterable[Any] = zip(*rows, strict=True) if rows else ([] for _ in Row._fields)
+    arrays = [pa.array(column, kind.type) for column, kind in zip(columns, SCHEMA, strict=True)]
+    table = pa.Table.from_arrays(arrays, schema=SCHEMA)
+    with AtomicFile(path, durable=durable, mode=0o600) as out:
+        with open(out.fd, "wb", closefd=False) as file:
+            pq.write_table(table, file, compression="zstd")
+
+
+def read_rows(path: str, columns: Iterable[str] = Row._fields) -> list[Row]:
+    """Return a batch's rows, with None in the columns not asked for. Raises FormatError."""
+    wanted = frozenset(columns)
+    names = [name for name in Row._fields if name in wanted]
+    try:
+        with pq.ParquetFile(path) as file:
+            table = file.read(columns=names)
+    except pa.ArrowInvalid as error:
+        raise FormatError(f"the ledger is damaged: {error}", file=path) from None
+    if table.column_names != names:
+        raise FormatError("this is no ledger's file: columns are missing", file=path)
+    nothing = [None] * table.num_rows
+    values = [table.column(name).to_pylist() if name in wanted else nothing for name in Row._fields]
+    return [Row(*row) for row in zip(*values, strict=True)]

@@ -1,0 +1,147 @@
+"""A ledger's KEKs wrapped anew: under another master key, or another version of their own.
+
+The KEKs stay what they are, so that files and file keys do, too. Each batch is rewritten by a task
+and replaces the old one in one step, once every key in it has opened again: the old master key may
+be destroyed next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from ..errors import Ags1Error, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
+from ..keys.envelope import EncryptedKey, KeyEncryptionKey, print_encryption_keys
+from ..keys.sidecar import Sidecar
+from . import files
+from .keys import FileKeys, KmsConfig
+from .ledger import Row, read_rows, write_rows
+from .publishing import cause
+from .running import Job, Summary, task_failure
+from .work import KMS_UNUSABLE, as_text
+
+REWRAP = "rewrap"
+
+# A KEK's id, it wrapped, and by which master key.
+_Made: TypeAlias = "dict[tuple[str, bytes, str | None], KeyEncryptionKey]"
+
+
+class _Rewritten(NamedTuple):
+    """What became of a batch; ``staged`` None: there was nothing to change in it."""
+
+    path: str
+    staged: str | None
+    done: int
+    failures: list[tuple[str, str, str]]
+
+
+def rewrap_ledger(
+    spark: Any,
+    *,
+    ledger: str | os.PathLike[str],
+    kms: KmsConfig,
+    to_key_id: str | None = None,
+    to_kms: KmsConfig | None = None,
+    key_ids: Iterable[str] = (),
+    durable: bool = True,
+) -> Summary:
+    """Wrap the KEKs of a ledger under the master key ``to_key_id``, of ``to_kms`` if that is given;
+    by default under the newest version of the master key that each has.
+
+    ``key_ids`` are the master keys to accept, as in ``decrypt_files``. Keys that do not open are
+    failures, and stay as they are. Copies of the ledger keep what they hold. Raises KmsError,
+    OSError, FormatError.
+    """
+    accepted = frozenset(key_ids)
+    if accepted and to_key_id is not None and to_kms is None:
+        accepted |= {to_key_id}  # what an earlier run has done
+    keys = FileKeys.for_opening(kms, accepted)
+    folder = os.path.abspath(os.fspath(ledger))
+    with Job(spark, REWRAP, folder, folder, durable, None, None) as job:
+        paths = job.ledger.batches()
+        work = _Rewrapping(keys, kms if to_kms is None else to_kms, to_key_id, job.id, durable)
+        summary = job.summary
+        job.stages_in(folder)
+        if paths:
+            context = spark.sparkContext
+            try:
+                results = context.runJob(context.parallelize(paths, len(paths)), work)
+            except Exception as error:
+                raise task_failure(error) from None
+            for result in results:
+                if result.staged is not None:
+                    job.ledger.replace(result.path, result.staged)
+                summary.done += result.done
+                for failed in result.failures:
+                    summary.add_failure(*failed)
+    return summary
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rewrapping:
+    keys: FileKeys
+    to: KmsConfig
+    to_key_id: str | None
+    job_id: str
+    durable: bool
+
+    def __call__(self, paths: Iterable[str]) -> Iterator[_Rewritten]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        made: _Made = {}
+        for path in paths:
+            failures = []
+            rows = []
+            done = 0
+            for row in read_rows(path):
+                if row.key_metadata is not None:
+                    try:
+                        row = self._rewrapped(row, row.key_metadata, made)
+                        done += 1
+                    except KMS_UNUSABLE:
+                        raise
+                    except Ags1Error as error:
+                        failures.append((row.target, type(error).__name__, cause(error)))
+                rows.append(row)
+            staged = None
+            if done:
+                staged = files.staged_path(path, self.job_id, f"{context.taskAttemptId():x}")
+                write_rows(staged, rows, durable=self.durable)
+            yield _Rewritten(path, staged, done, failures)
+
+    def _rewrapped(self, row: Row, document: str, made: _Made) -> Row:
+        sidecar = Sidecar.from_bytes(document.encode())
+        keks = {}
+        for entry in sidecar.kek_entries:
+            known = (entry.key_id, entry.encrypted_key_metadata, entry.encrypted_by_id)
+            if known not in made:
+                made[known] = self._rewrap(entry)
+            keks[entry.key_id] = made[known]
+        for wrapped in sidecar.file_keys:
+            sidecar.open(lambda entry: keks[entry.key_id], wrapped)
+        after = sidecar.with_entries([kek.entry for kek in keks.values()])
+        document = as_text(
+            {
+                "encryption-keys": print_encryption_keys(after.encryption_keys),
+                "key-id": after.key_id,
+            }
+        )
+        master_key_id = after.kek_entry(after.file_keys[0]).encrypted_by_id
+        return row._replace(key_metadata=document, master_key_id=master_key_id)
+
+    def _rewrap(self, entry: EncryptedKey) -> KeyEncryptionKey:
+        master_key_id = self.to_key_id or entry.encrypted_by_id
+        if master_key_id is None:
+            raise KeyMetadataError("a KEK in the ledger does not say which master key wrapped it")
+        elsewhere = self.to != self.keys.kms
+        if elsewhere and entry.encrypted_by_id == master_key_id:
+            # An earlier run may have been cut short. Two KMSs may use one name.
+            with contextlib.suppress(KmsUnwrapError, KmsKeyNotFoundError):
+                return self.to.keks().unwrap(entry)
+        kek = self.keys.unwrap_kek(entry)
+        return kek.rewrap(self.to.client(), master_key_id, same_kms=not elsewhere)

@@ -1,0 +1,257 @@
+"""Encrypted files and their parts, as the "ags1" source reads them.
+
+The driver lists files and cuts them by their stored bytes, without opening one; a task opens a
+file, with the keys of its sidecar, and finds which blocks begin in its part. So each block is in
+one part, whatever the block size. Local paths are read by their path, all others through fsspec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from .. import layout
+from ..errors import Ags1Error, FormatError, KeyMetadataError
+from ..key_metadata import KeyMetadata
+from ..keys.keychain import find_sidecar
+from ..keys.sidecar import SUFFIX, Sidecar, sidecar_path
+from ..reader import Reader
+from .keys import FileKeys
+
+_MAX_SIDECAR_SIZE = 1 << 20
+_NONE: Mapping[str, str] = MappingProxyType({})
+# What opening a file costs, in the bytes that could be read meanwhile.
+_OPEN_COST = 1 << 20
+# What fsspec's file systems call what changes with a file.
+_VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified")
+
+
+class Listed(NamedTuple):
+    """A file that was found; ``version`` changes when the file does, as far as its storage tells.
+    ``size`` in bytes."""
+
+    path: str
+    size: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A range of a file's stored bytes; the blocks that begin in it are meant. ``sidecar`` is the
+    document with the file's wrapped key, where it is not beside the file."""
+
+    file: Listed
+    begin: int
+    end: int
+    sidecar: str | None = None
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPart:
+    """A part of a file that is open: ``begin`` and ``end`` are offsets in the plaintext."""
+
+    path: str
+    reader: Reader
+    begin: int
+    end: int
+
+
+def local_path(path: str) -> str | None:
+    """Return the path of a file of this machine, None for one that lies elsewhere."""
+    if path.startswith("file:"):
+        return unquote("/" + path.removeprefix("file:").lstrip("/"))
+    return None if "://" in path else path
+
+
+def list_files(paths: Sequence[str]) -> list[Listed]:
+    """Return the encrypted files of files, folders and patterns.
+
+    Folders are searched with those inside them. Names that begin with ``_`` or ``.`` are somebody's
+    work in progress, and ``.keys`` are sidecars; all else is taken for an encrypted file. Raises
+    FileNotFoundError for a path that stands for nothing.
+    """
+    found: set[Listed] = set()
+    for path in paths:
+        here = local_path(path)
+        found.update(_list_remote(path) if here is None else _list_local(here))
+    return sorted(found)
+
+
+def plan(
+    files: Sequence[Listed], part_size: int, sidecars: Mapping[str, str] = _NONE
+) -> list[list[Part]]:
+    """Return the parts for each task: large files in several, small files several to a task.
+
+    ``sidecars`` has the documents of sidecars by the files' paths.
+    """
+    tasks: list[list[Part]] = []
+    gathered: list[Part] = []
+    weight = 0
+    for file in files:
+        size = file.size
+        count = max(1, round(size / part_size))
+        bounds = [size * n // count for n in range(count + 1)]
+        sidecar = sidecars.get(file.path)
+        parts = [Part(file, a, b, sidecar) for a, b in pairwise(bounds)]
+        if count > 1:
+            tasks += [[part] for part in parts]
+            continue
+        if gathered and weight + size > part_size:
+            tasks.append(gathered)
+            gathered, weight = [], 0
+        gathered += parts
+        weight += size + _OPEN_COST
+    return [*tasks, gathered] if gathered else tasks
+
+
+@contextlib.contextmanager
+def open_part(part: Part, keys: FileKeys) -> Iterator[OpenPart]:
+    """Open a part of a file by the keys in its sidecar.
+
+    Raises KeyMetadataError where the sidecar is missing or not what it should be, KmsError,
+    AuthenticationError, TruncatedError, FormatError, also when the file was replaced since it was
+    listed, and OSError.
+    """
+    path = part.file.path
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(_open(part, keys, stack))
+        # Other parts may be of the old one.
+        if _list(path) != part.file:
+            raise FormatError("the file was replaced since the job began", file=path)
+        first = _first_block(part.begin, reader.block_size)
+        size = reader.plaintext_size
+        end = size
+        if part.end < part.file.size:
+            end = min(size, _first_block(part.end, reader.block_size) * reader.block_size)
+        try:
+            yield OpenPart(path, reader, min(size, first * reader.block_size), end)
+        except Ags1Error as error:
+            error.file = path
+            raise
+
+
+def open_whole(
+    file: Listed, keys: FileKeys, sidecars: Mapping[str, str] = _NONE
+) -> contextlib.AbstractContextManager[OpenPart]:
+    """Open all of a file. Raises as ``open_part``."""
+    return open_part(Part(file, 0, file.size, sidecars.get(file.path)), keys)
+
+
+def _open(part: Part, keys: FileKeys, stack: contextlib.ExitStack) -> Reader:
+    path = part.file.path
+    here = local_path(path)
+    source: Any = here
+    if here is None:
+        filesystem, name = _remote(path)
+        source = stack.enter_context(filesystem.open(name, "rb"))
+    sidecar = Sidecar.from_bytes(part.sidecar.encode()) if part.sidecar else _sidecar(path)
+    candidates = sidecar.file_keys
+    try:
+        for wrapped in candidates:
+            chosen = Sidecar(sidecar.encryption_keys, wrapped.key_id)
+            km = keys.unwrap(chosen.to_bytes().decode())
+            # While a file is replaced, its sidecar has the keys of the old one and of the new.
+            if len(candidates) == 1 or _fits(source, km):
+                break
+        return Reader(source, km)
+    except Ags1Error as error:
+        error.file = path
+        raise
+
+
+def _fits(source: Any, km: KeyMetadata) -> bool:
+    try:
+        with Reader(source, km) as reader:
+            reader.read(1)
+    except Ags1Error:
+        return False
+    return True
+
+
+def _sidecar(path: str) -> Sidecar:
+    here = local_path(path)
+    if here is not None:
+        return find_sidecar(sidecar_path(here))
+    filesystem, name = _remote(sidecar_path(path))
+    try:
+        with filesystem.open(name, "rb") as file:
+            data = file.read(_MAX_SIDECAR_SIZE)
+    except FileNotFoundError:
+        raise KeyMetadataError(
+            "there is no such sidecar, and only it has the file's key", file=sidecar_path(path)
+        ) from None
+    return Sidecar.from_bytes(data)
+
+
+def _first_block(stored: int, block_size: int) -> int:
+    """Return the first block that begins at or after an offset in the encrypted file."""
+    return -(-max(0, stored - layout.HEADER_SIZE) // (block_size + layout.BLOCK_OVERHEAD))
+
+
+def _is_encrypted(name: str) -> bool:
+    return not name.startswith(("_", ".")) and not name.endswith(SUFFIX)
+
+
+def _list(path: str) -> Listed:
+    """Return a file as it is listed."""
+    here = local_path(path)
+    if here is not None:
+        return _listed(here)
+    filesystem, name = _remote(path)
+    return _listed_remote(filesystem, name, filesystem.info(name))
+
+
+def _listed(path: str) -> Listed:
+    status = os.stat(path)
+    return Listed(path, status.st_size, str(status.st_mtime_ns))
+
+
+def _listed_remote(filesystem: Any, name: str, facts: Mapping[str, Any]) -> Listed:
+    version = next((facts[key] for key in _VERSIONS if facts.get(key)), "")
+    return Listed(filesystem.unstrip_protocol(name), int(facts["size"]), str(version))
+
+
+def _list_local(path: str) -> Iterator[Listed]:
+    matches = [path] if os.path.lexists(path) else sorted(glob.glob(path))
+    if not matches:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    for match in matches:
+        if not os.path.isdir(match):
+            if len(matches) == 1 or _is_encrypted(os.path.basename(match)):
+                yield _listed(match)
+            continue
+        for folder, folders, files in os.walk(match):
+            folders[:] = [name for name in folders if not name.startswith(("_", "."))]
+            for name in filter(_is_encrypted, files):
+                yield _listed(os.path.join(folder, name))
+
+
+def _list_remote(path: str) -> Iterator[Listed]:
+    filesystem, name = _remote(path)
+    matches = [name] if filesystem.exists(name) else filesystem.glob(name)
+    if not matches:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    for match in matches:
+        for file, facts in filesystem.find(match, detail=True).items():
+            inside = file[len(match) :].strip("/").split("/")
+            hidden = any(part.startswith(("_", ".")) for part in inside)
+            if not hidden and _is_encrypted(file.rpartition("/")[2]):
+                yield _listed_remote(filesystem, file, facts)
+
+
+def _remote(path: str) -> tuple[Any, str]:
+    import fsspec.core  # type: ignore[import-untyped]
+
+    filesystem, name = fsspec.core.url_to_fs(path)
+    return filesystem, name

@@ -1,0 +1,98 @@
+"""What the tests on Spark share: a session on two cores, and a keyring with its configuration.
+
+The settings are those that Spark needs on one machine with no network but 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ags1.kms import LocalKms
+from ags1.spark.keys import KmsConfig
+
+_CONF = {
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.task.maxFailures": "3",
+    # For the tests that look for what must not be there.
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.rolling.enabled": "false",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        ours = item.path.parent == Path(__file__).parent
+        if ours and "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.spark)
+
+
+# Of the package, not of the session: other tests fork, and count memory and signals.
+@pytest.fixture(scope="package")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Spark session with two worker threads; a task may fail twice."""
+    pytest.importorskip("pyspark")
+    if shutil.which("java") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("java is not on this machine", pytrace=False)
+        pytest.skip("java is not on this machine")
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    folder = tmp_path_factory.mktemp("spark")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        # So that tasks find the tests' own functions.
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+        builder = SparkSession.builder.master("local[2,3]").appName("ags1 tests")
+        conf = _CONF | {
+            "spark.local.dir": str(folder / "local"),
+            "spark.eventLog.dir": f"file:{folder}/events",
+            "spark.sql.warehouse.dir": f"file:{folder}/warehouse",
+            "spark.driver.extraJavaOptions": f"-XX:-UsePerfData -Djava.io.tmpdir={folder}",
+        }
+        (folder / "events").mkdir()
+        for name, value in conf.items():
+            builder = builder.config(name, value)
+        on_interrupt = signal.getsignal(signal.SIGINT)
+        session = builder.getOrCreate()
+        signal.signal(signal.SIGINT, on_interrupt)  # Spark's own would stay when Spark is gone
+        session.sparkContext.setLogLevel("OFF")
+        yield session
+        session.stop()
+        gateway = SparkContext._gateway
+        assert gateway is not None
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(30)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture
+def keyring(tmp_path: Path) -> Path:
+    """A keyring with the master keys 'default' and 'other'."""
+    path = tmp_path / "keyring.json"
+    kms = LocalKms(str(path))
+    kms.create_key("default")
+    kms.create_key("other")
+    return path
+
+
+@pytest.fixture
+def kms(keyring: Path) -> KmsConfig:
+    """The configuration of a KMS that is that keyring."""
+    return KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": str(keyring)})

@@ -1,0 +1,116 @@
+"""A program for ``test_leaks``: jobs of every kind, and all that Spark shows of them, in files.
+
+``python leak_job.py FOLDER KEYRING``: FOLDER has ``sealed``, encrypted lines with sidecars,
+``damaged``, some that do not open, and ``catalog.db`` with the table ``db.t``. What is shown goes
+to FOLDER/shown.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from ags1.spark import datasource, iceberg_source
+
+
+def main(folder: Path, keyring: str) -> None:
+    shown = folder / "shown"
+    (shown / "events").mkdir(parents=True)
+    conf = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "0",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"file:{shown}/events",
+        "spark.eventLog.compress": "false",
+        "spark.local.dir": str(shown / "local"),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": f"file:{folder}/spark-warehouse",
+        "spark.sql.debug.maxToStringFields": "10000",
+        "spark.driver.extraJavaOptions": f"-XX:-UsePerfData -Djava.io.tmpdir={folder}",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("ags1 leaks")
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("DEBUG")
+    datasource.register(spark)
+    iceberg_source.register(spark)
+    texts = run(spark, folder, keyring)
+    (shown / "texts").write_text("\n".join(texts))
+    (shown / "api").write_text("\n".join(api(spark)))
+    spark.stop()
+
+
+def run(spark: Any, folder: Path, keyring: str) -> list[str]:
+    """Run the jobs; return their plans, schemas, and the exceptions of those that fail."""
+    table = {
+        "catalog": "leaks",
+        "catalog.type": "sql",
+        "catalog.uri": f"sqlite:///{folder}/catalog.db",
+        "catalog.warehouse": f"file://{folder}/warehouse",
+        "keyring": keyring,
+    }
+    files = spark.read.format("ags1").option("keyring", keyring)
+    lines = files.option("inner", "text").load(str(folder / "sealed"))
+    blocks = spark.read.format("ags1").option("keyring", keyring).load(str(folder / "sealed"))
+    rows = spark.read.format("ags1-iceberg").options(**table).load("db.t")
+    texts = []
+    for frame in (lines, blocks.drop("content"), rows):
+        frame.groupBy(frame.columns[0]).count().collect()
+        texts += [str(frame.schema), frame._jdf.queryExecution().toString()]
+    (lines.write.format("ags1").options(keyring=keyring, inner="text").mode("append")).save(
+        str(folder / "written")
+    )
+    rows.repartition(2).write.format("ags1-iceberg").options(**table).mode("append").save("db.t")
+    lines.createOrReplaceTempView("lines")
+    texts += [str(spark.sql("DESCRIBE EXTENDED lines").collect())]
+    failing = files.option("inner", "text").load(str(folder / "damaged"))
+    bad = rows.selectExpr("coalesce(cast(raise_error('on purpose') as long), 1) as id")
+    attempts = [
+        lambda: failing.collect(),
+        lambda: bad.write.format("ags1-iceberg").options(**table).mode("append").save("db.t"),
+        lambda: (
+            files.option("key", "nobody")
+            .option("trusted-keys", "nobody")
+            .load(str(folder / "sealed"))
+        ),
+    ]
+    for attempt in attempts:
+        try:
+            attempt()
+        except Exception as error:
+            texts += [str(error), repr(error)]
+        else:
+            raise AssertionError("this was to fail")
+    return texts
+
+
+def api(spark: Any) -> list[str]:
+    """Return what the REST API answers about the application."""
+    base = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}"
+    host = base.replace(base.split("/")[2].split(":")[0], "127.0.0.1", 1)
+    answers = []
+    for what in (
+        "jobs",
+        "stages?details=true",
+        "executors",
+        "environment",
+        "sql?details=true&planDescription=true",
+        "storage/rdd",
+    ):
+        with urllib.request.urlopen(f"{host}/{what}") as answer:
+            text = answer.read().decode()
+        json.loads(text)
+        answers.append(text)
+    return answers
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,84 @@
+"""A program for ``test_side_by_side``: Iceberg's Java runtime and "ags1-iceberg" in one session.
+
+``python side_by_side_job.py FOLDER``, with the tests' folder on PYTHONPATH and the plug-in
+``java_unitest_kms`` in FOLDER. Each reads what the other has written; what they read is printed as
+one JSON document.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from interop.spark import SparkTables
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+
+from ags1.iceberg import load_catalog
+from ags1.spark import iceberg_source
+
+_KMS = {"encryption.kms-impl": "java_unitest_kms:from_properties"}
+
+
+def main(folder: Path) -> dict[str, Any]:
+    sys.path.insert(0, str(folder))
+    tables = SparkTables(folder / "java")
+    spark = tables.session
+    spark.sparkContext.addPyFile(str(folder / "java_unitest_kms.py"))
+    iceberg_source.register(spark)
+    catalog = tables.catalog("enc")
+    said: dict[str, Any] = {}
+
+    # Java writes, we read.
+    java_s = f"{catalog}.db.java_s"
+    tables.create(
+        java_s,
+        "id bigint, name string, at timestamp, amount decimal(9,2), tags array<string>",
+        folder / "java_s",
+        **{"write.delete.mode": "merge-on-read"},
+    )
+    tables.sql(
+        f"INSERT INTO {java_s} SELECT id, concat('n', id), timestamp_seconds(id), "
+        "cast(id / 4 as decimal(9,2)), array(cast(id as string)) FROM range(500)"
+    )
+    tables.sql(f"DELETE FROM {java_s} WHERE id % 10 = 3")
+    ours = spark.read.format("ags1-iceberg").options(**_KMS, key="keyA")
+    ours = ours.load(f"file://{tables.metadata_file(java_s)}")
+    said["java's by java"] = spark.table(java_s).orderBy("id").toJSON().collect()
+    said["java's by us"] = ours.orderBy("id").toJSON().collect()
+    joined = ours.alias("a").join(spark.table(java_s).alias("b"), "id")
+    said["joined"] = joined.where("a.name = b.name and a.at = b.at").count()
+
+    # We write, Java reads.
+    place = {
+        "catalog.type": "sql",
+        "catalog.uri": f"sqlite:///{folder}/catalog.db",
+        "catalog.warehouse": f"file://{folder}/warehouse",
+    }
+    plain = {name.removeprefix("catalog."): value for name, value in place.items()}
+    made = load_catalog("side", **plain, **_KMS)
+    made.create_namespace("db")
+    schema = Schema(
+        NestedField(1, "id", LongType()),
+        NestedField(2, "name", StringType()),
+        NestedField(3, "at", TimestamptzType()),
+    )
+    for file_format in ("parquet", "avro"):
+        properties = {"encryption.key-id": "keyA", "write.format.default": file_format}
+        made.create_table(f"db.{file_format}", schema, properties=properties)
+        frame = spark.table(java_s).select("id", "name", "at")
+        writer = frame.write.format("ags1-iceberg").options(**place, **_KMS, catalog="side")
+        writer.mode("append").save(f"db.{file_format}")
+        location = made.load_table(f"db.{file_format}").metadata_location
+        tables.register(f"{catalog}.db.{file_format}", Path(location.removeprefix("file://")))
+        found = spark.table(f"{catalog}.db.{file_format}")
+        said[f"ours by java, {file_format}"] = found.orderBy("id").toJSON().collect()
+    said["expected"] = frame.orderBy("id").toJSON().collect()
+    tables.stop()
+    return said
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]))))

@@ -1,0 +1,337 @@
+"""The data source "ags1-iceberg": tables that Java wrote and tables of our own, read and written by
+Spark without Java's Iceberg."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+
+from ags1.iceberg import load_catalog
+
+pytest.importorskip("pyspark")
+
+from ags1.spark import iceberg_source
+from ags1.spark.arrow_rows import spark_schema
+from ags1.spark.iceberg_source import TableReader, scan_of
+
+TABLES = Path(__file__).parent.parent / "tables"
+JAVA_LOCATION = "file:/tmp/ags1-fixtures"
+
+# The tests' KMS of Iceberg's Java, as a plug-in: its keys are no options.
+JAVA_KMS = """
+import warnings
+
+from ags1.kms import from_properties as make
+
+
+def from_properties(properties):
+    keys = {"keyA": b"0123456789012345", "keyB": b"1123456789012345"}
+    named = {f"encryption.kms.key.{name}": key.hex() for name, key in keys.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make({"encryption.kms-type": "memory"} | named)
+"""
+
+
+@pytest.fixture(scope="module")
+def iceberg(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The session, with the data source and Java's test KMS."""
+    module = tmp_path_factory.mktemp("kms") / "java_unitest_kms.py"
+    module.write_text(JAVA_KMS)
+    spark.sparkContext.addPyFile(str(module))
+    iceberg_source.register(spark)
+    return spark
+
+
+def fixture_reader(session: Any, name: str, **options: str) -> Any:
+    """A reader of a table that Java wrote."""
+    metadata = sorted((TABLES / name / "metadata").glob("*.metadata.json"))[-1]
+    reader = (
+        session.read.format("ags1-iceberg")
+        .option("encryption.kms-impl", "java_unitest_kms:from_properties")
+        .option("location-map", json.dumps({JAVA_LOCATION: str(TABLES)}))
+        .option("key", "keyA")
+    )
+    for key, value in options.items():
+        reader = reader.option(key, value)
+    return reader.load(str(metadata))
+
+
+def expected(name: str) -> list[dict[str, Any]]:
+    """What Java read from that table, in the order of ``id``."""
+    return [
+        json.loads(line) for line in (TABLES / name / "expected.jsonl").read_text().splitlines()
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["empty", "mor_dv", "parquet_plain", "stats"], ids=lambda name: name
+)
+def test_java_s_tables_have_the_rows_that_java_reads(iceberg: Any, name: str) -> None:
+    frame = fixture_reader(iceberg, name)
+
+    found = [json.loads(row) for row in frame.orderBy("id").toJSON().collect()]
+
+    assert found == [{k: v for k, v in row.items() if v is not None} for row in expected(name)]
+
+
+@pytest.fixture
+def options(tmp_path: Path, keyring: Path) -> dict[str, str]:
+    """The options for a catalog in a SQLite database, with the keyring for a KMS."""
+    return {
+        "catalog": "test",
+        "catalog.type": "sql",
+        "catalog.uri": f"sqlite:///{tmp_path}/catalog.db",
+        "catalog.warehouse": f"file://{tmp_path}/warehouse",
+        "keyring": str(keyring),
+    }
+
+
+@pytest.fixture
+def catalog(options: dict[str, str]) -> Any:
+    properties = {
+        name.removeprefix("catalog."): value
+        for name, value in options.items()
+        if name.startswith("catalog.")
+    }
+    kms = {"encryption.kms-type": "local", "kms.local.keyring": options["keyring"]}
+    made = load_catalog("test", **properties, **kms)
+    made.create_namespace("db")
+    return made
+
+
+_SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "region", StringType()),
+    NestedField(3, "at", TimestamptzType()),
+)
+
+
+def table_of(
+    catalog: Any, file_format: str = "parquet", spec: PartitionSpec | None = None, **more: str
+) -> Any:
+    properties = {
+        "encryption.key-id": "default",
+        "write.format.default": file_format,
+        "write.delete.mode": "merge-on-read",
+        **more,
+    }
+    partitions = {} if spec is None else {"partition_spec": spec}
+    return catalog.create_table("db.t", _SCHEMA, properties=properties, **partitions)
+
+
+def some_rows(first: int, count: int) -> pa.Table:
+    ids = range(first, first + count)
+    return pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "region": pa.array([None if n % 11 == 0 else f"r{n % 3}" for n in ids]),
+            "at": pa.array([n * 1_000_000 for n in ids], pa.timestamp("us", "UTC")),
+        },
+        schema=pa.schema(
+            [
+                pa.field("id", pa.int64(), nullable=False),
+                ("region", pa.string()),
+                ("at", pa.timestamp("us", "UTC")),
+            ]
+        ),
+    )
+
+
+def reading(session: Any, options: dict[str, str], **more: str) -> Any:
+    return session.read.format("ags1-iceberg").options(**options, **more).load("db.t")
+
+
+def ids(frame: Any) -> list[int]:
+    return sorted(row.id for row in frame.select("id").collect())
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_deletes_filters_columns_and_snapshots(
+    iceberg: Any, catalog: Any, options: dict[str, str], file_format: str
+) -> None:
+    table = table_of(catalog, file_format)
+    table.append(some_rows(0, 100))
+    first = table.current_snapshot().snapshot_id
+    table.append(some_rows(100, 100))
+    table.delete("id in (5, 150)")
+    table.manage_snapshots().create_tag(first, "early").commit()
+    with table.update_schema() as update:
+        update.add_column("extra", StringType())
+
+    frame = reading(iceberg, options, partSize="1k")
+
+    left = [n for n in range(200) if n not in (5, 150)]
+    assert frame.columns == ["id", "region", "at", "extra"]
+    assert frame.rdd.getNumPartitions() == 2
+    assert ids(frame) == left
+    filtered = reading(iceberg, options, filter="region = 'r1' and id < 120", columns="id,at")
+    assert filtered.columns == ["id", "at"]
+    assert ids(filtered) == [n for n in left if n % 3 == 1 and n % 11 and n < 120]
+    assert filtered.where("id = 1").collect()[0]["at"].second == 1
+    old = reading(iceberg, options, **{"snapshot-id": str(first)})
+    assert old.columns == ["id", "region", "at"]
+    assert ids(old) == list(range(100))
+    assert ids(reading(iceberg, options, branch="early")) == list(range(100))
+    assert ids(reading(iceberg, options, filter="id = 150")) == []
+
+
+def test_a_table_without_a_snapshot_has_no_rows(
+    iceberg: Any, catalog: Any, options: dict[str, str]
+) -> None:
+    table_of(catalog)
+
+    assert ids(reading(iceberg, options)) == []
+
+
+def test_what_travels_has_no_key_in_it(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog)
+    table.append(some_rows(0, 100))
+    table.delete("id = 7")
+    given = {**options, "path": "db.t"}
+    tasks = scan_of(table, given).plan_files()
+    keys = [f.key for task in tasks for f in (task.file, *task.delete_files)]
+    reader = TableReader(given, spark_schema(some_rows(0, 1).schema))
+
+    sent = pickle.dumps((reader, reader.partitions()))
+
+    assert len(keys) == 2
+    for km in keys:
+        assert km.encryption_key not in sent
+        assert km.encryption_key.hex().encode() not in sent
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_spark_appends_and_overwrites_in_one_snapshot(
+    iceberg: Any, catalog: Any, options: dict[str, str], file_format: str
+) -> None:
+    spec = PartitionSpec(
+        PartitionField(2, 1000, IdentityTransform(), "region"),
+        PartitionField(1, 1001, BucketTransform(2), "bucket"),
+    )
+    table = table_of(catalog, file_format, spec)
+    table.append(some_rows(0, 10))
+
+    def write(first: int, count: int, mode: str, **more: str) -> None:
+        frame = iceberg.range(first, first + count, 1, 3).selectExpr(
+            "id", "concat('r', id % 3) as region", "timestamp_seconds(id) as at"
+        )
+        writer = frame.write.format("ags1-iceberg").options(**options, **more)
+        writer.mode(mode).save("db.t")
+
+    write(10, 50, "append")
+    table.refresh()
+    rows = table.scan().to_arrow().sort_by("id")
+    assert rows["id"].to_pylist() == list(range(60))
+    assert rows["at"].to_pylist()[59].timestamp() == 59
+    assert table.current_snapshot().summary["added-records"] == "50"
+    assert len(table.snapshots()) == 2
+    assert all(task.file.is_encrypted for task in table.scan().plan_files())
+    keys = [task.file.key.encryption_key for task in table.scan().plan_files()]
+    assert len(set(keys)) == len(keys)
+
+    write(100, 5, "overwrite", **{"overwrite-filter": "id >= 5"})
+    table.refresh()
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == [*range(5), *range(100, 105)]
+    assert len(table.snapshots()) == 3
+
+    write(200, 4, "overwrite")
+    assert ids(reading(iceberg, options)) == [200, 201, 202, 203]
+
+    write(300, 1, "append", branch="work")
+    assert ids(reading(iceberg, options)) == [200, 201, 202, 203]
+    assert ids(reading(iceberg, options, branch="work")) == [200, 201, 202, 203, 300]
+
+
+def stored_files(tmp_path: Path) -> set[str]:
+    return {str(path) for path in (tmp_path / "warehouse").rglob("*") if path.is_file()}
+
+
+def test_a_job_that_fails_leaves_nothing(
+    iceberg: Any, catalog: Any, options: dict[str, str], tmp_path: Path
+) -> None:
+    table = table_of(catalog)
+    table.append(some_rows(0, 10))
+    before = stored_files(tmp_path)
+    frame = iceberg.range(0, 1000, 1, 2).selectExpr(
+        "coalesce(if(id = 900, cast(raise_error('boom') as long), id), 0) as id", "'r' as region"
+    )
+
+    with pytest.raises(Exception, match="boom"):
+        frame.write.format("ags1-iceberg").options(**options).mode("append").save("db.t")
+
+    assert stored_files(tmp_path) == before
+    assert len(table.refresh().snapshots()) == 1
+
+
+def test_a_commit_that_fails_leaves_nothing(
+    iceberg: Any, catalog: Any, options: dict[str, str], tmp_path: Path
+) -> None:
+    table = table_of(catalog)
+    table.append(some_rows(0, 10))
+    before = stored_files(tmp_path)
+    frame = iceberg.range(10).selectExpr("id", "'r' as region", "timestamp_seconds(id) as at")
+
+    writer = frame.write.format("ags1-iceberg").options(**options).mode("overwrite")
+    with pytest.raises(Exception, match="nothing_there"):
+        writer.option("overwrite-filter", "nothing_there = 1").save("db.t")
+
+    assert stored_files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("id, 1 as region", "region"),
+        ("cast(id as string) as id", "id"),
+        ("id, 2 as other", "other"),
+        ("'r' as region", "id"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(
+    iceberg: Any, catalog: Any, options: dict[str, str], columns: str, message: str
+) -> None:
+    table_of(catalog)
+    frame = iceberg.range(3).selectExpr(*columns.split(", "))
+
+    with pytest.raises(Exception, match=message):
+        frame.write.format("ags1-iceberg").options(**options).mode("append").save("db.t")
+
+
+def test_a_damaged_file_and_a_missing_key_fail_the_job(
+    iceberg: Any, catalog: Any, options: dict[str, str], keyring: Path
+) -> None:
+    table = table_of(catalog, "avro")
+    table.append(some_rows(0, 1000))
+    path = Path(table.scan().plan_files()[0].file.file_path.removeprefix("file://"))
+    data = bytearray(path.read_bytes())
+    data[500] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Exception, match="AuthenticationError"):
+        reading(iceberg, options).collect()
+
+    with pytest.raises(Exception, match=r"'default'.*other|'other'.*default"):
+        reading(iceberg, options, key="other").collect()
+    shutil.copy(keyring, f"{keyring}.kept")
+    keyring.unlink()
+    with pytest.raises(Exception, match="keyring"):
+        reading(iceberg, options).collect()
+
+
+def test_secrets_are_no_options(iceberg: Any, catalog: Any, options: dict[str, str]) -> None:
+    table_of(catalog)
+
+    with pytest.raises(Exception, match="would send a secret") as caught:
+        reading(iceberg, options, **{"catalog.s3.secret-access-key": "sesame"}).collect()
+
+    assert "sesame" not in str(caught.value)

@@ -1,0 +1,656 @@
+"""Jobs over many files: what arrives, what a failure or a kill leaves, and how they go on."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import os
+import pickle
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pytest
+
+import ags1
+from ags1.cli import app
+from ags1.cli.failures import Exit
+from ags1.errors import KmsUnavailableError
+from ags1.keys import Keychain, Sidecar
+from ags1.kms import LocalKms
+from ags1.spark import jobs, planning, publishing, work
+from ags1.spark.keys import FileKeys, KmsConfig
+from ags1.spark.ledger import ENCRYPT, Ledger, Row, write_rows
+from ags1.spark.running import TaskFailedError
+from ags1.spark.work import Encrypting, Result
+
+MIB = 1 << 20
+
+Run = Callable[..., jobs.Summary]
+
+
+class Folders:
+    """The folders of a test, and the jobs between them."""
+
+    def __init__(self, root: Path, spark: Any, kms: KmsConfig) -> None:
+        self.source, self.target = root / "in", root / "sealed"
+        self.back, self.ledger = root / "back", root / "ledger"
+        self.source.mkdir()
+        self.spark, self.kms = spark, kms
+
+    def write(self, **sizes: int) -> None:
+        for name, size in sizes.items():
+            path = self.source / name.replace("_", "/")
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(os.urandom(size))
+
+    def encrypt(self, source: Any = None, **more: Any) -> jobs.Summary:
+        more = {
+            "ledger": self.ledger,
+            "kms": self.kms,
+            "key_id": "default",
+            "durable": False,
+        } | more
+        return jobs.encrypt_files(self.spark, source or self.source, self.target, **more)
+
+    def decrypt(self, source: Any = None, **more: Any) -> jobs.Summary:
+        more = {"ledger": self.ledger, "kms": self.kms, "durable": False} | more
+        return jobs.decrypt_files(self.spark, source, self.back, **more)
+
+    def verify(self, source: Any = None) -> jobs.Summary:
+        return jobs.verify_files(self.spark, source, ledger=self.ledger, kms=self.kms)
+
+    def rows(self) -> list[Row]:
+        with Ledger(str(self.ledger), writing=False) as ledger:
+            return ledger.rows()
+
+    def done(self) -> dict[str, Row]:
+        """Return the encrypted files' rows by their relative paths."""
+        with Ledger(str(self.ledger), writing=False) as ledger:
+            return {row.relative_path: row for row in ledger.done(ENCRYPT).values()}
+
+    def check(self) -> None:
+        """See that ledger, targets and sources agree, no key served twice, nothing is left."""
+        keys = FileKeys.for_opening(self.kms)
+        opened = {name: keys.unwrap(row.key_metadata or "") for name, row in self.done().items()}
+        assert contents(self.target).keys() == {name + ".ags1" for name in opened}
+        for name, km in opened.items():
+            sealed = (self.target / (name + ".ags1")).read_bytes()
+            assert ags1.decrypt(sealed, km) == (self.source / name).read_bytes()
+        used = [
+            keys.unwrap(row.key_metadata).encryption_key for row in self.rows() if row.key_metadata
+        ]
+        assert len(set(used)) == len(used)
+        assert left(self.target) == []
+        assert not list(self.ledger.glob("_[pj]*"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(".ags1-")
+    }
+
+
+def left(folder: Path) -> list[Path]:
+    return list(folder.rglob(".ags1-*"))
+
+
+@pytest.fixture
+def folders(tmp_path: Path, spark: Any, kms: KmsConfig) -> Folders:
+    return Folders(tmp_path, spark, kms)
+
+
+@pytest.fixture
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have files of more than 3 MiB cut, and tasks of a few small files."""
+    monkeypatch.setattr(planning, "MIN_TASK_COST", 2 * MIB)
+
+
+@pytest.mark.usefixtures("small_tasks")
+def test_a_tree_comes_back(folders: Folders) -> None:
+    folders.write(a_empty=0, a_small=1000, a_block=MIB, b_more=2 * MIB + 1, b_cut=9 * MIB + 5)
+    (folders.source / "b" / "cut").chmod(0o640)
+    (folders.source / "a").chmod(0o750)
+    done = folders.encrypt(durable=True)
+    assert (done.done, done.failed, done.skipped, done.unchanged) == (5, 0, 0, 0)
+    assert done.size == sum(map(len, contents(folders.source).values()))
+    folders.check()
+    assert (folders.target / "b" / "cut.ags1").stat().st_mode & 0o777 == 0o640
+    assert (folders.target / "a").stat().st_mode & 0o777 == 0o750
+    assert folders.verify().done == 5
+    assert folders.decrypt(durable=True).done == 5
+    assert contents(folders.back) == contents(folders.source)
+    assert left(folders.back) == []
+    again = folders.decrypt()
+    assert (again.done, again.unchanged) == (0, 5)
+
+
+def test_the_ledger_holds_sidecars(folders: Folders, keyring: Path) -> None:
+    folders.write(a=1000)
+    folders.encrypt()
+    [row] = folders.rows()
+    assert row.key_metadata is not None
+    sidecar = folders.target / "a.ags1.keys"
+    sidecar.write_text(row.key_metadata)
+    km = Keychain(LocalKms(str(keyring))).open(str(sidecar), row.target)
+    assert ags1.decrypt(Path(row.target).read_bytes(), km) == (folders.source / "a").read_bytes()
+    assert row.master_key_id == "default"
+    assert row.key_id == json.loads(row.key_metadata)["key-id"]
+    assert row.target_size == Path(row.target).stat().st_size
+
+
+def test_moved_files_are_found_by_their_relative_paths(folders: Folders, tmp_path: Path) -> None:
+    folders.write(a_x=10, b=20)
+    folders.encrypt()
+    folders.target.rename(tmp_path / "moved")
+    assert folders.decrypt(tmp_path / "moved").done == 2
+    assert contents(folders.back) == contents(folders.source)
+
+
+class TestGoingOn:
+    def test_what_is_done_is_left_alone(self, folders: Folders) -> None:
+        folders.write(a=1000, b=2000)
+        folders.encrypt()
+        before = {path: path.stat().st_ino for path in folders.target.iterdir()}
+        folders.write(c=10)
+        again = folders.encrypt()
+        assert (again.done, again.unchanged) == (1, 2)
+        assert before.items() <= {p: p.stat().st_ino for p in folders.target.iterdir()}.items()
+        folders.check()
+
+    @pytest.mark.parametrize("size", [1000, 1001])
+    def test_a_changed_source_gets_a_new_key(self, folders: Folders, size: int) -> None:
+        folders.write(a=1000)
+        folders.encrypt()
+        before = folders.done()["a"]
+        folders.write(a=size)
+        assert folders.encrypt().done == 1
+        assert folders.done()["a"].key_id != before.key_id
+        folders.check()
+
+    @pytest.mark.parametrize("spoil", [os.unlink, lambda path: os.truncate(path, 5)])
+    def test_a_target_that_is_not_as_it_was(
+        self, folders: Folders, spoil: Callable[[Path], None]
+    ) -> None:
+        folders.write(a=1000, b=1000)
+        folders.encrypt()
+        spoil(folders.target / "a.ags1")
+        again = folders.encrypt()
+        assert (again.done, again.unchanged) == (1, 1)
+        folders.check()
+
+
+class TestFailures:
+    def test_somebody_elses_target(self, folders: Folders) -> None:
+        folders.write(a=1000, b=1000)
+        folders.target.mkdir()
+        (folders.target / "a.ags1").write_bytes(b"mine")
+        done = folders.encrypt()
+        assert (done.done, done.failed) == (1, 1)
+        assert done.failures[0].kind == "FileExistsError"
+        assert (folders.target / "a.ags1").read_bytes() == b"mine"
+        assert {row.status for row in folders.rows()} == {"done", "failed"}
+        again = folders.encrypt(overwrite=True)
+        assert (again.done, again.unchanged) == (1, 1)
+        folders.check()
+
+    def test_two_sources_of_one_target(self, folders: Folders) -> None:
+        folders.write(a_x=1000, b_x=1000)
+        done = folders.encrypt([folders.source / "a", folders.source / "b"])
+        assert (done.done, done.failed) == (1, 1)
+        assert "same target" in done.failures[0].message
+
+    def test_a_missing_source(self, folders: Folders) -> None:
+        folders.write(a=1000)
+        done = folders.encrypt([folders.source / "a", folders.source / "none"])
+        assert (done.done, done.failed) == (1, 1)
+        assert [row.error_kind for row in folders.rows() if row.error] == ["FileNotFoundError"]
+
+    def test_a_ledger_leads_nowhere_else(self, folders: Folders) -> None:
+        folders.write(a=1000, b=1000)
+        folders.encrypt()
+        [batch] = folders.ledger.glob("batch-*")
+        rows = folders.rows()
+        rows[0] = rows[0]._replace(relative_path="../a")
+        batch.unlink()
+        write_rows(str(batch), rows, durable=False)
+        done = folders.decrypt()
+        assert (done.done, done.failed) == (1, 1)
+        assert contents(folders.back).keys() == {"b"}
+        assert not (folders.back.parent / "a").exists()
+
+    @pytest.mark.parametrize("size", [100, 3 * MIB])
+    def test_what_is_encrypted_already_is_passed_over(self, folders: Folders, size: int) -> None:
+        folders.write(a=size)
+        (folders.source / "b").write_bytes(ags1.encrypt(bytes(size)).data)
+        done = folders.encrypt()
+        assert (done.done, done.skipped, done.failed) == (1, 1, 0)
+        assert not (folders.target / "b.ags1").exists()
+
+    @pytest.mark.usefixtures("small_tasks")
+    def test_one_corrupted_file_among_many(self, folders: Folders) -> None:
+        folders.write(**{f"f{number}": 1000 for number in range(50)}, big=8 * MIB)
+        folders.encrypt()
+        for name in ("f7", "big"):
+            path = folders.target / f"{name}.ags1"
+            sealed = bytearray(path.read_bytes())
+            sealed[-100] ^= 1
+            path.write_bytes(sealed)
+        (folders.target / "f8.ags1").write_bytes(b"AGS1")
+        os.unlink(folders.target / "f9.ags1")
+        kinds = {
+            "f7": "AuthenticationError",
+            "big": "AuthenticationError",
+            "f8": "TruncatedError",
+            "f9": "FileNotFoundError",
+        }
+        for done in (folders.verify(), folders.decrypt()):
+            assert (done.done, done.failed) == (47, 4)
+            found = {Path(f.path).name.removesuffix(".ags1"): f.kind for f in done.failures}
+            assert found == kinds
+        expected = {n: d for n, d in contents(folders.source).items() if n not in kinds}
+        assert contents(folders.back) == expected
+        assert left(folders.back) == []
+
+    def test_a_file_that_the_ledger_does_not_know(self, folders: Folders) -> None:
+        folders.write(a=10)
+        folders.encrypt()
+        (folders.target / "b.ags1").write_bytes(b"x")
+        done = folders.verify(folders.target)
+        assert (done.done, [failure.kind for failure in done.failures]) == (1, ["KeyMetadataError"])
+
+    def test_a_ledger_that_is_not_there(self, folders: Folders) -> None:
+        for run in (folders.verify, folders.decrypt):
+            with pytest.raises(FileNotFoundError):
+                run()
+        assert not folders.ledger.exists()
+
+    def test_a_master_key_that_is_not_accepted(self, folders: Folders) -> None:
+        folders.write(a=10)
+        folders.encrypt()
+        done = folders.decrypt(key_ids=["other"])
+        assert [failure.kind for failure in done.failures] == ["KeyMetadataError"]
+
+
+class Killed(Encrypting):
+    """Kills the worker process in the middle of a piece, once."""
+
+    def piece(self, piece: planning.Piece, attempt: str) -> Result:
+        marker = Path(piece.source).parent.parent / f"killed-{piece.first_block}"
+        if Path(piece.source).name != "victim" or marker.exists():
+            return super().piece(piece, attempt)
+        if piece.first_block > 2:
+            return super().piece(piece, attempt)
+        work._check_unchanged = lambda *_: [  # type: ignore[assignment]
+            marker.touch(),
+            os.kill(os.getpid(), signal.SIGKILL),
+        ]
+        return super().piece(piece, attempt)
+
+
+class Unusable(Encrypting):
+    """Finds the KMS out of reach."""
+
+    def piece(self, piece: planning.Piece, attempt: str) -> Result:
+        raise KmsUnavailableError("no answer from the KMS")
+
+
+class Broken(Encrypting):
+    """Fails as no file may make a task fail, for one file."""
+
+    def piece(self, piece: planning.Piece, attempt: str) -> Result:
+        if Path(piece.source).name == "victim":
+            raise RuntimeError("a mistake")
+        return super().piece(piece, attempt)
+
+
+class Changing(Encrypting):
+    """Lets the source change between planning and working."""
+
+    def piece(self, piece: planning.Piece, attempt: str) -> Result:
+        if piece.first_block:
+            os.utime(piece.source)
+        return super().piece(piece, attempt)
+
+
+class TestRetries:
+    def test_a_worker_that_is_killed(
+        self, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs, "Encrypting", Killed)
+        folders.write(a=1000, victim=3 * MIB, z=1000)
+        assert folders.encrypt().done == 3
+        assert (folders.source.parent / "killed-0").exists()
+        folders.check()
+
+    @pytest.mark.usefixtures("small_tasks")
+    def test_a_worker_that_is_killed_in_a_range(
+        self, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs, "Encrypting", Killed)
+        copied = []
+        assembled = jobs.Job._assembled
+        monkeypatch.setattr(
+            jobs.Job,
+            "_assembled",
+            lambda self, *given: copied.append(given) or assembled(self, *given),
+        )
+        folders.write(a=1000, victim=11 * MIB + 7)
+        assert folders.encrypt(durable=True).done == 2
+        assert len(copied) == 1
+        assert len(list(folders.source.parent.glob("killed-*"))) >= 1
+        folders.check()
+
+    @pytest.mark.usefixtures("small_tasks")
+    def test_a_source_that_changes_under_one_key(
+        self, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs, "Encrypting", Changing)
+        folders.write(a=9 * MIB, b=10)
+        done = folders.encrypt()
+        assert (done.done, [failure.message for failure in done.failures]) == (1, [work.CHANGED])
+        folders.check()
+        monkeypatch.undo()
+        monkeypatch.setattr(planning, "MIN_TASK_COST", 2 * MIB)
+        assert folders.encrypt().done == 1
+        folders.check()
+
+    def test_a_file_that_always_fails_its_task(
+        self, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs, "Encrypting", Broken)
+        folders.write(a=1000, b=1000, victim=1000, z=1000)
+        done = folders.encrypt()
+        assert done.done == 3
+        [failure] = done.failures
+        assert (Path(failure.path).name, failure.message) == ("victim", "RuntimeError: a mistake")
+        folders.check()
+        monkeypatch.undo()
+        assert folders.encrypt().done == 1
+        folders.check()
+
+    def test_tasks_that_all_fail_end_the_job(
+        self, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs, "Encrypting", Broken)
+        for number in range(40):
+            folders.write(**{f"d{number}_victim": 10})
+        with pytest.raises(TaskFailedError, match="a mistake"):
+            folders.encrypt()
+        assert contents(folders.target) == {}
+        folders.check()
+
+    def test_a_kms_out_of_reach_ends_the_job(
+        self, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs, "Encrypting", Unusable)
+        folders.write(a=1000)
+        with pytest.raises(KmsUnavailableError, match="no answer"):
+            folders.encrypt()
+        monkeypatch.undo()
+        assert folders.encrypt().done == 1
+        folders.check()
+
+
+_KILLED_DRIVER = """
+import os, signal, sys
+from pyspark.sql import SparkSession
+from ags1.spark import jobs, planning, publishing
+from ags1.spark.keys import KmsConfig
+
+source, target, ledger, keyring, wanted = sys.argv[1:]
+planning.MIN_TASK_COST = 2 << 20
+planning._WAVE_TASKS_PER_CORE = 1
+builder = SparkSession.builder.master("local[2]")
+for name in ("spark.driver.host", "spark.driver.bindAddress"):
+    builder = builder.config(name, "127.0.0.1")
+spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+publish, published = publishing.publish, 0
+
+def killing(*arguments, **more):
+    global published
+    if published == int(wanted):
+        os.kill(os.getpid(), signal.SIGKILL)
+    published += 1
+    publish(*arguments, **more)
+
+publishing.publish = killing
+kms = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": keyring})
+jobs.encrypt_files(spark, source, target, ledger=ledger, kms=kms, key_id="default")
+"""
+
+
+@pytest.mark.parametrize("published", [0, 11])
+def test_a_driver_that_is_killed(
+    folders: Folders, keyring: Path, run_python: Any, published: int
+) -> None:
+    folders.write(**{f"f{number}": 100_000 for number in range(40)}, big=7 * MIB)
+    where = (folders.source, folders.target, folders.ledger, keyring, published)
+    done = run_python(_KILLED_DRIVER, *where, check=False, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(contents(folders.target)) == published
+    # Before anything goes on: what has its name has its key.
+    with Ledger(str(folders.ledger), writing=False) as ledger:
+        known = {row.target for row in ledger.rows(pending=True)}
+    assert {row + ".ags1" for row in folders.done()} <= contents(folders.target).keys()
+    assert {str(folders.target / name) for name in contents(folders.target)} <= known
+    assert folders.verify(folders.target).done == published
+    again = folders.encrypt()
+    assert again.failed == 0
+    assert again.unchanged >= published
+    assert again.done + again.unchanged == 41
+    folders.check()
+
+
+def test_an_interrupt_between_key_and_name(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older target of the same size does not pass for the new one."""
+    folders.write(a=1000)
+    folders.encrypt()
+    folders.write(a=1000)
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(publishing, "publish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        folders.encrypt()
+    monkeypatch.undo()
+    assert folders.encrypt().unchanged == 1
+    folders.check()
+
+
+@pytest.mark.usefixtures("small_tasks")
+def test_the_plaintexts_hmacs(folders: Folders) -> None:
+    folders.write(empty=0, small=1000, whole=2 * MIB + 5, cut=9 * MIB + 5)
+    (folders.source / "equal").write_bytes((folders.source / "small").read_bytes())
+    assert folders.encrypt().done == 5
+    assert all(row.plaintext_hmac is None for row in folders.rows())
+    assert folders.encrypt(folders.source / "equal", overwrite=True).unchanged == 1
+    shutil.rmtree(folders.target)
+    assert folders.encrypt(plaintext_hmac=True).done == 5
+    rows = folders.done()
+    for name, row in rows.items():
+        assert row.key_metadata is not None
+        kek = Sidecar.from_bytes(row.key_metadata.encode()).kek_entries[0]
+        key = FileKeys(folders.kms, kek).hmac_key()
+        plaintext = (folders.source / name).read_bytes()
+        assert row.plaintext_hmac == hmac.digest(key, plaintext, "sha256")
+    assert rows["equal"].plaintext_hmac == rows["small"].plaintext_hmac
+    folders.write(more=1)
+    (folders.source / "more").write_bytes((folders.source / "small").read_bytes())
+    folders.encrypt(plaintext_hmac=True)  # under another run's KEK
+    assert folders.done()["more"].plaintext_hmac != rows["small"].plaintext_hmac
+    folders.check()
+
+
+class TestRewrapping:
+    def test_under_another_master_key(self, folders: Folders, keyring: Path) -> None:
+        folders.write(a=1000, b=2000)
+        folders.encrypt()
+        folders.write(c=10)
+        folders.encrypt()
+        before = folders.rows()
+        where = {"ledger": folders.ledger, "kms": folders.kms}
+        for _ in range(2):
+            done = jobs.rewrap_ledger(folders.spark, **where, to_key_id="other")
+            assert (done.done, done.failed) == (3, 0)
+            folders.check()
+        after = folders.rows()
+        assert [row.key_id for row in after] == [row.key_id for row in before]
+        assert {row.master_key_id for row in after} == {"other"}
+        assert folders.decrypt(key_ids=["other"]).done == 3
+        assert folders.encrypt().unchanged == 3
+
+    def test_in_another_keyring(self, folders: Folders, tmp_path: Path, keyring: Path) -> None:
+        folders.write(a=1000)
+        folders.encrypt()
+        path = str(tmp_path / "k2.json")
+        LocalKms(path).create_key("default")
+        to_kms = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": path})
+        where = {"ledger": folders.ledger, "kms": folders.kms}
+        for _ in range(2):  # the second one finds it done
+            done = jobs.rewrap_ledger(folders.spark, **where, to_key_id="default", to_kms=to_kms)
+            assert (done.done, done.failed) == (1, 0)
+        assert folders.verify().failed == 1
+        folders.kms = to_kms
+        assert folders.verify().done == 1
+
+    def test_a_key_that_does_not_open_is_told_and_stays(self, folders: Folders) -> None:
+        folders.write(a=1000, b=1000)
+        folders.encrypt()
+        [batch] = folders.ledger.glob("batch-*")
+        rows = folders.rows()
+        document = json.loads(rows[0].key_metadata or "")
+        wrapped = document["encryption-keys"][1]
+        text = wrapped["encrypted-key-metadata"]
+        wrapped["encrypted-key-metadata"] = ("A" if text[0] != "A" else "B") + text[1:]
+        rows[0] = rows[0]._replace(key_metadata=json.dumps(document))
+        batch.unlink()
+        write_rows(str(batch), rows, durable=False)
+        done = jobs.rewrap_ledger(
+            folders.spark, ledger=folders.ledger, kms=folders.kms, to_key_id="other"
+        )
+        assert (done.done, [failure.kind for failure in done.failures]) == (
+            1,
+            ["AuthenticationError"],
+        )
+        assert [row.master_key_id for row in folders.rows()] == ["default", "other"]
+
+
+def test_paths_in_a_data_frame(folders: Folders) -> None:
+    folders.write(a=1000, b=2000, c=3000)
+    frame = folders.spark.createDataFrame(
+        [(str(folders.source / name), number) for number, name in enumerate("ab")], ["path", "n"]
+    )
+    assert folders.encrypt(frame).done == 2
+    assert contents(folders.target).keys() == {"a.ags1", "b.ags1"}
+
+
+def test_progress_is_told(folders: Folders) -> None:
+    folders.write(a=3 * MIB, b=1000)
+    told: list[tuple[int, int]] = []
+    folders.encrypt(progress=lambda done, total: told.append((done, total)))
+    total = 3 * MIB + 1000
+    assert told[0] == (0, total)
+    assert told[-1] == (total, total)
+    assert told == sorted(told)
+
+
+def test_target_and_ledger_in_the_source_folder(folders: Folders) -> None:
+    folders.write(a=1000)
+    folders.target, folders.ledger = folders.source / "sealed", folders.source / "ledger"
+    assert folders.encrypt().done == 1
+    again = folders.encrypt()
+    assert (again.done, again.unchanged, again.failed) == (0, 1, 0)
+
+
+def test_no_key_travels(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes to the executors, comes back or is logged holds no key that opens a file."""
+    sent: list[bytes] = []
+    run_wave = jobs.Job._run_wave
+
+    def spying(self: Any, wave: Any, task_work: Any, tag: str) -> Any:
+        sent.append(pickle.dumps((wave, task_work.keys)))
+        results = run_wave(self, wave, task_work, tag)
+        sent.append(pickle.dumps(results))
+        return results
+
+    monkeypatch.setattr(jobs.Job, "_run_wave", spying)
+    monkeypatch.setattr(planning, "MIN_TASK_COST", 2 * MIB)
+    folders.write(a=1000, b=9 * MIB)
+    folders.encrypt()
+    folders.decrypt()
+    keys = FileKeys.for_opening(folders.kms)
+    assert len(sent) == 4
+    for row in folders.done().values():
+        key = keys.unwrap(row.key_metadata or "").encryption_key
+        assert row.key_metadata
+        assert any(row.key_metadata.encode() in data for data in sent)
+        logs = Path(urlparse(folders.spark.conf.get("spark.eventLog.dir")).path)
+        stored = [path for folder in (folders.ledger, logs) for path in folder.iterdir()]
+        assert any(b"SparkListenerTaskEnd" in path.read_bytes() for path in stored)
+        for data in [*sent, *(path.read_bytes() for path in stored)]:
+            for form in (key, key.hex().encode(), base64.b64encode(key)):
+                assert form not in data
+
+
+class TestCommands:
+    """``ags1 spark …``, in the session that there is."""
+
+    @pytest.fixture
+    def run(self, folders: Folders, keyring: Path, capfd: pytest.CaptureFixture[str]) -> Any:
+        def run(command: str, *arguments: object) -> tuple[int, list[dict[str, Any]], str]:
+            where = ["--ledger", folders.ledger, "--keyring", keyring, "--json"]
+            with pytest.raises(SystemExit) as ended:
+                app(["spark", command, *map(str, [*arguments, *where])])
+            out, err = capfd.readouterr()
+            code = ended.value.code
+            assert isinstance(code, int)
+            return code, [json.loads(line) for line in out.splitlines()], err
+
+        return run
+
+    def test_all_of_them(self, folders: Folders, run: Any) -> None:
+        folders.write(a_x=1000, b=2000)
+        code, [summary], _ = run("encrypt", folders.source, folders.target, "--hmac")
+        assert (code, summary["ok"], summary["done"], summary["size"]) == (0, True, 2, 3000)
+        folders.check()
+        assert all(row.plaintext_hmac for row in folders.rows())
+        code, [summary], _ = run("encrypt", folders.source, folders.target, "--no-fsync")
+        assert (code, summary["unchanged"]) == (0, 2)
+        assert run("verify")[0] == 0
+        assert run("rewrap", "--to-key", "other")[0] == 0
+        assert run("decrypt", folders.target, folders.back, "--key", "other")[0] == 0
+        assert contents(folders.back) == contents(folders.source)
+
+    def test_the_first_failure_is_the_exit_status(self, folders: Folders, run: Any) -> None:
+        folders.write(a=1000, b=2000)
+        run("encrypt", folders.source, folders.target)
+        sealed = folders.target / "b.ags1"
+        sealed.write_bytes(sealed.read_bytes()[:-1] + b"?")
+        code, [failed, summary], err = run("verify")
+        assert code == failed["error"]["exit_code"] == Exit.AUTHENTICATION
+        assert failed["file"] == str(sealed)
+        assert (summary["ok"], summary["done"], summary["failed"]) == (False, 1, 1)
+        assert err.count(str(sealed)) == 1
+
+    def test_wrong_usage(self, folders: Folders, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        folders.write(a=1)
+        code, _, err = run("encrypt", folders.source, folders.target, "--kms", "aws")
+        assert (code, "--key" in err) == (Exit.USAGE, True)
+        assert run("rewrap", "--to-kms", "vault")[0] == Exit.USAGE
+        code, _, err = run("verify")
+        assert (code, str(folders.ledger) in err) == (Exit.IO, True)
+        monkeypatch.setenv("AGS1_KMS_TYPE", "local")
+        monkeypatch.setenv("AGS1_KMS_KMS__LOCAL__PASSPHRASE", "marker")
+        code, _, err = run("encrypt", folders.source, folders.target)
+        assert (code, "marker" in err) == (Exit.KEYS, False)
+        assert not folders.target.exists()

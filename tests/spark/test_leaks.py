@@ -1,0 +1,134 @@
+"""No key is in anything that Spark shows or stores of a job: event log, REST API, plans, logs,
+exceptions, temporary files, and what was sent to tasks."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import ags1
+from ags1 import KeyMetadata
+from ags1.iceberg import load_catalog
+from ags1.keys import Keychain, read_sidecar, write_sidecar
+from ags1.keys.envelope import KeyEncryptionKey
+from ags1.kms import LocalKms
+
+pytestmark = pytest.mark.spark
+
+
+def spellings(key: bytes) -> list[bytes]:
+    """The ways in which a key may stand in a text or a dump."""
+    texts = [key.hex(), key.hex().upper(), repr(key)[2:-1], str(list(key))[1:-1]]
+    # Of base64 that has other bytes before it, whatever their number.
+    for shift in range(3):
+        encoded = base64.b64encode(bytes(shift) + key).decode()
+        texts.append(encoded[4 if shift else 0 : len(encoded) // 4 * 4 - 4])
+    return [key, *(text.encode() for text in texts)]
+
+
+def found_in(folder: Path, keys: list[bytes]) -> list[tuple[str, int]]:
+    wanted = [spelling for key in keys for spelling in spellings(key)]
+    found = []
+    for path in folder.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            found += [(str(path), n) for n, spelling in enumerate(wanted) if spelling in data]
+    return found
+
+
+def kek_bytes(kek: KeyEncryptionKey) -> bytes:
+    return bytes(kek._key)
+
+
+def test_no_key_is_shown_or_stored(tmp_path: Path, keyring: Path) -> None:
+    pytest.importorskip("pyspark")
+    if shutil.which("java") is None:
+        pytest.skip("java is not on this machine")
+    kms = LocalKms(str(keyring))
+    keychain = Keychain(kms)
+    keys: list[bytes] = []
+    for name in ("sealed", "damaged"):
+        (tmp_path / name).mkdir()
+        plain = tmp_path / f"{name}.txt"
+        plain.write_bytes(b"".join(b"line %d of %s\n" % (n, name.encode()) for n in range(5000)))
+        target = tmp_path / name / "lines"
+        km = ags1.encrypt_file(plain, target, block_size=4096)
+        write_sidecar(f"{target}.keys", keychain.seal(km))
+        keys.append(km.encryption_key)
+    damaged = bytearray((tmp_path / "damaged" / "lines").read_bytes())
+    damaged[20_000] ^= 1
+    (tmp_path / "damaged" / "lines").write_bytes(damaged)
+    catalog = load_catalog(
+        "leaks",
+        type="sql",
+        uri=f"sqlite:///{tmp_path}/catalog.db",
+        warehouse=f"file://{tmp_path}/warehouse",
+        **{"encryption.kms-type": "local", "kms.local.keyring": str(keyring)},
+    )
+    catalog.create_namespace("db")
+    rows = pa.table({"id": pa.array(range(100), pa.int64()), "s": ["text"] * 100})
+    table = catalog.create_table("db.t", rows.schema, properties={"encryption.key-id": "default"})
+    table.append(rows)
+    table.delete("id = 5")  # type: ignore[attr-defined]
+
+    script = Path(__file__).with_name("leak_job.py")
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), str(keyring)],
+        env=environment,
+        capture_output=True,
+        timeout=800,
+        check=False,
+    )
+
+    shown = tmp_path / "shown"
+    (shown / "stdout").write_bytes(done.stdout)
+    (shown / "stderr").write_bytes(done.stderr)
+    assert done.returncode == 0, done.stderr[-3000:].decode()
+    assert b"AuthenticationError" in (shown / "texts").read_bytes()
+    assert (shown / "api").stat().st_size > 10_000
+    assert sum(path.stat().st_size for path in (shown / "events").rglob("*")) > 10_000
+    keys += keys_of_files(tmp_path, keychain, kms)
+    keys += keys_of_table(catalog.load_table("db.t"))
+    assert len(keys) >= 12
+    assert len(set(keys)) == len(keys)
+    assert found_in(shown, keys) == []
+    # The search finds what there is.
+    (shown / "planted").write_text(f"x{base64.b64encode(b'..' + keys[0] + b'..').decode()}")
+    assert found_in(shown, keys) != []
+
+
+def keys_of_files(folder: Path, keychain: Keychain, kms: LocalKms) -> list[bytes]:
+    """The keys of the files that Spark wrote, and the KEKs of all sidecars."""
+    written = [path for path in (folder / "written").iterdir() if path.suffix != ".keys"]
+    keys = [keychain.open(f"{path}.keys", str(path)).encryption_key for path in written]
+    for path in (folder / "sealed" / "lines", written[0]):
+        for entry in read_sidecar(f"{path}.keys").kek_entries:
+            keys.append(kek_bytes(KeyEncryptionKey.unwrap(kms, entry)))
+    return keys
+
+
+def keys_of_table(table: object) -> list[bytes]:
+    """The keys of a table: its files', its manifests', its manifest lists', its KEKs."""
+    manager = table.files.keys  # type: ignore[attr-defined]
+    found: dict[bytes, None] = {}
+
+    def add(km: KeyMetadata) -> None:
+        found[km.encryption_key] = None
+
+    for snapshot in table.snapshots():  # type: ignore[attr-defined]
+        add(manager.manifest_list_key(snapshot.key_id))
+        for manifest in snapshot.manifests(table.io):  # type: ignore[attr-defined]
+            add(manifest.key)
+            for entry in manifest.fetch_manifest_entry(table.io):  # type: ignore[attr-defined]
+                add(entry.data_file.key)
+    for kek in manager.key_encryption_keys:
+        found[kek_bytes(manager.cache.unwrap(kek, manager.table_key_id))] = None
+    return list(found)
