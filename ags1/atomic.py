@@ -111,7 +111,9 @@ class AtomicFile:
     def __del__(self) -> None:
         # An interrupt may come when the file exists and nobody has hold of this object yet.
         if not self.published:
-            self.discard()
+            # There is nobody to tell of a file that cannot be removed.
+            with contextlib.suppress(OSError):
+                self.discard()
 
     def __enter__(self) -> AtomicFile:
         return self

@@ -578,11 +578,16 @@ def test_tables_that_cannot_be_created(catalog: EncryptedCatalog, tmp_path: Path
         {"format-version": "2"},
         {"encryption.data-key-length": "20"},
         {"write.format.default": "orc"},
+        {"encryption.keyid": "keyA"},
     ):
         with pytest.raises((ValueError, NotImplementedError)):
             create(catalog, **wrong)
     with pytest.raises(KmsError, match="keyX"):
         create(catalog, **{"encryption.key-id": "keyX"})
+    with pytest.raises(ValueError, match="would not be encrypted"):
+        catalog.create_table("db.t", SCHEMA, properties={"encryption.keyid": "keyA"})
+    with pytest.raises(KmsConfigurationError, match="require-encryptd"):
+        load_catalog("x", type="in-memory", **{"encryption.require-encryptd": "true"})
     assert catalog.list_tables("db") == []
     assert stored(catalog) == set()
     create(catalog)

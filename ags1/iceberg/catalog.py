@@ -118,6 +118,16 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
 def catalog_rules(configured: Mapping[str, str]) -> dict[str, Any]:
     """Return the ``key_ids`` and ``require_encrypted`` of a catalog with these properties. Raises
     KmsConfigurationError."""
+    for name in configured:
+        if (
+            name.startswith("encryption.")
+            and not name.startswith("encryption.kms")
+            and name not in (TRUSTED_KEY_IDS, REQUIRE_ENCRYPTED)
+        ):
+            raise KmsConfigurationError(
+                f"no catalog has the property {name!r}; there are {TRUSTED_KEY_IDS!r}, "
+                f"{REQUIRE_ENCRYPTED!r} and those of the KMS, 'encryption.kms…'"
+            )
     key_ids = [part.strip() for part in configured.get(TRUSTED_KEY_IDS, "").split(",")]
     required = configured.get(REQUIRE_ENCRYPTED, "false").lower()
     if required not in ("true", "false"):
@@ -339,9 +349,14 @@ class EncryptedCatalog(Catalog):
 
     def _is_encrypted(self, properties: Properties) -> bool:
         """Whether a table with these properties is to be encrypted. Raises NotEncryptedError when
-        it is not, and should be."""
+        it is not, and should be; ValueError when it has other properties of encryption alone."""
         if properties.get(TABLE_KEY_ID):
             return True
+        misspelt = [name for name in properties if name.startswith("encryption.")]
+        if misspelt:
+            raise ValueError(
+                f"the table would not be encrypted: it has {misspelt[0]!r} and no {TABLE_KEY_ID!r}"
+            )
         if self.require_encrypted:
             raise NotEncryptedError(
                 f"the table would not be encrypted, it has no {TABLE_KEY_ID!r}, and the catalog's "
@@ -367,6 +382,13 @@ class EncryptedCatalog(Catalog):
                 f"{key_id!r} is none of the master keys configured as {TRUSTED_KEY_IDS!r}"
             )
         kms = kms_client(self.kms, key_id)
+        unknown = [
+            name
+            for name in properties
+            if name.startswith("encryption.") and name not in (TABLE_KEY_ID, DATA_KEY_LENGTH)
+        ]
+        if unknown:
+            raise ValueError(f"no table has the property {unknown[0]!r}")
         file_format = properties.get("write.format.default", "parquet")
         if str(file_format).lower() not in ("parquet", "avro"):
             raise ValueError(
@@ -465,9 +487,14 @@ class EncryptedCatalog(Catalog):
         )
         output = table.output()
         self.inner.drop_table(identifier)
-        found.delete(output)
+        failed = found.delete(output)
         logged = [entry.metadata_file for entry in table.metadata.metadata_log]
         output.discard([*home.versions(logged), table.metadata_location])
+        if failed:
+            raise OSError(
+                f"the table is dropped, and {len(failed)} of its files could not be deleted, "
+                f"{failed[0]} for one"
+            )
 
     def migrate_table(
         self,

@@ -406,7 +406,9 @@ class EncryptedTransaction(Transaction):
     def _write_rows(self, rows: Rows, view: TableView | None = None) -> list[FileRecord]:
         self._check_usable()
         if not isinstance(rows, pa.Table | pa.RecordBatchReader):
-            raise ValueError(f"Expected pa.Table or pa.RecordBatchReader, got: {rows}")
+            raise ValueError(
+                f"Expected pa.Table or pa.RecordBatchReader, got {type(rows).__name__}"
+            )
         view = view or self._view
         try:
             return write_rows(
