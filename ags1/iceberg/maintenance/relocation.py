@@ -344,6 +344,7 @@ class _Relocation:
             self._make_plan()
             if not dry_run:
                 metadata_location = self._make()
+            self._tell(final=True)
         except BaseException:
             # The threads first: they may be about to complete a file.
             self._meter.stop()
@@ -355,7 +356,6 @@ class _Relocation:
         finally:
             self._meter.stop()
             self._pool.shutdown(cancel_futures=True)
-        self._tell(final=True)
         return self._result(metadata_location)
 
     def _make(self) -> str:
