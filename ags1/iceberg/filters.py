@@ -38,7 +38,7 @@ from pyiceberg.expressions import (
 from pyiceberg.expressions.literals import AboveMax, BelowMin, FloatLiteral
 from pyiceberg.expressions.visitors import extract_field_ids, rewrite_not, visit
 from pyiceberg.schema import Schema
-from pyiceberg.types import FloatType, IcebergType, NestedField, StructType, UUIDType
+from pyiceberg.types import DoubleType, FloatType, IcebergType, NestedField, StructType, UUIDType
 
 from .pyiceberg_internals import BooleanRewriter, arrow_filter
 
@@ -138,11 +138,23 @@ class RowFilter:
         # Each column by itself and named by its id: names may have dots in them.
         self._flat = arrow_filter(bound, {i: str(i) for i in self.field_ids})
 
-    def for_file(self, file_schema: Schema) -> pc.Expression | None:
+    @property
+    def float_ids(self) -> frozenset[int]:
+        """Those of ``field_ids`` that are columns of float or double."""
+        kinds = ((i, self._schema.find_type(i)) for i in self.field_ids)
+        return frozenset(i for i, kind in kinds if isinstance(kind, FloatType | DoubleType))
+
+    def for_file(
+        self, file_schema: Schema, without_nan: frozenset[int] = frozenset()
+    ) -> pc.Expression | None:
         """Return the filter over a file's own columns, for Arrow to skip what it need not read.
 
-        None where the file lacks a column or has it in another type, which could round a literal.
+        None where the file lacks a column or has it in another type, which could round a literal;
+        or where it may have NaN, but for the columns ``without_nan``: Parquet's statistics leave
+        NaN out, and Arrow concludes from them that all rows match, or none.
         """
+        if not self.float_ids <= without_nan:
+            return None
         names: dict[int, str | tuple[str, ...]] = {}
         paths = dict(_paths(file_schema.fields))
         for field_id in self.field_ids:

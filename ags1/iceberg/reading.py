@@ -105,8 +105,8 @@ class TaskReader:
         # Most files of a table have one schema, and working it out costs more than a small file.
         self._columns: Once[frozenset[int], Schema] = Once(self._table_columns)
         self._shapes: Once[tuple[bytes, frozenset[int]], _Shape] = Once(self._shape)
-        self._file_filters: Once[_Shape, pc.Expression | None] = Once(
-            lambda shape: self._filter and self._filter.for_file(shape.schema)
+        self._file_filters: Once[tuple[_Shape, frozenset[int]], pc.Expression | None] = Once(
+            lambda found: self._filter and self._filter.for_file(found[0].schema, found[1])
         )
 
     def share(self, tasks: int) -> None:
@@ -154,7 +154,7 @@ class TaskReader:
             missing = self._identity_values(file, wanted, shape.schema.field_ids)
             # Positions count rows, so all of them have to come.
             pushable = opened.filters and positions is None and not located
-            pushed = self._file_filters(shape) if pushable else None
+            pushed = self._file_filters((shape, self._without_nan(file))) if pushable else None
             left = self._filter if pushed is None else None
             first = 0
             for batch in opened.read(pushed):
@@ -172,6 +172,12 @@ class TaskReader:
                     rows = rows.kept(self._matching(left, rows))
                 if located or rows.batch.num_rows:
                     yield rows._replace(live=live)
+
+    def _without_nan(self, file: ContentFile) -> frozenset[int]:
+        """Return the filter's columns of floats that have no NaN, as the manifest counts them."""
+        counts = file.nan_value_counts or {}
+        columns = frozenset() if self._filter is None else self._filter.float_ids
+        return frozenset(i for i in columns if counts.get(i) == 0)
 
     def _matching(self, row_filter: RowFilter, rows: _Rows) -> pa.Array:
         schemas = self._filter_schemas

@@ -22,7 +22,7 @@ from pyiceberg.typedef import Identifier
 from ...errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import TABLE_KEY_ID
 from ..findings import Severity
-from ..home import Home
+from ..home import Home, home_of
 from ..metadata import Trust, read_metadata
 from ..table import EncryptedTable
 from ..verify import verify_table
@@ -208,6 +208,7 @@ def move_or_copy(
             "be other tables' too"
         )
     commits = catalog.commits()
+    home = home_of(table)
     result = relocate(
         table,
         new_location,
@@ -229,5 +230,5 @@ def move_or_copy(
     if move:
         old = TableOutput(files.inner, files.location_map)
         commits.repoint(table.base(), result.metadata_location, output)
-        old.discard(list(result.old_files))
+        old.discard([location for location in result.old_files if home.has(location)])
     return result

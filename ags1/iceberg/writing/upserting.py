@@ -6,6 +6,7 @@ Knows nothing of files. The matching is PyIceberg's own (``pyiceberg.table.upser
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysFalse, BooleanExpression, Or
 from pyiceberg.expressions.visitors import bind
 from pyiceberg.io.pyarrow import expression_to_pyarrow
@@ -41,6 +42,11 @@ class Upsert:
             raise ValueError("no columns to join on: name them, or set identifier fields")
         if not (update or insert):
             raise ValueError("an upsert that neither updates nor inserts does nothing")
+        for name in keys:
+            column = df[name]
+            is_float = pa.types.is_floating(column.type)
+            if column.null_count or (is_float and pc.any(pc.is_nan(column)).as_py()):
+                raise ValueError(f"the key {name!r} is null or NaN in a row, which matches no row")
         if upsert_util.has_duplicate_rows(df, keys):
             raise ValueError("two of the rows have one key")
         check_arrow_schema(
