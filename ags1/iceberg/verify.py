@@ -675,9 +675,7 @@ class _Verification:
         """Whether a file has the name of a version of the metadata that the log would know: what a
         commit that failed or was killed has left."""
         version = _version(name)
-        return (
-            version is not None and version >= self._logged_since and name not in self._versions
-        )
+        return version is not None and version >= self._logged_since and name not in self._versions
 
     def _listed(self, folder: str) -> Iterator[str]:
         """Yield what lies in a folder, as far as it can be told."""
