@@ -47,6 +47,7 @@ from ..keys.manager import (
     now_ms,
 )
 from ..layout import DEFAULT_BLOCK_SIZE, MAGIC
+from .byte_meter import ByteMeter
 from .deletes import read_deletion_vector
 from .files import TableFiles
 from .findings import Finding, Findings, Severity, TableVerification, finding_of
@@ -86,10 +87,6 @@ _Snapshots: TypeAlias = "tuple[int, ...]"
 _Stated: TypeAlias = "tuple[Any, ...]"
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-
-class _Stopped(Exception):
-    """The verification ends early; nobody waits for this result."""
 
 
 def verify_table(
@@ -139,24 +136,6 @@ class _Outcome:
     findings: list[Finding] = field(default_factory=list)
 
 
-class _Meter:
-    """Bytes done, counted by all threads; ``add`` ends a thread's work once ``stop`` was called."""
-
-    def __init__(self) -> None:
-        self.done = 0
-        self._lock = threading.Lock()
-        self._stopped = False
-
-    def add(self, size: int) -> None:
-        if self._stopped:
-            raise _Stopped
-        with self._lock:
-            self.done += size
-
-    def stop(self) -> None:
-        self._stopped = True
-
-
 class _Verification:
     def __init__(
         self,
@@ -179,7 +158,7 @@ class _Verification:
         )
         # A file a thread is fastest; but one huge file at a time may take all CPUs.
         self._all_cpus = threading.Lock()
-        self._meter = _Meter()
+        self._meter = ByteMeter()
         self._findings = Findings()
         self._counts = dict.fromkeys(
             (

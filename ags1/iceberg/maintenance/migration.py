@@ -44,11 +44,11 @@ from ..writing.reencryption import FileRewriter
 from ..writing.summary import SummaryBuilder
 from ..writing.updates import apply_updates
 from ..writing.view import MAIN, TableView
+from .expiry import GC_ENABLED
 from .journal import Journal
 from .plain_snapshots import PlainReader, plain_manifests
 from .rewriting import RewritePlan, plan_rewrite, read_snapshot, write_vectors
 
-_GC_ENABLED = "gc.enabled"
 _THREADS = 4
 _LOOKING_THREADS = 16
 # How Parquet, Avro, Puffin and ORC begin in the clear.
@@ -352,9 +352,9 @@ def plaintext_files(
     if before.get("table-uuid") not in (None, after["table-uuid"]):
         raise ValueError("the metadata before and after is of two tables")
     properties = dict(before.get("properties") or {})
-    if properties.get(_GC_ENABLED, "true").lower() != "true":
+    if properties.get(GC_ENABLED, "true").lower() != "true":
         raise ValidationException(
-            f"cannot delete files: {_GC_ENABLED!r} is not true, "
+            f"cannot delete files: {GC_ENABLED!r} is not true, "
             "so the table's files may be other tables' too"
         )
     view = TableView(dict(after), files)

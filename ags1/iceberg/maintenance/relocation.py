@@ -41,6 +41,7 @@ from ...errors import (
 from ...key_metadata import KeyMetadata
 from ...keys.envelope import print_encryption_keys
 from ...keys.manager import EncryptionManager, now_ms
+from ..byte_meter import ByteMeter
 from ..deletes import read_deletion_vector
 from ..files import TableFiles
 from ..findings import Severity
@@ -267,28 +268,6 @@ class _Plan:
         return sum(c.size for c in self.copies.values())
 
 
-class _Stopped(Exception):
-    """The relocation ends early; nobody waits for this result."""
-
-
-class _Meter:
-    """Bytes done, counted by all threads; ``add`` ends a thread's work once ``stop`` was called."""
-
-    def __init__(self) -> None:
-        self.done = 0
-        self._lock = threading.Lock()
-        self._stopped = False
-
-    def add(self, size: int) -> None:
-        if self._stopped:
-            raise _Stopped
-        with self._lock:
-            self.done += size
-
-    def stop(self) -> None:
-        self._stopped = True
-
-
 class _Relocation:
     def __init__(
         self,
@@ -334,7 +313,7 @@ class _Relocation:
         self._lock = threading.Lock()
         self._found_files = 0
         self._found_size = 0
-        self._meter = _Meter()
+        self._meter = ByteMeter()
         self._next_progress = 0.0
 
     def run(self, dry_run: bool) -> RelocationResult:
