@@ -378,9 +378,10 @@ def test_avro_that_is_no_table_s() -> None:
     create()
     holding = [{"name": "c", "type": ["null", "r"]}]
     itself = {"name": "r", "type": "record", "fields": holding}
+    no_precision = {"type": "fixed", "name": "f", "size": 3, "logicalType": "decimal"}
     for kind, row, what in (
         (["int", "string"], {"c": 1}, "union"),
-        ({"type": "long", "logicalType": "timestamp-millis"}, {"c": 1}, "timestamp-millis"),
+        (no_precision, {"c": b"abc"}, "precision"),
         (["null", itself], {"c": None}, "itself"),
     ):
         name = avro_file("a.avro", row, c=kind)

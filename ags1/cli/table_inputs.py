@@ -214,7 +214,7 @@ class _Avro(Input):
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         from ..iceberg.avro import AvroFile
-        from .table_avro import iceberg_schema_of_avro
+        from ..iceberg.avro_schema import iceberg_schema_of_avro
 
         self._need_file()
         self._avro = AvroFile(self._file)
