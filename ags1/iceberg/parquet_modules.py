@@ -17,6 +17,7 @@ from .._gcm import open as open_sealed
 from ..errors import AuthenticationError, FormatError, NotEncryptedError, TruncatedError
 from ..geometry import check_length
 from ..key_metadata import KeyMetadata
+from . import thrift
 
 Fetch: TypeAlias = "Callable[[int, int], bytes | memoryview]"
 Struct: TypeAlias = "dict[int, Any]"
@@ -28,7 +29,6 @@ _MALFORMED = (AttributeError, IndexError, KeyError, TypeError, struct.error, Rec
 _LENGTH_SIZE = 4
 _OVERHEAD = 12 + 16  # nonce and tag
 WINDOW_SIZE = 4 << 20
-_MAX_DEPTH = 32
 _MAX_CRYPTO_SIZE = 64 << 10
 _TAIL_SIZE = 64 << 10
 
@@ -279,74 +279,5 @@ class _File:
 
 def _parse(data: bytes) -> tuple[Struct, int]:
     """Parse a struct of Thrift's compact protocol; return it by field id, and where it ends."""
-    thrift = _Thrift(data)
-    return thrift.struct(0), thrift.at
-
-
-class _Thrift:
-    """Thrift's compact protocol: field types 1 and 2 are true and false, 3 to 6 integers, then
-    double, binary, list, set, map and struct. Whatever does not parse raises IndexError and such.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.at = 0
-
-    def struct(self, depth: int) -> Struct:
-        if depth > _MAX_DEPTH:
-            raise FormatError("a structure of the file is nested too deeply")
-        found: Struct = {}
-        field_id = 0
-        while True:
-            header = self._byte()
-            if not header:
-                return found
-            field_id = field_id + (header >> 4) if header >> 4 else self._integer()
-            kind = header & 0x0F
-            found[field_id] = kind == 1 if kind in (1, 2) else self._value(kind, depth)
-
-    def _value(self, kind: int, depth: int) -> Any:
-        if kind in (1, 2):  # within a list, a byte each
-            return self._byte() == 1
-        if kind == 3:
-            return self._byte()
-        if kind in (4, 5, 6):
-            return self._integer()
-        if kind == 7:
-            return struct.unpack("<d", self._bytes(8))[0]
-        if kind == 8:
-            return self._bytes(self._varint())
-        if kind in (9, 10):
-            header = self._byte()
-            count = header >> 4 if header >> 4 != 15 else self._varint()
-            return [self._value(header & 0x0F, depth + 1) for _ in range(count)]
-        if kind == 12:
-            return self.struct(depth + 1)
-        raise FormatError("a structure of the file has a type that Parquet does not use")
-
-    def _byte(self) -> int:
-        byte = self._data[self.at]
-        self.at += 1
-        return byte
-
-    def _bytes(self, size: int) -> bytes:
-        data = self._data[self.at : self.at + size]
-        if len(data) < size:
-            raise IndexError
-        self.at += size
-        return data
-
-    def _varint(self) -> int:
-        number = shift = 0
-        while True:
-            byte = self._byte()
-            number |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return number
-            shift += 7
-            if shift > 63:
-                raise IndexError
-
-    def _integer(self) -> int:
-        number = self._varint()
-        return number >> 1 ^ -(number & 1)
+    fields, end = thrift.parse(data)
+    return thrift.untyped(thrift.STRUCT, fields), end

@@ -24,7 +24,7 @@ from ...errors import AuthenticationError, FormatError, TruncatedError
 from ...geometry import claim_key
 from ...key_metadata import KeyMetadata
 from ..parquet_modules import MAGIC_ENCRYPTED, MAGIC_PLAIN, WINDOW_SIZE, check_algorithm
-from .thrift import BINARY, I16, I32, I64, STRUCT, TRUE, Struct, parse, print_struct, value
+from ..thrift import BINARY, I16, I32, I64, STRUCT, TRUE, Struct, parse, print_struct, value
 
 Fetch: TypeAlias = "Callable[[int, int], bytes | memoryview]"
 Write: TypeAlias = "Callable[[bytes], Any]"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Any, TypeAlias
 
-from ...errors import FormatError
+from ..errors import FormatError
 
 # Field types. A boolean field has its value in its type; here it is always (TRUE, value).
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
@@ -28,6 +28,16 @@ def parse(data: bytes | memoryview) -> tuple[Struct, int]:
     """
     source = _Source(data)
     return source.struct(0), source.at
+
+
+def untyped(kind: int, content: Any) -> Any:
+    """Return a value without its types: a struct as a dict by field id, a list as a list."""
+    if kind == STRUCT:
+        return {field_id: untyped(*field) for field_id, field in content.items()}
+    if kind in (LIST, SET):
+        inner, items = content
+        return [untyped(inner, item) for item in items]
+    return content
 
 
 def print_struct(fields: Struct) -> bytes:
