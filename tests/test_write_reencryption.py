@@ -41,13 +41,13 @@ from ags1.errors import (
 )
 from ags1.iceberg.files import TableFiles
 from ags1.iceberg.parquet_modules import verify_parquet
+from ags1.iceberg.thrift import parse, print_struct, value
 from ags1.iceberg.writing import parquet_transcription as transcription
 from ags1.iceberg.writing import reencryption
 from ags1.iceberg.writing.entries import Entry, FileRecord, read_entries
 from ags1.iceberg.writing.output import TableOutput
 from ags1.iceberg.writing.parquet_transcription import read_contents, transcribe_parquet
 from ags1.iceberg.writing.reencryption import FileRewriter, new_location, rewrite_file
-from ags1.iceberg.writing.thrift import parse, print_struct, value
 from ags1.keys.manager import EncryptionManager
 from ags1.reader import Reader
 
