@@ -82,12 +82,16 @@ def _arrow_files(io: PyArrowFileIO, location: str) -> Iterator[str]:
 
 def _fsspec_files(io: FsspecFileIO, scheme: str, path: str) -> Iterator[str]:
     filesystem = io.get_fs(scheme)
-    # What an earlier listing found may be out of date.
+    # What an earlier listing found may be out of date, and so may what this one did when a file is
+    # opened later.
     filesystem.invalidate_cache()
-    # fsspec does not take a link for a folder.
-    for folder, _, files in filesystem.walk(path):
-        for name in files:
-            yield f"{folder.rstrip('/')}/{name}"
+    try:
+        # fsspec does not take a link for a folder.
+        for folder, _, files in filesystem.walk(path):
+            for name in files:
+                yield f"{folder.rstrip('/')}/{name}"
+    finally:
+        filesystem.invalidate_cache()
 
 
 def _split(location: str) -> tuple[str, str]:
