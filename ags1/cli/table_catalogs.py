@@ -16,11 +16,12 @@ import click
 from ..errors import Ags1Error, NotEncryptedError
 from . import standard
 from .failures import EXPECTED, Exit, describe, one_line
+from .tables import NamedCatalog, pyiceberg_failures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..iceberg import EncryptedCatalog, EncryptedTable
+    from ..iceberg import EncryptedTable
     from ..kms import KmsClient
     from .table_options import TableOptions
 
@@ -50,51 +51,23 @@ class CommitStateUnknownError(Ags1Error):
     """The catalog did not say what became of a commit."""
 
 
-class ChangedCatalog:
-    """The catalog that the options name, and the ``identifier`` of the table in it.
+class ChangedCatalog(NamedCatalog):
+    """The catalog of a table that is to be changed.
 
-    ``trusted_key_ids`` are the master keys that its configuration names. ``keys`` False is for a
-    command that opens none. Raises click.UsageError, Ags1Error, OSError.
+    ``trusted_key_ids`` are the master keys that its configuration names. Raises as
+    ``NamedCatalog``.
     """
 
     def __init__(self, options: TableOptions, *, keys: bool = True) -> None:
-        from pyiceberg.catalog import load_catalog as load_plain_catalog
-
-        from ..iceberg import EncryptedCatalog, load_catalog
-        from ..iceberg.catalog import catalog_rules
-        from ..iceberg.pyiceberg_internals import configured_properties
-        from ..kms.registry import KMS_IMPL, KMS_TYPE
-        from .masters import connect, settings_of
-        from .options import KmsOptions
-        from .tables import NoKms
-
-        name = options.catalog
-        if name is None:
+        if options.catalog is None:
             raise click.UsageError(
                 f"{options.table}: name its catalog with --catalog. A table that is opened by its "
                 "metadata.json or folder can be read only: a change is committed to a catalog"
             )
-        self.identifier = options.table.removeprefix(f"{name}.")
-        if "." not in self.identifier or "/" in self.identifier:
-            raise click.UsageError("a catalog's table is NAMESPACE.TABLE")
         if options.key_id == "":  # a shell's variable that is not set
             raise click.UsageError("--key is empty")
+        super().__init__(options, keys=keys)
         self._options = options
-        self._setting: str | None = None
-        configured = configured_properties(name, options.io_properties)
-        rules = catalog_rules(configured)
-        has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
-        if keys and has_kms and options.kms == KmsOptions():
-            # The catalog's own KMS knows its tables better than what is set for everything.
-            self.catalog: EncryptedCatalog = load_catalog(name, **options.io_properties)
-        else:
-            kms: KmsClient = NoKms()
-            if keys:
-                chosen = settings_of(options.kms)
-                kms = connect(chosen)
-                self._setting = chosen.key_id
-            inner = load_plain_catalog(name, **options.io_properties)
-            self.catalog = EncryptedCatalog(inner, kms, **rules)
         self.trusted_key_ids = self.catalog.key_ids
 
     def new_key_id(self) -> str:
@@ -102,7 +75,7 @@ class ChangedCatalog:
         nobody names one."""
         trusted = self.trusted_key_ids
         only = next(iter(trusted)) if len(trusted) == 1 else None
-        key_id = self._options.key_id or only or self._setting
+        key_id = self._options.key_id or only or self.setting
         if not key_id:
             raise click.UsageError("which master key? Name it with --key")
         return key_id
@@ -110,13 +83,8 @@ class ChangedCatalog:
     def load(self) -> EncryptedTable:
         """Load the table. Raises NotEncryptedError for one that is not encrypted."""
         from ..iceberg import EncryptedTable
-        from .tables import accepts_foreign_keys
 
-        key_id = self._options.key_id
-        kms = self.catalog.kms
-        takes_any = kms is not None and accepts_foreign_keys(kms)
-        if key_id is None and takes_any:
-            key_id = self._setting
+        key_id = self.expected_key_id
         table = self.catalog.load_table(
             self.identifier, expected_key_id=key_id, location_map=self._options.location_map
         )
@@ -125,7 +93,7 @@ class ChangedCatalog:
                 "the table is not encrypted: 'ags1 table migrate' encrypts it",
                 file=self._options.table,
             )
-        if takes_any and key_id and not self.trusted_key_ids:
+        if self.takes_any_key and key_id and not self.trusted_key_ids:
             # Whose table it is nobody else may say, however often it is loaded.
             self.catalog.key_ids = frozenset([key_id])
         return table
@@ -171,8 +139,6 @@ def reporting(command: Command) -> Command:
 def failures(table: str) -> Iterator[None]:
     """Turn what catalogs and writers raise into failures of one line."""
     from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-
-    from .tables import pyiceberg_failures
 
     with pyiceberg_failures(table):
         try:

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import Ags1Error, KmsConfigurationError, MetadataIntegrityError
-from ..kms.client import GeneratedKey, KmsClient
-from ..kms.registry import KMS_IMPL, KMS_TYPE
 from .failures import ReaderGoneError
-from .masters import connect, settings_of
 from .options import KmsOptions
 from .table_options import TableOptions
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.table import Table
+
+    from ..iceberg import EncryptedCatalog
+    from ..kms.client import GeneratedKey, KmsClient
 
 Note = Callable[[str], None]
 
@@ -68,37 +68,66 @@ def open_table(
 
 
 def _from_catalog(options: TableOptions, keys: bool, require_encrypted: bool) -> Table:
-    from pyiceberg.catalog import load_catalog as load_plain_catalog
-
-    from ..iceberg import EncryptedCatalog, load_catalog
-    from ..iceberg.catalog import catalog_rules
-    from ..iceberg.pyiceberg_internals import configured_properties
-
-    name = options.catalog
-    assert name is not None
-    identifier = options.table.removeprefix(f"{name}.")
-    if "." not in identifier:
-        raise click.UsageError("a catalog's table is NAMESPACE.TABLE")
-    configured = configured_properties(name, options.io_properties)
-    key_id = options.key_id
-    rules = catalog_rules(configured)
-    if not keys:
-        inner = load_plain_catalog(name, **options.io_properties)
-        catalog = EncryptedCatalog(inner, NoKms(), **rules)
-    elif options.kms == KmsOptions() and (configured.get(KMS_TYPE) or configured.get(KMS_IMPL)):
-        # The catalog's own KMS knows its tables better than what is set for everything.
-        catalog = load_catalog(name, **options.io_properties)
-    else:
-        kms, key_id = _kms(options)
-        inner = load_plain_catalog(name, **options.io_properties)
-        catalog = EncryptedCatalog(inner, kms, **rules)
-    return catalog.load_table(
-        identifier,
-        expected_key_id=key_id,
+    named = NamedCatalog(options, keys=keys)
+    return named.catalog.load_table(
+        named.identifier,
+        expected_key_id=named.expected_key_id,
         expected_metadata_sha256=options.metadata_sha256,
         location_map=options.location_map,
         require_encrypted=require_encrypted or None,
     )
+
+
+class NamedCatalog:
+    """The catalog that the options name, and the ``identifier`` of the table in it.
+
+    ``setting`` is the master key that the settings name, None where the catalog has a KMS of its
+    own. ``keys`` False is for a command that opens none. Raises click.UsageError, Ags1Error,
+    OSError.
+    """
+
+    def __init__(self, options: TableOptions, *, keys: bool) -> None:
+        from pyiceberg.catalog import load_catalog as load_plain_catalog
+
+        from ..iceberg import EncryptedCatalog, load_catalog
+        from ..iceberg.catalog import catalog_rules
+        from ..iceberg.pyiceberg_internals import configured_properties
+        from ..kms.registry import KMS_IMPL, KMS_TYPE
+        from .masters import connect, settings_of
+
+        name = options.catalog
+        assert name is not None
+        self.identifier = options.table.removeprefix(f"{name}.")
+        if "." not in self.identifier or "/" in self.identifier:
+            raise click.UsageError("a catalog's table is NAMESPACE.TABLE")
+        self._key_id = options.key_id
+        self.setting: str | None = None
+        configured = configured_properties(name, options.io_properties)
+        has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
+        if keys and has_kms and options.kms == KmsOptions():
+            # The catalog's own KMS knows its tables better than what is set for everything.
+            self.catalog: EncryptedCatalog = load_catalog(name, **options.io_properties)
+            return
+        kms: KmsClient = NoKms()
+        if keys:
+            chosen = settings_of(options.kms)
+            kms = connect(chosen)
+            self.setting = chosen.key_id
+        inner = load_plain_catalog(name, **options.io_properties)
+        self.catalog = EncryptedCatalog(inner, kms, **catalog_rules(configured))
+
+    @property
+    def takes_any_key(self) -> bool:
+        """Whether the KMS opens with whatever key a table's metadata names."""
+        kms = self.catalog.kms
+        return kms is not None and accepts_foreign_keys(kms)
+
+    @property
+    def expected_key_id(self) -> str | None:
+        """Return the master key that the table has to name, None where it may name any."""
+        if self._key_id is None and self.takes_any_key:
+            return self.setting
+        return self._key_id
 
 
 def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encrypted: bool) -> Table:
@@ -190,6 +219,8 @@ def accepts_foreign_keys(kms: KmsClient) -> bool:
 
 def _kms(options: TableOptions) -> tuple[KmsClient, str | None]:
     """Return the KMS client, and the id of the table's key where that has to be known."""
+    from .masters import connect, settings_of
+
     chosen = settings_of(options.kms)
     kms = connect(chosen)
     key_id = options.key_id
