@@ -1,8 +1,8 @@
 """A program for ``test_leaks``: jobs of every kind, and all that Spark shows of them, in files.
 
 ``python leak_job.py FOLDER KEYRING``: FOLDER has ``sealed``, encrypted lines with sidecars,
-``damaged``, some that do not open, and ``catalog.db`` with the table ``db.t``. What is shown goes
-to FOLDER/shown.
+``damaged``, some that do not open, ``plain``, files to encrypt, and ``catalog.db`` with the table
+``db.t``. What is shown goes to FOLDER/shown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ags1.spark import datasource, iceberg_source
+from ags1.spark import datasource, iceberg_source, jobs
 
 
 def main(folder: Path, keyring: str) -> None:
@@ -42,10 +42,33 @@ def main(folder: Path, keyring: str) -> None:
     spark.sparkContext.setLogLevel("DEBUG")
     datasource.register(spark)
     iceberg_source.register(spark)
-    texts = run(spark, folder, keyring)
+    texts = bulk(spark, folder, keyring) + run(spark, folder, keyring)
     (shown / "texts").write_text("\n".join(texts))
     (shown / "api").write_text("\n".join(api(spark)))
     spark.stop()
+
+
+def bulk(spark: Any, folder: Path, keyring: str) -> list[str]:
+    """Run the jobs over files; return what they say."""
+    kms = jobs.KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": keyring})
+    ledger, sealed = folder / "ledger", folder / "bulk"
+    encrypted = jobs.encrypt_files(
+        spark,
+        folder / "plain",
+        sealed,
+        ledger=ledger,
+        kms=kms,
+        key_id="default",
+        plaintext_hmac=True,
+    )
+    damaged = sealed / "damaged.txt.ags1"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    verified = jobs.verify_files(spark, None, ledger=ledger, kms=kms)
+    decrypted = jobs.decrypt_files(spark, None, folder / "back", ledger=ledger, kms=kms)
+    rewrapped = jobs.rewrap_ledger(spark, ledger=ledger, kms=kms, to_key_id="other")
+    outcomes = (encrypted, verified, decrypted, rewrapped)
+    assert [(o.done, o.failed) for o in outcomes] == [(2, 0), (1, 1), (1, 1), (2, 0)]
+    return [repr(outcome) for outcome in outcomes]
 
 
 def run(spark: Any, folder: Path, keyring: str) -> list[str]:

@@ -18,7 +18,10 @@ from ags1 import KeyMetadata
 from ags1.iceberg import load_catalog
 from ags1.keys import Keychain, read_sidecar, write_sidecar
 from ags1.keys.envelope import KeyEncryptionKey
+from ags1.keys.sidecar import Sidecar
 from ags1.kms import LocalKms
+from ags1.spark.keys import FileKeys, KmsConfig
+from ags1.spark.ledger import ENCRYPT, Ledger
 
 pytestmark = pytest.mark.spark
 
@@ -47,6 +50,11 @@ def kek_bytes(kek: KeyEncryptionKey) -> bytes:
     return bytes(kek._key)
 
 
+def master_key(kms: LocalKms, name: str) -> bytes:
+    found = kms._master_key(name)
+    return bytes(found.versions[found.current].key)
+
+
 def test_no_key_is_shown_or_stored(tmp_path: Path, keyring: Path) -> None:
     pytest.importorskip("pyspark")
     if shutil.which("java") is None:
@@ -56,7 +64,8 @@ def test_no_key_is_shown_or_stored(tmp_path: Path, keyring: Path) -> None:
     keys: list[bytes] = []
     for name in ("sealed", "damaged"):
         (tmp_path / name).mkdir()
-        plain = tmp_path / f"{name}.txt"
+        (tmp_path / "plain").mkdir(exist_ok=True)
+        plain = tmp_path / "plain" / f"{name}.txt"
         plain.write_bytes(b"".join(b"line %d of %s\n" % (n, name.encode()) for n in range(5000)))
         target = tmp_path / name / "lines"
         km = ags1.encrypt_file(plain, target, block_size=4096)
@@ -97,7 +106,9 @@ def test_no_key_is_shown_or_stored(tmp_path: Path, keyring: Path) -> None:
     assert sum(path.stat().st_size for path in (shown / "events").rglob("*")) > 10_000
     keys += keys_of_files(tmp_path, keychain, kms)
     keys += keys_of_table(catalog.load_table("db.t"))
-    assert len(keys) >= 12
+    keys += keys_of_ledger(tmp_path / "ledger", keyring)
+    keys += [master_key(kms, name) for name in ("default", "other")]
+    assert len(keys) >= 19
     assert len(set(keys)) == len(keys)
     assert found_in(shown, keys) == []
     # The search finds what there is.
@@ -113,6 +124,22 @@ def keys_of_files(folder: Path, keychain: Keychain, kms: LocalKms) -> list[bytes
         for entry in read_sidecar(f"{path}.keys").kek_entries:
             keys.append(kek_bytes(KeyEncryptionKey.unwrap(kms, entry)))
     return keys
+
+
+def keys_of_ledger(folder: Path, keyring: Path) -> list[bytes]:
+    """The keys of the files that a job encrypted, its KEK, and the key of its HMACs."""
+    config = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": str(keyring)})
+    keys = FileKeys.for_opening(config)
+    found: dict[bytes, None] = {}
+    with Ledger(str(folder), writing=False) as ledger:
+        for row in ledger.done(ENCRYPT).values():
+            assert row.key_metadata is not None
+            found[keys.unwrap(row.key_metadata).encryption_key] = None
+            for entry in Sidecar.from_bytes(row.key_metadata.encode()).kek_entries:
+                kek = keys.unwrap_kek(entry)
+                found[kek_bytes(kek)] = None
+                found[FileKeys(config, entry).hmac_key()] = None
+    return list(found)
 
 
 def keys_of_table(table: object) -> list[bytes]:
