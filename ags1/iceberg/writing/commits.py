@@ -50,6 +50,9 @@ from .updates import apply_updates, check_requirements
 
 _log = logging.getLogger(__name__)
 
+# Of what a catalog says, in characters: some send a stack trace.
+_MAX_SAID = 300
+
 # Properties of a table that say how often, and how long apart, a catalog is asked what became of a
 # commit whose answer was lost: Java's names and values, the times in ms.
 _STATUS_CHECKS = "commit.status-check.num-retries"
@@ -430,7 +433,7 @@ class FileCommits(Commits):
                 raise error
             what = "the creation" if is_new else "a commit"
             raise CommitFailedException(
-                f"{what} of {name} was not made: {type(error).__name__}"
+                f"{what} of {name} was not made: {_said_by(error)}"
             ) from error
 
     def _was_made(self, base: Base, staged: Staged, may_land: bool) -> bool | None:
@@ -450,6 +453,13 @@ class FileCommits(Commits):
             return True
         # Another's table keeps ours from being made. A commit may be older than the log.
         return False if is_new or base.location in locations else None
+
+
+def _said_by(error: BaseException) -> str:
+    """Return an exception's name, and the first line of what the catalog says in it."""
+    text = str(getattr(error, "message", None) or error).strip()
+    said = text.splitlines()[0][:_MAX_SAID] if text else ""
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def ask_again(was_committed: Callable[[], bool | None], metadata: Mapping[str, Any]) -> bool | None:
