@@ -9,7 +9,7 @@ NATIVE := $(BIN)/python -W ignore setup.py --quiet build_ext --inplace
 export PATH := $(BIN):$(PATH)
 
 .NOTPARALLEL:
-.PHONY: venv native dev demo test interop bench bench-smoke bench-peers lint wheel debug sanitize clean
+.PHONY: venv native dev demo pipeline test interop bench bench-smoke bench-peers lint wheel debug sanitize clean
 
 dev: native $(VENV)/.with-test
 
@@ -35,6 +35,10 @@ $(VENV)/.with-%: pyproject.toml | native
 
 demo: dev
 	@$(BIN)/python -m bench.demo
+
+# On Spark, which needs Java 17.
+pipeline: native $(VENV)/.with-interop
+	@$(BIN)/python -m bench.pipeline_demo
 
 test: dev
 	$(BIN)/python -m pytest $(TESTS)

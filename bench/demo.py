@@ -64,11 +64,7 @@ console = Console(highlight=False)
 
 
 def main() -> None:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ags1" / "demo"
-    cache.mkdir(parents=True, exist_ok=True)
-    table = cache / "flights.avro"
-    if not table.exists():
-        make_table(table, cache)
+    table = flights_file()
     with tempfile.TemporaryDirectory(prefix="ags1-demo-") as folder:
         os.chdir(folder)
         # PyIceberg looks there for its configuration, and so do the commands.
@@ -93,6 +89,16 @@ def run(command: str, *, expect: int = 0) -> None:
     done = subprocess.run([sys.executable, "-m", *words], check=False)
     if done.returncode != expect:
         sys.exit(f"'{command}' ended with {done.returncode}, not with {expect}")
+
+
+def flights_file() -> Path:
+    """Return the Avro file with all flights, which is made the first time."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ags1" / "demo"
+    cache.mkdir(parents=True, exist_ok=True)
+    table = cache / "flights.avro"
+    if not table.exists():
+        make_table(table, cache)
+    return table
 
 
 def make_table(table: Path, cache: Path) -> None:

@@ -22,6 +22,7 @@ INTRODUCTIONS = {
     "tables": "Whole tables, opened and read from the page cache; the twin's rows are the same.",
     "writes": "Tables in a SQLite catalog; eight processes where they contend.",
     "bulk": "Whole files in the page cache; the disk is synced between runs.",
+    "spark": "Jobs and data sources of warm sessions on this machine; no Spark is this process.",
 }
 
 

@@ -13,7 +13,18 @@ from pathlib import Path
 from bench.contenders import ENGINE, LIMIT
 from bench.peers import IcebergJava, PycaInto, PycaNaive
 from bench.rounds import Contest
-from bench.subjects import avro, bulk, engine, keys, messages, oneshot, streams, tables, writes
+from bench.subjects import (
+    avro,
+    bulk,
+    engine,
+    keys,
+    messages,
+    oneshot,
+    spark,
+    streams,
+    tables,
+    writes,
+)
 
 PROJECT = Path(__file__).resolve().parent.parent
 TAMPER_TESTS = PROJECT / "tests" / "test_tamper.py"
@@ -165,6 +176,18 @@ def _rows() -> list[Target]:
     )
     label = f"{tables.VERIFICATION}, two threads, vs {tables.CAT}"
     rows.append(Target(label, tables.SUBJECT, tables.VERIFICATION, tables.VERIFY, tables.CAT, 0.8))
+    for contest in (spark.ENCRYPT, spark.DECRYPT):
+        for ours, theirs, at_least in (
+            (spark.MANY_TWO_CORES, spark.MANY_HERE, 0.8),
+            (spark.ONE_TWO_CORES, spark.ONE_HERE, 0.8),
+            (spark.ONE_TWO_CORES, spark.MANY_TWO_CORES, 0.9),
+        ):
+            label = f"{contest}: {ours}, vs {theirs}"
+            rows.append(Target(label, spark.SUBJECT, contest, ours, theirs, at_least))
+    for contest, source in ((spark.AVRO, spark.AVRO_SOURCE), (spark.TABLE, spark.TABLE_SOURCE)):
+        ours, theirs = f"{source}, 2 cores", f"{source}, 1 core"
+        label = f"{contest}: 2 cores vs 1"
+        rows.append(Target(label, spark.SUBJECT, contest, ours, theirs, 1.7))
     return rows
 
 
@@ -179,6 +202,13 @@ DEADLINES = [
         writes.ROTATION,
         writes.ROTATE,
         1000,
+    ),
+    Deadline(
+        f"20,000 of {spark.SMALL}, {spark.SMALL_ENCRYPTED} (2,000 a second)",
+        spark.SUBJECT,
+        spark.SMALL,
+        spark.SMALL_ENCRYPTED,
+        10_000,
     ),
 ]
 

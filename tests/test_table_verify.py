@@ -246,7 +246,7 @@ def test_every_flipped_block_is_named(
     huge: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # From so many bytes on, one file takes all threads.
-    monkeypatch.setattr("ags1.iceberg.verify._HUGE_FILE", huge)
+    monkeypatch.setattr("ags1.iceberg.checking._HUGE_FILE", huge)
     table = TableMaker(tmp_path / "t", COLUMNS, memory_kms())
     data, km = table._sealed(os.urandom((3 << 20) + 5))
     assert km is not None

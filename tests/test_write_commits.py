@@ -652,7 +652,7 @@ def test_answers_of_hive_that_are_lost(hive: Commits, metastore: Metastore) -> N
     assert len(files_of(base.metadata["location"])) == 3
     # An answer of the metastore's own: it will not be done.
     metastore.fault = MetaException("told to\n\tat org.example")
-    with pytest.raises(CommitFailedException, match="MetaException: told to$"):
+    with pytest.raises(CommitFailedException, match=r"MetaException: told to$"):
         hive.commit(base, setting(a="3"), [], output)
     assert len(files_of(base.metadata["location"])) == 3
     metastore.fault, metastore.is_before = TTransportException(), False

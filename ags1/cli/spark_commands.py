@@ -6,20 +6,20 @@ Imports nothing that help doesn't need; PySpark and Arrow come in when a job beg
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import options
+from . import options, spark_session, spark_tables
 from .failures import EXIT_STATUS, Exit
 from .options import KmsOptions
+from .spark_session import kms_config
 
 if TYPE_CHECKING:
     from ..spark.jobs import Summary
     from ..spark.keys import KmsConfig
     from .report import Report
-    from .settings import Settings
 
 _ledger = click.option(
     "--ledger",
@@ -28,12 +28,6 @@ _ledger = click.option(
     metavar="DIR",
     help="The folder of Parquet files with what became of each file, and its key, wrapped. Without "
     "it the encrypted files are lost.",
-)
-_master = click.option(
-    "--master",
-    metavar="URL",
-    help="Spark's master, such as local[4] or spark://host:7077.  [default: what spark-submit or "
-    "Spark's configuration says, or local[*]]",
 )
 _json = click.option(
     "--json",
@@ -65,7 +59,7 @@ Examples:
   ags1 spark verify --ledger ledger
   ags1 spark decrypt sealed copy --ledger ledger
   ags1 spark rewrap --ledger ledger --to-key new
-  spark-submit --master spark://host:7077 $(which ags1) spark encrypt …
+  ags1 spark encrypt s3://raw/2026 s3://sealed/2026 --ledger ledger
 """,
 )
 @click.pass_context
@@ -73,8 +67,10 @@ def spark(ctx: click.Context) -> None:
     """Work on any number of files with Spark (pip install 'ags1[spark]', and Java).
 
     Large files are cut into ranges of blocks and small ones grouped, so that all cores are busy.
-    The keys are kept in a ledger rather than in sidecars. Every path has to be the same on the
-    driver and on all executors, and so has the KMS: each process uses it under its own identity.
+    The keys are kept in a ledger rather than in sidecars, a folder of the driver's. Paths are those
+    of folders that the driver and all executors have mounted, or URLs: of S3 (pip install
+    'ags1[s3]') or whatever fsspec knows. Each process uses the KMS and the storage under its own
+    identity.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
@@ -108,7 +104,7 @@ Examples:
     help="Note an HMAC-SHA-256 of each plaintext in the ledger, under a key derived from the "
     "run's own; each file is read twice.",
 )
-@_master
+@spark_session.master
 @options.force
 @options.no_fsync
 @options.quiet
@@ -145,7 +141,7 @@ def encrypt(
             f"which master key of {settings.kms_name}? Name it with --key (or AGS1_KMS_KEY, or "
             "key in the configuration)"
         )
-    config = _config(settings)
+    config = kms_config(settings)
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
         from ..spark.jobs import encrypt_files
@@ -180,7 +176,7 @@ Examples:
 @_ledger
 @options.trusted_keys
 @options.kms
-@_master
+@spark_session.master
 @options.force
 @options.no_fsync
 @options.quiet
@@ -235,7 +231,7 @@ Examples:
 @_ledger
 @options.trusted_keys
 @options.kms
-@_master
+@spark_session.master
 @options.quiet
 @_json
 def verify(
@@ -290,7 +286,7 @@ Examples:
     metavar="NAME=VALUE",
     help="A property of that KMS; may be repeated.",
 )
-@_master
+@spark_session.master
 @options.no_fsync
 @options.quiet
 @_json
@@ -322,7 +318,7 @@ def rewrap(
     if is_other and to_key is None:
         raise click.UsageError("--to-kms needs --to-key")
     config, key_ids = _opening(kms, keys)
-    other = _config(settings_of(KmsOptions(to_kms, to_kms_properties))) if is_other else None
+    other = kms_config(settings_of(KmsOptions(to_kms, to_kms_properties))) if is_other else None
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
         from ..spark.jobs import rewrap_ledger
@@ -340,29 +336,11 @@ def rewrap(
     return _run(work, master, quiet=quiet, as_json=as_json)
 
 
-def _config(settings: Settings) -> KmsConfig:
-    """Return the KMS of the settings as it travels. Raises KmsConfigurationError: a secret."""
-    import os
-
-    from ..kms import default_keyring_path
-    from ..spark.keys import KmsConfig
-    from .settings import KEYRING, PASSPHRASE_FILE
-
-    properties = dict(settings.properties)
-    if settings.is_local:
-        # An executor has another working directory, and may have another home.
-        properties.setdefault(KEYRING, default_keyring_path())
-        for name in (KEYRING, PASSPHRASE_FILE):
-            if name in properties:
-                properties[name] = os.path.abspath(properties[name])
-    return KmsConfig(properties)
-
-
 def _opening(options: KmsOptions, keys: tuple[str, ...]) -> tuple[KmsConfig, frozenset[str]]:
     from .masters import settings_of, trusted_keys
 
     settings = settings_of(options)
-    config = _config(settings)
+    config = kms_config(settings)
     return config, trusted_keys(settings, config.client(), keys) or frozenset()
 
 
@@ -376,7 +354,7 @@ def _run(
     """Do a job in a session of Spark and report it."""
     from .report import Report
 
-    with _session(master) as session, contextlib.ExitStack() as stack:
+    with spark_session.session(master) as session, contextlib.ExitStack() as stack:
         reports: list[Report] = []
 
         def progress(done: int, total: int) -> None:
@@ -388,39 +366,6 @@ def _run(
 
         summary = work(session, progress)
     return _report(summary, quiet=quiet, as_json=as_json)
-
-
-@contextlib.contextmanager
-def _session(master: str | None) -> Iterator[Any]:
-    import errno
-    import os
-    import sys
-
-    try:
-        from pyspark.errors import PySparkRuntimeError
-        from pyspark.sql import SparkSession
-    except ImportError:
-        raise click.UsageError("PySpark is not installed: pip install 'ags1[spark]'") from None
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        yield running
-        return
-    if master is None or master.startswith("local"):
-        # Where there is one machine there is one Python; spark-submit has settled that already.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName("ags1").config("spark.ui.showConsoleProgress", "false")
-    if not os.environ.get("AGS1_DEBUG"):
-        builder = builder.config("spark.log.level", "FATAL")  # failures are told once
-    if master is not None:
-        builder = builder.master(master)
-    try:
-        session = builder.getOrCreate()
-    except PySparkRuntimeError as error:
-        raise OSError(errno.EIO, f"Spark did not start: {error}") from None
-    try:
-        yield session
-    finally:
-        session.stop()
 
 
 def _report(summary: Summary, *, quiet: bool, as_json: bool) -> int:
@@ -476,3 +421,7 @@ def _size(number: float) -> str:
         number /= 1024
         units.pop(0)
     return f"{number:.0f} bytes" if units[0] == "bytes" else f"{number:.1f} {units[0]}"
+
+
+for _command in spark_tables.COMMANDS:
+    spark.add_command(_command)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
+    from ..iceberg import EncryptedTable
+    from ..iceberg.findings import TableVerification
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _EXIT_STATUS = """\
@@ -65,9 +68,22 @@ _at_snapshot = click.option(
     "--snapshot", "snapshot_id", type=int, metavar="ID", help="Read this snapshot."
 )
 _at_ref = click.option("--ref", metavar="NAME", help="Read what this branch or tag names.")
-_require_encrypted = click.option(
+require_encrypted = click.option(
     "--require-encrypted", is_flag=True, help="Refuse data files in the clear, which are allowed."
 )
+strict = click.option("--strict", is_flag=True, help="Fail on warnings, too.")
+no_list = click.option(
+    "--no-list",
+    is_flag=True,
+    help="Don't look through the table's folder for files that no snapshot has.",
+)
+as_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object: all that was found."
+)
+VERIFY_EXIT_STATUS = f"""\
+{_EXIT_STATUS}\
+  Of several errors the lowest code is taken; warnings are none unless --strict.
+"""
 
 
 @click.group(
@@ -158,7 +174,7 @@ Examples:
     help="Write to this file, in the clear; it appears when it is whole.",
 )
 @options.force
-@_require_encrypted
+@require_encrypted
 @options.quiet
 @_reporting
 def scan(
@@ -256,18 +272,12 @@ Examples:
   ags1 table verify s3://lake/db/flights --kms aws --key alias/tables --json \\
       | jq '.findings[] | select(.severity == "error")'
 
-{_EXIT_STATUS}
-  Of several errors the lowest code is taken; warnings are none unless --strict.
-"""
+{VERIFY_EXIT_STATUS}"""
 )
 @table_options.opening
-@_require_encrypted
-@click.option("--strict", is_flag=True, help="Fail on warnings, too.")
-@click.option(
-    "--no-list",
-    is_flag=True,
-    help="Don't look through the table's folder for files that no snapshot has.",
-)
+@require_encrypted
+@strict
+@no_list
 @click.option(
     "--threads",
     type=click.IntRange(1, 1024),
@@ -275,7 +285,7 @@ Examples:
     help="Worker threads.  [default: one for each CPU, more over a network]",
 )
 @options.quiet
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: all that was found.")
+@as_json
 def verify(
     where: TableOptions,
     require_encrypted: bool,
@@ -295,66 +305,26 @@ def verify(
     The metadata.json itself (schemas, which snapshots there are) is only as trustworthy as its
     place, and a note says so, unless --expect-sha256 or a Hive or REST catalog vouches for it.
     """
-    import json
+    from .table_verifying import verify_and_tell
 
-    from .failures import describe, one_line
-    from .report import Report
-    from .standard import print_error, print_line
-    from .table_verifying import as_json as result_as_json
-    from .table_verifying import exit_code, line, summary
-    from .tables import open_table, pyiceberg_failures
+    def verified(opened: EncryptedTable, progress: Any) -> TableVerification:
+        from ..iceberg.verify import verify_table
 
-    try:
-        opened = open_table(where, _ignore if quiet or as_json else _note)
-        with pyiceberg_failures(where.table):
-            result = _verified(opened, where, require_encrypted, no_list, threads, quiet, Report)
-    except EXPECTED as error:
-        failure = describe(error, where.table)
-        print_error(f"ags1: {one_line(failure.message)}")
-        if as_json:
-            details = {"kind": failure.kind, "message": failure.message}
-            code = int(failure.exit_code)
-            print_line(json.dumps({"ok": False, "exit_code": code, "error": details}))
-        return failure.exit_code
-    code = exit_code(result, strict=strict)
-    if as_json:
-        print_line(result_as_json(result, code))
-        return code
-    for finding in result.findings:
-        if not quiet or finding.severity == "error":
-            print_line(line(finding))
-    if code != Exit.OK:
-        print_error(f"ags1: {one_line(where.table)}: {summary(result)}")
-    elif not quiet:
-        print_line(one_line(f"{where.table}: OK: {summary(result)}"))
-    return code
-
-
-def _verified(
-    opened: Table,
-    where: TableOptions,
-    require_encrypted: bool,
-    no_list: bool,
-    threads: int | None,
-    quiet: bool,
-    new_report: Any,
-) -> Any:
-    from ..errors import NotEncryptedError
-    from ..iceberg import EncryptedTable
-    from ..iceberg.verify import estimated_size, verify_table
-
-    if not isinstance(opened, EncryptedTable):
-        raise NotEncryptedError("the table is not encrypted: nothing in it can be verified")
-    total = estimated_size(opened)
-    with new_report(as_json=False, quiet=quiet, total_size=total) as report:
-        report.begin(where.table)
         return verify_table(
             opened,
             threads=threads,
-            progress=report.progress,
+            progress=progress,
             require_encrypted=require_encrypted,
             list_folders=not no_list,
         )
+
+    return verify_and_tell(
+        where,
+        verified,
+        strict=strict,
+        quiet=quiet,
+        as_json=as_json,
+    )
 
 
 def _snapshot(opened: Table, snapshot_id: int | None, ref: str | None) -> Snapshot | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta, timezone
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -25,6 +25,9 @@ from .table_options import TableOptions
 from .table_writing import ThrottledClock, as_json, branch, quiet
 
 if TYPE_CHECKING:
+    from ..iceberg import EncryptedTable
+    from ..iceberg.maintenance.jobs import MigrationResult
+    from ..iceberg.table import Rekeyed
     from .report import Report
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -39,6 +42,30 @@ _threads = click.option(
 _to_key = click.option(
     "--key", "key_id", required=True, metavar="NAME", help="The master key to be under."
 )
+# Of migration and rekeying, wherever their work is done.
+migrating = table_options.changing(key=_to_key, mapped=False)
+data_key_length = click.option(
+    "--data-key-length",
+    type=click.Choice(["16", "24", "32"]),
+    default="16",
+    help="Of the data files' keys, in bytes.  [default: 16]",
+)
+delete_plaintext = click.option(
+    "--delete-plaintext",
+    is_flag=True,
+    help="Delete the files in the clear once the encrypted ones are committed.",
+)
+drop_refs = click.option(
+    "--drop-refs", is_flag=True, help="Let other branches than main, and tags, go."
+)
+dry_run_encrypting = click.option("--dry-run", is_flag=True, help="Tell what would be encrypted.")
+row_filter = click.option(
+    "--filter",
+    "row_filter",
+    metavar="EXPR",
+    help="Only data files that may have such rows, in PyIceberg's syntax.  [default: all files]",
+)
+dry_run_rewriting = click.option("--dry-run", is_flag=True, help="Tell what would be rewritten.")
 
 
 class _Moment(click.ParamType):  # type: ignore[type-arg]
@@ -74,21 +101,12 @@ Examples:
 
 {EXIT_STATUS}"""
 )
-@table_options.changing(key=_to_key, mapped=False)
-@click.option(
-    "--data-key-length",
-    type=click.Choice(["16", "24", "32"]),
-    default="16",
-    help="Of the data files' keys, in bytes.  [default: 16]",
-)
-@click.option(
-    "--delete-plaintext",
-    is_flag=True,
-    help="Delete the files in the clear once the encrypted ones are committed.",
-)
-@click.option("--drop-refs", is_flag=True, help="Let other branches than main, and tags, go.")
+@migrating
+@data_key_length
+@delete_plaintext
+@drop_refs
 @_threads
-@click.option("--dry-run", is_flag=True, help="Tell what would be encrypted.")
+@dry_run_encrypting
 @quiet
 @as_json
 @reporting
@@ -110,7 +128,7 @@ def migrate(
     stay, --json lists them, unless --delete-plaintext.
     """
     opened = ChangedCatalog(where)
-    with _Bar(opened.identifier, quiet=quiet) as bar:
+    with Bar(opened.identifier, quiet=quiet) as bar:
         done = opened.catalog.migrate_table(
             opened.identifier,
             opened.new_key_id(),
@@ -121,9 +139,26 @@ def migrate(
             dry_run=dry_run,
             progress=bar,
         )
+    told = MigrationOptions(dry_run, delete_plaintext)
+    tell_migration(opened.identifier, done, told, quiet=quiet, as_json=as_json)
+    return 0
+
+
+class MigrationOptions(NamedTuple):
+    """What was asked of a migration."""
+
+    dry_run: bool
+    delete_plaintext: bool
+
+
+def tell_migration(
+    table: str, done: MigrationResult, asked: MigrationOptions, *, quiet: bool, as_json: bool
+) -> None:
+    """Print what a migration did, or would do."""
+    dry_run, delete_plaintext = asked
     left = done.plaintext
     facts: dict[str, Any] = {
-        "table": opened.identifier,
+        "table": table,
         "dry_run": dry_run,
         "files": done.files,
         "size": done.size,
@@ -132,7 +167,7 @@ def migrate(
     }
     would = "would be " if dry_run else ""
     line = (
-        f"{opened.identifier}: {counted(done.files, 'file')} of {done.size} bytes and "
+        f"{table}: {counted(done.files, 'file')} of {done.size} bytes and "
         f"{counted(done.rows, 'row')} {would}encrypted"
     )
     if left is not None:
@@ -147,7 +182,6 @@ def migrate(
         if number:
             line += f"; {counted(number, 'file')} in the clear left (--json lists them)"
     print_result(facts, line, as_json=as_json, quiet=quiet)
-    return 0
 
 
 @click.command(
@@ -258,15 +292,10 @@ Examples:
 {EXIT_STATUS}"""
 )
 @table_options.changing()
-@click.option(
-    "--filter",
-    "row_filter",
-    metavar="EXPR",
-    help="Only data files that may have such rows, in PyIceberg's syntax.  [default: all files]",
-)
+@row_filter
 @branch
 @_threads
-@click.option("--dry-run", is_flag=True, help="Tell what would be rewritten.")
+@dry_run_rewriting
 @quiet
 @as_json
 @reporting
@@ -284,19 +313,30 @@ def rekey(
     Rows keep their order, ids and sequence numbers. Earlier snapshots keep the old files: 'ags1
     table expire' ends those.
     """
+    table = ChangedCatalog(where).load()
+    name = ".".join(table.name())
+    expression = files_filter(table, row_filter)
+    with Bar(name, quiet=quiet) as bar:
+        done = table.rekey(
+            expression, branch=branch, threads=threads, dry_run=dry_run, progress=bar
+        )
+    tell_rekeying(name, branch, done, dry_run=dry_run, quiet=quiet, as_json=as_json)
+    return 0
+
+
+def files_filter(table: EncryptedTable, row_filter: str | None) -> Any:
+    """Return the filter that ``--filter`` gives. Raises click.UsageError."""
     from pyiceberg.expressions import AlwaysTrue
 
     from .table_filters import parsed_filter
 
-    table = ChangedCatalog(where).load()
-    name = ".".join(table.name())
-    expression: Any = AlwaysTrue()
-    if row_filter is not None:
-        expression = parsed_filter(table, row_filter, "--filter")
-    with _Bar(name, quiet=quiet) as bar:
-        done = table.rekey(
-            expression, branch=branch, threads=threads, dry_run=dry_run, progress=bar
-        )
+    return AlwaysTrue() if row_filter is None else parsed_filter(table, row_filter, "--filter")
+
+
+def tell_rekeying(
+    name: str, branch: str, done: Rekeyed, *, dry_run: bool, quiet: bool, as_json: bool
+) -> None:
+    """Print what a rekeying did, or would do."""
     facts: dict[str, Any] = {
         "table": name,
         "branch": branch,
@@ -307,7 +347,6 @@ def rekey(
     would = "would be " if dry_run else ""
     line = f"{name}: {counted(done.files, 'file')} of {done.size} bytes {would}under fresh keys"
     print_result(facts, line, as_json=as_json, quiet=quiet)
-    return 0
 
 
 @click.command(
@@ -370,7 +409,7 @@ def relocate(
         raise click.UsageError("--move and --register-as: one is meant")
     opened = ChangedCatalog(where)
     opened.load()  # to be sure that it is under the key that was named
-    with _Bar(opened.identifier, quiet=quiet) as bar:
+    with Bar(opened.identifier, quiet=quiet) as bar:
         done = opened.catalog.relocate_table(
             opened.identifier,
             new_location,
@@ -513,7 +552,7 @@ def prune_keys(where: TableOptions, dry_run: bool, quiet: bool, as_json: bool) -
     return 0
 
 
-class _Bar:
+class Bar:
     """A progress bar over a table's bytes, of which the total is known once the work has begun."""
 
     def __init__(self, name: str, *, quiet: bool) -> None:
@@ -522,7 +561,7 @@ class _Bar:
         self._report: Report | None = None
         self._clock = ThrottledClock()
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> Bar:
         return self
 
     def __call__(self, done_size: int, total_size: int | None) -> None:

@@ -1,14 +1,23 @@
-"""``ags1 table verify``: the findings as lines or JSON, and the exit code that they make."""
+"""A table verified by a command: the findings as lines or JSON, and the exit code that they make.
+
+Knows nothing of where the files are looked at.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .failures import Exit, one_line
+from .failures import EXPECTED, Exit, describe, one_line
+from .table_options import TableOptions
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from ..iceberg import EncryptedTable
     from ..iceberg.findings import Finding, TableVerification
+    from ..iceberg.verify import Progress
 
 # The kinds that mean something else than that the data is not what the keys sealed, or is in the
 # clear where it should not be.
@@ -27,6 +36,69 @@ _EXIT = {
 }
 
 
+def verify_and_tell(
+    where: TableOptions,
+    verify: Callable[[EncryptedTable, Progress], TableVerification],
+    *,
+    strict: bool,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Open a table, have it verified and print what was found; return the exit code.
+
+    ``verify`` gets the table, and what is to be told of the bytes that are done.
+    """
+    from .standard import print_error, print_line
+    from .tables import open_table, pyiceberg_failures
+
+    def note(text: str) -> None:
+        if not quiet and not as_json:
+            print_error(f"ags1: {one_line(text)}")
+
+    try:
+        opened = open_table(where, note)
+        with pyiceberg_failures(where.table):
+            result = _verified(where, opened, verify, quiet)
+    except EXPECTED as error:
+        failure = describe(error, where.table)
+        print_error(f"ags1: {one_line(failure.message)}")
+        if as_json:
+            details = {"kind": failure.kind, "message": failure.message}
+            code = int(failure.exit_code)
+            print_line(json.dumps({"ok": False, "exit_code": code, "error": details}))
+        return failure.exit_code
+    code = exit_code(result, strict=strict)
+    if as_json:
+        print_line(_as_json(result, code))
+        return code
+    for finding in result.findings:
+        if not quiet or finding.severity == "error":
+            print_line(line(finding))
+    if code != Exit.OK:
+        print_error(f"ags1: {one_line(where.table)}: {summary(result)}")
+    elif not quiet:
+        print_line(one_line(f"{where.table}: OK: {summary(result)}"))
+    return code
+
+
+def _verified(
+    where: TableOptions,
+    opened: Table,
+    verify: Callable[[EncryptedTable, Progress], TableVerification],
+    quiet: bool,
+) -> TableVerification:
+    from ..errors import NotEncryptedError
+    from ..iceberg import EncryptedTable
+    from ..iceberg.verify import estimated_size
+    from .report import Report
+
+    if not isinstance(opened, EncryptedTable):
+        raise NotEncryptedError("the table is not encrypted: nothing in it can be verified")
+    with Report(as_json=False, quiet=quiet, total_size=estimated_size(opened)) as report:
+        report.begin(where.table)
+        return verify(opened, report.progress)
+
+
 def exit_code(result: TableVerification, *, strict: bool) -> Exit:
     """Return the gravest of the findings' codes, which is the lowest; OK without errors, and with
     ``strict`` without warnings."""
@@ -41,7 +113,7 @@ def exit_code(result: TableVerification, *, strict: bool) -> Exit:
     return min(codes, default=Exit.OK)
 
 
-def as_json(result: TableVerification, code: Exit) -> str:
+def _as_json(result: TableVerification, code: Exit) -> str:
     """Return the result as a JSON object on one line."""
     return json.dumps({**result.to_dict(), "ok": code == Exit.OK, "exit_code": int(code)})
 

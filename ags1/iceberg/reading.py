@@ -37,7 +37,8 @@ from ..errors import (
     TruncatedError,
 )
 from ..key_metadata import KeyMetadata
-from .avro import read_avro
+from ..row_groups import row_group_starts
+from .avro import AvroFile, read_avro
 from .deletes import (
     DeletedKeys,
     Once,
@@ -114,9 +115,16 @@ class TaskReader:
         (Parquet files use Arrow's own threads.)"""
         self._threads = max(1, usable_cpus() // max(1, tasks))
 
-    def batches(self, task: FileScanTask) -> Iterator[pa.RecordBatch]:
-        """Yield the task's rows in the projected schema."""
-        for rows in self._rows(task):
+    def batches(
+        self, task: FileScanTask, split: tuple[int, int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the task's rows in the projected schema.
+
+        ``split`` is an offset and a length, in bytes of the file: splits that adjoin have each row
+        once. Avro files are split by their sync markers, Parquet files by row groups. The count of
+        a split file's rows is not compared with the manifest's.
+        """
+        for rows in self._rows(task, split=split):
             yield self._project(self._projected, rows)
 
     def count(self, task: FileScanTask) -> int:
@@ -139,7 +147,13 @@ class TaskReader:
         """Return the positions in a position delete file, by the data file's path."""
         return self._positions(delete)
 
-    def _rows(self, task: FileScanTask, *, located: bool = False) -> Iterator[_Rows]:
+    def _rows(
+        self,
+        task: FileScanTask,
+        *,
+        located: bool = False,
+        split: tuple[int, int] | None = None,
+    ) -> Iterator[_Rows]:
         """Yield the rows that are left, in the file's own columns; with their places in it if they
         are to be ``located``, and then batches of none too."""
         if self._matches_none:
@@ -157,7 +171,9 @@ class TaskReader:
             pushed = self._file_filters((shape, self._without_nan(file))) if pushable else None
             left = self._filter if pushed is None else None
             first = 0
-            for batch in opened.read(pushed):
+            if split is not None and (located or positions is not None):
+                first = opened.rows_before(split[0])
+            for batch in opened.read(pushed, split):
                 count = batch.num_rows
                 places = pa.arange(first, first + count) if located else None
                 rows = _Rows(shape.columns, missing, batch, places)
@@ -278,7 +294,7 @@ class TaskReader:
         with self._open(delete, _POSITION_DELETES) as opened:
             return positions_by_path(
                 self._project(_POSITION_DELETES, _Rows(opened.shape.columns, {}, batch))
-                for batch in opened.read(None)
+                for batch in opened.read()
             )
 
     def _equality_deletes(
@@ -302,7 +318,7 @@ class TaskReader:
         chunks: list[list[pa.Array]] = [[] for _ in ids]
         for file in files:
             with self._open(file, self._columns(frozenset(ids))) as opened:
-                for batch in opened.read(None):
+                for batch in opened.read():
                     rows = _Rows(opened.shape.columns, {}, batch)
                     for field_id, column in zip(ids, chunks, strict=True):
                         column.append(self._column(self._key_schemas(field_id), field_id, rows))
@@ -400,14 +416,29 @@ class _Parquet:
             self._stream.close()
             raise
 
-    def read(self, matches: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, matches: pc.Expression | None = None, split: tuple[int, int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         with _arrow_errors(self._file):
+            fragment = self._fragment
+            if split is not None:
+                begin, end = split[0], split[0] + split[1]
+                starts = enumerate(row_group_starts(fragment.metadata))
+                groups = [number for number, start in starts if begin <= start < end]
+                fragment = fragment.subset(row_group_ids=groups)
             yield from ds.Scanner.from_fragment(
-                self._fragment,
+                fragment,
                 schema=self._physical,
                 columns=[field.name for field in self.shape.columns.fields],
                 filter=matches,
             ).to_batches()
+
+    def rows_before(self, offset: int) -> int:
+        """Return how many rows are in the row groups that begin before ``offset``."""
+        with _arrow_errors(self._file):
+            metadata = self._fragment.metadata
+            starts = enumerate(row_group_starts(metadata))
+            return sum(metadata.row_group(n).num_rows for n, start in starts if start < offset)
 
     def close(self) -> None:
         self._stream.close()
@@ -442,9 +473,20 @@ class _Avro:
             else files.open_encrypted(file.file_path, km)
         )
 
-    def read(self, matches: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, matches: pc.Expression | None = None, split: tuple[int, int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         try:
-            yield from read_avro(self._stream, self.shape.columns, **self._options)
+            yield from read_avro(self._stream, self.shape.columns, split=split, **self._options)
+        except Ags1Error as error:
+            error.file = self._file.file_path
+            raise
+
+    def rows_before(self, offset: int) -> int:
+        """Return how many rows are in the blocks of the splits before ``offset``: their headers are
+        read for it."""
+        try:
+            return AvroFile(self._stream).rows_before(offset)
         except Ags1Error as error:
             error.file = self._file.file_path
             raise

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .writing.commits import Base, Commits
     from .writing.entries import FileRecord
     from .writing.output import TableOutput
+    from .writing.reencryption import RewriteExecutor
     from .writing.transaction import EncryptedTransaction
     from .writing.view import TableView
 
@@ -466,6 +467,7 @@ class EncryptedTable(Table):
         threads: int | None = None,
         dry_run: bool = False,
         progress: Callable[[int, int], None] | None = None,
+        executor: RewriteExecutor | None = None,
     ) -> Rekeyed:
         """Rewrite files under fresh keys, in one snapshot; return how many.
 
@@ -473,7 +475,8 @@ class EncryptedTable(Table):
         those for which ``select`` is; without a filter, delete files too. Rows, their order, ids
         and sequence numbers stay. Files in the clear are encrypted by this. Earlier snapshots
         keep the old files: ``expire_snapshots`` ends them. ``progress`` is called with the bytes of
-        files that are done and of all.
+        files that are done and of all. ``threads`` files are rewritten at once, or ``executor``
+        does it.
 
         Raises ValueError for a column that the table does not have, ValidationException when
         somebody removed a chosen file meanwhile, and what reading and writing raises.
@@ -491,6 +494,7 @@ class EncryptedTable(Table):
             case_sensitive=case_sensitive,
             threads=threads,
             on_done=meter.done,
+            executor=executor,
         )
         plan = rekeying.plan(self.view().at(branch))
         meter.total = plan.size

@@ -2,34 +2,27 @@
 
 From the metadata through every snapshot's manifest list and manifests to each data and delete file:
 every block and every Parquet module once, however many snapshots share the file. Then what lies in
-the table's folder and belongs to no snapshot. One thread walks and reports, others read; a damaged
-file is a finding and the rest goes on. Writes nothing.
+the table's folder and belongs to no snapshot. One thread walks and reports, others read the files
+(``checking``); a damaged file is a finding and the rest goes on. Writes nothing.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 import re
-import stat
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar, cast
 
-from pyiceberg.manifest import DataFileContent, FileFormat
+from pyiceberg.manifest import DataFileContent
 
 from .._gcm import random_bytes
-from ..bulk import verify_file
 from ..cpu import usable_cpus
 from ..errors import (
     Ags1Error,
-    FormatError,
     KeyMetadataError,
     KmsAccessDeniedError,
     KmsConfigurationError,
@@ -46,13 +39,17 @@ from ..keys.manager import (
     EncryptionManager,
     now_ms,
 )
-from ..layout import DEFAULT_BLOCK_SIZE, MAGIC
 from .byte_meter import ByteMeter
-from .deletes import read_deletion_vector
+from .checking import (
+    TICK_SECONDS,
+    Check,
+    CheckExecutor,
+    CheckKind,
+    CheckThreads,
+)
 from .files import TableFiles
-from .findings import Finding, Findings, Severity, TableVerification, finding_of
+from .findings import Finding, Findings, TableVerification, finding_of
 from .listing import list_files, place
-from .parquet_modules import MAGIC_ENCRYPTED, MAGIC_PLAIN, WINDOW_SIZE, verify_parquet
 from .pyiceberg_internals import ManifestEntry, ManifestEntryStatus, read_avro_records
 from .snapshots import (
     MANIFEST,
@@ -67,21 +64,12 @@ from .table import EncryptedTable
 Progress: TypeAlias = "Callable[[int, int | None], object]"
 
 _KMS_UNUSABLE = (KmsUnavailableError, KmsAccessDeniedError, KmsConfigurationError)
-_PROGRESS_SECONDS = 0.1
-_BUFFER_SIZE = 8 << 20
-_HUGE_FILE = 256 << 20
 _REMOTE_THREADS = 16
 _NEAR_EXPIRY_MS = 60 * 24 * 60 * 60 * 1000
 _DAY_MS = 24 * 60 * 60 * 1000
 _MAX_DIGITS = 18
 # Where Iceberg's table properties may put files besides the table's own folder.
 _FOLDER_PROPERTIES = ("write.data.path", "write.metadata.path", "write.object-storage.path")
-_PLAIN_FORMATS = {
-    MAGIC_PLAIN: "Parquet",
-    b"Obj\x01": "Avro",
-    b"ORC": "ORC",
-    b"PFA1": "Puffin",
-}
 
 _Snapshots: TypeAlias = "tuple[int, ...]"
 _Stated: TypeAlias = "tuple[Any, ...]"
@@ -97,6 +85,7 @@ def verify_table(
     require_encrypted: bool = False,
     list_folders: bool = True,
     clock_ms: Clock = now_ms,
+    executor: CheckExecutor | None = None,
 ) -> TableVerification:
     """Authenticate every file of every snapshot of ``table``.
 
@@ -104,7 +93,8 @@ def verify_table(
     over a network. ``progress(done, total)`` is called about ten times a second with bytes, in the
     calling thread; the total is an estimate, None where there is nothing to base it on; what it
     raises ends the call. ``require_encrypted`` makes data files in the clear errors.
-    ``list_folders=False`` leaves out the search for files that no snapshot has.
+    ``list_folders=False`` leaves out the search for files that no snapshot has. ``executor`` looks
+    at the files instead of this process's threads, which are left with manifests and their lists.
 
     What is wrong with the table is in the result. Raises KmsUnavailableError,
     KmsAccessDeniedError and KmsConfigurationError, without which nothing can be said.
@@ -117,7 +107,8 @@ def verify_table(
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
-    return _Verification(table, threads, progress, require_encrypted, clock_ms).run(list_folders)
+    verification = _Verification(table, threads, progress, require_encrypted, clock_ms, executor)
+    return verification.run(list_folders)
 
 
 def estimated_size(table: EncryptedTable) -> int | None:
@@ -128,14 +119,6 @@ def estimated_size(table: EncryptedTable) -> int | None:
     return int(size) if size and size.isdecimal() and len(size) <= _MAX_DIGITS else None
 
 
-@dataclass(slots=True)
-class _Outcome:
-    """What one file's verification brought."""
-
-    size: int = 0
-    findings: list[Finding] = field(default_factory=list)
-
-
 class _Verification:
     def __init__(
         self,
@@ -144,6 +127,7 @@ class _Verification:
         progress: Progress | None,
         require_encrypted: bool,
         clock_ms: Clock,
+        executor: CheckExecutor | None,
     ) -> None:
         self._table = table
         self._metadata = table.metadata
@@ -156,8 +140,7 @@ class _Verification:
         self._threads = threads or (
             self._cpus if self._is_local else max(self._cpus, _REMOTE_THREADS)
         )
-        # A file a thread is fastest; but one huge file at a time may take all CPUs.
-        self._all_cpus = threading.Lock()
+        self._executor = executor
         self._meter = ByteMeter()
         self._findings = Findings()
         self._counts = dict.fromkeys(
@@ -173,7 +156,6 @@ class _Verification:
             0,
         )
         self._verified_size = 0
-        self._running: set[Future[_Outcome]] = set()
         self._root = self._place_of(self._metadata.location).rstrip("/") + "/"
         # Each file, by the name below the table's folder, with a digest of its key; and each key's
         # file. Digests under a secret of this run: the keys themselves need not be kept.
@@ -200,12 +182,13 @@ class _Verification:
             self._check_pin()
             self._check_keys()
             self._read_manifest_lists()
-            self._read_manifests()
-            self._take_statistics()
-            self._finish()
-            if list_folders:
-                self._list_folders()
-            self._finish()
+            executor = self._executor or CheckThreads(self._pool, self._threads, self._cpus)
+            checks = self._checks(list_folders)
+            with closing(executor.run(checks, self._files, self._meter, self._tell)) as outcomes:
+                for outcome in outcomes:
+                    self._verified_size += outcome.size
+                    for finding in outcome.findings:
+                        self._findings.take(finding)
         finally:
             self._meter.stop()
             self._pool.shutdown(cancel_futures=True)
@@ -222,6 +205,13 @@ class _Verification:
             findings=self._findings.sorted(),
             finding_counts=dict(self._findings.counts),
         )
+
+    def _checks(self, list_folders: bool) -> Iterator[Check]:
+        """Walk through the table; yield what others have to look at."""
+        yield from self._read_manifests()
+        yield from self._take_statistics()
+        if list_folders:
+            yield from self._list_folders()
 
     # -- the metadata, and keys in it
 
@@ -371,7 +361,7 @@ class _Verification:
             elif path in self._manifests:
                 self._manifests[path][1].append(snapshot.snapshot_id)
 
-    def _read_manifests(self) -> None:
+    def _read_manifests(self) -> Iterator[Check]:
         paths = list(self._manifests)
         for path, result in self._ahead(self._open_manifest, paths):
             # With its key: what is done needs none.
@@ -383,7 +373,7 @@ class _Verification:
             self._counts["manifests"] += 1
             self._verified_size += manifest.manifest_length
             try:
-                self._take_entries(manifest, result, ids)
+                yield from self._take_entries(manifest, result, ids)
             except Ags1Error as error:
                 self._findings.take(finding_of(error, path, ids))
 
@@ -394,7 +384,9 @@ class _Verification:
         except (Ags1Error, OSError) as error:
             return finding_of(error, path, tuple(snapshots))
 
-    def _take_entries(self, manifest: EncryptedManifest, data: bytes, ids: _Snapshots) -> None:
+    def _take_entries(
+        self, manifest: EncryptedManifest, data: bytes, ids: _Snapshots
+    ) -> Iterator[Check]:
         counts = dict.fromkeys(ManifestEntryStatus, 0)
         puffins: dict[str, list[ContentFile]] = {}
         for entry in _entries(manifest, data):
@@ -403,13 +395,17 @@ class _Verification:
                 continue
             file = cast("ContentFile", entry.data_file)
             file.conceal()
+            file.spec_id = manifest.partition_spec_id
             try:
-                self._take_file(file, ids, puffins)
+                kind = self._take_file(file, ids, puffins)
             except Ags1Error as error:
                 self._known.setdefault(self._name(file.file_path), b"")
                 self._findings.take(finding_of(error, file.file_path, ids))
-        for vectors in puffins.values():
-            self._submit(self._verify_vectors, vectors, ids)
+                continue
+            if kind is not None:
+                yield Check(kind, file.file_path, ids, (file,))
+        for path, vectors in puffins.items():
+            yield Check(CheckKind.VECTORS, path, ids, tuple(vectors))
         stated = {
             ManifestEntryStatus.ADDED: manifest.added_files_count,
             ManifestEntryStatus.EXISTING: manifest.existing_files_count,
@@ -426,7 +422,9 @@ class _Verification:
 
     def _take_file(
         self, file: ContentFile, ids: _Snapshots, puffins: dict[str, list[ContentFile]]
-    ) -> None:
+    ) -> CheckKind | None:
+        """Note a file; return what is to be seen of it, None where nothing is, or where it is with
+        the other ``puffins``."""
         km = file.key
         is_new = self._register(file.file_path, km, ids)
         stated = _stated(file)
@@ -446,21 +444,19 @@ class _Verification:
                 self._counts["delete_files"] += is_new
                 self._size_seen += file.file_size_in_bytes if is_new else 0
                 puffins.setdefault(file.file_path, []).append(file)
-            return
+            return None
         if not is_new:
-            return
+            return None
         self._size_seen += file.file_size_in_bytes
         is_data = file.content == DataFileContent.DATA
         self._counts["data_files" if is_data else "delete_files"] += 1
         if km is not None:
-            self._submit(self._verify_file, file, km, ids)
-            return
-        self._submit(self._measure, file, ids)
+            return CheckKind.SEALED
         if not is_data:
             self._findings.add(
                 "delete-file-without-key", "a delete file in the clear", file.file_path, ids
             )
-            return
+            return CheckKind.PLAIN
         self._counts["plain_data_files"] += 1
         self._findings.add(
             "not-encrypted" if self._require_encrypted else "plain-data-file",
@@ -468,174 +464,18 @@ class _Verification:
             file.file_path,
             ids,
         )
+        return CheckKind.PLAIN
 
-    def _verify_file(self, file: ContentFile, km: KeyMetadata, ids: _Snapshots) -> _Outcome:
-        outcome = _Outcome()
-        location = file.file_path
-        if file.file_format == FileFormat.PARQUET:
-            if km.file_length is None:
-                # The manifest is as authentic; other readers use no length at all.
-                km = km.with_file_length(file.file_size_in_bytes)
-            found = self._verify_parquet(location, km)
-            if found.rows != file.record_count:
-                outcome.findings.append(
-                    Finding(
-                        Severity.ERROR,
-                        "record-count",
-                        f"the file has {found.rows} rows, and the manifest says "
-                        f"{file.record_count}",
-                        location,
-                        ids,
-                    )
-                )
-            if found.plain_levels_size:
-                outcome.findings.append(
-                    Finding(
-                        Severity.WARNING,
-                        "plain-levels",
-                        f"{found.plain_levels_size} bytes of levels (which values are null, where "
-                        "lists begin) are in the clear and can be changed: pages of version 2 as "
-                        "Java encrypts them",
-                        location,
-                        ids,
-                    )
-                )
-            if found.padding_size:
-                outcome.findings.append(
-                    Finding(
-                        Severity.NOTE,
-                        "unauthenticated-bytes",
-                        f"{found.padding_size} bytes belong to no part of the Parquet file",
-                        location,
-                        ids,
-                    )
-                )
-        elif file.file_format == FileFormat.ORC:
-            raise FormatError("ORC files have no encryption in Iceberg, and this one has a key")
-        else:
-            self._verify_ags1(location, km)
-        outcome.size = cast("int", km.file_length)
-        return outcome
-
-    def _verify_ags1(self, location: str, km: KeyMetadata) -> None:
-        path = self._files.local_path(location)
-        try:
-            if path is not None:
-                self._verify_local(path, km)
-            else:
-                self._verify_stream(location, km)
-        except FormatError:
-            if self._head(location) != MAGIC:
-                raise _in_the_clear() from None
-            raise
-
-    def _verify_local(self, path: str, km: KeyMetadata) -> None:
-        before = 0
-
-        def progress(done: int, total: int) -> None:
-            nonlocal before
-            self._meter.add(done - before)
-            before = done
-
-        self._meter.add(0)
-        is_huge = (km.file_length or 0) > _HUGE_FILE
-        takes_all = is_huge and self._all_cpus.acquire(blocking=False)
-        try:
-            verify_file(
-                path,
-                km,
-                threads=self._cpus if takes_all else 1,
-                block_size=DEFAULT_BLOCK_SIZE,
-                progress=progress,
-            )
-        finally:
-            if takes_all:
-                self._all_cpus.release()
-
-    def _verify_stream(self, location: str, km: KeyMetadata) -> None:
-        with self._files.open_encrypted(location, km) as reader:
-            room = bytearray(min(_BUFFER_SIZE, reader.plaintext_size) or 1)
-            while size := reader.readinto(room):
-                self._meter.add(size)
-
-    def _verify_parquet(self, location: str, km: KeyMetadata) -> Any:
-        self._refuse_pipe(location)
-        path = self._files.local_path(location)
-        if path is not None:
-            with open(path, "rb", buffering=0) as file:
-                fd = file.fileno()
-                room = memoryview(bytearray(WINDOW_SIZE))
-
-                def read(offset: int, size: int) -> memoryview:
-                    # Memory used again costs far less than fresh memory.
-                    nonlocal room
-                    if size > len(room):
-                        room = memoryview(bytearray(size))
-                    self._meter.add(size)
-                    return room[: os.preadv(fd, [room[:size]], offset)]
-
-                return verify_parquet(read, os.fstat(fd).st_size, km)
-        stored = self._files.new_input(location)
-        size = len(stored)
-        with closing(stored.open()) as stream:
-
-            def fetch(offset: int, size: int) -> bytes:
-                self._meter.add(size)
-                stream.seek(offset)
-                return stream.read(size)
-
-            return verify_parquet(fetch, size, km)
-
-    def _verify_vectors(self, vectors: list[ContentFile], ids: _Snapshots) -> _Outcome:
-        """Verify one Puffin file and the deletion vectors in it."""
-        outcome = _Outcome()
-        km = cast("KeyMetadata", vectors[0].key)
-        payload = self._files.read_encrypted(vectors[0].file_path, km)
-        outcome.size = cast("int", km.file_length)
-        self._meter.add(outcome.size)
-        for vector in vectors:
-            try:
-                read_deletion_vector(payload, vector, vector.referenced_data_file or "")
-            except Ags1Error as error:
-                outcome.findings.append(finding_of(error, vector.file_path, ids))
-        return outcome
-
-    def _measure(self, file: ContentFile, ids: _Snapshots) -> _Outcome:
-        """See that a file in the clear is there and as long as the manifest says."""
-        self._meter.add(0)
-        size = len(self._files.new_input(file.file_path))
-        stated = file.file_size_in_bytes
-        if size == stated:
-            return _Outcome()
-        kind = "truncated" if size < stated else "format"
-        message = f"the file has {size} bytes, and the manifest says {stated}"
-        return _Outcome(0, [Finding(Severity.ERROR, kind, message, file.file_path, ids)])
-
-    def _take_statistics(self) -> None:
+    def _take_statistics(self) -> Iterator[Check]:
         for statistics in (*self._metadata.statistics, *self._metadata.partition_statistics):
             location = statistics.statistics_path
             if self._register(location, None, (statistics.snapshot_id,)):
                 self._counts["statistics_files"] += 1
-                self._submit(self._look_at_statistics, location, (statistics.snapshot_id,))
-
-    def _look_at_statistics(self, location: str, ids: _Snapshots) -> _Outcome:
-        try:
-            head = self._head(location)
-        except FileNotFoundError:
-            kind, severity = "missing-statistics", Severity.WARNING
-            message = "the statistics file is missing"
-        else:
-            if head in (MAGIC, MAGIC_ENCRYPTED):
-                kind, severity = "unauthenticated-bytes", Severity.NOTE
-                message = "an encrypted statistics file, not verified: the metadata has no key"
-            else:
-                kind, severity = "plain-statistics", Severity.WARNING
-                message = "a statistics file in the clear: it tells of the data's values"
-        return _Outcome(0, [Finding(severity, kind, message, location, ids)])
+                yield Check(CheckKind.STATISTICS, location, (statistics.snapshot_id,))
 
     # -- what else lies there
 
-    def _list_folders(self) -> None:
+    def _list_folders(self) -> Iterator[Check]:
         properties = self._metadata.properties
         folders = [self._metadata.location]
         for name in _FOLDER_PROPERTIES:
@@ -648,7 +488,7 @@ class _Verification:
                 if self._place_name(place(location)) in self._known:
                     continue
                 if not _is_of_use(name) or self._was_never_current(name):
-                    self._submit(self._look_at_stranger, location, ())
+                    yield Check(CheckKind.STRANGER, location)
 
     def _was_never_current(self, name: str) -> bool:
         """Whether a file has the name of a version of the metadata that the log would know: what a
@@ -673,22 +513,6 @@ class _Verification:
             self._findings.take(finding_of(error, folder, ()))
         except (ValueError, ImportError) as error:
             self._findings.add("metadata", f"there can be no such location: {error}", folder)
-
-    def _look_at_stranger(self, location: str, ids: _Snapshots) -> _Outcome:
-        try:
-            with closing(self._files.inner.new_input(location).open()) as stream:
-                head = stream.read(4)
-        except FileNotFoundError:
-            return _Outcome()
-        for magic, name in _PLAIN_FORMATS.items():
-            if head.startswith(magic):
-                message = f"a {name} file in the clear that no snapshot has"
-                return _Outcome(
-                    0, [Finding(Severity.WARNING, "stray-plain-file", message, location)]
-                )
-        what = "an encrypted file" if head in (MAGIC, MAGIC_ENCRYPTED) else "a file"
-        message = f"{what} that no snapshot has"
-        return _Outcome(0, [Finding(Severity.NOTE, "orphan-file", message, location)])
 
     # -- names and keys
 
@@ -736,40 +560,7 @@ class _Verification:
             )
         return True
 
-    def _head(self, location: str) -> bytes:
-        self._refuse_pipe(location)
-        with closing(self._files.open_stored(location)) as stream:
-            return stream.read(len(MAGIC))
-
-    def _refuse_pipe(self, location: str) -> None:
-        """Raise OSError for what is no regular file: to open a pipe could take for ever."""
-        path = self._files.local_path(location)
-        if path is not None and not stat.S_ISREG(os.stat(path).st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", path)
-
     # -- threads
-
-    def _submit(self, work: Callable[..., _Outcome], *arguments: Any) -> None:
-        """Have ``work(*arguments)`` done; waits while too much is under way. The last argument is
-        the snapshots, the first a file or what names one."""
-        while len(self._running) >= 4 * self._threads:
-            self._collect()
-        self._running.add(self._pool.submit(_guarded, work, arguments))
-        self._tell()
-
-    def _collect(self) -> None:
-        """Wait a moment for something to be finished, and take what it found."""
-        done, self._running = wait(self._running, _PROGRESS_SECONDS, FIRST_COMPLETED)
-        for future in done:
-            outcome = future.result()
-            self._verified_size += outcome.size
-            for finding in outcome.findings:
-                self._findings.take(finding)
-        self._tell()
-
-    def _finish(self) -> None:
-        while self._running:
-            self._collect()
 
     def _ahead(
         self, work: Callable[[_Item], _Result], items: Iterable[_Item]
@@ -779,7 +570,7 @@ class _Verification:
 
         def first() -> tuple[_Item, _Result]:
             item, future = under_way.popleft()
-            while not wait((future,), _PROGRESS_SECONDS).done:
+            while not wait((future,), TICK_SECONDS).done:
                 self._tell()
             return item, future.result()
 
@@ -794,24 +585,12 @@ class _Verification:
         now = time.monotonic()
         if self._progress is None or (now < self._next_progress and not final):
             return
-        self._next_progress = now + _PROGRESS_SECONDS
+        self._next_progress = now + TICK_SECONDS
         if final:
             self._progress(self._size_seen, self._size_seen)
             return
         total = None if self._estimate is None else max(self._estimate, self._size_seen)
         self._progress(self._meter.done, total)
-
-
-def _guarded(work: Callable[..., _Outcome], arguments: tuple[Any, ...]) -> _Outcome:
-    """Do a file's work; what is wrong with the file is a finding."""
-    try:
-        return work(*arguments)
-    except (Ags1Error, OSError) as error:
-        about: Any = arguments[0]
-        if isinstance(about, list):
-            about = about[0]
-        location = about if isinstance(about, str) else about.file_path
-        return _Outcome(0, [finding_of(error, location, arguments[-1])])
 
 
 def _manifests(
@@ -843,10 +622,6 @@ def _stated(file: ContentFile) -> _Stated:
     rows = None if file.is_deletion_vector else file.record_count
     ids = tuple(file.equality_ids or ())
     return file.file_size_in_bytes, rows, file.content, file.file_format, ids
-
-
-def _in_the_clear() -> NotEncryptedError:
-    return NotEncryptedError("this file has a key, and does not begin as an encrypted file does")
 
 
 def _version(name: str) -> int | None:

@@ -7,38 +7,45 @@ tasks open the others by their sidecars, with keys that each process unwraps for
 
 Options: ``columns`` (names with commas between: the others are not decoded), ``partSize`` (what a
 task reads at most, 64m), ``ledger`` (the ledger of the job that encrypted the files: the driver
-reads it, and the wrapped keys go to the tasks), and those of keys (see ``options``). Filters are
-not taken from Spark: its way to hand them over gives wrong rows where a frame is used twice. For
-writing see ``files_sink``.
+reads it, and the wrapped keys go to the tasks; a file that the ledger does not have as done yet, or
+no longer, is passed over), and those of keys (see ``options``). Filters are not taken from Spark:
+its way to hand them over gives wrong rows where a frame is used twice. For writing see
+``files_sink``, for streams ``stream_source`` and ``stream_sink``.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    InputPartition,
+)
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from ..layout import encrypted_size
 from . import options as opt
-from .arrow_rows import arrow_schema, conform, spark_schema
-from .files_sink import FilesWriter
-from .inner_formats import InnerFormat, inner_format
 from .keys import FileKeys
-from .ledger import ENCRYPT, Ledger
-from .sealed_files import (
+from .ledger import DONE, ENCRYPT, REMOVED, Ledger
+from .sources.arrow_rows import arrow_schema, conform, spark_schema
+from .sources.files_sink import FilesWriter
+from .sources.inner_formats import InnerFormat, inner_format
+from .sources.sealed_files import (
     Listed,
     OpenPart,
     Part,
     list_files,
-    local_path,
     open_part,
     open_whole,
     plan,
 )
+from .storage.choice import absolute
+from .workers import end_of_task
 
 NAME = "ags1"
 _PART_SIZE = 64 << 20
@@ -85,14 +92,24 @@ class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are n
     def writer(self, schema: StructType, overwrite: bool) -> FilesWriter:
         return FilesWriter(dict(self.options), schema, overwrite=overwrite)
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from .sources.stream_source import LedgerStreamReader
+
+        return LedgerStreamReader(dict(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        # Needs PySpark 4.1.
+        from .sources.stream_sink import StreamWriter
+
+        return StreamWriter(dict(self.options), schema, overwrite=overwrite)
+
     def _inner_schema(self, name: str) -> StructType:
         inner = inner_format(name, self.options)
-        files = list_files(opt.paths(self.options))
+        files, sidecars = find_files(self.options)
         if not files:
             raise ValueError("there are no files to see the columns of: give a schema")
         # An empty one has nothing to show.
         first = next((file for file in files if file.size > encrypted_size(0)), files[0])
-        sidecars = sidecars_of(self.options, [first])
         with open_whole(first, opt.opening_keys(self.options), sidecars) as whole:
             return spark_schema(inner.columns(whole))
 
@@ -118,11 +135,14 @@ class FilesReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[FilesPartition]:
         """Return the tasks. Raises FileNotFoundError, ValueError."""
-        files = list_files(opt.paths(self._options))
-        part_size = opt.size(self._options, "partsize", _PART_SIZE)
-        tasks = plan(files, part_size, sidecars_of(self._options, files))
         # Without a partition Spark would read None.
-        return [FilesPartition(parts) for parts in tasks or [[]]]
+        return self.tasks(*find_files(self._options)) or [FilesPartition([])]
+
+    def tasks(self, files: list[Listed], sidecars: Mapping[str, str]) -> list[FilesPartition]:
+        """Return the tasks that read these files; ``sidecars`` as for ``plan``. Raises
+        ValueError."""
+        part_size = opt.size(self._options, "partsize", _PART_SIZE)
+        return [FilesPartition(parts) for parts in plan(files, part_size, sidecars)]
 
     def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
         """Yield a task's rows. Raises as ``open_part``, and FormatError."""
@@ -135,23 +155,36 @@ class FilesReader(DataSourceReader):  # type: ignore[misc]
                     batches = self._inner.read(opened, wanted)
                 for batch in batches:
                     yield conform(batch, wanted)
+        end_of_task()
 
 
-def sidecars_of(options: Mapping[str, str], files: list[Listed]) -> dict[str, str]:
-    """Return the wrapped keys that the ledger ``ledger`` has, by the files' paths. Raises OSError,
-    FormatError."""
+def find_files(options: Mapping[str, str]) -> tuple[list[Listed], dict[str, str]]:
+    """Return the files that are to be read, and the wrapped keys that the ledger ``ledger`` has of
+    them, by their paths. Raises FileNotFoundError, OSError, FormatError, ValueError."""
+    files = list_files(opt.paths(options))
     folder = options.get("ledger")
     if not folder:
-        return {}
+        return files, {}
     with Ledger(folder, writing=False) as ledger:
         known = ledger.done(ENCRYPT, ("key_metadata",))
-    found = {}
-    for file in files:
-        here = local_path(file.path)
-        row = known.get(os.path.abspath(here) if here is not None else file.path)
-        if row is not None and row.key_metadata is not None:
-            found[file.path] = row.key_metadata
-    return found
+        keys: dict[str, str] = {}
+        unknown: dict[str, Listed] = {}
+        for file in files:
+            target = absolute(file.path)
+            row = known.get(target)
+            if row is not None and row.key_metadata is not None:
+                keys[file.path] = row.key_metadata
+            else:
+                unknown[target] = file
+        if unknown:
+            # Not settled yet, or removed but for its name.
+            passed_over = {
+                unknown.get(row.target)
+                for row in ledger.rows(("operation", "status", "target"), pending=True)
+                if row.operation == ENCRYPT and row.status in (DONE, REMOVED)
+            }
+            files = [file for file in files if file not in passed_over]
+    return files, keys
 
 
 def content_rows(part: OpenPart, *, with_content: bool = True) -> Iterator[pa.RecordBatch]:

@@ -35,7 +35,7 @@ from ..iceberg.writing.transaction import SnapshotStep
 from ..iceberg.writing.view import TableView
 from ..keys.envelope import KeyEncryptionKey
 from . import options as opt
-from .arrow_rows import arrow_schema, conform
+from .sources.arrow_rows import arrow_schema, conform
 from .table_access import (
     JobKey,
     new_job_id,
@@ -45,6 +45,7 @@ from .table_access import (
     without_history,
     wrap_key,
 )
+from .workers import end_of_task
 
 _log = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             threads=1,
         )
         job = self._key.open(table.files.keys.cache)
+        end_of_task()
         return WrittenFiles([WrittenFile.of(record, job) for record in records])
 
     def commit(self, messages: list[WrittenFiles | None]) -> None:

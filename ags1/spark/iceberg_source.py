@@ -5,11 +5,11 @@ For installations where that cannot be configured with a KMS, and for the KMSs t
     spark.read.format("ags1-iceberg").option("catalog", "prod").load("db.table")
     df.write.format("ags1-iceberg").option("catalog", "prod").mode("append").save("db.table")
 
-The scan is planned on the driver, which opens the manifests; a task reads some data files and
-applies their deletes. Options to read: ``filter`` (a row filter as PyIceberg parses it),
-``columns`` (names with commas between), ``snapshot-id`` or ``branch`` (or a tag), ``partSize``
-(stored bytes for a task, 64m); and those of ``table_access``. Filters are not taken from Spark, see
-``datasource``. For writing see ``iceberg_sink``.
+The scan is planned on the driver, which opens the manifests; a task reads some data files, or a
+part of a large one, and applies their deletes. Options to read: ``filter`` (a row filter as
+PyIceberg parses it), ``columns`` (names with commas between), ``snapshot-id`` or ``branch`` (or a
+tag), ``partSize`` (stored bytes for a task, 64m); and those of ``table_access``. Filters are not
+taken from Spark, see ``datasource``. For writing see ``iceberg_sink``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.expressions.visitors import bind
 from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -33,11 +35,12 @@ from ..iceberg.metadata import parse_metadata
 from ..iceberg.pyiceberg_internals import parse_row_filter
 from ..iceberg.reading import TaskReader
 from ..iceberg.scan import EncryptedScan
+from ..iceberg.snapshots import ContentFile
 from ..iceberg.table import EncryptedTable
 from ..keys.envelope import KeyEncryptionKey
 from . import options as opt
-from .arrow_rows import arrow_schema, conform, spark_schema
 from .iceberg_sink import TableWriter
+from .sources.arrow_rows import arrow_schema, conform, spark_schema
 from .table_access import (
     JobKey,
     TravellingFile,
@@ -46,11 +49,13 @@ from .table_access import (
     table_of_process,
     without_history,
 )
+from .workers import end_of_task
 
 NAME = "ags1-iceberg"
 _PART_SIZE = 64 << 20
 # What opening a file costs, in the bytes that could be read meanwhile.
 _OPEN_COST = 1 << 20
+_MAX_COUNTED_SPLITS = 16
 
 
 def register(spark: Any) -> None:
@@ -112,15 +117,22 @@ class _Job:
     key: JobKey | None
 
 
-class TablePartition(InputPartition):  # type: ignore[misc]
-    """What a task reads: data files, each with the delete files that apply to it."""
+class SealedTask(NamedTuple):
+    """A data file, or the part ``split`` of it (offset and length), and the delete files that apply
+    to it."""
 
-    def __init__(
-        self, job: _Job | None, files: list[tuple[TravellingFile, list[TravellingFile]]]
-    ) -> None:
-        super().__init__(len(files))
+    file: TravellingFile
+    deletes: list[TravellingFile]
+    split: tuple[int, int] | None
+
+
+class TablePartition(InputPartition):  # type: ignore[misc]
+    """What a task of Spark's reads."""
+
+    def __init__(self, job: _Job | None, tasks: list[SealedTask]) -> None:
+        super().__init__(len(tasks))
         self.job = job
-        self.files = files
+        self.tasks = tasks
 
 
 class TableReader(DataSourceReader):  # type: ignore[misc]
@@ -157,7 +169,11 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
         part_size = opt.size(self._options, "partsize", _PART_SIZE)
         return [
             TablePartition(
-                job, [(sealed(t.file), [sealed(d) for d in t.delete_files]) for t in group]
+                job,
+                [
+                    SealedTask(sealed(t.file), [sealed(d) for d in t.delete_files], split)
+                    for t, split in group
+                ],
             )
             for group in _groups(tasks, part_size)
         ]
@@ -169,12 +185,13 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
             return
         wanted = arrow_schema(self._schema)
         reading = _reading(job.job_id, _Pinned(job))
-        for data, deletes in partition.files:
+        for file, deletes, split in partition.tasks:
             task = FileScanTask(
-                data.open(reading.key), delete_files={d.open(reading.key) for d in deletes}
+                file.open(reading.key), delete_files={d.open(reading.key) for d in deletes}
             )
-            for batch in reading.reader.batches(task):
+            for batch in reading.reader.batches(task, split):
                 yield conform(batch, wanted)
+        end_of_task()
 
 
 class _Pinned:
@@ -212,16 +229,50 @@ def _reading(job_id: str, pinned: _Pinned) -> _Reading:
     return _Reading(reader, job.key.open(table.files.keys.cache))
 
 
-def _groups(tasks: list[FileScanTask], part_size: int) -> Iterator[list[FileScanTask]]:
-    """Yield the files for each task: about so many stored bytes, and one at least."""
-    gathered: list[FileScanTask] = []
+_Split = tuple[FileScanTask, "tuple[int, int] | None"]
+
+
+def _groups(tasks: list[FileScanTask], part_size: int) -> Iterator[list[_Split]]:
+    """Yield the files, or the one part of a file, for each task: about so many stored bytes."""
+    gathered: list[_Split] = []
     weight = 0
     for task in tasks:
+        splits = splits_of(task, part_size)
+        if len(splits) > 1:
+            for split in splits:
+                yield [(task, split)]
+            continue
         size = task.file.file_size_in_bytes + _OPEN_COST
         if gathered and weight + size > part_size:
             yield gathered
             gathered, weight = [], 0
-        gathered.append(task)
+        gathered.append((task, None))
         weight += size
     if gathered:
         yield gathered
+
+
+def splits_of(task: FileScanTask, part_size: int) -> list[tuple[int, int]]:
+    """Return the splits, of about ``part_size`` stored bytes, that a data file is to be read in.
+
+    A Parquet file ends one only where its manifest entry says that a row group begins. An Avro file
+    is cut anywhere, but only if it is encrypted: its blocks alone tell then that none is missing,
+    where otherwise the count of all rows does. Its text is a little shorter than what is stored,
+    which the last splits have room for.
+    """
+    file = cast("ContentFile", task.file)
+    size = file.file_size_in_bytes
+    if file.file_format == FileFormat.PARQUET:
+        bounds = [0]
+        for offset in sorted(file.split_offsets or ()):
+            if offset - bounds[-1] >= part_size and size - offset >= part_size // 2:
+                bounds.append(offset)
+    elif file.file_format == FileFormat.AVRO and file.is_encrypted:
+        if any(delete.content == DataFileContent.POSITION_DELETES for delete in task.delete_files):
+            # A row's position is found by reading what is before it, as every split does.
+            part_size = max(part_size, size // _MAX_COUNTED_SPLITS)
+        count = max(1, round(size / part_size))
+        bounds = [size * number // count for number in range(count)]
+    else:
+        bounds = [0]
+    return [(begin, end - begin) for begin, end in pairwise([*bounds, size])]

@@ -3,7 +3,8 @@
 The driver lists the sources and cuts the work (``planning``); tasks do it under names of their own
 (``work``); the driver publishes what one attempt of each piece has made (``publishing``) and keeps
 the ledger (``ledger``), by which a job that was killed is taken up again. Paths are of file systems
-that the driver and all executors have mounted.
+that the driver and all executors have mounted, or URLs of S3's or any other storage that fsspec
+knows (``storage``); the ledger is a folder of the driver's.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import os
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from . import files
+from .bulk.planning import Item
+from .bulk.rewrapping import rewrap_ledger
+from .bulk.running import SUFFIX, VERIFY, FailedFile, Job, Progress, Summary
+from .bulk.work import Decrypting, Encrypting, Verifying
 from .keys import FileKeys, KmsConfig
 from .ledger import DECRYPT, ENCRYPT
-from .planning import Item
-from .rewrapping import rewrap_ledger
-from .running import SUFFIX, VERIFY, FailedFile, Job, Progress, Summary
-from .work import Decrypting, Encrypting, Verifying
+from .storage.choice import absolute, find
 
 __all__ = [
     "FailedFile",
@@ -62,17 +63,16 @@ def encrypt_files(
     Raises KmsError, OSError for a ledger or folder that cannot be used, ValueError. A file's
     failure is in the summary and in the ledger and stops no other.
     """
-    root = os.path.abspath(os.fspath(target))
+    root = absolute(os.fspath(target))
     keys = FileKeys.for_sealing(kms, key_id)
     with Job(spark, ENCRYPT, root, os.fspath(ledger), durable, cores, progress) as job:
-        listing = files.find(_paths(sources), passed_over=(root, job.ledger.folder))
+        listing = find(_paths(sources), passed_over=(root, job.ledger.folder))
         job.list_failed(listing.problems)
-        known = job.ledger.done(
-            ENCRYPT, ("source", "source_size", "source_mtime_ns", "target_size")
-        )
+        known = job.ledger.done(ENCRYPT, ("source", "source_size", "source_version", "target_size"))
+        job.looks_at(len(listing.files))
         items: list[Item] = []
         for found in listing.files:
-            path = os.path.join(root, found.relative_path + SUFFIX)
+            path = job.target(found.relative_path + SUFFIX)
             row = known.get(path)
             if not job.takes(found, path, row, overwrite=overwrite):
                 continue
@@ -82,9 +82,10 @@ def encrypt_files(
                 path,
                 found.relative_path,
                 found.size,
-                found.mtime_ns,
+                found.version,
                 found.size,
                 replaces=overwrite or row is not None,
+                unit=job.unit(found.size),
             )
             items.append(item)
         job.run(items, Encrypting, keys, key_id, digests=plaintext_hmac)
@@ -112,17 +113,17 @@ def decrypt_files(
     which have to be named where a key id may be a stranger's. What is done is noted in the same
     ledger, and left alone the next time. Arguments and errors otherwise as in ``encrypt_files``.
     """
-    root = os.path.abspath(os.fspath(target))
+    root = absolute(os.fspath(target))
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
     with Job(spark, DECRYPT, root, os.fspath(ledger), durable, cores, progress) as job:
-        known = job.ledger.done(
-            DECRYPT, ("source", "source_size", "source_mtime_ns", "target_size")
-        )
+        known = job.ledger.done(DECRYPT, ("source", "source_size", "source_version", "target_size"))
+        sealed_files = list(job.sealed_files(paths, (root, job.ledger.folder)))
+        job.looks_at(len(sealed_files))
         items: list[Item] = []
-        for found, sealed in job.sealed_files(paths, (root, job.ledger.folder)):
+        for found, sealed in sealed_files:
             name = sealed.relative_path if sources is None else _without_suffix(found.relative_path)
-            path = os.path.join(root, name)
+            path = job.target(name)
             row = known.get(path)
             if not job.takes(found, path, row, overwrite=overwrite):
                 continue
@@ -132,10 +133,11 @@ def decrypt_files(
                 path,
                 name,
                 found.size,
-                found.mtime_ns,
+                found.version,
                 sealed.source_size,
                 sealed.key_metadata,
                 overwrite or row is not None,
+                job.unit(sealed.source_size),
             )
             items.append(item)
         job.run(items, Decrypting, keys, None)
@@ -166,7 +168,7 @@ def verify_files(
                 "",
                 found.relative_path,
                 found.size,
-                found.mtime_ns,
+                found.version,
                 sealed.source_size,
                 sealed.key_metadata,
             )
@@ -180,9 +182,14 @@ def _paths(sources: Sources) -> list[str]:
     given: Any = sources
     if isinstance(sources, (str, os.PathLike)):
         return [os.fspath(sources)]
-    if hasattr(sources, "toLocalIterator"):
-        return [row["path"] for row in given.select("path").toLocalIterator()]
-    return [os.fspath(source) for source in sources]
+    if not hasattr(sources, "toLocalIterator"):
+        return [os.fspath(source) for source in sources]
+    if "path" not in given.columns:
+        raise ValueError("the DataFrame of sources has no column 'path'")
+    paths = [row["path"] for row in given.select("path").toLocalIterator()]
+    if None in paths:
+        raise ValueError("the DataFrame of sources has rows without a path")
+    return paths
 
 
 def _without_suffix(name: str) -> str:

@@ -5,6 +5,7 @@
     LEDGER/batch-<number>.parquet     settled rows, the newest number last
           _pending-<number>.parquet   rows whose files may not all have their names yet
           _job-<job id>.json          a job under way, or killed
+          _staged-<job id>-<n>.json   what it has begun elsewhere, to be given up with it
           _lock                       held by the one job that writes
 
 A batch is stored as pending before the first of its files gets its name, and settled, in one step,
@@ -20,7 +21,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -32,23 +33,26 @@ from ..atomic import AtomicFile
 from ..errors import FormatError
 
 ENCRYPT, DECRYPT = "encrypt", "decrypt"
-DONE, FAILED, SKIPPED = "done", "failed", "skipped"
+DONE, FAILED, SKIPPED, REMOVED = "done", "failed", "skipped", "removed"
 
 _BATCH = re.compile(r"batch-(\d{12})\.parquet")
 _PENDING = re.compile(r"_pending-(\d{12})\.parquet")
 _JOB = re.compile(r"_job-([0-9a-f]+)\.json")
 _MAX_JOB_SIZE = 1 << 20
+_MAX_STAGED_SIZE = 64 << 20
 
 
 class Row(NamedTuple):
     """What became of one file.
 
-    Sizes are bytes. ``key_metadata`` is the document of a sidecar, JSON: the file's key, wrapped;
+    Sizes are bytes. ``source_version`` changes with the source: a local file's time in ns, S3's
+    ETag. ``key_metadata`` is the document of a sidecar, JSON: the file's key, wrapped;
     ``key_id`` its id there. ``master_key_id`` names the key in the KMS. ``error_kind`` is the
-    exception's name. ``attempt`` is the name under which the file was written, in its target's
-    folder; ``replaces``: it may take the place of an older target. ``plaintext_hmac`` is
-    HMAC-SHA-256 under a key derived from the KEK (``FileKeys.hmac_key``), where it was asked for: a
-    bare hash would tell which files are equal. Times are epoch ns and ms.
+    exception's name. ``attempt`` is what was written, as its storage calls it: the name of a file
+    in the target's folder, elsewhere a path, or JSON of S3's upload and its parts. ``replaces``: it
+    may take the place of an older target. ``plaintext_hmac`` is HMAC-SHA-256 under a key derived
+    from the KEK (``FileKeys.hmac_key``), where it was asked for: a bare hash would tell which files
+    are equal. Times are epoch ms.
     """
 
     operation: str
@@ -56,7 +60,7 @@ class Row(NamedTuple):
     target: str
     relative_path: str
     source_size: int
-    source_mtime_ns: int
+    source_version: str
     target_size: int | None
     status: str
     error_kind: str | None
@@ -73,7 +77,6 @@ class Row(NamedTuple):
 
 _TYPES: dict[str, pa.DataType] = {
     "source_size": pa.int64(),
-    "source_mtime_ns": pa.int64(),
     "target_size": pa.int64(),
     "plaintext_hmac": pa.binary(),
     "replaces": pa.bool_(),
@@ -139,13 +142,18 @@ class Ledger:
         return [row for _, path in self._files(*patterns) for row in read_rows(path, columns)]
 
     def done(self, operation: str, columns: Sequence[str] = Row._fields) -> dict[str, Row]:
-        """Return by its target the newest row of each file that is done."""
+        """Return by its target the newest row of each file that is done, and was not removed since
+        by whoever wrote that to the ledger."""
         wanted = [*columns, "operation", "status", "target"]
-        return {
-            row.target: row
-            for row in self.rows(wanted)
-            if row.status == DONE and row.operation == operation
-        }
+        found: dict[str, Row] = {}
+        for row in self.rows(wanted):
+            if row.operation != operation:
+                continue
+            if row.status == DONE:
+                found[row.target] = row
+            elif row.status == REMOVED:
+                found.pop(row.target, None)
+        return found
 
     def prepare(self, rows: Sequence[Row]) -> Batch:
         """Store rows as pending."""
@@ -183,8 +191,30 @@ class Ledger:
 
     def end(self, job_id: str) -> None:
         """Note that a job has left nothing staged."""
+        for name in self._staged_names(job_id):
+            os.unlink(os.path.join(self.folder, name))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._job_path(job_id))
+
+    def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:
+        """Note what a job has begun in a place where it cannot be found by its name: by target,
+        what its storage calls it. ``number`` is that of the wave."""
+        data = json.dumps(list(staged.items())).encode() + b"\n"
+        private_file.write(self._staged_path(job_id, number), data, overwrite=False, durable=False)
+
+    def forget_staged(self, job_id: str, number: int) -> None:
+        """Note that nothing of a wave is left."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._staged_path(job_id, number))
+
+    def staged(self, job_id: str) -> list[tuple[str, str]]:
+        """Return what a job has noted so: (target, what its storage calls it) each."""
+        found: list[tuple[str, str]] = []
+        for name in self._staged_names(job_id):
+            data, _ = private_file.read(os.path.join(self.folder, name), _MAX_STAGED_SIZE)
+            with contextlib.suppress(ValueError, TypeError):
+                found += [(str(target), str(shared)) for target, shared in json.loads(data)]
+        return found
 
     def killed(self) -> dict[str, str]:
         """Return the folders of the jobs that did not end, by job id."""
@@ -205,6 +235,24 @@ class Ledger:
         os.rename(staged, path)
         self._sync()
 
+    def settled_up_to(self) -> int:
+        """Return the number of the newest settled batch that no pending one comes before, 0 where
+        there is none: what is settled up to there stays as it is."""
+        pending = [number for number, _ in self._files(_PENDING)]
+        settled = [number for number, _ in self._files(_BATCH)]
+        first = min(set(pending).difference(settled), default=None)
+        last = max(settled, default=0)
+        return last if first is None else min(last, first - 1)
+
+    def rows_between(
+        self, after: int, until: int | None = None, columns: Sequence[str] = Row._fields
+    ) -> Iterator[tuple[int, list[Row]]]:
+        """Yield the number and the rows of each settled batch with a number above ``after``, and
+        not above ``until``, oldest first."""
+        for number, path in self._files(_BATCH):
+            if after < number and (until is None or number <= until):
+                yield number, read_rows(path, columns)
+
     def _files(self, *patterns: re.Pattern[str]) -> list[tuple[int, str]]:
         found = [
             (int(match[1]), os.path.join(self.folder, name))
@@ -219,6 +267,12 @@ class Ledger:
 
     def _job_path(self, job_id: str) -> str:
         return os.path.join(self.folder, f"_job-{job_id}.json")
+
+    def _staged_path(self, job_id: str, number: int) -> str:
+        return os.path.join(self.folder, f"_staged-{job_id}-{number:06}.json")
+
+    def _staged_names(self, job_id: str) -> list[str]:
+        return [name for name in os.listdir(self.folder) if name.startswith(f"_staged-{job_id}-")]
 
     def _write(self, path: str, rows: Sequence[Row]) -> None:
         write_rows(path, rows, durable=self._durable)

@@ -19,7 +19,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.typedef import Record
 
 from ..errors import KeyMetadataError, NotEncryptedError
-from ..iceberg.catalog import load_catalog
+from ..iceberg.catalog import EncryptedCatalog, load_catalog
 from ..iceberg.pyiceberg_internals import configured_properties
 from ..iceberg.snapshots import ContentFile
 from ..iceberg.table import EncryptedTable, open_table
@@ -57,29 +57,42 @@ def open_of_options(options: Mapping[str, str]) -> EncryptedTable:
     name = options.get("path")
     if not name:
         raise ValueError("no table is named: load('database.table') or load('….metadata.json')")
-    catalog = options.get("catalog")
-    properties = {
-        key.removeprefix(_CATALOG_PREFIX): text
-        for key, text in options.items()
-        if key.startswith(_CATALOG_PREFIX)
-    }
     more: dict[str, Any] = {
         "expected_key_id": options.get("key") or None,
         "location_map": json.loads(options.get("location-map") or "{}"),
     }
     if options.get("require-encrypted"):
         more["require_encrypted"] = opt.flag(options, "require-encrypted")
-    if name.endswith(".metadata.json"):
+    if name.endswith((".metadata.json", ".metadata.json.gz")):
+        properties = _catalog_properties(options)
         kms = _with_kms(properties, options)
         table = open_table(name, kms, properties=properties, **more)
     else:
-        configured = configured_properties(catalog, properties)
-        if not (configured.get(KMS_TYPE) or configured.get(KMS_IMPL)):
-            properties = _with_kms(properties, options)
-        table = load_catalog(catalog, **properties).load_table(name, **more)
+        table = catalog_of_options(options).load_table(name, **more)
     if not isinstance(table, EncryptedTable):
         raise NotEncryptedError("the table is not encrypted: Spark's own sources read it")
     return table
+
+
+def catalog_of_options(options: Mapping[str, str]) -> EncryptedCatalog:
+    """Open the catalog that the options name, ``catalog`` and ``catalog.<property>`` as above, with
+    the KMS of its configuration or else of ``opt.key_settings``. Raises as ``load_catalog``, and
+    KmsConfigurationError for an option that is a secret."""
+    opt.refuse_secrets(options)
+    name = options.get("catalog")
+    properties = _catalog_properties(options)
+    configured = configured_properties(name, properties)
+    if not (configured.get(KMS_TYPE) or configured.get(KMS_IMPL)):
+        properties = _with_kms(properties, options)
+    return load_catalog(name, **properties)
+
+
+def _catalog_properties(options: Mapping[str, str]) -> dict[str, str]:
+    return {
+        key.removeprefix(_CATALOG_PREFIX): text
+        for key, text in options.items()
+        if key.startswith(_CATALOG_PREFIX)
+    }
 
 
 def _with_kms(properties: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from interop.metastore import served_metastore
 from interop.spark import SparkTables
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
@@ -76,6 +77,35 @@ def main(folder: Path) -> dict[str, Any]:
         found = spark.table(f"{catalog}.db.{file_format}")
         said[f"ours by java, {file_format}"] = found.orderBy("id").toJSON().collect()
     said["expected"] = frame.orderBy("id").toJSON().collect()
+
+    # One table of one metastore, which both write to by turns.
+    shared = f"{catalog}.db.shared"
+    tables.create(
+        shared,
+        "id bigint, name string, at timestamp",
+        folder / "shared",
+        # This metastore is of Hive 2, and has no tables for locks.
+        **{"engine.hive.lock-enabled": "false"},
+    )
+    tables.sql(f"INSERT INTO {shared} SELECT id, name, at FROM {java_s} WHERE id < 100")
+    with served_metastore(tables) as uri:
+        lake = {
+            "catalog": "lake",
+            "catalog.type": "hive",
+            "catalog.uri": uri,
+            "catalog.hive.hive2-compatible": "true",
+            **_KMS,
+        }
+        ours = spark.read.format("ags1-iceberg").options(**lake, key="keyA")
+        frame.where("id >= 100 and id < 200").write.format("ags1-iceberg").options(**lake).mode(
+            "append"
+        ).save("db.shared")
+        tables.sql(f"INSERT INTO {shared} SELECT id, name, at FROM {java_s} WHERE id >= 200")
+        tables.sql(f"DELETE FROM {shared} WHERE id % 10 = 4")
+        said["shared by java"] = spark.table(shared).orderBy("id").toJSON().collect()
+        said["shared by us"] = ours.load("db.shared").orderBy("id").toJSON().collect()
+        said["snapshots"] = spark.table(f"{shared}.snapshots").count()
+    said["shared, expected"] = frame.where("id % 10 <> 4").orderBy("id").toJSON().collect()
     tables.stop()
     return said
 

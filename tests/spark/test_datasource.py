@@ -31,8 +31,8 @@ from ags1.spark import datasource
 from ags1.spark.datasource import FilesReader
 from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, Ledger, Row
-from ags1.spark.lines import whole_lines
-from ags1.spark.sealed_files import Listed, Part, list_files, open_part, plan
+from ags1.spark.sources.lines import whole_lines
+from ags1.spark.sources.sealed_files import Listed, Part, list_files, open_part, plan
 
 BLOCK = 4096
 
@@ -138,7 +138,7 @@ class _Bytes:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_line_is_in_one_part(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = random.Random(seed)
-    monkeypatch.setattr("ags1.spark.lines._STEP", choose.choice([1, 2, 3, 7, 1 << 20]))
+    monkeypatch.setattr("ags1.spark.sources.lines._STEP", choose.choice([1, 2, 3, 7, 1 << 20]))
     data = b"".join(choose.choice([b"a", b"bc", b"\n", b"\r", b"\r\n"]) for _ in range(200))
     cuts = sorted(choose.sample(range(len(data)), 6))
 

@@ -6,23 +6,32 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions.visitors import bind
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
+from ags1.errors import TruncatedError
 from ags1.iceberg import load_catalog
+from ags1.iceberg.filters import as_sql
+from ags1.iceberg.pyiceberg_internals import parse_row_filter
+from ags1.iceberg.reading import TaskReader
+from ags1.iceberg.snapshots import ContentFile
 
 pytest.importorskip("pyspark")
 
 from ags1.spark import iceberg_source
-from ags1.spark.arrow_rows import spark_schema
-from ags1.spark.iceberg_source import TableReader, scan_of
+from ags1.spark.iceberg_source import TableReader, scan_of, splits_of
+from ags1.spark.sources.arrow_rows import spark_schema
 
 TABLES = Path(__file__).parent.parent / "tables"
 JAVA_LOCATION = "file:/tmp/ags1-fixtures"
@@ -335,3 +344,81 @@ def test_secrets_are_no_options(iceberg: Any, catalog: Any, options: dict[str, s
         reading(iceberg, options, **{"catalog.s3.secret-access-key": "sesame"}).collect()
 
     assert "sesame" not in str(caught.value)
+
+
+def split_reads(
+    table: Any, part_size: int, **options: str
+) -> Iterator[tuple[list[Any], list[list[Any]]]]:
+    """Yield for each data file the rows read as a whole, and those of each split."""
+    scan = scan_of(table, options)
+    for task in scan.plan_files():
+        view = table.view()
+        row_filter = as_sql(parse_row_filter(options.get("filter") or AlwaysTrue()), view.schema)
+        bound = bind(view.schema, row_filter, case_sensitive=True)
+
+        def read(split: tuple[int, int] | None, task: Any = task, bound: Any = bound) -> list[Any]:
+            # A reader of its own, as in another process.
+            reader = TaskReader(table.files, table.metadata, scan.projection(), bound)
+            return [row for batch in reader.batches(task, split) for row in batch.to_pylist()]
+
+        splits = splits_of(task, part_size)
+        assert splits[0][0] == 0
+        assert sum(length for _, length in splits) == task.file.file_size_in_bytes
+        yield read(None), [read(split) for split in splits]
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+@pytest.mark.parametrize("deletes", ["none", "vector"])
+def test_the_splits_of_a_file_have_its_rows(catalog: Any, file_format: str, deletes: str) -> None:
+    table = table_of(catalog, file_format, **{"write.parquet.row-group-limit": "1500"})
+    table.append(some_rows(0, 40_000))
+    if deletes == "vector":
+        gone = [*range(0, 40_000, 997), 1499, 1500, 1501, 39_999]
+        table.delete(f"id in ({str(gone)[1:-1]})")
+
+    for row_filter in ("", "region = 'r1' and id < 30000"):
+        options = {"filter": row_filter, "columns": "id,region"}
+        ((whole, splits),) = split_reads(table, 9000, **options)
+        assert len(splits) > 4
+        assert sum(map(bool, splits)) > 4
+        assert [row for split in splits for row in split] == whole
+        assert 0 < len(whole) < 40_001
+
+
+def test_files_that_are_not_split(catalog: Any) -> None:
+    table = table_of(catalog, "avro")
+    table.append(some_rows(0, 20_000))
+    (task,) = table.scan().plan_files()
+    size = task.file.file_size_in_bytes
+    assert len(splits_of(task, size // 40)) == 40
+    table.delete("id = 5")
+    (task,) = table.scan().plan_files()
+    assert len(splits_of(task, size // 40)) == 16
+    plain = ContentFile.of_record(task.file.record, task.file.spec_id, None)
+    assert splits_of(FileScanTask(plain), size // 40) == [(0, size)]
+
+
+def test_a_large_file_is_read_by_several_tasks(
+    iceberg: Any, catalog: Any, options: dict[str, str]
+) -> None:
+    table = table_of(catalog, "avro")
+    table.append(some_rows(0, 30_000))
+    table.append(some_rows(30_000, 10))
+    table.append(some_rows(30_010, 10))
+    table.delete("id in (7, 29000)")
+
+    frame = reading(iceberg, options, partSize="20k")
+
+    assert frame.rdd.getNumPartitions() > 4
+    assert ids(frame) == [n for n in range(30_020) if n not in (7, 29_000)]
+
+
+def test_a_block_that_is_missing_fails_a_split(catalog: Any) -> None:
+    table = table_of(catalog, "avro")
+    table.append(some_rows(0, 20_000))
+    (task,) = table.scan().plan_files()
+    path = Path(task.file.file_path.removeprefix("file://"))
+    path.write_bytes(path.read_bytes()[:-100])
+
+    with pytest.raises(TruncatedError):
+        list(split_reads(table, 9000))

@@ -22,11 +22,14 @@ from ags1.cli.failures import Exit
 from ags1.errors import KmsUnavailableError
 from ags1.keys import Keychain, Sidecar
 from ags1.kms import LocalKms
-from ags1.spark import jobs, planning, publishing, work
+from ags1.spark import jobs
+from ags1.spark.bulk import planning, work
+from ags1.spark.bulk.running import TaskFailedError
+from ags1.spark.bulk.work import Encrypting, Result
 from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import ENCRYPT, Ledger, Row, write_rows
-from ags1.spark.running import TaskFailedError
-from ags1.spark.work import Encrypting, Result
+from ags1.spark.storage import local as local_storage
+from ags1.spark.storage.local import LocalSource, LocalStorage
 
 MIB = 1 << 20
 
@@ -287,7 +290,7 @@ class Killed(Encrypting):
             return super().piece(piece, attempt)
         if piece.first_block > 2:
             return super().piece(piece, attempt)
-        work._check_unchanged = lambda *_: [  # type: ignore[assignment]
+        LocalSource.check_unchanged = lambda _: [  # type: ignore[assignment,method-assign]
             marker.touch(),
             os.kill(os.getpid(), signal.SIGKILL),
         ]
@@ -335,9 +338,9 @@ class TestRetries:
     ) -> None:
         monkeypatch.setattr(jobs, "Encrypting", Killed)
         copied = []
-        assembled = jobs.Job._assembled
+        assembled = LocalStorage._assembled
         monkeypatch.setattr(
-            jobs.Job,
+            LocalStorage,
             "_assembled",
             lambda self, *given: copied.append(given) or assembled(self, *given),
         )
@@ -401,7 +404,9 @@ class TestRetries:
 _KILLED_DRIVER = """
 import os, signal, sys
 from pyspark.sql import SparkSession
-from ags1.spark import jobs, planning, publishing
+from ags1.spark import jobs
+from ags1.spark.storage import local as local_storage
+from ags1.spark.bulk import planning
 from ags1.spark.keys import KmsConfig
 
 source, target, ledger, keyring, wanted = sys.argv[1:]
@@ -411,7 +416,7 @@ builder = SparkSession.builder.master("local[2]")
 for name in ("spark.driver.host", "spark.driver.bindAddress"):
     builder = builder.config(name, "127.0.0.1")
 spark = builder.config("spark.ui.enabled", "false").getOrCreate()
-publish, published = publishing.publish, 0
+publish, published = local_storage.publish, 0
 
 def killing(*arguments, **more):
     global published
@@ -420,7 +425,7 @@ def killing(*arguments, **more):
     published += 1
     publish(*arguments, **more)
 
-publishing.publish = killing
+local_storage.publish = killing
 kms = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": keyring})
 jobs.encrypt_files(spark, source, target, ledger=ledger, kms=kms, key_id="default")
 """
@@ -459,7 +464,7 @@ def test_an_interrupt_between_key_and_name(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(publishing, "publish", interrupt)
+    monkeypatch.setattr(local_storage, "publish", interrupt)
     with pytest.raises(KeyboardInterrupt):
         folders.encrypt()
     monkeypatch.undo()

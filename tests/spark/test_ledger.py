@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from ags1 import layout
 from ags1.errors import FormatError, KmsConfigurationError
-from ags1.spark import files, planning
+from ags1.spark.bulk import planning
+from ags1.spark.bulk.publishing import settle_pending
 from ags1.spark.keys import KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, FAILED, Ledger, Row
-from ags1.spark.publishing import settle_pending
+from ags1.spark.storage import choice as storages
+from ags1.spark.storage import local_files as files
 
 JOB = "0123456789ab"
 
@@ -28,7 +30,7 @@ def row(target: Path, *, attempt: str | None = None, status: str = DONE, **more:
         "target": str(target),
         "relative_path": target.name,
         "source_size": 1,
-        "source_mtime_ns": 2,
+        "source_version": "2",
         "target_size": 3,
         "status": status,
         "error_kind": None,
@@ -227,7 +229,7 @@ class TestListing:
         (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
 
         def found(*sources: str, **more: object) -> list[str]:
-            listing = files.find([str(tmp_path / source) for source in sources], **more)  # type: ignore[arg-type]
+            listing = storages.find([str(tmp_path / source) for source in sources], **more)  # type: ignore[arg-type]
             assert not listing.problems
             return [item.relative_path for item in listing.files]
 
@@ -239,7 +241,7 @@ class TestListing:
         assert found("", passed_over=[str(tmp_path / "a" / "b")]) == ["a/1.csv", "c/3.txt"]
 
     def test_what_is_missing_is_told(self, tmp_path: Path) -> None:
-        listing = files.find([str(tmp_path / "none"), str(tmp_path / "*.csv"), str(tmp_path)])
+        listing = storages.find([str(tmp_path / "none"), str(tmp_path / "*.csv"), str(tmp_path)])
         assert listing.files == []
         assert [type(problem.error) for problem in listing.problems] == [FileNotFoundError] * 2
 
@@ -247,13 +249,13 @@ class TestListing:
         (tmp_path / "a").write_bytes(b"")
         with open(os.fsencode(tmp_path) + b"/\xff", "wb"):
             pass
-        listing = files.find([str(tmp_path)])
+        listing = storages.find([str(tmp_path)])
         assert [found.relative_path for found in listing.files] == ["a"]
         assert [problem.path for problem in listing.problems] == [f"{tmp_path}/\\xff"]
 
     def test_names_with_a_globs_characters(self, tmp_path: Path) -> None:
         (tmp_path / "a[1]*.csv").write_bytes(b"")
-        assert len(files.find([str(tmp_path / "a[1]*.csv")]).files) == 1
+        assert len(storages.find([str(tmp_path / "a[1]*.csv")]).files) == 1
 
 
 def test_copying_ranges_without_the_kernels_help(

@@ -46,3 +46,6 @@ def test_each_reads_what_the_other_has_written(tmp_path: Path) -> None:
     assert said["joined"] == 450
     for file_format in ("parquet", "avro"):
         assert said[f"ours by java, {file_format}"] == said["expected"]
+    assert said["shared by java"] == said["shared, expected"]
+    assert said["shared by us"] == said["shared, expected"]
+    assert said["snapshots"] == 4

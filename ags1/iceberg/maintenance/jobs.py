@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -21,13 +21,14 @@ from pyiceberg.typedef import Identifier
 
 from ...errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import TABLE_KEY_ID
-from ..findings import Severity
+from ..findings import Severity, TableVerification
 from ..home import Home, home_of
 from ..metadata import Trust, read_metadata
 from ..table import EncryptedTable
 from ..verify import verify_table
 from ..writing.commits import Base
 from ..writing.output import TableOutput
+from ..writing.reencryption import RewriteExecutor
 from .expiry import GC_ENABLED
 from .meter import Meter, Progress
 from .migration import Migration, PlaintextFiles, plaintext_files
@@ -36,6 +37,9 @@ from .relocation import RelocationResult, relocate
 
 if TYPE_CHECKING:
     from ..catalog import EncryptedCatalog
+
+# What says whether a table is whole.
+Verify = Callable[[EncryptedTable], TableVerification]
 
 _ATTEMPTS = 5
 _WAIT_SECONDS = 0.2
@@ -67,9 +71,12 @@ def migrate(
     delete_plaintext: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
+    executor: RewriteExecutor | None = None,
+    verify: Verify = verify_table,
 ) -> MigrationResult:
     """Encrypt a plain table, in its place and in one commit. See ``EncryptedCatalog.migrate_table``
-    for the arguments and what is raised."""
+    for the arguments and what is raised. ``executor`` encrypts the files instead of threads;
+    ``verify`` is asked about the new table before files in the clear are deleted."""
     if catalog.kms is None:
         raise KmsConfigurationError(f"no KMS is configured, and {key_id!r} is needed")
     if catalog.key_ids and key_id not in catalog.key_ids:
@@ -80,7 +87,8 @@ def migrate(
     io = commits.io(base)
     output = TableOutput(io)
     if (base.metadata.get("properties") or {}).get(TABLE_KEY_ID):
-        return _finish(catalog, base, key_id, output, delete_plaintext and not dry_run)
+        deletes = delete_plaintext and not dry_run
+        return _finish(catalog, base, key_id, output, verify if deletes else None)
     meter = Meter(progress)
     migration = Migration(
         io,
@@ -91,6 +99,7 @@ def migrate(
         drop_refs=drop_refs,
         threads=threads,
         on_done=meter.done,
+        executor=executor,
     )
     plan = migration.plan(base.metadata)
     meter.total = plan.rewrite.size
@@ -116,7 +125,9 @@ def migrate(
                 raise
     output.discard(migration.left_over)
     migration.finish()
-    left, failed = _plaintext(catalog, base, after, key_id, output, delete_plaintext)
+    left, failed = _plaintext(
+        catalog, base, after, key_id, output, verify if delete_plaintext else None
+    )
     return MigrationResult(
         len(plan.rewrite.files),
         plan.rewrite.size,
@@ -128,9 +139,10 @@ def migrate(
 
 
 def _finish(
-    catalog: EncryptedCatalog, base: Base, key_id: str, output: TableOutput, delete: bool
+    catalog: EncryptedCatalog, base: Base, key_id: str, output: TableOutput, verify: Verify | None
 ) -> MigrationResult:
-    """Return what an earlier migration has left in the clear, and delete it if asked to."""
+    """Return what an earlier migration has left in the clear; delete it unless ``verify`` is
+    None."""
     stated = base.metadata["properties"][TABLE_KEY_ID]
     if stated == key_id:
         home = Home.of(
@@ -144,7 +156,7 @@ def _finish(
                 continue
             if not (metadata.get("properties") or {}).get(TABLE_KEY_ID):
                 plain = replace(base, metadata=metadata)
-                left, failed = _plaintext(catalog, plain, base, key_id, output, delete)
+                left, failed = _plaintext(catalog, plain, base, key_id, output, verify)
                 return MigrationResult(0, 0, 0, (), left, failed)
     raise ValueError(f"the table is encrypted already, under {stated!r}")
 
@@ -155,11 +167,11 @@ def _plaintext(
     after: Base,
     key_id: str,
     output: TableOutput,
-    delete: bool,
+    verify: Verify | None,
 ) -> tuple[PlaintextFiles, tuple[str, ...]]:
     """Return what is left in the clear of the table before its migration, and what of that could
-    not be deleted. Raises MetadataIntegrityError when the encrypted table is not whole: then
-    nothing is deleted."""
+    not be deleted. Nothing is deleted when ``verify`` is None. Raises MetadataIntegrityError when
+    the encrypted table is not whole: then nothing is either."""
     table = catalog.load_table(before.identifier, expected_key_id=key_id)
     assert isinstance(table, EncryptedTable)
     # Of the table before: what it said of its folders was true, or its files were elsewhere.
@@ -167,10 +179,10 @@ def _plaintext(
         before.metadata, before.location, before.trust, catalog.commits().catalog.properties
     )
     left = plaintext_files(before.metadata, after.metadata, table.files, home)
-    if not delete:
+    if verify is None:
         return left, ()
     # A file that an earlier run had written is known by its size alone so far.
-    report = verify_table(table)
+    report = verify(table)
     if not report.ok:
         errors = [f for f in report.findings if f.severity is Severity.ERROR]
         raise MetadataIntegrityError(

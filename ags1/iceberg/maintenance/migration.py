@@ -40,7 +40,7 @@ from ..metadata import FORMAT_VERSION
 from ..writing.entries import DATA, FileRecord, read_entries
 from ..writing.output import TableOutput
 from ..writing.producing import FileChange, SnapshotProducer, location_provider
-from ..writing.reencryption import FileRewriter
+from ..writing.reencryption import Done, FileRewriter, RewriteExecutor
 from ..writing.summary import SummaryBuilder
 from ..writing.updates import apply_updates
 from ..writing.view import MAIN, TableView
@@ -87,8 +87,8 @@ class Migration:
     ``io`` is the table's storage, ``output`` writes to it. ``key_id`` is the master key of ``kms``
     that the table is to be under, ``data_key_length`` (bytes) the size of its keys. ``drop_refs``
     lets branches and tags other than main go, which otherwise are refused. ``threads`` files are
-    rewritten at once, None for as many as there are CPUs; ``on_done`` is called after each with its
-    old and new record, also for those that an earlier run has rewritten.
+    rewritten at once, None for as many as there are CPUs, or ``executor`` does it; ``on_done`` is
+    called after each with its old and new record, also for those that an earlier run has rewritten.
 
     A run that was killed goes on where it was: another one for the same table and key finds what is
     finished in a journal beside the metadata. So nothing that was written may be discarded when the
@@ -105,7 +105,8 @@ class Migration:
         data_key_length: int = DEFAULT_DATA_KEY_LENGTH,
         drop_refs: bool = False,
         threads: int | None = None,
-        on_done: Callable[[FileRecord, FileRecord], None] | None = None,
+        on_done: Done | None = None,
+        executor: RewriteExecutor | None = None,
     ) -> None:
         self._io = io
         self._output = output
@@ -115,7 +116,9 @@ class Migration:
         self._drop_refs = drop_refs
         self._on_done = on_done
         self._manager = self._new_manager()
-        self._rewriter = FileRewriter(output, threads=threads, on_done=self._note)
+        self._rewriter = FileRewriter(
+            output, threads=threads, on_done=self._note, executor=executor
+        )
         self._producer: SnapshotProducer | None = None
         self._journal: Journal | None = None
         self._vector_files: list[str] = []

@@ -17,7 +17,7 @@ from ..reading import TaskReader
 from ..writing.entries import FileRecord
 from ..writing.output import TableOutput
 from ..writing.producing import FileChange, location_provider
-from ..writing.reencryption import FileRewriter, Identity
+from ..writing.reencryption import Done, FileRewriter, Identity, RewriteExecutor
 from ..writing.view import TableView
 from .rewriting import (
     Contents,
@@ -35,8 +35,8 @@ class Rekeying:
 
     ``select`` says of a file whether it is chosen; None chooses all. With a ``row_filter``, which
     is unbound, only data files are, of those that may have a row for which it is true. A chosen
-    position delete file becomes deletion vectors. ``threads`` files are rewritten at once;
-    ``on_done`` is called after each with its old and new record.
+    position delete file becomes deletion vectors. ``threads`` files are rewritten at once, or
+    ``executor`` does it; ``on_done`` is called after each with its old and new record.
 
     Files are chosen at the first attempt. Later ones do not rewrite them again, and take the
     deletes that are there by then.
@@ -50,13 +50,14 @@ class Rekeying:
         row_filter: BooleanExpression | None = None,
         case_sensitive: bool = True,
         threads: int | None = None,
-        on_done: Callable[[FileRecord, FileRecord], None] | None = None,
+        on_done: Done | None = None,
+        executor: RewriteExecutor | None = None,
     ) -> None:
         self._output = output
         self._select = select
         self._row_filter = None if row_filter == AlwaysTrue() else row_filter
         self._case_sensitive = case_sensitive
-        self._rewriter = FileRewriter(output, threads=threads, on_done=on_done)
+        self._rewriter = FileRewriter(output, threads=threads, on_done=on_done, executor=executor)
         self._chosen: frozenset[Identity] | None = None
         self._used: set[str] = set()
         self._vector_files: set[str] = set()

@@ -27,6 +27,7 @@ from ...errors import KeyReuseError
 from ...key_metadata import KeyMetadata
 from ...layout import DEFAULT_BLOCK_SIZE
 from ..files import moved
+from ..listing import list_files
 
 _log = logging.getLogger(__name__)
 
@@ -82,12 +83,22 @@ class TableOutput:
         """Open a file to read what was written. Raises OSError."""
         return self.io.new_input(moved(location, self._location_map)).open()
 
+    def listed(self, folder: str) -> Iterator[str] | None:
+        """Return where all files below a folder lie, None where the storage cannot tell. The
+        iterator raises OSError."""
+        return list_files(self.io, moved(folder, self._location_map))
+
     def delete(self, location: str) -> None:
         """Delete a file, which may be gone already. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             self.io.delete(moved(location, self._location_map))
         with self._lock, contextlib.suppress(ValueError):
             self._written.remove(location)
+
+    def note(self, location: str) -> None:
+        """Remember a file that another process has written for this output."""
+        with self._lock:
+            self._written.append(location)
 
     def keep(self) -> None:
         """Forget what was written: it is the table's now."""

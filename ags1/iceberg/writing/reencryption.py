@@ -3,7 +3,8 @@
 No row is decoded. An Avro file is sealed anew as the bytes that it is, a Parquet file page by page;
 metrics stay, places and sizes change. What was written is read again, and its row count and a
 checksum over its contents compared with the source, before anybody hears of it. Sources may be in
-the clear. Knows nothing of snapshots; deletion vectors name their data file and are written by
+the clear. Many files are rewritten by threads, or by whoever else is a ``RewriteExecutor``. Knows
+nothing of snapshots; deletion vectors name their data file and are written by
 ``deletion_vectors``.
 """
 
@@ -13,11 +14,11 @@ import hashlib
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from pyiceberg.io import FileIO
 from pyiceberg.table.locations import LocationProvider
@@ -39,6 +40,62 @@ _PIECE_SIZE = 4 << 20
 _MAX_THREADS = 16
 
 Identity = tuple[str, int | None]
+# Called with a file's old record and its new one.
+Done: TypeAlias = "Callable[[FileRecord, FileRecord], None]"
+
+
+class RewriteExecutor(Protocol):
+    """Rewrites files side by side, wherever it likes and in any order."""
+
+    def rewrite(
+        self,
+        files: Sequence[FileRecord],
+        source: FileIO,
+        output: TableOutput,
+        manager: EncryptionManager,
+        locations: LocationProvider,
+        on_done: Done,
+    ) -> None:
+        """Do for each file what ``rewrite_file`` does, at a ``new_location``.
+
+        ``on_done`` is called after each, by one thread at a time, and ``output`` knows of each new
+        file. Raises what ``rewrite_file`` raises, for the first file that fails; no other is begun
+        then, and what was under way is completed and told, or leaves no file.
+        """
+        ...
+
+
+class RewriteThreads:
+    """Rewrites ``threads`` files at once, None for as many as there are CPUs."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        self._threads = threads or min(usable_cpus(), _MAX_THREADS)
+        self._lock = threading.Lock()
+
+    def rewrite(
+        self,
+        files: Sequence[FileRecord],
+        source: FileIO,
+        output: TableOutput,
+        manager: EncryptionManager,
+        locations: LocationProvider,
+        on_done: Done,
+    ) -> None:
+        def rewrite(record: FileRecord) -> None:
+            location = new_location(record, locations)
+            new = rewrite_file(record, source, output, location, manager)
+            with self._lock:
+                on_done(record, new)
+
+        pool = ThreadPoolExecutor(self._threads, "ags1-rewrite")
+        try:
+            for done in as_completed([pool.submit(rewrite, file) for file in files]):
+                done.result()
+        finally:
+            # One that was interrupted leaves no file, and no thread that goes on writing.
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 class FileRewriter:
@@ -47,7 +104,7 @@ class FileRewriter:
     ``rewritten`` has the new record of each file, by the old one's identity: when a commit has to
     be tried again, what was written for it is used again. ``on_done`` is called after each file
     with the old and the new record, by one thread at a time. ``threads`` is how many files are
-    rewritten at once, None for as many as there are CPUs.
+    rewritten at once, None for as many as there are CPUs; ``executor`` is used instead of them.
     """
 
     def __init__(
@@ -55,15 +112,13 @@ class FileRewriter:
         output: TableOutput,
         *,
         threads: int | None = None,
-        on_done: Callable[[FileRecord, FileRecord], None] | None = None,
+        on_done: Done | None = None,
+        executor: RewriteExecutor | None = None,
     ) -> None:
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads must be at least 1, not {threads}")
         self.rewritten: dict[Identity, FileRecord] = {}
         self._output = output
-        self._threads = threads or min(usable_cpus(), _MAX_THREADS)
+        self._executor = RewriteThreads(threads) if executor is None else executor
         self._on_done = on_done
-        self._lock = threading.Lock()
 
     def rewrite(
         self,
@@ -75,22 +130,15 @@ class FileRewriter:
         """Rewrite the files that are not yet. Raises what ``rewrite_file`` raises, for the first
         that fails; those that were completed stay in ``rewritten``."""
         missing = {f.identity: f for f in files if f.identity not in self.rewritten}
+        if missing:
+            self._executor.rewrite(
+                list(missing.values()), source, self._output, manager, locations, self._note
+            )
 
-        def rewrite(record: FileRecord) -> None:
-            location = new_location(record, locations)
-            new = rewrite_file(record, source, self._output, location, manager)
-            with self._lock:
-                self.rewritten[record.identity] = new
-                if self._on_done is not None:
-                    self._on_done(record, new)
-
-        pool = ThreadPoolExecutor(self._threads, "ags1-rewrite")
-        try:
-            for done in as_completed([pool.submit(rewrite, f) for f in missing.values()]):
-                done.result()
-        finally:
-            # One that was interrupted leaves no file, and no thread that goes on writing.
-            pool.shutdown(wait=True, cancel_futures=True)
+    def _note(self, old: FileRecord, new: FileRecord) -> None:
+        self.rewritten[old.identity] = new
+        if self._on_done is not None:
+            self._on_done(old, new)
 
     def entry(self, old: Entry) -> Entry:
         """Return the entry with which a snapshot adds the rewritten file: its rows keep their
@@ -99,10 +147,11 @@ class FileRewriter:
         return Entry(ADDED, None, old.sequence_number, None, new)
 
 
-def new_location(record: FileRecord, locations: LocationProvider) -> str:
+def new_location(record: FileRecord, locations: LocationProvider, stem: str | None = None) -> str:
     """Return a new file's location: in the folder of the file that it replaces where this is one
-    of the table's, so that paths that show partitions go on doing so."""
-    name = f"{uuid.uuid4()}.{record.file_format.lower()}"
+    of the table's, so that paths that show partitions go on doing so. ``stem`` is its name without
+    the suffix, None for one that no other file has."""
+    name = f"{stem or uuid.uuid4()}.{record.file_format.lower()}"
     folder = record.file_path.rpartition("/")[0]
     own = locations.data_path.rstrip("/")
     is_own = folder == own or folder.startswith(own + "/")

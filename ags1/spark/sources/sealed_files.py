@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
-from .. import layout
-from ..errors import Ags1Error, FormatError, KeyMetadataError
-from ..key_metadata import KeyMetadata
-from ..keys.keychain import find_sidecar
-from ..keys.sidecar import SUFFIX, Sidecar, sidecar_path
-from ..reader import Reader
-from .keys import FileKeys
+from ... import layout
+from ...errors import Ags1Error, FormatError, KeyMetadataError
+from ...key_metadata import KeyMetadata
+from ...keys.keychain import find_sidecar
+from ...keys.sidecar import SUFFIX, Sidecar, sidecar_path
+from ...reader import Reader
+from ..keys import FileKeys
+from ..storage.choice import absolute, find, storage_of
+from ..storage.protocol import local_path
 
 _MAX_SIDECAR_SIZE = 1 << 20
 _NONE: Mapping[str, str] = MappingProxyType({})
 # What opening a file costs, in the bytes that could be read meanwhile.
 _OPEN_COST = 1 << 20
-# What fsspec's file systems call what changes with a file.
-_VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified")
 
 
 class Listed(NamedTuple):
@@ -67,25 +65,23 @@ class OpenPart:
     end: int
 
 
-def local_path(path: str) -> str | None:
-    """Return the path of a file of this machine, None for one that lies elsewhere."""
-    if path.startswith("file:"):
-        return unquote("/" + path.removeprefix("file:").lstrip("/"))
-    return None if "://" in path else path
-
-
 def list_files(paths: Sequence[str]) -> list[Listed]:
     """Return the encrypted files of files, folders and patterns.
 
     Folders are searched with those inside them. Names that begin with ``_`` or ``.`` are somebody's
-    work in progress, and ``.keys`` are sidecars; all else is taken for an encrypted file. Raises
-    FileNotFoundError for a path that stands for nothing.
+    work in progress, and ``.keys`` are sidecars; all else is taken for an encrypted file, and so is
+    a file that is named itself. Raises FileNotFoundError for a path that stands for nothing, and
+    OSError.
     """
-    found: set[Listed] = set()
-    for path in paths:
-        here = local_path(path)
-        found.update(_list_remote(path) if here is None else _list_local(here))
-    return sorted(found)
+    listing = find(paths)
+    for _, error in listing.problems:
+        raise error
+    named = frozenset(map(absolute, paths))
+    return [
+        Listed(file.path, file.size, file.version)
+        for file in listing.files
+        if file.path in named or _is_encrypted(file.relative_path)
+    ]
 
 
 def plan(
@@ -127,7 +123,7 @@ def open_part(part: Part, keys: FileKeys) -> Iterator[OpenPart]:
     with contextlib.ExitStack() as stack:
         reader = stack.enter_context(_open(part, keys, stack))
         # Other parts may be of the old one.
-        if _list(path) != part.file:
+        if list_file(path) != part.file:
             raise FormatError("the file was replaced since the job began", file=path)
         first = _first_block(part.begin, reader.block_size)
         size = reader.plaintext_size
@@ -200,54 +196,17 @@ def _first_block(stored: int, block_size: int) -> int:
 
 
 def _is_encrypted(name: str) -> bool:
-    return not name.startswith(("_", ".")) and not name.endswith(SUFFIX)
+    hidden = any(part.startswith(("_", ".")) for part in name.split("/"))
+    return not hidden and not name.endswith(SUFFIX)
 
 
-def _list(path: str) -> Listed:
-    """Return a file as it is listed."""
-    here = local_path(path)
-    if here is not None:
-        return _listed(here)
-    filesystem, name = _remote(path)
-    return _listed_remote(filesystem, name, filesystem.info(name))
-
-
-def _listed(path: str) -> Listed:
-    status = os.stat(path)
-    return Listed(path, status.st_size, str(status.st_mtime_ns))
-
-
-def _listed_remote(filesystem: Any, name: str, facts: Mapping[str, Any]) -> Listed:
-    version = next((facts[key] for key in _VERSIONS if facts.get(key)), "")
-    return Listed(filesystem.unstrip_protocol(name), int(facts["size"]), str(version))
-
-
-def _list_local(path: str) -> Iterator[Listed]:
-    matches = [path] if os.path.lexists(path) else sorted(glob.glob(path))
-    if not matches:
+def list_file(path: str) -> Listed:
+    """Return a file as ``list_files`` does. Raises OSError."""
+    path = absolute(path)
+    found = storage_of(path).statuses(path.rpartition("/")[0], 1, follow=True)(path)
+    if found is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    for match in matches:
-        if not os.path.isdir(match):
-            if len(matches) == 1 or _is_encrypted(os.path.basename(match)):
-                yield _listed(match)
-            continue
-        for folder, folders, files in os.walk(match):
-            folders[:] = [name for name in folders if not name.startswith(("_", "."))]
-            for name in filter(_is_encrypted, files):
-                yield _listed(os.path.join(folder, name))
-
-
-def _list_remote(path: str) -> Iterator[Listed]:
-    filesystem, name = _remote(path)
-    matches = [name] if filesystem.exists(name) else filesystem.glob(name)
-    if not matches:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    for match in matches:
-        for file, facts in filesystem.find(match, detail=True).items():
-            inside = file[len(match) :].strip("/").split("/")
-            hidden = any(part.startswith(("_", ".")) for part in inside)
-            if not hidden and _is_encrypted(file.rpartition("/")[2]):
-                yield _listed_remote(filesystem, file, facts)
+    return Listed(path, *found)
 
 
 def _remote(path: str) -> tuple[Any, str]:

@@ -16,13 +16,13 @@ import pyarrow as pa
 from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, schema_to_pyarrow
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
-from ..atomic import AtomicFile
-from ..iceberg.avro import AvroFile
-from ..iceberg.avro_schema import iceberg_schema_of_avro
-from ..iceberg.pyiceberg_internals import iceberg_schema as arrow_to_iceberg
-from ..iceberg.writing.avro_files import AvroCodec, AvroFileWriter
-from ..iceberg.writing.conversion import RowConversion
-from ..key_metadata import KeyMetadata
+from ...atomic import AtomicFile
+from ...iceberg.avro import AvroFile
+from ...iceberg.avro_schema import iceberg_schema_of_avro
+from ...iceberg.pyiceberg_internals import iceberg_schema as arrow_to_iceberg
+from ...iceberg.writing.avro_files import AvroCodec, AvroFileWriter
+from ...iceberg.writing.conversion import RowConversion
+from ...key_metadata import KeyMetadata
 from .sealed_files import OpenPart
 
 _BATCH_ROWS = 1 << 16

@@ -10,7 +10,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,8 +18,9 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
-from ..errors import FormatError
-from . import options as opt
+from ...errors import FormatError
+from ...row_groups import row_group_starts
+from .. import options as opt
 from .lines import line_start, whole_lines, with_line_feeds
 from .sealed_files import OpenPart
 
@@ -194,11 +195,8 @@ class Parquet:
 
     def read(self, part: OpenPart, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
         file = _parquet(part)
-        groups = [
-            number
-            for number in range(file.metadata.num_row_groups)
-            if part.begin <= _group_start(file.metadata.row_group(number)) < part.end
-        ]
+        starts = enumerate(row_group_starts(file.metadata))
+        groups = [number for number, start in starts if part.begin <= start < part.end]
         present = set(file.schema_arrow.names)
         names = [name for name in wanted.names if name in present]
         try:
@@ -222,16 +220,6 @@ def _bad_parquet(error: Exception) -> Exception:
     # Arrow raises OSError for a bad file, too; the storage's own has a number.
     storage_s = isinstance(error, OSError) and error.errno is not None
     return error if storage_s else _unreadable("Parquet", error)
-
-
-def _group_start(group: Any) -> int:
-    starts = []
-    for number in range(group.num_columns):
-        column = group.column(number)
-        starts.append(column.data_page_offset)
-        if column.has_dictionary_page:
-            starts.append(column.dictionary_page_offset)
-    return min(starts, default=0)
 
 
 def _rows_of_nothing(rows: int) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""The files of a job: found in parallel, staged under an attempt's own name, published in one step.
+"""A job's files in what this machine has mounted: found, staged, copied and synced.
 
 A staged file lies in its target's folder under a name that holds the job and the attempt, so that
 no two attempts ever write the same file and what a killed job left can be told from others'. Knows
@@ -16,64 +16,22 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from concurrent.futures import Executor
+from typing import Any
 
-from ..atomic import is_temporary
+from ...atomic import is_temporary
+from .protocol import Found, Problem
 
-_LISTING_THREADS = 8
 # As AtomicFile names its own (see is_temporary), which other commands pass over, too.
 _STAGED_PREFIX, _STAGED_SUFFIX = ".ags1-", ".tmp"
 
 
-class Found(NamedTuple):
-    """A file that a job is about. ``relative_path`` is where it lies below the folder that was
-    named, its own name if it was named itself; ``size`` in bytes."""
-
-    path: str
-    relative_path: str
-    size: int
-    mtime_ns: int
+def version(status: os.stat_result) -> str:
+    """Return what changes with a local file's content: its time, ns."""
+    return str(status.st_mtime_ns)
 
 
-class Problem(NamedTuple):
-    """A path that could not be listed, and why."""
-
-    path: str
-    error: OSError
-
-
-class Listing(NamedTuple):
-    """The files found, in the order of their paths, and what could not be listed."""
-
-    files: list[Found]
-    problems: list[Problem]
-
-
-def find(sources: Iterable[str], *, passed_over: Sequence[str] = ()) -> Listing:
-    """Find the regular files that paths, globs and folders mean; each once.
-
-    Folders are walked, several at a time; links to folders and unfinished files of ags1 are passed
-    over, and so is whatever lies in the folders ``passed_over``.
-    """
-    files: dict[str, Found] = {}
-    problems: list[Problem] = []
-    closed = frozenset(map(os.path.abspath, passed_over))
-    with ThreadPoolExecutor(_LISTING_THREADS, "ags1-listing") as pool:
-        for source in sources:
-            try:
-                for path, base in _expand(source):
-                    for item in _below(path, base, closed, pool):
-                        if isinstance(item, Found):
-                            files.setdefault(item.path, item)
-                        else:
-                            problems.append(item)
-            except OSError as error:
-                problems.append(Problem(source, error))
-    return Listing([files[path] for path in sorted(files)], problems)
-
-
-def _expand(source: str) -> Iterator[tuple[str, str]]:
+def expand(source: str) -> Iterator[tuple[str, str]]:
     """Yield the paths that ``source`` means, each with the folder its relative path begins at."""
     path = os.path.abspath(source)
     if os.path.lexists(path) or not glob.has_magic(source):
@@ -100,14 +58,15 @@ def _is_beyond_link(path: str, base: str) -> bool:
     return False
 
 
-def _below(
-    path: str, base: str, closed: frozenset[str], pool: ThreadPoolExecutor
+def below(
+    path: str, base: str, closed: frozenset[str], pool: Executor
 ) -> Iterator[Found | Problem]:
+    """Yield the files that a path of ``expand`` is or, walked level by level, has in it."""
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", path)
-        found = Found(path, os.path.relpath(path, base), status.st_size, status.st_mtime_ns)
+        found = Found(path, os.path.relpath(path, base), status.st_size, version(status))
         yield found if _is_text(path) else _no_text(path)
         return
     level = [] if path in closed else [path]
@@ -141,7 +100,7 @@ def _list_folder(folder: str, base: str) -> tuple[list[Found | Problem], list[st
                     continue
                 if stat.S_ISREG(status.st_mode):
                     name = prefix + entry.name
-                    items.append(Found(entry.path, name, status.st_size, status.st_mtime_ns))
+                    items.append(Found(entry.path, name, status.st_size, version(status)))
     except OSError as error:
         items.append(Problem(folder, error))
     return items, folders
@@ -201,12 +160,12 @@ def create(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
-def make_folder(folder: str, source_folder: str, root: str) -> None:
-    """Make a target's missing folders up to ``root``, with the modes of the source's folders: a
-    private folder's content would else be open to others where it is copied to."""
+def make_folder(folder: str, source_folder: str | None, root: str) -> None:
+    """Make a target's missing folders up to ``root``, with the modes of the source's folders, where
+    it has any: a private folder's content would else be open to others where it is copied to."""
     if os.path.isdir(folder):
         return
-    if folder == root or len(folder) <= len(root):
+    if source_folder is None or folder == root or len(folder) <= len(root):
         os.makedirs(folder, exist_ok=True)
         return
     make_folder(os.path.dirname(folder), os.path.dirname(source_folder), root)

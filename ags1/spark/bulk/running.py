@@ -5,30 +5,33 @@ Knows nothing of what a file's work is.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import re
-import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from .. import errors, layout
-from .._gcm import random_bytes
-from ..bulk import verify_file
-from ..errors import Ags1Error, KeyMetadataError
-from ..key_metadata import KeyMetadata
-from ..keys.keychain import FILE_KEY_SIZE
-from . import files
-from .keys import FileKeys
-from .ledger import DONE, ENCRYPT, FAILED, SKIPPED, Ledger, Row
-from .planning import BLOCK_SIZE, Item, Task, Wave, task_cost, waves
-from .publishing import cause, has_its_name, published, settle_pending
-from .work import EXPECTED, KMS_UNUSABLE, Result, Work, as_text, claim_path
+from ... import errors
+from ..._gcm import random_bytes
+from ...bulk import verify_file
+from ...errors import Ags1Error, KeyMetadataError
+from ...key_metadata import KeyMetadata
+from ...keys.keychain import FILE_KEY_SIZE
+from ..keys import FileKeys
+from ..ledger import DONE, ENCRYPT, FAILED, SKIPPED, Ledger, Row
+from ..storage.choice import find, storage_of
+from ..storage.protocol import REQUESTS, Found, Problem, Staging, StatusOf, local_path
+from . import planning
+from .planning import Item, Task, Wave, target_size, task_cost, waves
+from .publishing import cause, clear, has_its_name, published, settle_pending
+from .work import EXPECTED, KMS_UNUSABLE, Result, Work, as_text
 
 SUFFIX = ".ags1"
 VERIFY = "verify"
@@ -38,9 +41,16 @@ _POLL_SECONDS = 0.1
 # Two: one is published while the next one runs.
 _WAVES_IN_FLIGHT = 2
 _MAX_CAUSE = 500
+# So many requests the driver sends itself.
+_FEW_REQUESTS = 256
 # More than it takes to find one file among those of a task.
 _MAX_FAILED_JOBS = 16
+# What no file has to do with: the executors have another Python, or not all that it takes.
+_NO_PYTHON = ("ModuleNotFoundError", "Cannot run program", "[PYTHON_VERSION_MISMATCH]")
 _PYTHON_ERROR = re.compile(r"^ags1\.errors\.(\w+): (.*)$", re.MULTILINE)
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 Progress: TypeAlias = Callable[[int, int], object]
 
@@ -87,13 +97,13 @@ class TaskFailedError(Ags1Error):
 
 
 class _Shared(NamedTuple):
-    """What the tasks of a file that is cut have in common: the file that they write, and, where it
-    is encrypted, its key (of the driver's, not pickled) and that wrapped."""
+    """What the attempts at a file have in common: what its storage has staged for them, and, where
+    it is cut and encrypted, its key (the driver's, not pickled) and that wrapped."""
 
-    staged: str
-    km: KeyMetadata | None
-    wrapped: str | None
-    key_id: str | None
+    staged: str | None
+    km: KeyMetadata | None = None
+    wrapped: str | None = None
+    key_id: str | None = None
 
 
 class Job:
@@ -115,6 +125,7 @@ class Job:
         self.writes = operation != VERIFY
         self._context = spark.sparkContext
         self._root = root
+        self._storage = storage_of(root)
         self._durable = durable
         self._cores = cores or max(self._context.defaultParallelism, 1)
         self._progress = progress or (lambda done, total: None)
@@ -128,17 +139,23 @@ class Job:
         self._unsettled = False
         self._stopping = False
         self._failed_jobs = 0  # since the last one that succeeded
-        # By the item's number: what the tasks of a file that is cut have in common.
+        # By the item's number.
         self._shared: dict[int, _Shared] = {}
+        self._staging = Staging(self.id, root, operation == ENCRYPT, durable)
+        self._wave = 0  # the number of the newest one that the ledger knows
+        self._status_of: StatusOf = lambda target: None
+        here = local_path(ledger)
+        if here is None:
+            raise OSError(errno.EINVAL, "a ledger is a folder of the driver's", ledger)
         if operation != ENCRYPT:
-            os.listdir(ledger)  # there must be one
-        self.ledger = Ledger(ledger, writing=self.writes, durable=durable)
+            os.listdir(here)  # there must be one
+        self.ledger = Ledger(here, writing=self.writes, durable=durable)
 
     def __enter__(self) -> Job:
         try:
             if self.writes:
                 settle_pending(self.ledger, durable=self._durable)
-                os.makedirs(self._root, exist_ok=True)
+                self._storage.make_root(self._root)
                 self.ledger.begin(self.id, self._root)
         except BaseException:
             self.ledger.close()
@@ -149,8 +166,7 @@ class Job:
         try:
             # What is pending needs its staged files: the next job settles it.
             if self.writes and not self._unsettled:
-                files.remove_staged(self._folders, self.id)
-                self.ledger.end(self.id)
+                clear(self.ledger, self.id, self._root, self._folders)
         finally:
             self.ledger.close()
         self.summary.seconds = time.monotonic() - self._started
@@ -159,14 +175,26 @@ class Job:
         """Note that the job stages files in a folder: what is left there goes with its end."""
         self._folders.add(folder)
 
-    def list_failed(self, problems: Sequence[files.Problem]) -> None:
+    def target(self, name: str) -> str:
+        """Return the path of a target; ``takes`` sees that it lies in the job's folder."""
+        return os.path.join(self._root, name)
+
+    def unit(self, plaintext_size: int) -> int:
+        """Return of how many blocks the ranges consist into which a file may be cut."""
+        return self._storage.unit(plaintext_size) if self.writes else 1
+
+    def looks_at(self, count: int) -> None:
+        """Make ready to look at so many targets."""
+        self._status_of = self._storage.statuses(self._root, count, follow=False)
+
+    def list_failed(self, problems: Sequence[Problem]) -> None:
         """Count paths that could not be listed, and note them in the ledger."""
         for path, error in problems:
-            self._fail_early(files.Found(path, "", 0, 0), "", error)
+            self._fail_early(Found(path, "", 0, ""), "", error)
 
-    def takes(self, found: files.Found, target: str, row: Row | None, *, overwrite: bool) -> bool:
+    def takes(self, found: Found, target: str, row: Row | None, *, overwrite: bool) -> bool:
         """Whether there is something to do for a file; ``row`` is what the ledger has of it."""
-        if os.path.normpath(target) != target or not target.startswith(self._root + os.sep):
+        if not self._storage.holds(self._root, target):
             said = f"its target would not be in the folder {self._root}"
             self._fail_early(found, "", OSError(errno.EINVAL, said))
             return False
@@ -178,48 +206,43 @@ class Job:
         if row is None and overwrite:
             return True
         try:
-            status = os.lstat(target)
-        except FileNotFoundError:
-            return True
+            status = self._status_of(target)
         except OSError as error:
             self._fail_early(found, target, error)
             return False
+        if status is None:
+            return True
         if row is None:
             said = "the target exists, and not by this ledger"
             self._fail_early(found, target, FileExistsError(errno.EEXIST, said))
             return False
-        as_it_was = (row.source, row.source_size, row.source_mtime_ns)
-        if as_it_was != (found.path, found.size, found.mtime_ns):
+        as_it_was = (row.source, row.source_size, row.source_version)
+        if as_it_was != (found.path, found.size, found.version):
             return True
-        if not stat.S_ISREG(status.st_mode) or status.st_size != row.target_size:
+        if status.size != row.target_size:
             return True
         self.summary.unchanged += 1
         return False
 
     def sealed_files(
         self, paths: Sequence[str] | None, passed_over: Sequence[str]
-    ) -> Iterable[tuple[files.Found, Row]]:
+    ) -> Iterable[tuple[Found, Row]]:
         """Yield the encrypted files that ``paths`` mean (None: all of the ledger's), each with the
         row that has its key."""
         columns = ("source_size", "relative_path", "key_metadata")
         by_target = self.ledger.done(ENCRYPT, columns)
-        for batch in self.ledger.pending():
-            # Of a job that was killed, or that writes just now.
-            for row in batch.rows:
-                if (row.operation, row.status) == (ENCRYPT, DONE) and has_its_name(row):
+        # Of a job that was killed, or that writes just now.
+        pending = [row for batch in self.ledger.pending() for row in batch.rows]
+        pending = [row for row in pending if (row.operation, row.status) == (ENCRYPT, DONE)]
+        with ThreadPoolExecutor(REQUESTS, "ags1-names") as pool:
+            for row, is_named in zip(pending, pool.map(has_its_name, pending), strict=True):
+                if is_named:
                     by_target[row.target] = row
         if paths is None:
-            for path, row in by_target.items():
-                try:
-                    status = os.stat(path)
-                except OSError as error:
-                    self._fail_early(files.Found(path, row.relative_path, 0, 0), "", error)
-                    continue
-                name = row.relative_path
-                yield files.Found(path, name, status.st_size, status.st_mtime_ns), row
+            yield from self._all_sealed(by_target)
             return
         by_name = {row.relative_path + SUFFIX: row for row in by_target.values()}
-        listing = files.find(paths, passed_over=passed_over)
+        listing = find(paths, passed_over=passed_over)
         self.list_failed(listing.problems)
         for found in listing.files:
             row_or_none = by_target.get(found.path) or by_name.get(found.relative_path)
@@ -227,6 +250,25 @@ class Job:
                 self._fail_early(found, "", KeyMetadataError("the ledger has no key of this file"))
             else:
                 yield found, row_or_none
+
+    def _all_sealed(self, by_target: Mapping[str, Row]) -> Iterator[tuple[Found, Row]]:
+        paths: dict[int, list[str]] = {}
+        for path in by_target:
+            paths.setdefault(id(storage_of(path)), []).append(path)
+        status_of = {}
+        for number, its in paths.items():
+            # Of URLs commonpath would make none.
+            folder = os.path.dirname(os.path.commonprefix(its) + "x")  # noqa: RUF071
+            status_of[number] = storage_of(folder).statuses(folder, len(its), follow=True)
+        for path, row in by_target.items():
+            try:
+                status = status_of[id(storage_of(path))](path)
+                if status is None:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            except OSError as error:
+                self._fail_early(Found(path, row.relative_path, 0, ""), "", error)
+                continue
+            yield Found(path, row.relative_path, *status), row
 
     def run(
         self,
@@ -243,20 +285,22 @@ class Job:
         self._progress(0, self._total)
         self._flush_early()
         work = kind(keys, self.id, self._durable, self._bytes_done.add, digests)
-        cost = task_cost(items, self._cores)
+        remote = self._storage.is_remote or any(storage_of(i.source).is_remote for i in items)
+        file_cost = planning.REMOTE_FILE_COST if remote else planning.FILE_COST
+        cost = task_cost(items, self._cores, file_cost)
         tag = f"ags1-{self.id}"
         flying: deque[tuple[Wave, Future[list[Result]]]] = deque()
         with ThreadPoolExecutor(_WAVES_IN_FLIGHT, "ags1-wave") as pool:
             try:
-                for wave in waves(items, self._cores, cost, digests=digests):
+                for wave in waves(items, self._cores, cost, file_cost, digests=digests):
                     ready = self._prepared(wave, keys)
                     if not ready.tasks:
                         continue
                     flying.append((ready, pool.submit(self._run_wave, ready, work, tag)))
                     if len(flying) == _WAVES_IN_FLIGHT:
-                        self._finish(*flying.popleft(), keys)
+                        self._finish(*flying.popleft())
                 while flying:
-                    self._finish(*flying.popleft(), keys)
+                    self._finish(*flying.popleft())
             except BaseException:
                 self._stopping = True
                 self._context.cancelJobsWithTag(tag)
@@ -282,6 +326,7 @@ class Job:
                 self._stopping
                 or self._failed_jobs > _MAX_FAILED_JOBS
                 or isinstance(failure, KMS_UNUSABLE)
+                or any(sign in str(failure) for sign in _NO_PYTHON)
             ):
                 raise failure from None
         else:
@@ -294,77 +339,76 @@ class Job:
             parts = [[tasks[0][:middle]], [tasks[0][middle:]]]
         else:
             piece = tasks[0][0]
-            size, mtime_ns = piece.source_size, piece.source_mtime_ns
-            failed = Result(piece.number, piece.first_block, size, mtime_ns)
+            size, version = piece.source_size, piece.source_version
+            failed = Result(piece.number, piece.first_block, size, version)
             return [failed._replace(error_kind=type(failure).__name__, error=cause(failure))]
+        work = dataclasses.replace(work, first_attempt=work.first_attempt + 1)
         return [result for part in parts for result in self._run_tasks(part, work)]
 
     def _prepared(self, wave: Wave, keys: FileKeys) -> Wave:
-        """Make the folders of a wave, and the keys and staged files that its tasks share."""
+        """Stage the files of a wave, and make the keys that its tasks share."""
         if not self.writes:
             return wave
-        problems: dict[int, BaseException] = {}
+        self._folders.update(os.path.dirname(item.target) for item in wave.items)
+        cut = {task[0].number for task in wave.tasks if task[0].block_count}
+        staged = dict(self._spread(partial(_staged, self._staging, cut), wave.items))
+        failed: list[Row] = []
+        items: list[Item] = []
+        begun: dict[str, str] = {}
         for item in wave.items:
-            folder = os.path.dirname(item.target)
-            if folder in self._folders:
+            place = staged[item.number]
+            if isinstance(place, OSError):
+                failed.append(self._failure_row(item, place))
                 continue
-            try:
-                files.make_folder(folder, os.path.dirname(item.source), self._root)
-                self._folders.add(folder)
-            except OSError as error:
-                problems[item.number] = error
-        in_ranges = {task[0].number for task in wave.tasks if task[0].block_count}
-        for item in wave.items:
-            if item.number in in_ranges and item.number not in problems:
-                try:
-                    self._share(item, keys)
-                except OSError as error:
-                    problems[item.number] = error
-        if problems:
-            self._commit(
-                [
-                    self._failure_row(item, problems[item.number])
-                    for item in wave.items
-                    if item.number in problems
-                ]
-            )
+            items.append(item)
+            self._shared[item.number] = self._sharing(place, item, cut, keys)
+            if place is not None and self._storage.is_remote:
+                begun[item.target] = place
+        if begun:
+            self._wave += 1
+            self.ledger.note_staged(self.id, self._wave, begun)
+        self._commit(failed)
         tasks = []
         for task in wave.tasks:
-            pieces = []
-            for piece in task:
-                if piece.number in problems:
-                    continue
-                if piece.number in in_ranges:
-                    shared = self._shared[piece.number]
-                    wrapped = shared.wrapped or piece.wrapped
-                    piece = piece._replace(wrapped=wrapped, shared=shared.staged)
-                pieces.append(piece)
+            shared = [(piece, self._shared.get(piece.number)) for piece in task]
+            pieces = [
+                piece._replace(shared=its.staged, wrapped=its.wrapped or piece.wrapped)
+                for piece, its in shared
+                if its is not None
+            ]
             if pieces:
                 tasks.append(pieces)
-        return Wave(tasks, [item for item in wave.items if item.number not in problems])
+        return Wave(tasks, items, self._wave)
 
-    def _share(self, item: Item, keys: FileKeys) -> None:
-        """Stage a file for all ranges of an item, with a key where it is to be encrypted."""
-        staged = files.staged_path(item.target, self.id, f"shared-{item.number:x}")
-        km = wrapped = key_id = None
-        size = item.plaintext_size
-        mode = stat.S_IMODE(os.stat(item.source).st_mode) & 0o777
-        if self.operation == ENCRYPT:
-            size = layout.encrypted_size(item.plaintext_size, BLOCK_SIZE)
-            km = KeyMetadata.generate(FILE_KEY_SIZE).with_file_length(size)
-            document = keys.wrap(km)
-            wrapped, key_id = as_text(document), document["key-id"]
-        fd = files.create(staged)
+    def _sharing(
+        self, place: str | None, item: Item, cut: Collection[int], keys: FileKeys
+    ) -> _Shared:
+        if item.number not in cut or self.operation != ENCRYPT:
+            return _Shared(place)
+        size = target_size(item, seals=True)
+        km = KeyMetadata.generate(FILE_KEY_SIZE).with_file_length(size)
+        document = keys.wrap(km)
+        return _Shared(place, km, as_text(document), document["key-id"])
+
+    def _spread(
+        self,
+        call: Callable[[list[T]], list[R]],
+        items: list[T],
+        again: Callable[[list[T]], list[R]] | None = None,
+    ) -> list[R]:
+        """Call a function with all items. Where that is many requests, the executors share them,
+        by the function ``again``: a task may be tried again, and find what the first one did."""
+        if not self._storage.is_remote or len(items) <= _FEW_REQUESTS:
+            return call(items)
+        size = max(_FEW_REQUESTS, -(-len(items) // self._cores))
+        parts = [items[first : first + size] for first in range(0, len(items), size)]
+        cut = self._context.parallelize(parts, len(parts))
         try:
-            os.ftruncate(fd, size)
-            if km is not None:
-                os.pwrite(fd, layout.build_header(BLOCK_SIZE), 0)
-            os.fchmod(fd, mode)
-        finally:
-            os.close(fd)
-        self._shared[item.number] = _Shared(staged, km, wrapped, key_id)
+            return list(self._context.runJob(cut, partial(_each, again or call)))
+        except Exception as error:
+            raise task_failure(error) from None
 
-    def _finish(self, wave: Wave, future: Future[list[Result]], keys: FileKeys) -> None:
+    def _finish(self, wave: Wave, future: Future[list[Result]]) -> None:
         """Wait for a wave's results and commit them."""
         while True:
             try:
@@ -378,80 +422,37 @@ class Job:
             of_item.setdefault(result.number, []).append(result)
         rows = []
         for item in wave.items:
+            shared = self._shared.pop(item.number, _Shared(None))
+            results = of_item[item.number]
             try:
-                result = self._whole(item, of_item[item.number])
+                row = self._row(item, self._whole(item, shared, results))
             except EXPECTED as error:
-                rows.append(self._failure_row(item, error))
-            else:
-                rows.append(self._row(item, result))
-            self._discard_parts(item, of_item[item.number])
-            self._shared.pop(item.number, None)
+                row = self._failure_row(item, error)
+            if self.writes:
+                staged = [(result.first_block, result.staged or "") for result in results]
+                failed = row.status != DONE
+                self._storage.discard(item.target, shared.staged, staged, all_=failed)
+            rows.append(row)
         self._commit(rows)
+        if wave.number:
+            self.ledger.forget_staged(self.id, wave.number)
 
-    def _whole(self, item: Item, results: list[Result]) -> Result:
-        """Return one result for an item; put together what its tasks wrote, if need be."""
+    def _whole(self, item: Item, shared: _Shared, results: list[Result]) -> Result:
+        """Return one result for an item; put together what its tasks wrote."""
         failed = next((result for result in results if result.error is not None), None)
-        if item.number not in self._shared:
+        if failed is not None or not self.writes:
             return failed or results[0]
-        shared = self._shared[item.number]
-        if failed is not None:
-            self._discard_shared(item)
-            return failed
-        digests = [result for result in results if result.first_block < 0]
-        results = [result for result in results if result.first_block >= 0]
-        digest = digests[0].plaintext_hmac if digests else None
-        staged = shared.staged
-        if {result.staged for result in results} != {staged}:
-            staged = self._assembled(item, shared, results)
-        return results[0]._replace(
-            staged=staged, wrapped=shared.wrapped, key_id=shared.key_id, plaintext_hmac=digest
-        )
-
-    def _assembled(self, item: Item, shared: _Shared, results: list[Result]) -> str:
-        """Copy the ranges together into a file that no attempt knows.
-
-        The file of all ranges will not do once another attempt has won one of them: the attempt
-        that had begun there may still be writing.
-        """
+        digest = next((r.plaintext_hmac for r in results if r.plaintext_hmac), None)
+        staged = [(r.first_block, r.staged) for r in results if r.staged is not None]
         km = shared.km
-        path = files.staged_path(item.target, self.id, f"whole-{item.number:x}")
-        size = results[0].target_size
-        fd = files.create(path)
-        try:
-            if km is not None:
-                os.pwrite(fd, layout.build_header(BLOCK_SIZE), 0)
-            firsts = sorted(result.first_block for result in results)
-            offset = layout.block_offset if km is not None else _text_offset
-            ends = [offset(first, BLOCK_SIZE) for first in firsts[1:]] + [size]
-            by_first = {result.first_block: result for result in results}
-            for first, end in zip(firsts, ends, strict=True):
-                begin = offset(first, BLOCK_SIZE)
-                staged = by_first[first].staged
-                assert staged is not None
-                files.copy_range(staged, fd, begin, end - begin)
-            os.fchmod(fd, stat.S_IMODE(os.stat(shared.staged).st_mode))
-            if self._durable:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        files.remove(shared.staged)
-        if km is not None:
-            verify_file(path, km)
-        return path
-
-    def _discard_shared(self, item: Item) -> None:
-        if item.number in self._shared:
-            files.remove(self._shared[item.number].staged)
-
-    def _discard_parts(self, item: Item, results: list[Result]) -> None:
-        """Remove what the ranges of an item needed besides."""
-        if item.number not in self._shared:
-            return
-        shared = self._shared[item.number].staged
-        for result in results:
-            files.remove(claim_path(shared, result.first_block))
-            if result.staged and result.staged != shared:
-                files.remove(result.staged)
+        check = (lambda path: None) if km is None else (lambda path: verify_file(path, km))
+        attempt = self._storage.gather(self._staging, item, shared.staged, staged, check)
+        result = max(results, key=lambda result: result.first_block)._replace(
+            staged=attempt, plaintext_hmac=digest
+        )
+        if shared.wrapped is not None:
+            result = result._replace(wrapped=shared.wrapped, key_id=shared.key_id)
+        return result
 
     def _row(self, item: Item, result: Result) -> Row:
         done = result.error is None
@@ -463,7 +464,7 @@ class Job:
             item.target,
             item.relative_path,
             result.source_size,
-            result.source_mtime_ns,
+            result.source_version,
             result.target_size if done else None,
             status,
             result.error_kind,
@@ -472,7 +473,7 @@ class Job:
             result.key_id if done else None,
             self._master_key_id if done else None,
             result.plaintext_hmac if done else None,
-            os.path.basename(result.staged) if done and result.staged else None,
+            result.staged if done else None,
             item.replaces,
             self.id,
             time.time_ns() // 1_000_000,
@@ -483,14 +484,14 @@ class Job:
             item.number,
             0,
             item.source_size,
-            item.source_mtime_ns,
+            item.source_version,
             error_kind=type(error).__name__,
             error=cause(error),
         )
         return self._row(item, result)
 
-    def _fail_early(self, found: files.Found, target: str, error: BaseException) -> None:
-        item = Item(-1, found.path, target, found.relative_path, found.size, found.mtime_ns, 0)
+    def _fail_early(self, found: Found, target: str, error: BaseException) -> None:
+        item = Item(-1, found.path, target, found.relative_path, found.size, found.version, 0)
         self._early.append(self._failure_row(item, error))
 
     def _flush_early(self) -> None:
@@ -504,9 +505,9 @@ class Job:
         if self.writes:
             self._unsettled = True
             batch = self.ledger.prepare(rows)
-            rows = published(rows)
+            rows = self._spread(published, rows, partial(published, again=True))
             if self._durable and any(row.status == DONE for row in rows):
-                files.sync_file_system(self._root)
+                self._storage.sync_names([self._root])
             self.ledger.settle(batch, rows)
             self._unsettled = False
         summary = self.summary
@@ -520,8 +521,15 @@ class Job:
                 summary.add_failure(row.source, row.error_kind or "", row.error or "")
 
 
-def _text_offset(number: int, block_size: int) -> int:
-    return number * block_size
+def _staged(
+    staging: Staging, cut: Collection[int], items: list[Item]
+) -> list[tuple[int, str | OSError | None]]:
+    return list(storage_of(staging.root).stage(staging, items, cut).items())
+
+
+def _each(call: Callable[[list[T]], list[R]], parts: Iterable[list[T]]) -> Iterator[R]:
+    for part in parts:
+        yield from call(part)
 
 
 def task_failure(error: Exception) -> Exception:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from ..errors import FormatError
+from ...errors import FormatError
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from ..key_metadata import KeyMetadata
-from ..keys.keychain import FILE_KEY_SIZE
-from ..stream import open as open_stream
-from . import options as opt
+from ...key_metadata import KeyMetadata
+from ...keys.keychain import FILE_KEY_SIZE
+from ...stream import open as open_stream
+from .. import options as opt
 
 EXTENSIONS = {
     "text": "txt",

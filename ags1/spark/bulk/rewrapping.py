@@ -13,12 +13,12 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from ..errors import Ags1Error, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
-from ..keys.envelope import EncryptedKey, KeyEncryptionKey, print_encryption_keys
-from ..keys.sidecar import Sidecar
-from . import files
-from .keys import FileKeys, KmsConfig
-from .ledger import Row, read_rows, write_rows
+from ...errors import Ags1Error, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
+from ...keys.envelope import EncryptedKey, KeyEncryptionKey, print_encryption_keys
+from ...keys.sidecar import Sidecar
+from ..keys import FileKeys, KmsConfig
+from ..ledger import Row, read_rows, write_rows
+from ..storage import local_files as files
 from .publishing import cause
 from .running import Job, Summary, task_failure
 from .work import KMS_UNUSABLE, as_text

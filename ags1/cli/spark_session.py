@@ -1,0 +1,76 @@
+"""What the commands on Spark share: the session, its master, and the KMS as it travels.
+
+Imports nothing that help doesn't need; PySpark and Arrow come in when a job begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ..spark.keys import KmsConfig
+    from .settings import Settings
+
+master = click.option(
+    "--master",
+    metavar="URL",
+    help="Spark's master, such as local[4] or spark://host:7077.  [default: what spark-submit or "
+    "Spark's configuration says, or local[*]]",
+)
+
+
+def kms_config(settings: Settings) -> KmsConfig:
+    """Return the KMS of the settings as it travels. Raises KmsConfigurationError: a secret."""
+    import os
+
+    from ..kms import default_keyring_path
+    from ..spark.keys import KmsConfig
+    from .settings import KEYRING, PASSPHRASE_FILE
+
+    properties = dict(settings.properties)
+    if settings.is_local:
+        # An executor has another working directory, and may have another home.
+        properties.setdefault(KEYRING, default_keyring_path())
+        for name in (KEYRING, PASSPHRASE_FILE):
+            if name in properties:
+                properties[name] = os.path.abspath(properties[name])
+    return KmsConfig(properties)
+
+
+@contextlib.contextmanager
+def session(master: str | None) -> Iterator[Any]:
+    """Return the session of Spark that is there, or a new one, which ends with the block. Raises
+    click.UsageError without PySpark, OSError when Spark does not start."""
+    import errno
+    import os
+    import sys
+
+    try:
+        from pyspark.errors import PySparkRuntimeError
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise click.UsageError("PySpark is not installed: pip install 'ags1[spark]'") from None
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    if master is None or master.startswith("local"):
+        # Where there is one machine there is one Python; spark-submit has settled that already.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("ags1").config("spark.ui.showConsoleProgress", "false")
+    if not os.environ.get("AGS1_DEBUG"):
+        builder = builder.config("spark.log.level", "FATAL")  # failures are told once
+    if master is not None:
+        builder = builder.master(master)
+    try:
+        made = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        raise OSError(errno.EIO, f"Spark did not start: {error}") from None
+    try:
+        yield made
+    finally:
+        made.stop()

@@ -1,0 +1,294 @@
+"""What a task does: encrypt, decrypt or verify its pieces, in the executor's Python.
+
+Each file that an attempt writes has that attempt's name, and each key that is made in a task is
+made for that attempt. A piece's failure is a result, not the task's failure. What the attempt has
+written is on the disk when it reports. Knows nothing of the ledger.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import json
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from itertools import repeat
+from typing import Any, ClassVar, NamedTuple
+
+from ... import layout, oneshot
+from ...errors import Ags1Error, KmsAccessDeniedError, KmsConfigurationError, KmsUnavailableError
+from ...geometry import Geometry, check_length, claim_key, survey
+from ...key_metadata import KeyMetadata
+from ...keys.keychain import FILE_KEY_SIZE
+from ..keys import FileKeys
+from ..storage.choice import storage_of
+from ..storage.protocol import CHANGED, Attempt, Output, Source
+from ..workers import forget_archives
+from .planning import BLOCK_SIZE, Piece, target_offset
+from .transfer import open_blocks, seal, texts_of
+
+EXPECTED = (Ags1Error, OSError, MemoryError)
+# What every other file would meet as well.
+KMS_UNUSABLE = (KmsUnavailableError, KmsAccessDeniedError, KmsConfigurationError)
+ALREADY_ENCRYPTED = "is encrypted already"
+_SMALL = 1 << 20
+# Pieces of a task that go side by side where each one mostly waits for answers.
+_SIDE_BY_SIDE = 8
+
+
+class Result(NamedTuple):
+    """What became of a piece.
+
+    ``staged`` tells the target's storage where it is; ``wrapped`` is its key and ``key_id`` that
+    key's id, where the task made it; sizes are bytes. ``error_kind`` is the exception's name; a
+    piece with an ``error`` and no kind was passed over.
+    """
+
+    number: int
+    first_block: int = 0
+    source_size: int = 0
+    source_version: str = ""
+    staged: str | None = None
+    target_size: int = 0
+    wrapped: str | None = None
+    key_id: str | None = None
+    plaintext_hmac: bytes | None = None
+    error_kind: str | None = None
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The function over a partition of tasks; picklable. ``done``, called with the bytes of each
+    piece that is dealt with, feeds the progress. ``digests``: the plaintexts' HMACs are wanted.
+    ``first_attempt`` is how often these pieces were tried by earlier jobs of Spark's."""
+
+    keys: FileKeys
+    job_id: str
+    durable: bool
+    done: Callable[[int], object]
+    digests: bool = False
+    first_attempt: int = 0
+
+    # Whether the KEK is needed before the first piece; and whether anything is written.
+    seals: ClassVar[bool] = False
+    writes: ClassVar[bool] = False
+
+    def __call__(self, tasks: Iterable[list[Piece]]) -> Iterator[list[Result]]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        name = f"{context.taskAttemptId():x}"
+        number = self.first_attempt + context.attemptNumber()
+        if self.seals:
+            self.keys.prepare()
+        for task in tasks:
+            yield self.run(task, Attempt(self.job_id, name, number))
+        forget_archives()
+
+    def run(self, task: list[Piece], attempt: Attempt) -> list[Result]:
+        """Deal with the pieces of a task. Raises KmsError when the KMS cannot be used, and OSError
+        when what was written cannot be synced."""
+        results: list[Result] = []
+        try:
+            for piece, result in zip(task, self._results(task, attempt), strict=True):
+                results.append(result)
+                self.done(piece.cost)
+            if self.durable and self.writes:
+                # All targets of a job are in one storage.
+                storage_of(task[0].target).sync([r.staged for r in results if r.staged])
+        except BaseException:
+            for piece, result in zip(task, results, strict=False):
+                if result.staged is not None and result.staged != piece.shared:
+                    storage = storage_of(piece.target)
+                    storage.discard(piece.target, None, [(0, result.staged)], all_=True)
+            raise
+        return results
+
+    def _results(self, task: list[Piece], attempt: Attempt) -> Iterator[Result]:
+        paths = [task[0].target, *(piece.source for piece in task)]
+        if not any(storage_of(path).is_remote for path in paths):
+            for piece in task:
+                yield self._result(piece, attempt)
+            return
+        with ThreadPoolExecutor(_SIDE_BY_SIDE, "ags1-piece") as pool:
+            yield from pool.map(self._result, task, repeat(attempt))
+
+    def _result(self, piece: Piece, attempt: Attempt) -> Result:
+        try:
+            name = f"{attempt.name}-{piece.number:x}"
+            return self.piece(piece, attempt._replace(name=name))
+        except KMS_UNUSABLE:
+            raise
+        except EXPECTED as error:
+            return Result(
+                piece.number,
+                piece.first_block,
+                piece.source_size,
+                piece.source_version,
+                error_kind=type(error).__name__,
+                error=_message(error),
+            )
+
+    def piece(self, piece: Piece, attempt: Attempt) -> Result:
+        """Deal with one piece. Raises ``EXPECTED``."""
+        raise NotImplementedError
+
+    def source(self, piece: Piece) -> AbstractContextManager[Source]:
+        """Open what a piece is read from."""
+        storage = storage_of(piece.source)
+        return storage.open(piece.source, piece.source_size, piece.source_version)
+
+    def output(
+        self, piece: Piece, attempt: Attempt, source: Source
+    ) -> AbstractContextManager[Output]:
+        """Open what an attempt writes to, which is gone if that fails."""
+        begin = target_offset(piece.first_block, seals=self.seals)
+        return storage_of(piece.target).output(piece, attempt, source.mode, begin)
+
+
+class Encrypting(Work):
+    """Encrypts. A file of one piece gets its key here, one of several pieces brings it."""
+
+    seals = True
+    writes = True
+
+    def piece(self, piece: Piece, attempt: Attempt) -> Result:
+        with self.source(piece) as source:
+            if piece.digests:
+                result = Result(piece.number, -1, source.size, source.version)
+                return result._replace(plaintext_hmac=self._hmac(source))
+            if piece.block_count:
+                return self._range(piece, attempt, source)
+            return self._whole(piece, attempt, source)
+
+    def _whole(self, piece: Piece, attempt: Attempt, source: Source) -> Result:
+        size = source.size
+        digest = None
+        if size <= _SMALL:
+            data = source.read(0, size + (source.fd >= 0))
+            if len(data) != size:
+                raise Ags1Error(CHANGED)
+            if data[:4] == layout.MAGIC:
+                return _passed_over(piece, source)
+            if self.digests:
+                digest = hmac.digest(self.keys.hmac_key(), data, "sha256")
+            sealed, km = oneshot.encrypt(data, key_size=FILE_KEY_SIZE)
+            with self.output(piece, attempt, source) as out:
+                source.check_unchanged()
+                out.write(sealed)
+        else:
+            if source.read(0, len(layout.MAGIC)) == layout.MAGIC:
+                return _passed_over(piece, source)
+            km = KeyMetadata.generate(FILE_KEY_SIZE)
+            claim_key(km, reuse_key=False)
+            geometry = _geometry_of(size)
+            with self.output(piece, attempt, source) as out:
+                seal(source, out, km, geometry, 0, geometry.block_count, piece.unit)
+                digest = self._hmac(source) if self.digests else None
+                source.check_unchanged()
+            km = km.with_file_length(geometry.encrypted_size)
+        assert km.file_length is not None
+        document = self.keys.wrap(km)
+        return _done(piece, source, out.staged, km.file_length)._replace(
+            wrapped=as_text(document), key_id=document["key-id"], plaintext_hmac=digest
+        )
+
+    def _hmac(self, source: Source) -> bytes:
+        digest = hmac.new(self.keys.hmac_key(), digestmod="sha256")
+        for data in texts_of(source):
+            digest.update(data)
+        source.check_unchanged()
+        return digest.digest()
+
+    def _range(self, piece: Piece, attempt: Attempt, source: Source) -> Result:
+        # The key is for the content that there was when it was made.
+        if (source.size, source.version) != (piece.source_size, piece.source_version):
+            raise Ags1Error(CHANGED)
+        assert piece.wrapped is not None
+        km = self.keys.unwrap(piece.wrapped)
+        geometry = _geometry_of(source.size)
+        with self.output(piece, attempt, source) as out:
+            seal(source, out, km, geometry, piece.first_block, piece.block_count, piece.unit)
+            source.check_unchanged()
+        return _done(piece, source, out.staged, geometry.encrypted_size)
+
+
+class Opening(Work):
+    """Verifies, and in ``Decrypting`` writes what was verified."""
+
+    def piece(self, piece: Piece, attempt: Attempt) -> Result:
+        assert piece.wrapped is not None
+        km = self.keys.unwrap(piece.wrapped)
+        with self.source(piece) as source:
+            header = source.read(0, min(layout.HEADER_SIZE, source.size))
+            if len(header) == layout.HEADER_SIZE:
+                layout.parse_header(header)
+            length = check_length(source.size, km, trust_file_size=False)
+            # As Iceberg's readers do: the header is under no tag.
+            geometry = survey(header, length, block_size=BLOCK_SIZE)
+            staged = self._open(piece, attempt, source, km, geometry)
+        return _done(piece, source, staged, geometry.plaintext_size)
+
+    def _open(
+        self, piece: Piece, attempt: Attempt, source: Source, km: KeyMetadata, geometry: Geometry
+    ) -> str | None:
+        _open_blocks(piece, source, None, km, geometry)
+        return None
+
+
+class Verifying(Opening):
+    """Verifies every block and writes nothing."""
+
+
+class Decrypting(Opening):
+    """Decrypts: no block is written before its tag is verified."""
+
+    writes = True
+
+    def _open(
+        self, piece: Piece, attempt: Attempt, source: Source, km: KeyMetadata, geometry: Geometry
+    ) -> str | None:
+        with self.output(piece, attempt, source) as out:
+            _open_blocks(piece, source, out, km, geometry)
+        return out.staged
+
+
+def _open_blocks(
+    piece: Piece, source: Source, output: Output | None, km: KeyMetadata, geometry: Geometry
+) -> None:
+    """Verify the blocks of a piece, and write them where there is an output."""
+    count = piece.block_count or geometry.block_count
+    if piece.first_block + count > geometry.block_count:
+        raise Ags1Error("the file is not as long as the ledger says")
+    if count:
+        open_blocks(source, output, km, geometry, piece.first_block, count, piece.unit)
+
+
+def as_text(wrapped: dict[str, Any]) -> str:
+    """Return the document of a wrapped key as a task and the ledger have it."""
+    return json.dumps(wrapped, separators=(",", ":"))
+
+
+def _geometry_of(size: int) -> Geometry:
+    return Geometry(BLOCK_SIZE, size, layout.encrypted_size(size, BLOCK_SIZE))
+
+
+def _done(piece: Piece, source: Source, staged: str | None, target_size: int) -> Result:
+    return Result(piece.number, piece.first_block, source.size, source.version, staged, target_size)
+
+
+def _passed_over(piece: Piece, source: Source) -> Result:
+    return Result(piece.number, 0, source.size, source.version, error=ALREADY_ENCRYPTED)
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, Ags1Error):
+        return error.message
+    if isinstance(error, OSError):
+        cause = error.strerror or str(error)
+        # The pump names its descriptors; whoever reads knows the source.
+        return f"{cause} (writing)" if error.filename == "target" else cause
+    return "not enough memory"

@@ -1,0 +1,170 @@
+"""Writing encrypted files from Spark: by the tasks, published by the driver.
+
+``df.write.format("ags1").option("inner", "parquet").option("key", …).mode("append").save(folder)``
+leaves a file for each task that has rows, and its sidecar; with the option ``ledger`` its wrapped
+key is in that ledger instead (see ``ledger_sink``), and the file's name ends in ``.ags1``, as those
+of bulk jobs do. A task writes into the job's own folder inside the target, under a name and a key
+of its attempt; the driver gives the files of one attempt of each task their names, each after its
+key is stored. ``mode("overwrite")`` takes the folder's other files away, once the new ones are
+there. A job that fails takes its folder with it. The folder is on a file system that driver and
+executors share, or, with a ledger, in S3 or whatever else fsspec knows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from ...atomic import publish
+from ...keys.sidecar import Sidecar, sidecar_path, write_sidecar
+from .. import options as opt
+from ..bulk.running import SUFFIX
+from ..keys import FileKeys
+from ..ledger import Row
+from ..storage.choice import absolute, storage_of
+from ..storage.protocol import local_path
+from ..workers import end_of_task
+from . import sink_folder
+from .arrow_rows import arrow_schema, conform
+from .file_writers import EXTENSIONS, check_columns, write_file
+from .ledger_sink import NewFile, commit_to_ledger, remove_with_sidecar, rows_of, take_back
+from .sealed_files import list_files
+
+
+@dataclass
+class WrittenFile(WriterCommitMessage):  # type: ignore[misc]  # PySpark's types are not read
+    """What a task of ``job_id`` has written; None where it had no rows."""
+
+    job_id: str
+    file: NewFile | None
+
+
+class Target(NamedTuple):
+    """The folder that rows are written to, and how; picklable."""
+
+    folder: str
+    inner: str
+    columns: pa.Schema
+    options: dict[str, str]
+
+    @classmethod
+    def of_options(cls, options: Mapping[str, str], schema: StructType) -> Target:
+        """Raises ValueError for an option that says nothing or columns that the format cannot hold,
+        NotImplementedError for a folder that is not mounted where there is no ledger, and
+        KmsConfigurationError for an option that is a secret."""
+        opt.refuse_secrets(options)
+        (path,) = opt.paths(options)
+        if local_path(path) is None and not options.get("ledger"):
+            raise NotImplementedError(f"{path}: files are written there with the option 'ledger'")
+        inner = options.get("inner", "").lower()
+        if inner not in EXTENSIONS:
+            raise ValueError(f"the option 'inner' is one of {', '.join(EXTENSIONS)}")
+        columns = arrow_schema(schema)
+        check_columns(inner, columns)
+        return cls(absolute(path), inner, columns, dict(options))
+
+    @property
+    def ledger(self) -> str | None:
+        """The folder of the ledger that has the files' keys, None where sidecars do."""
+        return self.options.get("ledger") or None
+
+    def write(
+        self, batches: Iterable[pa.RecordBatch], keys: FileKeys, job_id: str, group: str
+    ) -> WrittenFile:
+        """Write a task's rows as one file; ``job_id`` and ``group`` as for ``sink_folder.stage``.
+        Raises OSError, and ValueError for values that the format cannot hold."""
+        rows = (conform(batch, self.columns) for batch in batches if batch.num_rows)
+        first = next(rows, None)
+        if first is None:
+            return WrittenFile(job_id, None)
+        context = TaskContext.get()
+        number = context.partitionId() if context is not None else 0
+        unique = uuid.uuid4().hex[:8]
+        name = f"part-{number:05d}-{job_id}-{unique}.{EXTENSIONS[self.inner]}"
+        staged, km = sink_folder.stage(
+            self.folder,
+            name if self.ledger is None else name + SUFFIX,
+            job_id,
+            group,
+            number,
+            lambda path: write_file(self.inner, path, first, rows, self.options),
+        )
+        assert km.file_length is not None
+        end_of_task()
+        return WrittenFile(job_id, NewFile(name, staged, km.file_length, keys.wrap(km)))
+
+
+class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
+    """Writes rows as encrypted files. What is pickled has a wrapped key.
+
+    Raises as ``Target.of_options``, and KmsError.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        super().__init__()
+        self._target = Target.of_options(options, schema)
+        self._overwrite = overwrite
+        self._job_id = uuid.uuid4().hex
+        # The first call of the KMS, and the driver's only one.
+        self._keys: FileKeys = opt.sealing_keys(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFile:
+        """Write a task's rows as one file. Raises as ``Target.write``."""
+        return self._target.write(iterator, self._keys, self._job_id, self._job_id)
+
+    def commit(self, messages: list[WrittenFile | None]) -> None:
+        """Publish the files with their keys. Raises OSError, and BlockingIOError where somebody
+        else writes to the ledger for long; then no file of the job is left that was not there
+        before."""
+        files = files_of(messages)
+        folder = self._target.folder
+        storage_of(folder).make_root(folder)
+        if self._target.ledger is None:
+            _commit_with_sidecars(folder, files, overwrite=self._overwrite)
+        else:
+            rows = self._rows(files)
+            commit_to_ledger(self._target.ledger, folder, rows, overwrite=self._overwrite)
+        sink_folder.clear(folder, self._job_id, self._job_id)
+
+    def abort(self, messages: list[WrittenFile | None]) -> None:
+        """Take away whatever any attempt has written."""
+        if self._target.ledger is not None:
+            take_back(self._target.ledger, self._job_id)
+            sink_folder.withdraw(self._rows(files_of(messages)))
+        sink_folder.clear(self._target.folder, self._job_id, self._job_id)
+
+    def _rows(self, files: list[NewFile]) -> list[Row]:
+        return rows_of(self._target.folder, files, self._job_id, f"write:{self._job_id}")
+
+
+def files_of(messages: Iterable[WrittenFile | None]) -> list[NewFile]:
+    """Return the files that tasks have written."""
+    return [m.file for m in messages if m is not None and m.file is not None]
+
+
+def _commit_with_sidecars(folder: str, files: list[NewFile], *, overwrite: bool) -> None:
+    old = [file.path for file in list_files([folder])] if overwrite else []
+    published: list[str] = []
+    try:
+        for file in files:
+            target = os.path.join(folder, file.name)
+            published.append(target)
+            document = json.dumps(file.wrapped).encode()
+            write_sidecar(sidecar_path(target), Sidecar.from_bytes(document))
+            # Nobody else has this name.
+            publish(os.path.join(folder, file.staged), target, overwrite=True, durable=True)
+    except BaseException:
+        for path in published:
+            remove_with_sidecar(path)
+        raise
+    for path in old:
+        remove_with_sidecar(path)

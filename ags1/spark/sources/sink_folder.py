@@ -1,0 +1,108 @@
+"""The folder that rows are written to: how a task leaves a file there, and what goes again.
+
+In a mounted folder the file is staged in a folder of its own inside, which readers pass over. To
+other storages, S3 say, it goes by way of a file on the task's own disk, encrypted as it is: an
+upload that is not completed, or an object among the job's staged ones (see ``storage``). Knows
+nothing of rows.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable
+
+from ... import layout
+from ...key_metadata import KeyMetadata
+from ..bulk.planning import BLOCK_SIZE, Item, whole
+from ..ledger import Row
+from ..storage import local_files as files
+from ..storage.choice import storage_of
+from ..storage.protocol import Attempt, Staging, local_path
+
+# Of a file on its way, where the storage does not say.
+_RUN_BLOCKS = 8
+
+
+def stage(
+    folder: str,
+    name: str,
+    job_id: str,
+    group: str,
+    number: int,
+    write: Callable[[str], KeyMetadata],
+) -> tuple[str, KeyMetadata]:
+    """Have ``write`` make a file, and leave it where the driver can give it the name ``name`` in
+    ``folder``. Return what the ledger has to know for that (``Row.attempt``), and the key.
+
+    ``number`` is the task's; ``group`` what ``clear`` is told. Raises OSError and what ``write``
+    raises; then nothing is left but, in S3, parts that belong to no object.
+    """
+    attempt = f"{number:x}-{uuid.uuid4().hex[:8]}"
+    if local_path(folder) is not None:
+        inside = _staging(folder, group)
+        os.makedirs(inside, exist_ok=True)
+        staged = files.staged_path(os.path.join(inside, name), job_id, attempt)
+        km = write(staged)
+        return os.path.relpath(staged, folder), km
+    with tempfile.TemporaryDirectory(prefix="ags1-") as scratch:
+        path = os.path.join(scratch, attempt)
+        km = write(path)
+        return _uploaded(path, f"{folder}/{name}", folder, job_id, number, attempt), km
+
+
+def _uploaded(path: str, target: str, folder: str, job_id: str, number: int, attempt: str) -> str:
+    storage = storage_of(folder)
+    plaintext_size = layout.plaintext_size(os.stat(path).st_size)
+    unit = storage.unit(plaintext_size) or _RUN_BLOCKS
+    item = Item(number, path, target, "", plaintext_size, "", plaintext_size, unit=unit)
+    staging = Staging(job_id, folder, seals=True, durable=True)
+    shared = storage.stage(staging, [item], ())[number]
+    if isinstance(shared, OSError):
+        raise shared
+    piece = whole(item)._replace(shared=shared)
+    try:
+        with storage.output(piece, Attempt(job_id, attempt, 0), 0o600, 0) as out:
+            with open(path, "rb") as file:
+                while data := file.read(unit * (BLOCK_SIZE + layout.BLOCK_OVERHEAD)):
+                    out.write(data)
+    except BaseException:
+        storage.discard(target, shared, (), all_=True)
+        raise
+    return storage.gather(staging, item, shared, [(0, out.staged)], lambda staged: None)
+
+
+def withdraw(rows: Iterable[Row]) -> None:
+    """Remove what was staged for rows that are not going to be in the ledger."""
+    for row in rows:
+        storage_of(row.target).withdraw(row)
+
+
+def clear(folder: str, job_id: str, group: str) -> None:
+    """Remove what attempts of a job, or of a group of jobs, left staged."""
+    if local_path(folder) is not None:
+        shutil.rmtree(_staging(folder, group), ignore_errors=True)
+    else:
+        storage_of(folder).clear(job_id, folder, None, ())
+
+
+def remove(path: str) -> None:
+    """Remove a file that has its name, if it is there. What cannot be removed stays."""
+    here = local_path(path)
+    if here is not None:
+        files.remove(here)
+        return
+    import fsspec.core  # type: ignore[import-untyped]
+
+    filesystem, name = fsspec.core.url_to_fs(path)
+    try:
+        filesystem.rm_file(name)
+    except Exception:  # whatever the storage raises
+        return
+
+
+def _staging(folder: str, group: str) -> str:
+    # Readers pass over what begins so.
+    return os.path.join(folder, f"_ags1-{group}")

@@ -1,0 +1,302 @@
+"""Jobs' files in what this machine, and all executors, have mounted.
+
+Tasks write to staged files in the target's folder, through descriptors. The ranges of one file go
+into one staged file, each written by the first attempt that comes; giving it its name is a rename.
+Knows nothing of keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...atomic import publish
+from ...errors import Ags1Error
+from ..bulk.planning import Item, Piece, target_offset, target_size
+from . import local_files as files
+from .protocol import CHANGED, Attempt, Found, Problem, Staging, Status, StatusOf, local_path
+
+if TYPE_CHECKING:
+    from ..ledger import Row
+
+# A file system's clock is that much coarser than the system's.
+_CLOCK_TICK_MS = 20
+
+
+class LocalSource:
+    """A regular file, open for reading."""
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd
+        self._status = status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", path)
+        self.size = status.st_size
+        self.version = files.version(status)
+        self.mode = stat.S_IMODE(status.st_mode) & 0o777
+
+    def read(self, offset: int, size: int) -> bytes:
+        data = os.pread(self.fd, size, offset)
+        while len(data) < size:
+            more = os.pread(self.fd, size - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def check_unchanged(self) -> None:
+        after, before = os.fstat(self.fd), self._status
+        if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+            raise Ags1Error(CHANGED)
+
+
+class _LocalOutput:
+    def __init__(self, fd: int, staged: str, begin: int) -> None:
+        self.fd, self.staged = fd, staged
+        self._offset = begin
+
+    def write(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        while rest:
+            written = os.pwrite(self.fd, rest, self._offset)
+            self._offset += written
+            rest = rest[written:]
+
+
+class LocalStorage:
+    """What is mounted here; see ``Storage``. What attempts share is the staged file of all ranges,
+    where a file is cut; what an attempt has staged is a path."""
+
+    is_remote = False
+
+    def absolute(self, path: str) -> str:
+        return os.path.abspath(local_path(path) or path)
+
+    def holds(self, root: str, target: str) -> bool:
+        return os.path.normpath(target) == target and target.startswith(root + os.sep)
+
+    def find(
+        self, source: str, passed_over: Collection[str], pool: Executor
+    ) -> Iterator[Found | Problem]:
+        here = (local_path(path) for path in passed_over)
+        closed = frozenset(os.path.abspath(path) for path in here if path is not None)
+        for path, base in files.expand(local_path(source) or source):
+            yield from files.below(path, base, closed, pool)
+
+    def statuses(self, folder: str, count: int, *, follow: bool) -> StatusOf:
+        return partial(_status, follow)
+
+    def make_root(self, root: str) -> None:
+        os.makedirs(root, exist_ok=True)
+
+    def unit(self, plaintext_size: int) -> int:
+        return 1
+
+    def stage(
+        self, staging: Staging, items: Sequence[Item], cut: Collection[int]
+    ) -> Mapping[int, str | OSError | None]:
+        staged: dict[int, str | OSError | None] = {}
+        made: dict[str, OSError | None] = {}
+        for item in items:
+            folder = os.path.dirname(item.target)
+            if folder not in made:
+                made[folder] = _make_folder(folder, item.source, staging.root)
+            try:
+                if (error := made[folder]) is not None:
+                    raise error
+                staged[item.number] = _shared(staging, item) if item.number in cut else None
+            except OSError as error:
+                staged[item.number] = error
+        return staged
+
+    @contextlib.contextmanager
+    def open(self, path: str, size: int, version: str) -> Iterator[LocalSource]:
+        # Without O_NONBLOCK, opening a pipe that nobody writes to would hang.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            yield LocalSource(fd, path)
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def output(
+        self, piece: Piece, attempt: Attempt, mode: int, begin: int
+    ) -> Iterator[_LocalOutput]:
+        """Open what an attempt writes to.
+
+        The first attempt at a range to come writes to the file of all ranges, which needs no
+        copying then. Every other one writes, at the same offset, to a file of its own: an attempt
+        that was given up may still be writing.
+        """
+        path = files.staged_path(piece.target, attempt.job_id, attempt.name)
+        shared = piece.shared
+        if shared is not None and _claims(_claim_path(shared, piece.first_block)):
+            path = shared
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        else:
+            fd = files.create(path)
+        try:
+            try:
+                yield _LocalOutput(fd, path, begin)
+                os.fchmod(fd, mode)
+            finally:
+                os.close(fd)
+        except BaseException:
+            if path != shared:
+                files.remove(path)
+            raise
+
+    def sync(self, staged: Sequence[str]) -> None:
+        files.sync(staged)
+
+    def gather(
+        self,
+        staging: Staging,
+        item: Item,
+        shared: str | None,
+        results: Sequence[tuple[int, str]],
+        check: Callable[[str], object],
+    ) -> str:
+        if shared is None or {staged for _, staged in results} == {shared}:
+            return os.path.basename(results[0][1])
+        path = self._assembled(staging, item, results)
+        files.remove(shared)
+        check(path)
+        return os.path.basename(path)
+
+    def _assembled(self, staging: Staging, item: Item, results: Sequence[tuple[int, str]]) -> str:
+        """Copy the ranges together into a file that no attempt knows.
+
+        The file of all ranges will not do once another attempt has won one of them: the attempt
+        that had begun there may still be writing.
+        """
+        path = files.staged_path(item.target, staging.job_id, f"whole-{item.number:x}")
+        results = sorted(results)
+        begins = [target_offset(first, seals=staging.seals) for first, _ in results]
+        ends = [*begins[1:], target_size(item, seals=staging.seals)]
+        fd = files.create(path)
+        try:
+            for begin, end, (_, staged) in zip(begins, ends, results, strict=True):
+                files.copy_range(staged, fd, begin, end - begin)
+            os.fchmod(fd, stat.S_IMODE(os.stat(results[0][1]).st_mode))
+            if staging.durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        return path
+
+    def discard(
+        self, target: str, shared: str | None, results: Iterable[tuple[int, str]], *, all_: bool
+    ) -> None:
+        for first_block, staged in results:
+            if shared is not None:
+                files.remove(_claim_path(shared, first_block))
+            if staged and staged != shared and (all_ or shared is not None):
+                files.remove(staged)
+        if shared is not None and all_:
+            files.remove(shared)
+
+    def publish(self, row: Row, *, again: bool) -> None:
+        staged = _staged(row)
+        try:
+            status = os.stat(staged)
+        except FileNotFoundError:
+            if again and _is_published(row):
+                return
+            raise
+        if again and not files.is_staged(os.path.basename(staged), row.job_id):
+            raise OSError(errno.EINVAL, "the ledger names no staged file", staged)
+        if status.st_size != row.target_size:
+            raise OSError(errno.EIO, "what was written has another size than it should", staged)
+        if again and status.st_nlink > 1 and os.path.samefile(staged, row.target):
+            os.unlink(staged)
+            return
+        publish(staged, row.target, overwrite=row.replaces, durable=False)
+
+    def withdraw(self, row: Row) -> None:
+        files.remove(_staged(row))
+
+    def has_its_name(self, row: Row) -> bool:
+        return not os.path.lexists(_staged(row))
+
+    def sync_names(self, paths: Collection[str]) -> None:
+        devices = {os.stat(path).st_dev: path for path in paths}
+        for path in devices.values():
+            files.sync_file_system(path)
+
+    def clear(
+        self,
+        job_id: str,
+        root: str,
+        folders: Iterable[str] | None,
+        staged: Iterable[tuple[str, str]],
+    ) -> None:
+        if folders is None:
+            folders = (folder for folder, _, _ in os.walk(root))
+        files.remove_staged(folders, job_id)
+
+
+LOCAL = LocalStorage()
+
+
+def _status(follow: bool, path: str) -> Status | None:
+    try:
+        status = os.stat(path, follow_symlinks=follow)
+    except FileNotFoundError:
+        return None
+    size = status.st_size if stat.S_ISREG(status.st_mode) else -1
+    return Status(size, files.version(status))
+
+
+def _make_folder(folder: str, source: str, root: str) -> OSError | None:
+    like = None if local_path(source) is None else os.path.dirname(source)
+    try:
+        files.make_folder(folder, like, root)
+    except OSError as error:
+        return error
+    return None
+
+
+def _shared(staging: Staging, item: Item) -> str:
+    """Stage a file for all ranges of an item; return its path."""
+    path = files.staged_path(item.target, staging.job_id, f"shared-{item.number:x}")
+    fd = files.create(path)
+    try:
+        os.ftruncate(fd, target_size(item, seals=staging.seals))
+    finally:
+        os.close(fd)
+    return path
+
+
+def _claim_path(shared: str, first_block: int) -> str:
+    """Return the name of the file whose creation gives an attempt a range of a shared file."""
+    stem, suffix = os.path.splitext(shared)
+    return f"{stem}-claim{first_block:x}{suffix}"
+
+
+def _claims(path: str) -> bool:
+    try:
+        os.close(files.create(path))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _staged(row: Row) -> str:
+    assert row.attempt is not None
+    return os.path.join(os.path.dirname(row.target), row.attempt)
+
+
+def _is_published(row: Row) -> bool:
+    """Whether a target is the one that was staged rather than the one to be replaced: a file's
+    status changes when it gets another name."""
+    status = os.stat(row.target)
+    changed_ms = status.st_ctime_ns // 1_000_000
+    is_new = not row.replaces or changed_ms >= row.finished_ms - _CLOCK_TICK_MS
+    return is_new and status.st_size == row.target_size

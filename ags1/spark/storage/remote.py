@@ -1,0 +1,374 @@
+"""Jobs' files in any file system that fsspec knows.
+
+An attempt writes a staged file in the job's own folder inside the root, and the driver moves it to
+its name. One task writes a file: nothing can be written in ranges here. Credentials and endpoints
+are what each process finds (its environment, fsspec's configuration); none travel. Needs fsspec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...atomic import is_temporary
+from ...errors import Ags1Error
+from ..bulk.planning import Item, Piece
+from .protocol import (
+    CHANGED,
+    REQUESTS,
+    Attempt,
+    Found,
+    Output,
+    Problem,
+    Source,
+    Staging,
+    Status,
+    StatusOf,
+    Storage,
+    version_of,
+)
+
+if TYPE_CHECKING:
+    from ..ledger import Row
+
+T = TypeVar("T")
+
+# Nobody else's, where nothing says what it was.
+_MODE = 0o600
+# So few files are looked at one by one rather than by a listing of all that is there.
+_FEW = 64
+# Folders at which a tree is parted into listings that go side by side.
+_SIDE_BY_SIDE = 8
+
+
+def remote_storage(place: str) -> Storage:
+    """Return the storage of a URL's scheme and host. Raises OSError for one that cannot be used."""
+    with os_errors(place):
+        import fsspec.core  # type: ignore[import-untyped]
+
+        filesystem, _ = fsspec.core.url_to_fs(place)
+        protocol = filesystem.protocol
+    if "s3" in ((protocol,) if isinstance(protocol, str) else protocol):
+        from .s3 import S3Storage
+
+        return S3Storage(filesystem)
+    return RemoteStorage(filesystem)
+
+
+@contextlib.contextmanager
+def os_errors(path: str) -> Iterator[None]:
+    """Raise as OSError whatever a file system raises: each has kinds of its own."""
+    try:
+        yield
+    except (OSError, Ags1Error, MemoryError):
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
+
+
+class RemoteSource:
+    """A file that is read by ranges, and asked for its version before and after."""
+
+    fd = -1
+    mode = _MODE
+
+    def __init__(self, storage: RemoteStorage, path: str) -> None:
+        self._storage, self._path = storage, path
+        self.size, self.version = storage.status(path)
+
+    def read(self, offset: int, size: int) -> bytes:
+        if not size:
+            return b""
+        fs = self._storage.fs
+        with os_errors(self._path):
+            data = fs.cat_file(self._storage.name(self._path), start=offset, end=offset + size)
+        return bytes(data)
+
+    def check_unchanged(self) -> None:
+        if self._storage.status(self._path) != (self.size, self.version):
+            raise Ags1Error(CHANGED)
+
+
+class _FileOutput:
+    fd = -1
+
+    def __init__(self, file: Any, staged: str) -> None:
+        self._file = file
+        self.staged = staged
+
+    def write(self, data: bytes | memoryview) -> None:
+        with os_errors(self.staged):
+            self._file.write(data)
+
+
+class RemoteStorage:
+    """A file system of fsspec's; see ``Storage``. What attempts share is the job's folder of staged
+    files; what an attempt has staged is a path, and so is ``Row.attempt``."""
+
+    is_remote = True
+
+    def __init__(self, filesystem: Any) -> None:
+        self.fs = filesystem
+
+    def name(self, path: str) -> str:
+        """Return the file system's own name of a path."""
+        return str(self.fs._strip_protocol(path))
+
+    def path(self, name: str) -> str:
+        """Return the path of a file system's name."""
+        return str(self.fs.unstrip_protocol(name))
+
+    def status(self, path: str) -> Status:
+        """Return a file's status as it is now. Raises OSError."""
+        name = self.name(path)
+        with os_errors(path):
+            self.fs.invalidate_cache(self.fs._parent(name))
+            facts = self.fs.info(name)
+        return _status(facts)
+
+    def absolute(self, path: str) -> str:
+        return self.path(self.name(path))
+
+    def holds(self, root: str, target: str) -> bool:
+        if not target.startswith(root + "/"):
+            return False
+        parts = target[len(root) + 1 :].split("/")
+        return not {"", ".", ".."}.intersection(parts) and self.absolute(target) == target
+
+    def find(
+        self, source: str, passed_over: Collection[str], pool: Executor
+    ) -> Iterator[Found | Problem]:
+        closed = tuple(path + "/" for path in passed_over)
+        with os_errors(source):
+            self.fs.invalidate_cache()
+            name = self.name(source)
+            if glob.has_magic(name) and not self.fs.exists(name):
+                base = name
+                while glob.has_magic(base):
+                    base = base.rpartition("/")[0]
+                matches = self.fs.glob(name, detail=True)
+                if not matches:
+                    raise FileNotFoundError(errno.ENOENT, "nothing matches this pattern", source)
+            else:
+                facts = self.fs.info(name)
+                name = facts["name"].rstrip("/")
+                base = name if facts["type"] == "directory" else name.rpartition("/")[0]
+                matches = {name: facts}
+        for match, facts in matches.items():
+            found: Iterable[Found | Problem]
+            if facts["type"] != "directory":
+                found = [self.found(facts, base)]
+            elif "**" in source and match != base:
+                continue  # the pattern matches what is in it, too
+            else:
+                found = self._below(match.rstrip("/"), base, pool)
+            for item in found:
+                if not isinstance(item, Found) or _is_wanted(item, closed):
+                    yield item
+        self.fs.invalidate_cache()
+
+    def _below(self, folder: str, base: str, pool: Executor) -> Iterator[Found | Problem]:
+        """Yield what a folder has in it: level by level, until there are folders enough to list
+        each with all below it, side by side."""
+        level = [folder]
+        while level and len(level) < _SIDE_BY_SIDE:
+            listed = pool.map(partial(self._listed, base=base, deep=False), level)
+            level = []
+            for items, folders in listed:
+                yield from items
+                level += folders
+        for items, _ in pool.map(partial(self._listed, base=base, deep=True), level):
+            yield from items
+
+    def _listed(
+        self, folder: str, base: str, deep: bool
+    ) -> tuple[list[Found | Problem], list[str]]:
+        items: list[Found | Problem] = []
+        folders: list[str] = []
+        try:
+            with os_errors(folder):
+                for facts in self.listing(folder, deep=deep):
+                    if facts["type"] == "directory":
+                        name = facts["name"].rstrip("/")
+                        # Stores with no folders of their own list markers of them.
+                        if name != folder and not is_temporary(name.rpartition("/")[2]):
+                            folders.append(name)
+                    elif not facts["name"].endswith("/"):
+                        items.append(self.found(facts, base))
+        except OSError as error:
+            items.append(Problem(self.path(folder), error))
+        return items, folders
+
+    def listing(self, folder: str, *, deep: bool) -> Iterable[Mapping[str, Any]]:
+        """Return what fsspec tells of all in a folder; ``deep``: of all files below it."""
+        if deep:
+            found: Mapping[str, Any] = self.fs.find(folder, detail=True)
+            return found.values()
+        entries: Iterable[Mapping[str, Any]] = self.fs.ls(folder, detail=True)
+        return entries
+
+    def found(self, facts: Mapping[str, Any], base: str) -> Found:
+        """Return a listed file; ``base`` is where its relative path begins."""
+        name = facts["name"]
+        return Found(self.path(name), name[len(base) :].lstrip("/"), *_status(facts))
+
+    def statuses(self, folder: str, count: int, *, follow: bool) -> StatusOf:
+        name = self.name(folder).rstrip("/")
+        if count <= _FEW or not name:
+            return self._status_or_none
+        with ThreadPoolExecutor(_SIDE_BY_SIDE, "ags1-listing") as pool:
+            known = {}
+            for item in self._below(name, name, pool):
+                if isinstance(item, Found):
+                    known[item.path] = Status(item.size, item.version)
+                elif not isinstance(item.error, FileNotFoundError):
+                    raise item.error
+        self.fs.invalidate_cache()
+        return known.get
+
+    def _status_or_none(self, path: str) -> Status | None:
+        try:
+            return self.status(path)
+        except FileNotFoundError:
+            return None
+
+    def make_root(self, root: str) -> None:
+        with os_errors(root):
+            self.fs.makedirs(self.name(root), exist_ok=True)
+
+    def unit(self, plaintext_size: int) -> int:
+        return 0
+
+    def stage(
+        self, staging: Staging, items: Sequence[Item], cut: Collection[int]
+    ) -> Mapping[int, str | OSError | None]:
+        folder = _staging_folder(staging.root, staging.job_id)
+        folders = {folder, *(item.target.rpartition("/")[0] for item in items)}
+        failed = {path: error for path, error in in_pool(self.make_root, folders) if error}
+        return {
+            item.number: failed.get(folder) or failed.get(item.target.rpartition("/")[0]) or folder
+            for item in items
+        }
+
+    @contextlib.contextmanager
+    def open(self, path: str, size: int, version: str) -> Iterator[Source]:
+        yield RemoteSource(self, path)
+
+    @contextlib.contextmanager
+    def output(self, piece: Piece, attempt: Attempt, mode: int, begin: int) -> Iterator[Output]:
+        path = f"{piece.shared}/{attempt.name}"
+        try:
+            with os_errors(path), self.fs.open(self.name(path), "wb") as file:
+                yield _FileOutput(file, path)
+        except BaseException:
+            self._remove(path)
+            raise
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(OSError), os_errors(path):
+            self.fs.rm_file(self.name(path))
+
+    def sync(self, staged: Sequence[str]) -> None:
+        return  # a file that could be closed is kept
+
+    def gather(
+        self,
+        staging: Staging,
+        item: Item,
+        shared: str | None,
+        results: Sequence[tuple[int, str]],
+        check: Callable[[str], object],
+    ) -> str:
+        return results[0][1]
+
+    def discard(
+        self, target: str, shared: str | None, results: Iterable[tuple[int, str]], *, all_: bool
+    ) -> None:
+        if all_:
+            for _, staged in results:
+                if staged:
+                    self._remove(staged)
+
+    def publish(self, row: Row, *, again: bool) -> None:
+        staged = row.attempt or ""
+        if staged.split("/")[-2:-1] != [_folder_name(row.job_id)]:
+            raise OSError(errno.EINVAL, "the ledger names no staged file", staged)
+        there = self._status_or_none(staged)
+        target = self._status_or_none(row.target)
+        if there is None:
+            # It is moved by one call, which takes it away last.
+            if again and target is not None and target.size == row.target_size:
+                return
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
+        if there.size != row.target_size:
+            raise OSError(errno.EIO, "what was written has another size than it should", staged)
+        name = self.name(row.target)
+        with os_errors(row.target):
+            if target is not None:
+                # What a move that was cut short has copied is to be copied again.
+                is_ours = again and target.size == row.target_size
+                if not (row.replaces or is_ours):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), row.target)
+                # Some file systems move nothing over what is there.
+                self.fs.rm_file(name)
+            self.fs.mv(self.name(staged), name)
+
+    def withdraw(self, row: Row) -> None:
+        if row.attempt:
+            self._remove(row.attempt)
+
+    def has_its_name(self, row: Row) -> bool:
+        return row.attempt is not None and self._status_or_none(row.attempt) is None
+
+    def sync_names(self, paths: Collection[str]) -> None:
+        return
+
+    def clear(
+        self,
+        job_id: str,
+        root: str,
+        folders: Iterable[str] | None,
+        staged: Iterable[tuple[str, str]],
+    ) -> None:
+        folder = _staging_folder(root, job_id)
+        with contextlib.suppress(OSError), os_errors(folder):
+            self.fs.rm(self.name(folder), recursive=True)
+
+
+def in_pool(call: Callable[[T], object], items: Iterable[T]) -> Iterator[tuple[T, OSError | None]]:
+    """Call something with each item, many at a time; yield the items, with what it raised."""
+
+    def one(item: T) -> tuple[T, OSError | None]:
+        try:
+            call(item)
+        except OSError as error:
+            return item, error
+        return item, None
+
+    with ThreadPoolExecutor(REQUESTS, "ags1-requests") as pool:
+        yield from pool.map(one, items)
+
+
+def _status(facts: Mapping[str, Any]) -> Status:
+    size = -1 if facts["type"] == "directory" else int(facts["size"])
+    return Status(size, version_of(facts))
+
+
+def _is_wanted(found: Found, closed: tuple[str, ...]) -> bool:
+    if found.path.startswith(closed):
+        return False
+    return "/.ags1-" not in found.path or not any(map(is_temporary, found.path.split("/")))
+
+
+def _folder_name(job_id: str) -> str:
+    return f".ags1-{job_id}.tmp"
+
+
+def _staging_folder(root: str, job_id: str) -> str:
+    return f"{root}/{_folder_name(job_id)}"

@@ -1,0 +1,105 @@
+"""A million files: what the driver does of a job, without executors, in bounded memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
+# What a driver needs of a million rows besides Python itself. Spark's default is 1 GiB for Java's
+# part alone.
+_LIMIT_MIB = 2048
+
+_PROGRAM = """
+import resource, sys, types
+import fsspec
+from fsspec import AbstractFileSystem
+from ags1.kms import LocalKms
+from ags1.spark import jobs
+from ags1.spark.bulk import running
+from ags1.spark.keys import KmsConfig
+from ags1.spark.ledger import ENCRYPT, Ledger
+from ags1.spark.bulk.running import Job
+from ags1.spark.storage.choice import storage_of
+from ags1.spark.bulk.work import Result
+
+FOLDERS, FILES, SIZE, HUGE = 100, 10_000, 10_000, 100 << 30
+
+class Many(AbstractFileSystem):
+    "A hundred folders of ten thousand files; and one huge file."
+    protocol = "many"
+
+    def ls(self, path, detail=True, **more):
+        path = self._strip_protocol(path).strip("/")
+        if path == "in":
+            found = [{"name": f"in/{n:03}", "size": 0, "type": "directory"} for n in range(FOLDERS)]
+            return [*found, {"name": "in/huge", "size": HUGE, "type": "file", "mtime": 1}]
+        if path.count("/") > 1 or not path.startswith("in/"):
+            raise FileNotFoundError(path)
+        return [self.of(f"{path}/{n:05}.avro") for n in range(FILES)]
+
+    def of(self, name):
+        return {"name": name, "size": SIZE, "type": "file", "mtime": 1}
+
+    def info(self, path, **more):
+        path = self._strip_protocol(path).strip("/")
+        if path == "in":
+            return {"name": path, "size": 0, "type": "directory"}
+        return self.of(path)
+
+fsspec.register_implementation("many", Many)
+folder = sys.argv[1]
+LocalKms(folder + "/keyring.json").create_key("default")
+kms = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": folder + "/keyring.json"})
+context = types.SimpleNamespace(
+    defaultParallelism=100, accumulator=lambda start: types.SimpleNamespace(add=print, value=0)
+)
+spark = types.SimpleNamespace(sparkContext=context)
+
+counts = [0, 0, 0]
+
+def run_wave(self, wave, work, tag):
+    "Take every task for done."
+    longest = max(sum(piece.cost for piece in task) for task in wave.tasks)
+    counts[:] = [counts[0] + 1, counts[1] + len(wave.tasks), max(counts[2], longest)]
+    return [
+        Result(p.number, p.first_block, p.source_size, p.source_version,
+               p.shared or p.target + "x", p.source_size, "{}", "id")
+        for task in wave.tasks for p in task
+    ]
+
+Job._run_wave = run_wave
+running.published = lambda rows: rows
+for job in range(2):
+    where = {"ledger": folder + "/ledger", "kms": kms, "key_id": "default", "durable": False}
+    if job:  # the files are as the ledger says
+        local = storage_of(folder)
+        sizes = {row.target: row.target_size for row in Ledger(
+            folder + "/ledger", writing=False).done(ENCRYPT, ("target_size",)).values()}
+        type(local).statuses = lambda *_: lambda target: types.SimpleNamespace(size=sizes[target])
+    summary = jobs.encrypt_files(spark, "many://in", folder + "/out", **where)
+    print("summary", summary.done, summary.unchanged, summary.failed)
+    print("run", *counts)
+    counts[:] = [0, 0, 0]
+    print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+
+
+@pytest.mark.slow
+def test_a_million_files_and_a_huge_one(tmp_path: Path, run_python: Any) -> None:
+    done = run_python(_PROGRAM, tmp_path, timeout=600)
+    said = [line.split() for line in done.stdout.splitlines()]
+    runs = [list(map(int, line[1:])) for line in said if line[0] == "run"]
+    waves, tasks, longest = runs[0]
+    assert waves > 10
+    assert tasks < 20_000
+    # Skewed as the sizes are, no task has much more to do than another.
+    assert longest <= 2 << 30
+    assert runs[1] == [0, 0, 0]
+    summaries = [line[1:] for line in said if line[0] == "summary"]
+    assert summaries == [["1000001", "0", "0"], ["0", "1000001", "0"]]
+    assert max(int(line[1]) for line in said if line[0] == "peak") < _LIMIT_MIB

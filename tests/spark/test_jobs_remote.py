@@ -1,0 +1,628 @@
+"""Jobs between storages: S3, another file system of fsspec's, and local files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+import ags1
+from ags1.spark import jobs
+from ags1.spark.bulk import planning
+from ags1.spark.bulk.planning import Item
+from ags1.spark.bulk.work import Decrypting, Encrypting, Result, Verifying
+from ags1.spark.keys import FileKeys, KmsConfig
+from ags1.spark.ledger import DONE, ENCRYPT, Ledger, Row
+from ags1.spark.storage import choice as storages
+from ags1.spark.storage import s3 as s3_storage
+from ags1.spark.storage.protocol import CHANGED, Attempt, Staging
+from ags1.spark.storage.s3 import S3Storage
+
+MIB = 1 << 20
+BUCKET = "bucket"
+BIG = 17 * MIB + 5
+
+boto3 = pytest.importorskip("boto3")
+pytest.importorskip("s3fs")
+
+
+class ShelfFileSystem(LocalFileSystem):  # type: ignore[misc]
+    """Files of this machine under a scheme that nobody takes for theirs."""
+
+    protocol = "shelf"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("shelf://")))
+
+    def unstrip_protocol(self, name: str) -> str:
+        return f"shelf://{self._strip_protocol(name)}"
+
+
+# Wherever this module is imported: the works below take it along to the executors.
+fsspec.register_implementation("shelf", ShelfFileSystem, clobber=True)
+
+
+class EncryptingHere(Encrypting):
+    """Encrypts, where this module is known."""
+
+
+class DecryptingHere(Decrypting):
+    """Decrypts, where this module is known."""
+
+
+class VerifyingHere(Verifying):
+    """Verifies, where this module is known."""
+
+
+@pytest.fixture(scope="module")
+def endpoint(spark: Any) -> Iterator[str]:
+    """S3's URL, known to this process and to Spark's workers."""
+    from aws_server import aws_server, dummy_environment
+
+    with aws_server() as url, pytest.MonkeyPatch.context() as patch:
+        _forget_connections()
+        for name, value in dummy_environment(url).items():
+            patch.setenv(name, value)
+            patch.setitem(spark.sparkContext.environment, name, value)
+        yield url
+        _forget_connections()
+
+
+def _forget_connections() -> None:
+    storages._remote.take()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+class Places:
+    """A bucket, a shelf and a folder, and jobs between any of them."""
+
+    def __init__(self, root: Path, spark: Any, kms: KmsConfig) -> None:
+        self.root, self.spark, self.kms = root, spark, kms
+        self.ledger = root / "ledger"
+        self.s3 = boto3.client("s3")
+        self.s3.create_bucket(Bucket=BUCKET)
+
+    def url(self, kind: str, name: str) -> str:
+        starts = {"s3": f"s3://{BUCKET}", "shelf": f"shelf://{self.root}", "local": str(self.root)}
+        return f"{starts[kind]}/{name}"
+
+    def write(self, kind: str, folder: str, **sizes: int) -> dict[str, bytes]:
+        made = {name.replace("_", "/"): os.urandom(size) for name, size in sizes.items()}
+        for name, data in made.items():
+            if kind == "s3":
+                self.s3.put_object(Bucket=BUCKET, Key=f"{folder}/{name}", Body=data)
+            else:
+                path = self.root / folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+        return made
+
+    def read(self, kind: str, folder: str) -> dict[str, bytes]:
+        if kind == "s3":
+            listed = self.s3.list_objects_v2(Bucket=BUCKET, Prefix=folder + "/").get("Contents", [])
+            return {
+                found["Key"].removeprefix(folder + "/"): self.s3.get_object(
+                    Bucket=BUCKET, Key=found["Key"]
+                )["Body"].read()
+                for found in listed
+            }
+        base = self.root / folder
+        paths = [path for path in base.rglob("*") if path.is_file()]
+        return {str(path.relative_to(base)): path.read_bytes() for path in paths}
+
+    def encrypt(self, source: str, target: str, **more: Any) -> jobs.Summary:
+        where = {"ledger": self.ledger, "kms": self.kms}
+        more = {**where, "key_id": "default", "durable": False} | more
+        return jobs.encrypt_files(self.spark, source, target, **more)
+
+    def decrypt(self, source: str | None, target: str) -> jobs.Summary:
+        where = {"ledger": self.ledger, "kms": self.kms}
+        return jobs.decrypt_files(self.spark, source, target, durable=False, **where)
+
+    def verify(self, source: str | None = None) -> jobs.Summary:
+        return jobs.verify_files(self.spark, source, ledger=self.ledger, kms=self.kms)
+
+    def rows(self) -> list[Row]:
+        with Ledger(str(self.ledger), writing=False) as ledger:
+            return ledger.rows()
+
+    def done(self) -> dict[str, Row]:
+        with Ledger(str(self.ledger), writing=False) as ledger:
+            return {row.relative_path: row for row in ledger.done(ENCRYPT).values()}
+
+    def check(self, kind: str, plain: dict[str, bytes]) -> None:
+        """See that ledger and sealed files agree, no key served twice, nothing is left."""
+        keys = FileKeys.for_opening(self.kms)
+        sealed = self.read(kind, "sealed")
+        rows = self.done()
+        assert sealed.keys() == {name + ".ags1" for name in plain}
+        assert rows.keys() == plain.keys()
+        for name, row in rows.items():
+            data = sealed[name + ".ags1"]
+            assert ags1.decrypt(data, keys.unwrap(row.key_metadata or "")) == plain[name]
+            assert row.target_size == len(data)
+        used = [
+            keys.unwrap(row.key_metadata).encryption_key
+            for row in self.rows()
+            if row.key_metadata and row.operation == ENCRYPT
+        ]
+        assert len(set(used)) == len(used)
+        assert not list(self.ledger.glob("_[pjs]*"))
+        assert not list(self.root.rglob(".ags1-*"))
+        assert self.uploads() == []
+
+    def uploads(self) -> list[str]:
+        listed = self.s3.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
+        return [upload["Key"] for upload in listed]
+
+    def empty(self) -> None:
+        for found in self.s3.list_objects_v2(Bucket=BUCKET).get("Contents", []):
+            self.s3.delete_object(Bucket=BUCKET, Key=found["Key"])
+        for upload in self.s3.list_multipart_uploads(Bucket=BUCKET).get("Uploads", []):
+            name = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+            self.s3.abort_multipart_upload(Bucket=BUCKET, **name)
+
+
+@pytest.fixture
+def places(
+    tmp_path: Path,
+    spark: Any,
+    kms: KmsConfig,
+    endpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Places]:
+    monkeypatch.setattr(planning, "MIN_TASK_COST", 8 * MIB)
+    monkeypatch.setattr(planning, "REMOTE_FILE_COST", 2 * MIB)
+    for kind in (EncryptingHere, DecryptingHere, VerifyingHere):
+        monkeypatch.setattr(jobs, kind.__name__.removesuffix("Here"), kind)
+    places = Places(tmp_path, spark, kms)
+    yield places
+    places.empty()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "back"),
+    [("s3", "s3", "s3"), ("local", "s3", "local"), ("s3", "local", "s3"), ("shelf",) * 3],
+)
+def test_a_tree_comes_back(places: Places, source: str, target: str, back: str) -> None:
+    plain = places.write(source, "in", a_empty=0, a_small=1000, b_c_more=2 * MIB + 1, b_cut=BIG)
+    where = places.url(source, "in"), places.url(target, "sealed")
+    done = places.encrypt(*where, plaintext_hmac=True)
+    assert (done.done, done.failed, done.size) == (4, 0, sum(map(len, plain.values())))
+    places.check(target, plain)
+    assert all(row.plaintext_hmac for row in places.rows())
+    again = places.encrypt(*where)
+    assert (again.done, again.unchanged) == (0, 4)
+    assert places.verify().done == places.verify(where[1]).done == 4
+    for source_again, unchanged in ((None, 0), (where[1], 4)):
+        done = places.decrypt(source_again, places.url(back, "back"))
+        assert (done.done, done.failed, done.unchanged) == (4 - unchanged, 0, unchanged)
+    assert places.read(back, "back") == plain
+    assert places.uploads() == []
+
+
+def test_a_large_file_is_many_tasks_and_parts(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces: list[Any] = []
+    run_wave = jobs.Job._run_wave
+    monkeypatch.setattr(
+        jobs.Job,
+        "_run_wave",
+        lambda self, wave, *more: pieces.extend(wave.tasks) or run_wave(self, wave, *more),
+    )
+    plain = places.write("s3", "in", big=BIG)
+    assert places.encrypt(places.url("s3", "in"), places.url("s3", "sealed")).done == 1
+    assert [piece.block_count for [piece] in pieces] == [8, 8, 2]
+    head = places.s3.head_object(Bucket=BUCKET, Key="sealed/big.ags1")
+    assert head["ETag"].endswith('-3"')
+    places.check("s3", plain)
+
+
+def test_requests_for_many_files_are_the_executors(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ags1.spark.bulk.running._FEW_REQUESTS", 4)
+    asked: list[str] = []
+    call = S3Storage.call
+    monkeypatch.setattr(
+        S3Storage, "call", lambda self, m, **more: asked.append(m) or call(self, m, **more)
+    )
+    plain = places.write("s3", "in", **{f"f{number}": 100 for number in range(11)})
+    theirs = places.write("s3", "sealed", **{"f7.ags1": 5})
+    done = places.encrypt(places.url("s3", "in"), places.url("s3", "sealed"))
+    assert (done.done, done.failed) == (10, 1)
+    assert not {"create_multipart_upload", "complete_multipart_upload"}.intersection(asked)
+    assert places.read("s3", "sealed")["f7.ags1"] == theirs["f7.ags1"]
+    places.s3.delete_object(Bucket=BUCKET, Key="sealed/f7.ags1")
+    assert places.encrypt(places.url("s3", "in"), places.url("s3", "sealed")).done == 1
+    places.check("s3", plain)
+
+
+def test_patterns_and_what_is_passed_over(places: Places) -> None:
+    places.write("s3", "in", a_x=10, b_x=20, b_y=30, b_c_x=40)
+    places.s3.put_object(Bucket=BUCKET, Key="in/marker/", Body=b"")
+    found = {
+        pattern: {item.relative_path for item in storages.find([places.url("s3", pattern)]).files}
+        for pattern in ("in", "in/b", "in/*/x", "in/b/**", "in/b/y")
+    }
+    assert found == {
+        "in": {"a/x", "b/x", "b/y", "b/c/x"},
+        "in/b": {"x", "y", "c/x"},
+        "in/*/x": {"a/x", "b/x"},
+        "in/b/**": {"x", "y", "c/x"},
+        "in/b/y": {"y"},
+    }
+    passed = storages.find([places.url("s3", "in")], passed_over=[places.url("s3", "in/b")])
+    assert {item.relative_path for item in passed.files} == {"a/x"}
+    for nothing in ("none", "in/*.csv"):
+        [problem] = storages.find([places.url("s3", nothing)]).problems
+        assert isinstance(problem.error, FileNotFoundError)
+
+
+class TestGoingOn:
+    def test_a_changed_object_gets_a_new_key(self, places: Places) -> None:
+        plain = places.write("s3", "in", a=1000, b=1000)
+        where = places.url("s3", "in"), places.url("s3", "sealed")
+        places.encrypt(*where)
+        plain |= places.write("s3", "in", a=1000)  # of the same size
+        again = places.encrypt(*where)
+        assert (again.done, again.unchanged) == (1, 1)
+        places.check("s3", plain)
+
+    def test_a_target_that_is_gone(self, places: Places) -> None:
+        plain = places.write("s3", "in", a=1000, b=1000)
+        where = places.url("s3", "in"), places.url("s3", "sealed")
+        places.encrypt(*where)
+        places.s3.delete_object(Bucket=BUCKET, Key="sealed/a.ags1")
+        assert [failure.kind for failure in places.verify().failures] == ["FileNotFoundError"]
+        again = places.encrypt(*where)
+        assert (again.done, again.unchanged) == (1, 1)
+        places.check("s3", plain)
+
+    def test_many_targets_are_looked_at_by_a_listing(
+        self, places: Places, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ags1.spark.storage.remote._FEW", 1)
+        plain = places.write("s3", "in", a=10, b_c=20, d=30)
+        where = places.url("s3", "in"), places.url("s3", "sealed")
+        places.encrypt(*where)
+        asked: list[str] = []
+        call = S3Storage.call
+        monkeypatch.setattr(
+            S3Storage, "call", lambda self, m, **more: asked.append(m) or call(self, m, **more)
+        )
+        assert places.encrypt(*where).unchanged == 3
+        assert places.verify().done == 3
+        assert set(asked) == {"list_objects_v2"}
+        places.check("s3", plain)
+
+
+class TestFailures:
+    @pytest.mark.parametrize("kind", ["s3", "shelf"])
+    def test_somebody_elses_target(self, places: Places, kind: str) -> None:
+        places.write("local", "in", a=1000, b=1000)
+        where = places.url("local", "in"), places.url(kind, "sealed")
+        theirs = places.write(kind, "sealed", **{"a.ags1": 5})
+        done = places.encrypt(*where)
+        assert (done.done, [failure.kind for failure in done.failures]) == (1, ["FileExistsError"])
+        assert places.read(kind, "sealed")["a.ags1"] == theirs["a.ags1"]
+        again = places.encrypt(*where, overwrite=True)
+        assert (again.done, again.unchanged) == (1, 1)
+        places.check(kind, places.read("local", "in"))
+
+    @pytest.mark.parametrize("kind", ["s3", "shelf"])
+    def test_nothing_unverified_arrives(self, places: Places, kind: str) -> None:
+        plain = places.write("s3", "in", a=1000, mid=3 * MIB, big=BIG)
+        places.encrypt(places.url("s3", "in"), places.url(kind, "sealed"))
+        for name in ("mid", "big"):
+            sealed = bytearray(places.read(kind, "sealed")[f"{name}.ags1"])
+            sealed[-100] ^= 1
+            if kind == "s3":
+                places.s3.put_object(Bucket=BUCKET, Key=f"sealed/{name}.ags1", Body=bytes(sealed))
+            else:
+                (places.root / "sealed" / f"{name}.ags1").write_bytes(sealed)
+        for done in (places.verify(), places.decrypt(None, places.url(kind, "back"))):
+            assert (done.done, done.failed) == (1, 2)
+            assert {failure.kind for failure in done.failures} == {"AuthenticationError"}
+        assert places.read(kind, "back") == {"a": plain["a"]}
+        assert places.uploads() == []
+
+    def test_what_is_encrypted_already_is_passed_over(self, places: Places) -> None:
+        plain = places.write("s3", "in", a=100)
+        for name, size in (("b", 100), ("c", 3 * MIB)):
+            sealed = ags1.encrypt(bytes(size)).data
+            places.s3.put_object(Bucket=BUCKET, Key=f"in/{name}", Body=sealed)
+        done = places.encrypt(places.url("s3", "in"), places.url("s3", "sealed"))
+        assert (done.done, done.skipped, done.failed) == (1, 2, 0)
+        places.check("s3", plain)
+
+    def test_no_such_bucket_or_scheme(self, places: Places) -> None:
+        places.write("local", "in", a=100)
+        with pytest.raises(FileNotFoundError):
+            places.encrypt(places.url("local", "in"), "s3://no-such-bucket/sealed")
+        with pytest.raises(OSError, match="nowhere"):
+            places.encrypt(places.url("local", "in"), "nowhere://sealed")
+        with pytest.raises(OSError, match="a ledger is a folder of the driver's"):
+            places.encrypt("in", "out", ledger="s3://bucket/ledger")
+        done = places.encrypt("s3://no-such-bucket/in", places.url("local", "sealed"))
+        assert [failure.kind for failure in done.failures] == ["FileNotFoundError"]
+
+
+class Killed(Encrypting):
+    """Kills the worker process, once a piece, when all of it is uploaded."""
+
+    def piece(self, piece: planning.Piece, attempt: Attempt) -> Result:
+        folder = Path(dict(self.keys.kms.properties)["kms.local.keyring"]).parent
+        marker = folder / f"killed-{piece.first_block}"
+        if piece.source.endswith("/victim") and not marker.exists():
+            finish = s3_storage._PartsOutput.finish
+
+            def finish_and_die(output: Any) -> None:
+                finish(output)
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            s3_storage._PartsOutput.finish = finish_and_die  # type: ignore[method-assign]
+        return super().piece(piece, attempt)
+
+
+class Replacing(Encrypting):
+    """Lets somebody replace the object after its first range was read."""
+
+    def piece(self, piece: planning.Piece, attempt: Attempt) -> Result:
+        if piece.first_block == 8:
+            boto3.client("s3").put_object(Bucket=BUCKET, Key="in/victim", Body=os.urandom(BIG))
+        return super().piece(piece, attempt)
+
+
+class TestRetries:
+    @pytest.mark.parametrize("size", [1000, BIG])
+    def test_a_worker_that_is_killed(
+        self, places: Places, monkeypatch: pytest.MonkeyPatch, size: int
+    ) -> None:
+        monkeypatch.setattr(jobs, "Encrypting", Killed)
+        plain = places.write("s3", "in", a=1000, victim=size, z=1000)
+        assert places.encrypt(places.url("s3", "in"), places.url("s3", "sealed")).done == 3
+        assert (places.root / "killed-0").exists()
+        places.check("s3", plain)
+
+    def test_an_object_that_is_replaced_under_one_key(
+        self, places: Places, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs, "Encrypting", Replacing)
+        places.write("s3", "in", victim=BIG)
+        where = places.url("s3", "in"), places.url("s3", "sealed")
+        assert [failure.message for failure in places.encrypt(*where).failures] == [CHANGED]
+        assert places.read("s3", "sealed") == {}
+        monkeypatch.setattr(jobs, "Encrypting", Encrypting)
+        assert places.encrypt(*where).done == 1
+        places.check("s3", places.read("s3", "in"))
+
+
+def _stop_after(count: int, after: bool) -> Callable[..., Any]:
+    """Return a ``call`` that a kill ends: before, or after, an upload is completed."""
+    call = S3Storage.call
+    completed = 0
+
+    def stopping(self: S3Storage, method: str, **more: Any) -> Any:
+        nonlocal completed
+        if method != "complete_multipart_upload":
+            return call(self, method, **more)
+        completed += 1
+        if completed <= count:
+            return call(self, method, **more)
+        if after and completed == count + 1:
+            call(self, method, **more)
+        raise KeyboardInterrupt
+
+    return stopping
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_job_that_ends_between_key_and_name(
+    places: Places, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    plain = places.write("s3", "in", a=1000, b=1000, c=1000, big=BIG)
+    where = places.url("s3", "in"), places.url("s3", "sealed")
+    with monkeypatch.context() as patch:
+        patch.setattr(S3Storage, "call", _stop_after(1, after))
+        with pytest.raises(KeyboardInterrupt):
+            places.encrypt(*where)
+    # What has its name has its key.
+    named = places.read("s3", "sealed")
+    assert 1 <= len(named) <= 3
+    assert places.verify(where[1]).done == len(named)
+    again = places.encrypt(*where)
+    assert again.failed == 0
+    assert again.done + again.unchanged == 4
+    places.check("s3", plain)
+
+
+def test_uploads_that_a_killed_job_has_begun(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    plain = places.write("s3", "in", a=1000, b=1000)
+    where = places.url("s3", "in"), places.url("s3", "sealed")
+    theirs = {"Bucket": BUCKET, "Key": "sealed/theirs"}
+    upload = places.s3.create_multipart_upload(**theirs)["UploadId"]
+    for is_killed in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(jobs.Job, "_whole", interrupt)
+            if is_killed:
+                patch.setattr(jobs.Job, "__exit__", lambda self, *_: self.ledger.close())
+            with pytest.raises(KeyboardInterrupt):
+                places.encrypt(*where)
+        assert len(places.uploads()) == (3 if is_killed else 1)
+    assert places.encrypt(*where).done == 2
+    assert places.uploads() == ["sealed/theirs"]
+    places.s3.abort_multipart_upload(**theirs, UploadId=upload)
+    places.check("s3", plain)
+
+
+_KILLED_DRIVER = """
+import os, signal, sys
+from pyspark.sql import SparkSession
+from ags1.spark import jobs
+from ags1.spark.bulk import planning
+from ags1.spark.storage import s3 as s3_storage
+from ags1.spark.keys import KmsConfig
+
+ledger, keyring, method = sys.argv[1:]
+planning.MIN_TASK_COST = 8 << 20
+builder = SparkSession.builder.master("local[2]")
+for name in ("spark.driver.host", "spark.driver.bindAddress"):
+    builder = builder.config(name, "127.0.0.1")
+spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+call, calls = s3_storage.S3Storage.call, 0
+
+def killing(self, name, **more):
+    global calls
+    calls += name == method
+    if calls == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return call(self, name, **more)
+
+s3_storage.S3Storage.call = killing
+kms = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": keyring})
+where = "s3://bucket/in", "s3://bucket/sealed"
+jobs.encrypt_files(spark, *where, ledger=ledger, kms=kms, key_id="default")
+"""
+
+
+def test_a_driver_that_is_killed(
+    places: Places, keyring: Path, run_python: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {f"f{number}": 1000 for number in range(6)}
+    plain = places.write("s3", "in", **sizes, big=BIG)
+    where = (places.ledger, keyring, "complete_multipart_upload")
+    done = run_python(_KILLED_DRIVER, *where, check=False, timeout=200)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert places.uploads()
+    again = places.encrypt(places.url("s3", "in"), places.url("s3", "sealed"))
+    assert again.failed == 0
+    assert again.done + again.unchanged == len(plain)
+    places.check("s3", plain)
+
+
+class TestUploads:
+    """What the driver and attempts do to one object, without Spark."""
+
+    @pytest.fixture
+    def staged(self, places: Places) -> tuple[S3Storage, Staging, Item, str]:
+        storage = storages.storage_of("s3://bucket/sealed")
+        assert isinstance(storage, S3Storage)
+        staging = Staging("abc", "s3://bucket/sealed", True, True)
+        item = Item(7, "", "s3://bucket/sealed/x", "x", 9 * MIB, "", 9 * MIB, unit=8)
+        shared = storage.stage(staging, [item], {7})[7]
+        assert isinstance(shared, str)
+        return storage, staging, item, shared
+
+    def write(
+        self, staged: tuple[S3Storage, Staging, Item, str], number: int, *data: bytes
+    ) -> list[tuple[int, str]]:
+        storage, _, item, shared = staged
+        piece = planning.whole(item)._replace(shared=shared)
+        with storage.output(piece, Attempt("abc", str(number), number), 0o600, 0) as output:
+            for part in data:
+                output.write(part)
+        return [(0, output.staged)]
+
+    def row(self, staged: tuple[S3Storage, Staging, Item, str], results: Any, size: int) -> Row:
+        storage, staging, item, shared = staged
+        attempt = storage.gather(staging, item, shared, results, lambda path: None)
+        values = {"operation": ENCRYPT, "target": item.target, "target_size": size, "status": DONE}
+        fields: dict[str, Any] = dict.fromkeys(Row._fields)
+        return Row(**(fields | values | {"attempt": attempt, "replaces": False}))
+
+    def test_a_late_attempt_changes_nothing(self, places: Places, staged: Any) -> None:
+        winner = self.write(staged, 0, b"w" * 8 * MIB, b"w")
+        self.write(staged, 1, b"l" * 8 * MIB, b"l")
+        storage = staged[0]
+        row = self.row(staged, winner, 8 * MIB + 1)
+        assert not storage.has_its_name(row)
+        storage.publish(row, again=False)
+        assert places.read("s3", "sealed") == {"x": b"w" * (8 * MIB + 1)}
+        storage.publish(row, again=True)  # by whoever does not know that it is done
+        assert storage.has_its_name(row)
+
+    def test_an_attempt_too_many_cannot_do_harm(self, places: Places, staged: Any) -> None:
+        winner = self.write(staged, 0, b"w" * 8 * MIB, b"w")
+        self.write(staged, 3, b"l" * 8 * MIB, b"l")  # the numbers come round
+        storage = staged[0]
+        with pytest.raises(OSError, match="part"):
+            storage.publish(self.row(staged, winner, 8 * MIB + 1), again=False)
+        assert places.read("s3", "sealed") == {}
+
+    @pytest.mark.parametrize("is_done", [True, False])
+    def test_an_answer_that_was_lost(
+        self, places: Places, staged: Any, monkeypatch: pytest.MonkeyPatch, is_done: bool
+    ) -> None:
+        row = self.row(staged, self.write(staged, 0, b"mine"), 4)
+        call = S3Storage.call
+
+        def losing(self: S3Storage, method: str, **more: Any) -> Any:
+            lost = method == "complete_multipart_upload"
+            answer = call(self, method, **more) if is_done or not lost else None
+            if lost:
+                raise TimeoutError("no answer")
+            return answer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(S3Storage, "call", losing)
+            with contextlib.nullcontext() if is_done else pytest.raises(TimeoutError):
+                staged[0].publish(row, again=False)
+        assert places.read("s3", "sealed") == ({"x": b"mine"} if is_done else {})
+
+    def test_a_target_that_appeared_meanwhile(self, places: Places, staged: Any) -> None:
+        row = self.row(staged, self.write(staged, 0, b"mine"), 4)
+        theirs = places.write("s3", "sealed", x=3)
+        with pytest.raises(FileExistsError):
+            staged[0].publish(row, again=False)
+        with pytest.raises(FileExistsError):
+            staged[0].publish(row, again=True)
+        assert places.read("s3", "sealed") == theirs
+        staged[0].withdraw(row)
+        assert places.uploads() == []
+
+    def test_units_of_large_files(self, staged: Any) -> None:
+        storage = staged[0]
+        assert storage.unit(0) == storage.unit(20 * 1024 * MIB) == 8
+        for size in (100 << 30, 5 << 40):
+            unit = storage.unit(size)
+            item = Item(0, "", "", "", size, "", size, unit=unit)
+            pieces = list(planning.ranges(item, planning.MAX_TASK_COST))
+            assert all(piece.first_block % unit == 0 for piece in pieces)
+            assert sum(piece.block_count for piece in pieces) == size // MIB
+            last = (pieces[-1].first_block + pieces[-1].block_count - 1) // unit
+            assert last * s3_storage._ATTEMPTS + s3_storage._ATTEMPTS <= 10_000
+
+
+def test_a_frame_without_paths(places: Places) -> None:
+    frame = places.spark.createDataFrame([("x",)], ["file"])
+    with pytest.raises(ValueError, match="'path'"):
+        places.encrypt(frame, places.url("local", "sealed"))
+    frame = places.spark.createDataFrame([("x",), (None,)], ["path"])
+    with pytest.raises(ValueError, match="without a path"):
+        places.encrypt(frame, places.url("local", "sealed"))
+
+
+def test_files_by_their_urls(places: Places) -> None:
+    plain = places.write("local", "in", a=10, b=20)
+    frame = places.spark.createDataFrame(
+        [(f"file:{places.root}/in/{name}",) for name in plain], ["path"]
+    )
+    assert places.encrypt(frame, f"file://{places.root}/sealed").done == 2
+    places.check("local", plain)
+    assert {row.source for row in places.rows()} == {f"{places.root}/in/{name}" for name in plain}

@@ -1,0 +1,56 @@
+"""What a task leaves behind in its worker process."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from zipimport import zipimporter
+
+import pytest
+
+from ags1.spark.workers import forget_archives
+
+
+def _readers() -> list[str]:
+    found = sys.path_importer_cache.items()
+    return [path for path, finder in found if isinstance(finder, zipimporter)]
+
+
+def _in_a_task(_: Iterable[int]) -> list[tuple[int, list[str], str]]:
+    before = len(_readers())
+    forget_archives()
+    left = _readers()
+    sys.modules.pop("pyspark.join", None)
+    return [(before, left, importlib.import_module("pyspark.join").__name__)]
+
+
+def test_a_task_forgets_sparks_archives_and_can_still_import_from_them(spark: Any) -> None:
+    context = spark.sparkContext
+    [(before, left, imported)] = context.runJob(context.parallelize([0], 1), _in_a_task)
+    assert before > 0
+    assert left == []
+    assert imported == "pyspark.join"
+
+
+def test_archives_that_users_add_are_read_again_when_spark_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark_files = pytest.importorskip("pyspark").SparkFiles
+    added, other = tmp_path / "files", tmp_path / "spark"
+    monkeypatch.setattr(spark_files, "getRootDirectory", lambda: str(added))
+    for folder, module in ((added, "ags1_test_added"), (other, "ags1_test_other")):
+        folder.mkdir()
+        with zipfile.ZipFile(folder / "archive.zip", "w") as archive:
+            archive.writestr(f"{module}.py", "")
+        monkeypatch.syspath_prepend(str(folder / "archive.zip"))
+        importlib.import_module(module)
+        sys.modules.pop(module)
+    forget_archives()
+    assert str(added / "archive.zip") in _readers()
+    assert str(other / "archive.zip") not in _readers()
+    importlib.import_module("ags1_test_other")
+    sys.modules.pop("ags1_test_other")
