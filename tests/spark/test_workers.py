@@ -21,11 +21,16 @@ def _readers() -> list[str]:
 
 
 def _in_a_task(_: Iterable[int]) -> list[tuple[int, list[str], str]]:
+    _imported()  # an earlier task here may have forgotten them
     before = len(_readers())
     forget_archives()
     left = _readers()
+    return [(before, left, _imported())]
+
+
+def _imported() -> str:
     sys.modules.pop("pyspark.join", None)
-    return [(before, left, importlib.import_module("pyspark.join").__name__)]
+    return importlib.import_module("pyspark.join").__name__
 
 
 def test_a_task_forgets_sparks_archives_and_can_still_import_from_them(spark: Any) -> None:
