@@ -21,10 +21,21 @@ if TYPE_CHECKING:
     from ..spark.keys import KmsConfig
     from .report import Report
 
+
+class _NamedPath(click.Path):
+    """A path that is not empty: that would mean the folder that happens to be the current one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not value:  # a shell's variable that is not set
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_PATH = _NamedPath(readable=False)
 _ledger = click.option(
     "--ledger",
     required=True,
-    type=options.PATH,
+    type=_PATH,
     metavar="DIR",
     help="The folder of Parquet files with what became of each file, and its key, wrapped. Without "
     "it the encrypted files are lost.",
@@ -35,11 +46,9 @@ _json = click.option(
     is_flag=True,
     help="Print one JSON object a line: one for each failure, and a summary at the end.",
 )
-_sources = click.argument(
-    "sources", nargs=-1, required=True, type=options.PATH, metavar="SOURCE..."
-)
-_some_sources = click.argument("sources", nargs=-1, type=options.PATH, metavar="[SOURCE]...")
-_target = click.argument("target", type=options.PATH, metavar="TARGET")
+_sources = click.argument("sources", nargs=-1, required=True, type=_PATH, metavar="SOURCE...")
+_some_sources = click.argument("sources", nargs=-1, type=_PATH, metavar="[SOURCE]...")
+_target = click.argument("target", type=_PATH, metavar="TARGET")
 _VERBS = {
     "encrypt": "encrypted",
     "decrypt": "decrypted",
@@ -127,8 +136,8 @@ def encrypt(
     FILE becomes TARGET/FILE.ags1, below the folder that was named. An interrupted run is taken up
     by the same command: what the ledger has as done and is as the ledger says is left alone.
     Sources that have changed are encrypted anew. A file that fails is noted in the ledger and stops
-    no other; files that are encrypted already are passed over. --force replaces targets that the
-    ledger does not know.
+    no other; files that are encrypted already are passed over, and so are links to folders and what
+    is no file. --force replaces targets that the ledger does not know.
     """
     from .masters import settings_of
 

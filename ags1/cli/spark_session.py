@@ -50,6 +50,7 @@ def session(master: str | None) -> Iterator[Any]:
     import sys
 
     try:
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError:
@@ -70,6 +71,9 @@ def session(master: str | None) -> Iterator[Any]:
         made = builder.getOrCreate()
     except PySparkRuntimeError as error:
         raise OSError(errno.EIO, f"Spark did not start: {error}") from None
+    except Py4JJavaError as error:  # a master that it does not understand, say
+        said = error.java_exception.getMessage()
+        raise OSError(errno.EIO, f"Spark did not start: {said}") from None
     try:
         yield made
     finally:

@@ -8,14 +8,16 @@ tasks open the others by their sidecars, with keys that each process unwraps for
 Options: ``columns`` (names with commas between: the others are not decoded), ``partSize`` (what a
 task reads at most, 64m), ``ledger`` (the ledger of the job that encrypted the files: the driver
 reads it, and the wrapped keys go to the tasks; a file that the ledger does not have as done yet, or
-no longer, is passed over), and those of keys (see ``options``). Filters are not taken from Spark:
-its way to hand them over gives wrong rows where a frame is used twice. For writing see
-``files_sink``, for streams ``stream_source`` and ``stream_sink``.
+no longer, is passed over; one that is gone is an error, unless ``ignoreMissingFiles`` is ``true``),
+and those of keys (see ``options``). Filters are not taken from Spark: its way to hand them over
+gives wrong rows where a frame is used twice. For writing see ``files_sink``, for streams
+``stream_source`` and ``stream_sink``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +30,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
+from ..errors import KeyMetadataError
 from ..layout import encrypted_size
 from . import options as opt
 from .keys import FileKeys
@@ -39,12 +42,15 @@ from .sources.sealed_files import (
     Listed,
     OpenPart,
     Part,
+    is_encrypted,
+    list_file,
     list_files,
     open_part,
     open_whole,
     plan,
 )
 from .storage.choice import absolute
+from .storage.protocol import REQUESTS
 from .workers import end_of_task
 
 NAME = "ags1"
@@ -160,31 +166,57 @@ class FilesReader(DataSourceReader):  # type: ignore[misc]
 
 def find_files(options: Mapping[str, str]) -> tuple[list[Listed], dict[str, str]]:
     """Return the files that are to be read, and the wrapped keys that the ledger ``ledger`` has of
-    them, by their paths. Raises FileNotFoundError, OSError, FormatError, ValueError."""
-    files = list_files(opt.paths(options))
+    them, by their paths. With a ledger it alone says which files there are: others are passed over,
+    and one that is gone raises FileNotFoundError, unless ``ignoreMissingFiles``.
+
+    Raises FileNotFoundError, OSError, FormatError, KeyMetadataError where the ledger knows none of
+    the files, ValueError.
+    """
+    paths = opt.paths(options)
+    listed = {absolute(file.path): file for file in list_files(paths)}
     folder = options.get("ledger")
     if not folder:
-        return files, {}
+        return list(listed.values()), {}
     with Ledger(folder, writing=False) as ledger:
         known = ledger.done(ENCRYPT, ("key_metadata",))
-        keys: dict[str, str] = {}
-        unknown: dict[str, Listed] = {}
-        for file in files:
-            target = absolute(file.path)
-            row = known.get(target)
-            if row is not None and row.key_metadata is not None:
-                keys[file.path] = row.key_metadata
-            else:
-                unknown[target] = file
-        if unknown:
-            # Not settled yet, or removed but for its name.
-            passed_over = {
-                unknown.get(row.target)
-                for row in ledger.rows(("operation", "status", "target"), pending=True)
-                if row.operation == ENCRYPT and row.status in (DONE, REMOVED)
-            }
-            files = [file for file in files if file not in passed_over]
-    return files, keys
+        # Those of a job under way, and those that were removed.
+        others = {
+            row.target: row.status
+            for row in ledger.rows(("operation", "status", "target"), pending=True)
+            if row.operation == ENCRYPT and row.status in (DONE, REMOVED)
+        }
+    known = {target: row for target, row in known.items() if others.get(target) != REMOVED}
+    if listed and not any(target in known or target in others for target in listed):
+        raise KeyMetadataError("the ledger has no key of any of these files", file=paths[0])
+    missing = [target for target in _below(paths, known) if target not in listed]
+    look = _list_if_there if opt.flag(options, "ignoremissingfiles") else list_file
+    with ThreadPoolExecutor(REQUESTS, "ags1-listing") as pool:
+        # Written since they were listed; or a listing was not whole.
+        for file in pool.map(look, missing):
+            if file is not None:
+                listed[file.path] = file
+    keys: dict[str, str] = {}
+    for target, file in listed.items():
+        if target in known and (wrapped := known[target].key_metadata) is not None:
+            keys[file.path] = wrapped
+    return sorted(file for file in listed.values() if file.path in keys), keys
+
+
+def _below(paths: Iterable[str], targets: Iterable[str]) -> Iterator[str]:
+    """Yield the targets that a listing of folders has in it if it is whole. What a pattern would
+    have matched is not known here."""
+    folders = [absolute(path).rstrip("/") + "/" for path in paths]
+    for target in targets:
+        names = (target.removeprefix(folder) for folder in folders if target.startswith(folder))
+        if any(map(is_encrypted, names)):
+            yield target
+
+
+def _list_if_there(path: str) -> Listed | None:
+    try:
+        return list_file(path)
+    except FileNotFoundError:
+        return None
 
 
 def content_rows(part: OpenPart, *, with_content: bool = True) -> Iterator[pa.RecordBatch]:
@@ -203,6 +235,9 @@ def content_rows(part: OpenPart, *, with_content: bool = True) -> Iterator[pa.Re
             "offset": pa.array(offsets, pa.int64()),
             "length": pa.array(lengths, pa.int64()),
         }
+        if not with_content and not first:
+            # Lengths, too, follow from what the header says (see ``open_part``).
+            part.reader.pread(0, 1)
         if with_content:
             ranges = zip(offsets, lengths, strict=True)
             columns["content"] = pa.array(part.reader.readv(ranges), pa.binary())

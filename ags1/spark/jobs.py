@@ -61,13 +61,17 @@ def encrypt_files(
     cluster, by default what Spark says. ``progress(done, total)`` is called with bytes of sources.
 
     Raises KmsError, OSError for a ledger or folder that cannot be used, ValueError. A file's
-    failure is in the summary and in the ledger and stops no other.
+    failure is in the summary and in the ledger and stops no other; so is that there is no file.
     """
-    root = absolute(os.fspath(target))
+    root = absolute(_named(target, "target"))
+    paths = _paths(sources)
     keys = FileKeys.for_sealing(kms, key_id)
-    with Job(spark, ENCRYPT, root, os.fspath(ledger), durable, cores, progress) as job:
-        listing = find(_paths(sources), passed_over=(root, job.ledger.folder))
+    folder = _named(ledger, "ledger")
+    with Job(spark, ENCRYPT, root, folder, durable, cores, progress) as job:
+        listing = find(paths, passed_over=(root, job.ledger.folder))
         job.list_failed(listing.problems)
+        if not listing.files and not listing.problems:
+            job.fail_as_empty(paths, (root, job.ledger.folder))
         known = job.ledger.done(ENCRYPT, ("source", "source_size", "source_version", "target_size"))
         job.looks_at(len(listing.files))
         items: list[Item] = []
@@ -113,10 +117,11 @@ def decrypt_files(
     which have to be named where a key id may be a stranger's. What is done is noted in the same
     ledger, and left alone the next time. Arguments and errors otherwise as in ``encrypt_files``.
     """
-    root = absolute(os.fspath(target))
+    root = absolute(_named(target, "target"))
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
-    with Job(spark, DECRYPT, root, os.fspath(ledger), durable, cores, progress) as job:
+    folder = _named(ledger, "ledger")
+    with Job(spark, DECRYPT, root, folder, durable, cores, progress) as job:
         known = job.ledger.done(DECRYPT, ("source", "source_size", "source_version", "target_size"))
         sealed_files = list(job.sealed_files(paths, (root, job.ledger.folder)))
         job.looks_at(len(sealed_files))
@@ -160,7 +165,7 @@ def verify_files(
     """
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
-    with Job(spark, VERIFY, "", os.fspath(ledger), False, cores, progress) as job:
+    with Job(spark, VERIFY, "", _named(ledger, "ledger"), False, cores, progress) as job:
         items = [
             Item(
                 number,
@@ -181,15 +186,24 @@ def verify_files(
 def _paths(sources: Sources) -> list[str]:
     given: Any = sources
     if isinstance(sources, (str, os.PathLike)):
-        return [os.fspath(sources)]
+        return [_named(sources, "source")]
     if not hasattr(sources, "toLocalIterator"):
-        return [os.fspath(source) for source in sources]
+        return [_named(source, "source") for source in sources]
     if "path" not in given.columns:
         raise ValueError("the DataFrame of sources has no column 'path'")
     paths = [row["path"] for row in given.select("path").toLocalIterator()]
     if None in paths:
         raise ValueError("the DataFrame of sources has rows without a path")
-    return paths
+    return [_named(path, "source") for path in paths]
+
+
+def _named(path: str | os.PathLike[str], what: str) -> str:
+    """Return a path as text. Raises ValueError for an empty one, which would mean the folder that
+    happens to be the current one: a variable that is not set."""
+    text = os.fspath(path)
+    if not text:
+        raise ValueError(f"the path of a {what} is empty")
+    return text
 
 
 def _without_suffix(name: str) -> str:

@@ -5,7 +5,7 @@
     LEDGER/batch-<number>.parquet     settled rows, the newest number last
           _pending-<number>.parquet   rows whose files may not all have their names yet
           _job-<job id>.json          a job under way, or killed
-          _staged-<job id>-<n>.json   what it has begun elsewhere, to be given up with it
+          _staged-<job id>-….json     what it has begun elsewhere, to be given up with it
           _lock                       held by the one job that writes
 
 A batch is stored as pending before the first of its files gets its name, and settled, in one step,
@@ -18,9 +18,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -30,7 +32,8 @@ import pyarrow.parquet as pq
 
 from .. import private_file
 from ..atomic import AtomicFile
-from ..errors import FormatError
+from ..errors import FormatError, KmsAccessDeniedError
+from ..kms.passphrase import check_owner
 
 ENCRYPT, DECRYPT = "encrypt", "decrypt"
 DONE, FAILED, SKIPPED, REMOVED = "done", "failed", "skipped", "removed"
@@ -40,6 +43,10 @@ _PENDING = re.compile(r"_pending-(\d{12})\.parquet")
 _JOB = re.compile(r"_job-([0-9a-f]+)\.json")
 _MAX_JOB_SIZE = 1 << 20
 _MAX_STAGED_SIZE = 64 << 20
+# A batch is of one wave.
+_MAX_ROWS = 5_000_000
+# Far from that size: URLs and the ids of uploads have a few hundred bytes each.
+_STAGED_IN_A_NOTE = 20_000
 
 
 class Row(NamedTuple):
@@ -48,11 +55,12 @@ class Row(NamedTuple):
     Sizes are bytes. ``source_version`` changes with the source: a local file's time in ns, S3's
     ETag. ``key_metadata`` is the document of a sidecar, JSON: the file's key, wrapped;
     ``key_id`` its id there. ``master_key_id`` names the key in the KMS. ``error_kind`` is the
-    exception's name. ``attempt`` is what was written, as its storage calls it: the name of a file
-    in the target's folder, elsewhere a path, or JSON of S3's upload and its parts. ``replaces``: it
-    may take the place of an older target. ``plaintext_hmac`` is HMAC-SHA-256 under a key derived
-    from the KEK (``FileKeys.hmac_key``), where it was asked for: a bare hash would tell which files
-    are equal. Times are epoch ms.
+    exception's name. ``attempt`` is what was written, as its storage calls it: the path of a file
+    from the target's folder, a tab and its inode, elsewhere a URL, or JSON of S3's upload and its
+    parts. ``replaces``: it may take the place of an older target. ``plaintext_hmac`` is
+    HMAC-SHA-256 under a key derived from the KEK (``FileKeys.hmac_key``), where it was asked for: a
+    bare hash would tell which files are equal. Times are epoch ms. What failed has its key where
+    its file may be somewhere in spite of that.
     """
 
     operation: str
@@ -82,6 +90,21 @@ _TYPES: dict[str, pa.DataType] = {
     "replaces": pa.bool_(),
     "finished_ms": pa.int64(),
 }
+# Columns in which each row has something.
+_ALWAYS = frozenset(
+    (
+        "operation",
+        "source",
+        "target",
+        "relative_path",
+        "source_size",
+        "source_version",
+        "status",
+        "replaces",
+        "job_id",
+        "finished_ms",
+    )
+)
 SCHEMA = pa.schema([(name, _TYPES.get(name, pa.string())) for name in Row._fields])
 
 
@@ -93,10 +116,11 @@ class Batch(NamedTuple):
 
 
 class Ledger:
-    """A folder of Parquet files. ``writing`` takes the lock, which one job at a time holds.
+    """A folder of Parquet files. ``writing`` takes the lock, which one job at a time holds, of a
+    folder that nobody else may write to: a job moves and removes files by what is in there.
 
-    Raises BlockingIOError while another job writes, OSError, FormatError for a file there that is
-    no ledger's.
+    Raises BlockingIOError while another job writes, OSError, KmsAccessDeniedError for a folder that
+    others may write to, FormatError for a file there that is no ledger's.
     """
 
     def __init__(self, folder: str, *, writing: bool, durable: bool = True) -> None:
@@ -107,6 +131,7 @@ class Ledger:
             os.listdir(self.folder)
             return
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        _refuse_others(self.folder)
         path = os.path.join(self.folder, "_lock")
         self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -199,20 +224,24 @@ class Ledger:
     def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:
         """Note what a job has begun in a place where it cannot be found by its name: by target,
         what its storage calls it. ``number`` is that of the wave."""
-        data = json.dumps(list(staged.items())).encode() + b"\n"
-        private_file.write(self._staged_path(job_id, number), data, overwrite=False, durable=False)
+        begun = list(staged.items())
+        for part, first in enumerate(range(0, len(begun), _STAGED_IN_A_NOTE)):
+            data = json.dumps(begun[first : first + _STAGED_IN_A_NOTE]).encode() + b"\n"
+            path = self._staged_path(job_id, number, part)
+            private_file.write(path, data, overwrite=False, durable=False)
 
     def forget_staged(self, job_id: str, number: int) -> None:
         """Note that nothing of a wave is left."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._staged_path(job_id, number))
+            for part in itertools.count():
+                os.unlink(self._staged_path(job_id, number, part))
 
     def staged(self, job_id: str) -> list[tuple[str, str]]:
         """Return what a job has noted so: (target, what its storage calls it) each."""
         found: list[tuple[str, str]] = []
         for name in self._staged_names(job_id):
             data, _ = private_file.read(os.path.join(self.folder, name), _MAX_STAGED_SIZE)
-            with contextlib.suppress(ValueError, TypeError):
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
                 found += [(str(target), str(shared)) for target, shared in json.loads(data)]
         return found
 
@@ -222,7 +251,7 @@ class Ledger:
         for name in os.listdir(self.folder):
             if match := _JOB.fullmatch(name):
                 data, _ = private_file.read(os.path.join(self.folder, name), _MAX_JOB_SIZE)
-                with contextlib.suppress(ValueError, KeyError, TypeError):
+                with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
                     folders[match[1]] = str(json.loads(data)["folder"])
         return folders
 
@@ -268,8 +297,8 @@ class Ledger:
     def _job_path(self, job_id: str) -> str:
         return os.path.join(self.folder, f"_job-{job_id}.json")
 
-    def _staged_path(self, job_id: str, number: int) -> str:
-        return os.path.join(self.folder, f"_staged-{job_id}-{number:06}.json")
+    def _staged_path(self, job_id: str, number: int, part: int) -> str:
+        return os.path.join(self.folder, f"_staged-{job_id}-{number:06}-{part}.json")
 
     def _staged_names(self, job_id: str) -> list[str]:
         return [name for name in os.listdir(self.folder) if name.startswith(f"_staged-{job_id}-")]
@@ -284,6 +313,17 @@ class Ledger:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+
+
+def _refuse_others(folder: str) -> None:
+    status = os.stat(folder)
+    check_owner(status, folder, "ledger's folder")
+    if status.st_mode & 0o022:
+        raise KmsAccessDeniedError(
+            f"others may write to this ledger (mode {stat.S_IMODE(status.st_mode):04o}), and have "
+            "files moved and removed by that; it is not used until chmod go-w closes it",
+            file=folder,
+        )
 
 
 def write_rows(path: str, rows: Sequence[Row], *, durable: bool) -> None:
@@ -302,11 +342,17 @@ def read_rows(path: str, columns: Iterable[str] = Row._fields) -> list[Row]:
     names = [name for name in Row._fields if name in wanted]
     try:
         with pq.ParquetFile(path) as file:
+            if file.metadata.num_rows > _MAX_ROWS:
+                raise FormatError("the ledger is damaged: no batch has so many rows", file=path)
             table = file.read(columns=names)
     except pa.ArrowInvalid as error:
         raise FormatError(f"the ledger is damaged: {error}", file=path) from None
     if table.column_names != names:
         raise FormatError("this is no ledger's file: columns are missing", file=path)
+    for name in names:
+        column = table.column(name)
+        if column.type != SCHEMA.field(name).type or (name in _ALWAYS and column.null_count):
+            raise FormatError(f"the ledger is damaged: the column {name!r}", file=path)
     nothing = [None] * table.num_rows
     values = [table.column(name).to_pylist() if name in wanted else nothing for name in Row._fields]
     return [Row(*row) for row in zip(*values, strict=True)]

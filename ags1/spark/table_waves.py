@@ -8,7 +8,6 @@ first; while it runs the next one is gathered. Knows nothing of what the work is
 from __future__ import annotations
 
 import heapq
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 from uuid import uuid4
 
 from .bulk.planning import FILE_COST
-from .bulk.running import task_failure
+from .bulk.running import task_failure, wait_for_tasks
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -30,8 +29,6 @@ _TASKS_PER_CORE = 4
 # Two: while one ends, the next one's tasks have the cores that it leaves.
 _WAVES_IN_FLIGHT = 2
 _TICK_SECONDS = 0.1
-# Spark gives a worker of Python that is to end two seconds.
-_LAST_TASKS_SECONDS = 10
 
 
 class Waves:
@@ -74,16 +71,7 @@ class Waves:
     def wait_for_tasks(self) -> None:
         """Wait, some seconds at most, for tasks whose results nobody waits for: cancelled ones, and
         second attempts, which end a while after their job does."""
-        end = time.monotonic() + _LAST_TASKS_SECONDS
-        while self._has_tasks() and time.monotonic() < end:
-            time.sleep(_TICK_SECONDS)
-
-    def _has_tasks(self) -> bool:
-        tracker = self._context.statusTracker()
-        last = sorted(tracker.getJobIdsForGroup(self._group))[-_WAVES_IN_FLIGHT:]
-        jobs = [tracker.getJobInfo(job_id) for job_id in last]
-        stages = [tracker.getStageInfo(n) for job in jobs if job for n in job.stageIds]
-        return any(stage.numActiveTasks for stage in stages if stage)
+        wait_for_tasks(self._context, self._group)
 
     def _run_tasks(
         self,

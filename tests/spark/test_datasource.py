@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import os
 import pickle
 import random
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from ags1.kms import from_properties
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from ags1.spark import datasource
 from ags1.spark.datasource import FilesReader
@@ -224,6 +225,100 @@ def test_keys_may_come_from_a_ledger(tmp_path: Path, sealed: Seal, keyring: Path
     without = FilesReader(options, schema)
     with pytest.raises(ags1.KeyMetadataError, match="no such sidecar"):
         list(without.read(without.partitions()[0]))
+
+
+class TestLedgers:
+    """What a ledger has not is not read, and what it has is missed."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path, sealed: Seal) -> Path:
+        folder = sealed(folder_of(tmp_path, a=b"a\n", b=b"b\n", _c=b"c\n"))
+        rows = []
+        for path in sorted(folder.glob("*.keys")):
+            known = dict.fromkeys(Row._fields)
+            known |= {
+                "operation": ENCRYPT,
+                "status": DONE,
+                "target": str(path.with_suffix("")),
+                "key_metadata": path.read_text(),
+            }
+            rows.append(Row(**known))  # type: ignore[arg-type]
+        with Ledger(str(tmp_path / "ledger"), writing=True, durable=False) as ledger:
+            ledger.settle(ledger.prepare(rows), rows)
+        return folder
+
+    def lines(self, folder: Path, **options: str) -> list[str]:
+        where = {
+            "path": str(folder),
+            "ledger": str(folder.parent / "ledger"),
+            "keyring": str(folder.parent / "keyring.json"),
+            "inner": "text",
+        }
+        reader = FilesReader(where | options, StructType([StructField("value", StringType())]))
+        parts = reader.partitions()
+        return [str(v) for p in parts for batch in reader.read(p) for v in batch["value"]]
+
+    def test_a_strangers_file_is_passed_over(self, folder: Path) -> None:
+        # With its genuine sidecar: another table's, say.
+        for suffix in ("", ".keys"):
+            (folder / f"x{suffix}").write_bytes((folder / f"a{suffix}").read_bytes())
+        assert self.lines(folder) == ["a", "b"]
+
+    def test_a_file_that_is_gone(self, folder: Path) -> None:
+        (folder / "a").unlink()
+        with pytest.raises(FileNotFoundError):
+            self.lines(folder)
+        assert self.lines(folder, ignoremissingfiles="true") == ["b"]
+        assert self.lines(folder, path=f"{folder}/[ab]") == ["b"]
+
+    def test_a_listing_that_is_not_whole(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(datasource, "list_files", lambda paths: list_files(paths)[1:])
+        assert self.lines(folder) == ["a", "b"]
+
+    def test_another_folders_ledger(self, folder: Path) -> None:
+        moved = folder.rename(folder.with_name("moved"))
+        with pytest.raises(ags1.KeyMetadataError, match="no key of any of these files"):
+            self.lines(moved)
+
+
+@pytest.mark.parametrize("inner", ["", "text", "json"])
+def test_a_header_that_is_shown_to_one_task_alone(
+    tmp_path: Path, sealed: Seal, keyring: Path, inner: str
+) -> None:
+    """Blocks that are said to be larger begin in no part but the first: no row, no tag."""
+    line = json.dumps({"value": "x" * 90}) + "\n"
+    folder = sealed(folder_of(tmp_path, a=line.encode() * 1000))
+    options = {"path": str(folder), "keyring": str(keyring), "partsize": "20k", "inner": inner}
+    schema = StructType([StructField("value", StringType())])
+    if not inner:
+        schema = StructType([StructField("length", LongType())])
+    reader = FilesReader(options, schema)
+    partitions = reader.partitions()
+    assert len(partitions) > 3
+    times = (folder / "a").stat()
+    with (folder / "a").open("r+b") as file:
+        file.seek(4)
+        file.write((64 << 20).to_bytes(4, "little"))
+    os.utime(folder / "a", ns=(times.st_atime_ns, times.st_mtime_ns))
+    for partition in partitions:
+        with pytest.raises(ags1.Ags1Error):
+            list(reader.read(partition))
+
+
+def test_the_lengths_of_a_file_are_what_it_has(tmp_path: Path, sealed: Seal, keyring: Path) -> None:
+    folder = sealed(folder_of(tmp_path, a=b"x" * 10_000))
+    options = {"path": str(folder), "keyring": str(keyring)}
+    reader = FilesReader(options, StructType([StructField("length", LongType())]))
+    [partition] = reader.partitions()
+    times = (folder / "a").stat()
+    with (folder / "a").open("r+b") as file:
+        file.seek(4)
+        file.write((64 << 20).to_bytes(4, "little"))
+    os.utime(folder / "a", ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(ags1.Ags1Error):
+        list(reader.read(partition))
 
 
 def test_text_has_the_lines_that_sparks_own_source_has(

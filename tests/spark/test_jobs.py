@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,19 @@ import ags1
 from ags1.cli import app
 from ags1.cli.failures import Exit
 from ags1.errors import KmsUnavailableError
+from ags1.key_metadata import KeyMetadata
 from ags1.keys import Keychain, Sidecar
 from ags1.kms import LocalKms
 from ags1.spark import jobs
 from ags1.spark.bulk import planning, work
 from ags1.spark.bulk.running import TaskFailedError
-from ags1.spark.bulk.work import Encrypting, Result
+from ags1.spark.bulk.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig
-from ags1.spark.ledger import ENCRYPT, Ledger, Row, write_rows
+from ags1.spark.ledger import ENCRYPT, Ledger, Row, read_rows, write_rows
 from ags1.spark.storage import local as local_storage
-from ags1.spark.storage.local import LocalSource, LocalStorage
+from ags1.spark.storage.choice import find
+from ags1.spark.storage.local import LOCAL, LocalSource, LocalStorage
+from ags1.spark.storage.protocol import Attempt, Staging
 
 MIB = 1 << 20
 
@@ -132,6 +136,15 @@ def test_a_tree_comes_back(folders: Folders) -> None:
     assert left(folders.back) == []
     again = folders.decrypt()
     assert (again.done, again.unchanged) == (0, 5)
+
+
+def test_names_are_synced_in_each_folder(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them may be of another file system."""
+    synced: set[str] = set()
+    monkeypatch.setattr(LocalStorage, "sync_names", lambda _, paths: synced.update(paths))
+    folders.write(a=1, b_c=1)
+    folders.encrypt(durable=True)
+    assert synced == {str(folders.target), str(folders.target / "b")}
 
 
 def test_the_ledger_holds_sidecars(folders: Folders, keyring: Path) -> None:
@@ -268,11 +281,78 @@ class TestFailures:
         done = folders.verify(folders.target)
         assert (done.done, [failure.kind for failure in done.failures]) == (1, ["KeyMetadataError"])
 
+    def test_what_means_no_file_is_a_failure(self, folders: Folders) -> None:
+        empty = folders.source.with_name("empty")
+        empty.mkdir()
+        folders.write(a=10)
+        assert folders.encrypt().done == 1
+        for run in (folders.encrypt, folders.verify, folders.decrypt):
+            done = run(empty)
+            assert [failure.message for failure in done.failures] == ["there is no file"]
+        for run, folder in ((folders.encrypt, folders.target), (folders.verify, folders.ledger)):
+            [failure] = run(folder).failures
+            assert failure.path == str(folder)
+            assert "in the folder of the targets or the ledger" in failure.message
+
+    def test_an_empty_path_is_not_the_current_folder(
+        self, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(folders.source)
+        folders.write(a=10)
+        for more in ({"source": [""]}, {"ledger": ""}):
+            with pytest.raises(ValueError, match="is empty"):
+                folders.encrypt(**more)
+        frame = folders.spark.createDataFrame([("",)], "path string")
+        with pytest.raises(ValueError, match="is empty"):
+            folders.encrypt(frame)
+        folders.target = ""  # type: ignore[assignment]
+        with pytest.raises(ValueError, match="is empty"):
+            folders.encrypt()
+        assert os.listdir(folders.source) == ["a"]
+
     def test_a_ledger_that_is_not_there(self, folders: Folders) -> None:
         for run in (folders.verify, folders.decrypt):
             with pytest.raises(FileNotFoundError):
                 run()
         assert not folders.ledger.exists()
+
+    @pytest.mark.usefixtures("small_tasks")
+    @pytest.mark.parametrize("size", [4 * MIB, 1 << 60, -1])
+    def test_a_size_in_the_ledger_is_not_believed(self, folders: Folders, size: int) -> None:
+        folders.write(a=9 * MIB, b=10)
+        folders.encrypt()
+        with (folders.target / "a.ags1").open("r+b") as file:
+            file.seek(8 * MIB)
+            file.write(b"damaged")
+        self.change_row(folders, "a", source_size=size)
+        for source in (None, folders.target):
+            for done in (folders.verify(source), folders.decrypt(source)):
+                assert done.done + done.unchanged == 1
+                [failure] = done.failures
+                assert Path(failure.path).name == "a.ags1"
+                assert "not as long as the ledger says" in failure.message
+        assert contents(folders.back).keys() == {"b"}
+
+    @pytest.mark.parametrize(
+        ("field", "value"), [("target", "unheard://of/a"), ("relative_path", "a\0b")]
+    )
+    def test_a_row_that_makes_no_sense_stops_no_other(
+        self, folders: Folders, field: str, value: str
+    ) -> None:
+        folders.write(a=10, b=10)
+        folders.encrypt()
+        self.change_row(folders, "a", **{field: value})
+        done = folders.decrypt()
+        assert (done.done, done.failed) == (1, 1)
+        assert contents(folders.back).keys() == {"b"}
+
+    def change_row(self, folders: Folders, name: str, **more: Any) -> None:
+        for path in folders.ledger.glob("batch-*"):
+            rows = [
+                r._replace(**more) if r.relative_path == name else r for r in read_rows(str(path))
+            ]
+            path.unlink()
+            write_rows(str(path), rows, durable=False)
 
     def test_a_master_key_that_is_not_accepted(self, folders: Folders) -> None:
         folders.write(a=10)
@@ -387,6 +467,9 @@ class TestRetries:
         with pytest.raises(TaskFailedError, match="a mistake"):
             folders.encrypt()
         assert contents(folders.target) == {}
+        assert left(folders.target) == []
+        monkeypatch.undo()
+        assert folders.encrypt().done == 40
         folders.check()
 
     def test_a_kms_out_of_reach_ends_the_job(
@@ -399,6 +482,125 @@ class TestRetries:
         monkeypatch.undo()
         assert folders.encrypt().done == 1
         folders.check()
+
+
+class Slow(Decrypting):
+    """Takes a while for each of many small files."""
+
+    def piece(self, piece: planning.Piece, attempt: str) -> Result:
+        time.sleep(0.01)
+        return super().piece(piece, attempt)
+
+
+def test_a_job_that_is_broken_off_leaves_no_plaintext(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders.write(**{f"f{number}": 100 for number in range(150)})
+    folders.encrypt()
+    monkeypatch.setattr(jobs, "Decrypting", Slow)
+
+    def interrupt(done: int, total: int) -> None:
+        if folders.back.exists() and left(folders.back):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        folders.decrypt(progress=interrupt)
+    time.sleep(0.5)
+    assert left(folders.back) == []
+    monkeypatch.undo()
+    # What a task leaves that goes on for longer is the next job's to remove.
+    [note] = folders.ledger.glob("_job-*.json")
+    job_id = note.stem.removeprefix("_job-")
+    (folders.back / f".ags1-{job_id}-7-1.tmp").write_bytes(b"plaintext")
+    assert folders.decrypt().done == 150
+    assert left(folders.back) == []
+    assert not list(folders.ledger.glob("_job-*"))
+
+
+class Cut:
+    """A file of three blocks that is encrypted in three ranges, without Spark."""
+
+    def __init__(self, root: Path, kms: KmsConfig, data: bytes = b"A" * 3 * MIB) -> None:
+        self.path = root / "source"
+        self.path.write_bytes(data)
+        os.utime(self.path, (1, 315532800))  # as tar, rsync -t and reproducible builds leave it
+        [found] = find([str(self.path)]).files
+        target = str(root / "out" / "source.ags1")
+        size, version = found.size, found.version
+        item = planning.Item(0, found.path, target, "source", size, version, size)
+        self.keys = FileKeys.for_sealing(kms, "default")
+        km = KeyMetadata.generate(32).with_file_length(planning.target_size(item, seals=True))
+        staging = Staging("ab", str(root / "out"), True, False)
+        self.whole = planning.whole(item)._replace(
+            shared=LOCAL.stage(staging, [item], {0})[0],  # type: ignore[arg-type]
+            wrapped=work.as_text(self.keys.wrap(km)),
+            source_identity=work.identity_of(found.path),
+        )
+        self.cut = [
+            self.whole._replace(first_block=piece.first_block, block_count=piece.block_count)
+            for piece in planning.ranges(item, MIB)
+        ]
+
+    def result(self, number: int | None) -> Result:
+        """Return what comes of a range, or (None) of the piece that makes the HMAC."""
+        piece = self.whole._replace(digests=True) if number is None else self.cut[number]
+        task_work = Encrypting(self.keys, "ab", False, lambda size: None, True)
+        return task_work._result(piece, Attempt("ab", f"a{number}", 0))
+
+
+def test_a_cut_source_is_exchanged_for_one_of_the_same_time(tmp_path: Path, kms: KmsConfig) -> None:
+    file = Cut(tmp_path, kms)
+    assert file.result(0).error is None
+    (tmp_path / "new").write_bytes(b"B" * 3 * MIB)
+    os.utime(tmp_path / "new", (1, 315532800))
+    os.rename(tmp_path / "new", file.path)
+    assert file.result(1).error == work.CHANGED
+
+
+def test_an_open_source_is_changed_back_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "source"
+    path.write_bytes(b"old")
+    before = path.stat()
+    with LOCAL.open(str(path), 3, "") as source:
+        source.check_unchanged()
+        time.sleep(0.05)  # a file system's clock is coarse
+        path.write_bytes(b"new")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        with pytest.raises(ags1.Ags1Error, match=work.CHANGED):
+            source.check_unchanged()
+
+
+def test_an_hmac_is_of_what_the_ranges_encrypt(tmp_path: Path, kms: KmsConfig) -> None:
+    file = Cut(tmp_path, kms)
+    digest = file.result(None).plaintext_hmac
+    assert digest == hmac.digest(file.keys.hmac_key(), b"A" * 3 * MIB, "sha256")
+    file.path.write_bytes(b"B" * 3 * MIB)
+    found = file.result(None)
+    assert (found.error, found.plaintext_hmac) == (work.CHANGED, None)
+
+
+def test_a_cut_file_that_is_encrypted_already_is_passed_over(
+    tmp_path: Path, kms: KmsConfig
+) -> None:
+    result = Cut(tmp_path, kms, b"AGS1" + bytes(3 * MIB - 4)).result(0)
+    assert (result.error, result.error_kind) == (work.ALREADY_ENCRYPTED, None)
+
+
+def test_a_file_that_is_cut_short_before_a_task_opens_it(tmp_path: Path, kms: KmsConfig) -> None:
+    """The blocks of a range follow from the size that was planned with."""
+    keys = FileKeys.for_sealing(kms, "default")
+    path = tmp_path / "sealed"
+    sealed, km = ags1.encrypt(bytes(3 * MIB))
+    path.write_bytes(sealed)
+    size = len(sealed)
+    item = planning.Item(
+        0, str(path), "", "sealed", size - 1, "", 3 * MIB, work.as_text(keys.wrap(km))
+    )
+    verifying = Verifying(keys, "ab", False, lambda size: None)
+    first = next(planning.ranges(item, MIB))
+    assert verifying._result(first, Attempt("ab", "a", 0)).error == work.CHANGED
+    first = first._replace(source_size=size)
+    assert verifying._result(first, Attempt("ab", "a", 0)).error is None
 
 
 _KILLED_DRIVER = """
@@ -582,9 +784,9 @@ def test_no_key_travels(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> No
     sent: list[bytes] = []
     run_wave = jobs.Job._run_wave
 
-    def spying(self: Any, wave: Any, task_work: Any, tag: str) -> Any:
+    def spying(self: Any, wave: Any, task_work: Any) -> Any:
         sent.append(pickle.dumps((wave, task_work.keys)))
-        results = run_wave(self, wave, task_work, tag)
+        results = run_wave(self, wave, task_work)
         sent.append(pickle.dumps(results))
         return results
 

@@ -56,13 +56,15 @@ folder = sys.argv[1]
 LocalKms(folder + "/keyring.json").create_key("default")
 kms = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": folder + "/keyring.json"})
 context = types.SimpleNamespace(
-    defaultParallelism=100, accumulator=lambda start: types.SimpleNamespace(add=print, value=0)
+    defaultParallelism=100,
+    getConf=dict,
+    accumulator=lambda start: types.SimpleNamespace(add=print, value=0),
 )
 spark = types.SimpleNamespace(sparkContext=context)
 
 counts = [0, 0, 0]
 
-def run_wave(self, wave, work, tag):
+def run_wave(self, wave, work):
     "Take every task for done."
     longest = max(sum(piece.cost for piece in task) for task in wave.tasks)
     counts[:] = [counts[0] + 1, counts[1] + len(wave.tasks), max(counts[2], longest)]
@@ -73,6 +75,7 @@ def run_wave(self, wave, work, tag):
     ]
 
 Job._run_wave = run_wave
+type(storage_of(folder)).gather = lambda *_: "staged"  # there are no files
 running.published = lambda rows: rows
 for job in range(2):
     where = {"ledger": folder + "/ledger", "kms": kms, "key_id": "default", "durable": False}
@@ -80,7 +83,8 @@ for job in range(2):
         local = storage_of(folder)
         sizes = {row.target: row.target_size for row in Ledger(
             folder + "/ledger", writing=False).done(ENCRYPT, ("target_size",)).values()}
-        type(local).statuses = lambda *_: lambda target: types.SimpleNamespace(size=sizes[target])
+        type(local).statuses = lambda *_, **__: lambda target: types.SimpleNamespace(
+            size=sizes[target])
     summary = jobs.encrypt_files(spark, "many://in", folder + "/out", **where)
     print("summary", summary.done, summary.unchanged, summary.failed)
     print("run", *counts)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import ags1
 from ags1.spark import jobs
 from ags1.spark.bulk import planning
 from ags1.spark.bulk.planning import Item
+from ags1.spark.bulk.publishing import published
 from ags1.spark.bulk.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, Ledger, Row
 from ags1.spark.storage import choice as storages
 from ags1.spark.storage import s3 as s3_storage
-from ags1.spark.storage.protocol import CHANGED, Attempt, Staging
+from ags1.spark.storage.protocol import CHANGED, Attempt, Staging, UnknownOutcomeError
 from ags1.spark.storage.s3 import S3Storage
 
 MIB = 1 << 20
@@ -31,6 +33,7 @@ BIG = 17 * MIB + 5
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("s3fs")
+ClientError = pytest.importorskip("botocore.exceptions").ClientError
 
 
 class ShelfFileSystem(LocalFileSystem):  # type: ignore[misc]
@@ -516,6 +519,17 @@ def test_a_driver_that_is_killed(
     places.check("s3", plain)
 
 
+def _refused(*_: object, **__: object) -> None:
+    raise PermissionError("The security token included in the request is expired")
+
+
+def _no_such_upload(self: S3Storage, call: Any, method: str, **more: Any) -> Any:
+    if method != "complete_multipart_upload":
+        return call(self, method, **more)
+    answer = {"Error": {"Code": "NoSuchUpload", "Message": "gone"}}
+    raise FileNotFoundError("gone") from ClientError(answer, method)
+
+
 class TestUploads:
     """What the driver and attempts do to one object, without Spark."""
 
@@ -584,6 +598,62 @@ class TestUploads:
             with contextlib.nullcontext() if is_done else pytest.raises(TimeoutError):
                 staged[0].publish(row, again=False)
         assert places.read("s3", "sealed") == ({"x": b"mine"} if is_done else {})
+
+    @pytest.mark.parametrize("is_done", [True, False])
+    @pytest.mark.parametrize("lost", ["abort_multipart_upload", "head_object"])
+    def test_an_outcome_that_cannot_be_told(
+        self,
+        places: Places,
+        staged: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        is_done: bool,
+        lost: str,
+    ) -> None:
+        row = self.row(staged, self.write(staged, 0, b"mine"), 4)._replace(key_metadata="{}")
+        call = S3Storage.call
+
+        def losing(self: S3Storage, method: str, **more: Any) -> Any:
+            completes = method == "complete_multipart_upload"
+            if is_done and completes:
+                call(self, method, **more)
+            if completes or method == lost:
+                raise TimeoutError("no answer")
+            return call(self, method, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(S3Storage, "call", losing)
+            with pytest.raises(UnknownOutcomeError):
+                published([row])
+        # The next job settles it, once it can be told.
+        with monkeypatch.context() as patch:
+            patch.setattr(S3Storage, "call", _refused)
+            with pytest.raises(PermissionError):
+                published([row], again=True)
+        is_gone = lost == "head_object" and not is_done
+        with monkeypatch.context() as patch:
+            if is_gone:  # what moto answers is "Internal Server Error"
+                patch.setattr(S3Storage, "call", partialmethod(_no_such_upload, call))
+            [settled] = published([row], again=True)
+        assert settled.key_metadata == "{}"
+        if not is_gone:
+            assert settled == row
+            assert places.read("s3", "sealed") == {"x": b"mine"}
+        else:
+            assert settled.error_kind == "NothingStagedError"
+            assert places.read("s3", "sealed") == {}
+
+    def test_a_name_that_seems_to_name_a_version(self, places: Places, staged: Any) -> None:
+        storage, *more, item, _ = staged
+        target = f"{item.target}?versionId=null"
+        item = item._replace(target=target)
+        shared = storage.stage(more[0], [item], {7})[7]
+        named = (storage, *more, item, shared)
+        row = self.row(named, self.write(named, 0, b"mine"), 4)
+        assert published([row]) == [row]
+        assert places.read("s3", "sealed") == {"x?versionId=null": b"mine"}
+        found = storages.find(["s3://bucket/sealed"]).files
+        assert [its.path for its in found] == [target]
+        assert storage.status(target) == (4, found[0].version)
 
     def test_a_target_that_appeared_meanwhile(self, places: Places, staged: Any) -> None:
         row = self.row(staged, self.write(staged, 0, b"mine"), 4)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ags1 import layout
-from ags1.errors import FormatError, KmsConfigurationError
+from ags1.errors import FormatError, KmsAccessDeniedError, KmsConfigurationError
 from ags1.spark.bulk import planning
-from ags1.spark.bulk.publishing import settle_pending
+from ags1.spark.bulk.publishing import has_its_name, published, settle_pending
 from ags1.spark.keys import KmsConfig
-from ags1.spark.ledger import DONE, ENCRYPT, FAILED, Ledger, Row
+from ags1.spark.ledger import DONE, ENCRYPT, FAILED, SCHEMA, Ledger, Row
 from ags1.spark.storage import choice as storages
 from ags1.spark.storage import local_files as files
+from ags1.spark.storage.local import LOCAL
+from ags1.spark.storage.protocol import Staging, UnknownOutcomeError, version_of
 
 JOB = "0123456789ab"
 
@@ -48,10 +53,17 @@ def row(target: Path, *, attempt: str | None = None, status: str = DONE, **more:
 
 
 def staged(target: Path, data: bytes = b"new") -> str:
-    """Stage a file and return its name."""
+    """Stage a file and return what a row has of it."""
     path = files.staged_path(str(target), JOB, f"1-{target.name}")
     Path(path).write_bytes(data)
-    return os.path.basename(path)
+    return files.attempt(path, str(target.parent))
+
+
+def path_of(row: Row) -> Path:
+    """Return the path of what a row has staged."""
+    found = files.staged_of(row.attempt or "", JOB)
+    assert found is not None
+    return Path(row.target).parent / found[0]
 
 
 def test_rows_come_back_and_the_newest_done_one_counts(tmp_path: Path) -> None:
@@ -92,6 +104,90 @@ def test_a_damaged_ledger_is_told(tmp_path: Path, data: bytes) -> None:
         ledger.rows()
 
 
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_a_folder_that_others_may_write_to(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "ledger"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(KmsAccessDeniedError, match="others may write to this ledger"):
+        Ledger(str(folder), writing=True)
+    assert not list(folder.iterdir())
+    Ledger(str(folder), writing=False).close()
+    folder.chmod(0o755)
+    Ledger(str(folder), writing=True).close()
+
+
+def test_what_a_stranger_wrote_there(tmp_path: Path) -> None:
+    deep = "[" * 200_000
+    with Ledger(str(tmp_path), writing=True) as ledger:
+        for name in (f"_job-{JOB}.json", f"_staged-{JOB}-000001-0.json"):
+            (tmp_path / name).write_text(deep)
+        assert ledger.killed() == {}
+        assert ledger.staged(JOB) == []
+
+
+def test_a_note_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ags1.spark.ledger._STAGED_IN_A_NOTE", 100)
+    monkeypatch.setattr("ags1.spark.ledger._MAX_STAGED_SIZE", 4096)
+    begun = {f"s3://bucket/{number}": "upload" for number in range(1001)}
+    with Ledger(str(tmp_path), writing=True) as ledger:
+        ledger.note_staged(JOB, 1, begun)
+        ledger.note_staged(JOB, 2, {"s3://bucket/x": "upload"})
+        assert dict(ledger.staged(JOB)) == begun | {"s3://bucket/x": "upload"}
+        ledger.forget_staged(JOB, 1)
+        assert ledger.staged(JOB) == [("s3://bucket/x", "upload")]
+        ledger.end(JOB)
+        assert ledger.staged(JOB) == []
+
+
+def test_a_link_inside_the_target_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "real").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "real")  # whoever names it means it
+    (tmp_path / "real" / "sub").symlink_to(tmp_path / "elsewhere")
+    root = str(tmp_path / "root")
+    names = ("sub/a", "sub/deep/a", "own/a", "a")
+    sources = [str(tmp_path / "in" / name) for name in names]
+    (tmp_path / "in" / "own").mkdir(parents=True)
+    items = [
+        planning.Item(number, source, f"{root}/{name}", name, 1, "", 1)
+        for number, (source, name) in enumerate(zip(sources, names, strict=True))
+    ]
+    staged = LOCAL.stage(Staging(JOB, root, True, False), items, ())
+    errors = [error.errno for error in staged.values() if isinstance(error, OSError)]
+    assert errors == [errno.ELOOP] * 2
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert (tmp_path / "real" / "own").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"relative_path": None}, "relative_path"),
+        ({"source_size": None}, "source_size"),
+        ({"target": 7}, "target"),
+        ({}, "so many rows"),
+    ],
+)
+def test_rows_that_no_job_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], said: str
+) -> None:
+    if not change:
+        monkeypatch.setattr("ags1.spark.ledger._MAX_ROWS", 1)
+    rows = [row(tmp_path / "a")._asdict() | change for _ in range(2)]
+    table = pa.Table.from_pylist(rows)
+    for number, field in enumerate(SCHEMA):
+        if field.name not in change:
+            column = table.column(field.name).cast(field.type)
+            table = table.set_column(number, field, column)
+        elif change[field.name] is None:
+            table = table.set_column(number, field, pa.nulls(2, field.type))
+    pq.write_table(table, tmp_path / "batch-000000000001.parquet")
+    with Ledger(str(tmp_path), writing=False) as ledger:
+        with pytest.raises(FormatError, match=said):
+            ledger.rows()
+
+
 class TestAfterAKill:
     """What was pending is brought to its end, wherever the kill came."""
 
@@ -114,14 +210,12 @@ class TestAfterAKill:
 
     def test_after_the_last_name(self, tmp_path: Path) -> None:
         wanted = row(tmp_path / "a", attempt=staged(tmp_path / "a"))
-        assert wanted.attempt
-        (tmp_path / wanted.attempt).rename(tmp_path / "a")
+        path_of(wanted).rename(tmp_path / "a")
         assert self.settle(tmp_path, wanted) == [wanted]
 
     def test_between_the_link_and_the_unlink(self, tmp_path: Path) -> None:
         wanted = row(tmp_path / "a", attempt=staged(tmp_path / "a"))
-        assert wanted.attempt
-        os.link(tmp_path / wanted.attempt, tmp_path / "a")
+        os.link(path_of(wanted), tmp_path / "a")
         assert self.settle(tmp_path, wanted) == [wanted]
         assert (tmp_path / "a").read_bytes() == b"new"
 
@@ -133,25 +227,25 @@ class TestAfterAKill:
 
     def test_an_older_target_of_the_same_size_is_no_new_one(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(b"old")
-        name = staged(tmp_path / "a")
-        now_ms = time.time_ns() // 1_000_000 + 60_000
-        wanted = row(tmp_path / "a", attempt=name, replaces=True, finished_ms=now_ms)
-        (tmp_path / name).unlink()
+        wanted = row(tmp_path / "a", attempt=staged(tmp_path / "a"), replaces=True)
+        path_of(wanted).unlink()
+        (tmp_path / "a").chmod(0o640)  # its status is newer than the row
         assert self.settle(tmp_path, wanted)[0].status == FAILED
 
     def test_an_older_target_that_was_replaced(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(b"old")
+        # By this machine's clock, that of the files' server is behind.
+        now_ms = time.time_ns() // 1_000_000 + 60_000
         name = staged(tmp_path / "a")
-        now_ms = time.time_ns() // 1_000_000
         wanted = row(tmp_path / "a", attempt=name, replaces=True, finished_ms=now_ms)
-        (tmp_path / name).rename(tmp_path / "a")
+        path_of(wanted).rename(tmp_path / "a")
         assert self.settle(tmp_path, wanted) == [wanted]
 
     def test_somebody_elses_target_stays(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(b"old")
         [settled] = self.settle(tmp_path, row(tmp_path / "a", attempt=staged(tmp_path / "a")))
         assert (settled.status, settled.error_kind) == (FAILED, "FileExistsError")
-        assert settled.key_metadata is None
+        assert settled.key_metadata == "{}"  # no mistake here loses a file
         assert (tmp_path / "a").read_bytes() == b"old"
 
     def test_a_half_written_file_gets_no_name(self, tmp_path: Path) -> None:
@@ -161,13 +255,57 @@ class TestAfterAKill:
 
     def test_a_staged_file_that_is_gone(self, tmp_path: Path) -> None:
         name = os.path.basename(files.staged_path(str(tmp_path / "a"), JOB, "1"))
-        assert self.settle(tmp_path, row(tmp_path / "a", attempt=name))[0].status == FAILED
+        wanted = row(tmp_path / "a", attempt=f"{name}\t1")
+        assert self.settle(tmp_path, wanted)[0].status == FAILED
 
-    def test_no_other_file_is_moved_by_a_ledger(self, tmp_path: Path) -> None:
-        (tmp_path / "mine").write_bytes(b"new")
-        settled = self.settle(tmp_path, row(tmp_path / "a", attempt="mine"))
-        assert settled[0].status == FAILED
-        assert not (tmp_path / "a").exists()
+    def test_a_folder_that_is_not_mounted_yet(self, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        wanted = row(tmp_path / "out" / "a", attempt=staged(tmp_path / "out" / "a"))
+        path_of(wanted).rename(tmp_path / "out" / "a")
+        (tmp_path / "out").rename(tmp_path / "elsewhere")
+        with pytest.raises(FileNotFoundError, match="mount it"):
+            self.settle(tmp_path, wanted)
+        (tmp_path / "elsewhere").rename(tmp_path / "out")
+        with Ledger(str(tmp_path / "ledger"), writing=True) as ledger:
+            settle_pending(ledger)
+            assert ledger.rows() == [wanted]
+
+    @pytest.mark.parametrize("there", [True, False])
+    @pytest.mark.parametrize(
+        "attempt",
+        [
+            "theirs/precious",
+            "{0}/theirs/precious",
+            "../{1}/theirs/precious",
+            "theirs/precious\t{2}",
+            "{0}/theirs/.ags1-{3}-1.tmp\t{2}",
+            "theirs/.ags1-{3}-1.tmp\t{2}",
+            "_ags1-ffff/.ags1-{3}-1.tmp\t{2}",
+            "../{1}/theirs/.ags1-{3}-1.tmp\t{2}",
+            ".ags1-{3}-\0.tmp\t{2}",
+            "",
+        ],
+    )
+    def test_no_other_file_is_moved_or_removed_by_a_ledger(
+        self, tmp_path: Path, attempt: str, there: bool
+    ) -> None:
+        for name in (
+            "theirs/precious",
+            f"theirs/.ags1-{JOB}-1.tmp",
+            f"_ags1-ffff/.ags1-{JOB}-1.tmp",
+        ):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(b"new")
+        if there:
+            (tmp_path / "a").write_bytes(b"old")
+        inode = (tmp_path / "theirs" / "precious").stat().st_ino
+        planted = attempt.format(tmp_path, tmp_path.name, inode, JOB)
+        wanted = row(tmp_path / "a", attempt=planted, replaces=True)
+        before = sorted(tmp_path.rglob("*"))
+        [settled] = published([wanted], again=True)
+        assert (settled.status, settled.error_kind) == (FAILED, "NothingStagedError")
+        assert not has_its_name(wanted)
+        assert sorted(tmp_path.rglob("*")) == before
 
     def test_what_was_staged_and_not_pending_goes(self, tmp_path: Path) -> None:
         staged(tmp_path / "b")
@@ -280,3 +418,167 @@ def test_a_secret_does_not_travel(name: str) -> None:
     with pytest.raises(KmsConfigurationError, match=name) as caught:
         KmsConfig({"encryption.kms-type": "local", name: "marker"})
     assert "marker" not in str(caught.value)
+
+
+class TestElsewhere:
+    """A file system of fsspec's, and one whose names do not say which host is meant."""
+
+    @pytest.fixture
+    def fs(self) -> Any:
+        fsspec = pytest.importorskip("fsspec")
+        fs = fsspec.filesystem("memory")
+        fs.pipe("/root[1]/.ags1-ab.tmp/1", b"new")
+        yield fs
+        fs.store.clear()
+        fs.pseudo_dirs[:] = [""]
+
+    def row(self, *, name: str = "f", **more: object) -> Row:
+        root = "memory:///root[1]"
+        values = {"target": f"{root}/{name}", "attempt": f"{root}/.ags1-ab.tmp/1", "job_id": "ab"}
+        return row(Path("f"))._replace(**(values | more))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("replaces", [False, True])
+    def test_a_name_is_given(self, fs: Any, replaces: bool) -> None:
+        if replaces:
+            fs.pipe("/root[1]/f", b"old")
+        wanted = self.row(replaces=replaces)
+        assert not has_its_name(wanted)
+        for again in (False, True):
+            assert published([wanted], again=again) == [wanted]
+            assert fs.find("/root[1]") == ["/root[1]/f"]
+            assert fs.cat_file("/root[1]/f") == b"new"
+        assert has_its_name(wanted)
+
+    def test_a_copy_that_fails_leaves_the_old_file(
+        self, fs: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fs.pipe("/root[1]/f", b"old")
+        wanted = self.row(replaces=True)
+        monkeypatch.setattr(type(fs), "cp_file", _throttled)
+        with pytest.raises(OSError, match="throttled"):
+            published([wanted], again=True)
+        assert published([wanted])[0].status == FAILED
+        assert fs.cat_file("/root[1]/f") == b"old"
+
+    def test_a_move_that_fails_loses_nothing(
+        self, fs: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of a file system that moves nothing over what is there."""
+        fs.pipe("/root[1]/f", b"old")
+        wanted = self.row(replaces=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(fs), "mv", _throttled)
+            with pytest.raises(UnknownOutcomeError):
+                published([wanted])
+            with pytest.raises(OSError, match="throttled"):
+                published([wanted], again=True)
+        assert published([wanted], again=True) == [wanted]
+        assert fs.cat_file("/root[1]/f") == b"new"
+
+    def test_a_copy_that_cannot_be_cleaned_up_after(
+        self, fs: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(type(fs), "rm_file", _throttled)
+        wanted = self.row()
+        assert published([wanted]) == [wanted]
+        assert published([wanted], again=True) == [wanted]
+        assert fs.cat_file("/root[1]/f") == b"new"
+
+    def test_what_never_moved_failed(self, fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(type(fs), "cp_file", _throttled)
+        [settled] = published([self.row()])
+        assert (settled.status, settled.error) == (FAILED, "throttled")
+        assert settled.key_metadata
+
+    @pytest.mark.parametrize(
+        ("there", "ours"), [(b"ne", True), (b"", True), (b"no", False), (b"old", False)]
+    )
+    def test_a_move_that_was_cut_short(self, fs: Any, there: bytes, ours: bool) -> None:
+        fs.pipe("/root[1]/f", there)
+        [settled] = published([self.row()], again=True)
+        assert settled.error_kind == (None if ours else "FileExistsError")
+        assert fs.cat_file("/root[1]/f") == (b"new" if ours else there)
+
+    def test_a_store_that_cannot_be_reached(self, fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        wanted = self.row()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(fs), "info", _throttled)
+            with pytest.raises(OSError, match="throttled"):
+                published([wanted], again=True)
+        assert published([wanted], again=True) == [wanted]
+
+    @pytest.mark.parametrize(
+        "attempt",
+        [
+            "memory:///precious",
+            "memory:///other/.ags1-ab.tmp/1",
+            "memory:///root[1]/.ags1-ab.tmp/..",
+            "memory:///root[1]/.ags1-cd.tmp/1",
+        ],
+    )
+    def test_no_other_file_is_moved_or_removed(self, fs: Any, attempt: str) -> None:
+        for name in ("/precious", "/other/.ags1-ab.tmp/1", "/root[1]/.ags1-cd.tmp/1"):
+            fs.pipe(name, b"new")
+        before = fs.find("/")
+        [settled] = published([self.row(attempt=attempt)], again=True)
+        assert settled.error_kind == "NothingStagedError"
+        assert fs.find("/") == before
+
+    def test_a_host_stays_in_the_path(self, fs: Any) -> None:
+        import fsspec
+        from fsspec.implementations.memory import MemoryFileSystem
+        from fsspec.utils import infer_storage_options
+
+        class Cluster(MemoryFileSystem):  # type: ignore[misc]
+            protocol = "cluster"
+
+            @classmethod
+            def _strip_protocol(cls, path: str) -> str:
+                return str(infer_storage_options(path)["path"])
+
+            def unstrip_protocol(self, name: str) -> str:
+                return f"cluster://{self._strip_protocol(name)}"
+
+        class Account(MemoryFileSystem):  # type: ignore[misc]
+            protocol = "account"
+
+            @classmethod
+            def _get_kwargs_from_urls(cls, path: str) -> dict[str, str]:
+                user, at, _ = path.removeprefix("account://").partition("@")
+                return {"account": user} if at else {}
+
+            @classmethod
+            def _strip_protocol(cls, path: str) -> str:
+                return "/" + path.removeprefix("account://").rpartition("@")[2].lstrip("/")
+
+        for kind in (Cluster, Account):
+            fsspec.register_implementation(kind.protocol, kind, clobber=True)
+        fs.pipe("/root/a", b"a")
+        assert storages.absolute("cluster://nn2:8020/root") == "cluster://nn2:8020/root"
+        [found] = storages.find(["cluster://nn2:8020/root"]).files
+        assert found.path == "cluster://nn2:8020/root/a"
+        with pytest.raises(OSError, match="look elsewhere"):
+            storages.absolute("account://me@root")
+        [problem] = storages.find(["account://me@root"]).problems
+        assert "look elsewhere" in str(problem.error)
+
+
+def _throttled(*_: object, **__: object) -> None:
+    raise OSError(errno.EIO, "throttled")
+
+
+@pytest.mark.parametrize(
+    "url", ["https://user:marker@host/f", "https://host/f?X-Amz-Signature=marker&x=1"]
+)
+def test_a_url_with_a_secret_in_it(url: str) -> None:
+    for call in (storages.storage_of, storages.absolute, lambda it: storages.find([it])):
+        with pytest.raises(KmsConfigurationError, match="password or a signature") as caught:
+            call(url)
+        assert "marker" not in str(caught.value)
+
+
+def test_what_changes_with_a_file() -> None:
+    facts = {"name": "a", "size": 1, "type": "file"}
+    assert version_of(facts) == ""
+    for name in ("ETag", "mtime", "modificationTime", "modify"):
+        assert version_of(facts | {name: 7}) == "7"

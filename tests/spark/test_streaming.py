@@ -29,6 +29,7 @@ from ags1.spark.datasource import Ags1DataSource, FilesReader
 from ags1.spark.keys import KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, FAILED, REMOVED, Ledger, Row
 from ags1.spark.options import sealing_keys as options_sealing_keys
+from ags1.spark.sources import sink_folder
 from ags1.spark.sources.files_sink import FilesWriter, Target, WrittenFile
 from ags1.spark.sources.ledger_sink import commit_to_ledger, rows_of, take_back
 from ags1.spark.sources.stream_sink import StreamWriter, is_committed, job_id_of
@@ -582,14 +583,14 @@ def test_files_of_a_commit_that_fails_are_taken_back(
 ) -> None:
     add(given, folder, "a")
     writer, messages = written(given, folder, "b", "c")
-    (folder / messages[1].file.staged).unlink()
+    Path(sink_folder.staged_path(str(folder), messages[1].file.staged)).unlink()
 
     with pytest.raises(ags1.Ags1Error, match="No such file"):
         writer.commit(messages)
 
     assert len(list(folder.glob("*.ags1"))) == 1
     assert [row.status for row in settled(given)] == [DONE, FAILED, FAILED]
-    assert not any(row.key_metadata for row in settled(given)[1:])
+    assert all(row.key_metadata for row in settled(given))  # no mistake loses a file
     writer.abort(messages)
 
     writer, messages = written(given, folder, "b", "c")
@@ -602,6 +603,20 @@ def test_files_of_a_commit_that_fails_are_taken_back(
     assert [row.status for row in settled(given)] == [DONE] + [FAILED] * 4
 
 
+def test_only_files_of_the_job_are_taken_back(
+    given: dict[str, str], folder: Path, tmp_path: Path
+) -> None:
+    [row] = add(given, folder, "a")
+    (tmp_path / "precious").write_bytes(b"x")
+    job = job_id_of(QUERY, 0)
+    planted = row._replace(target=str(tmp_path / "precious"), job_id=job)
+    with Ledger(given["ledger"], writing=True) as ledger:
+        ledger.prepare([planted])
+    take_back(given["ledger"], job)
+    assert (tmp_path / "precious").exists()
+    assert [row.status for row in settled(given)] == [DONE, FAILED]
+
+
 def _raise(*args: object) -> None:
     raise OSError("cannot sync")
 
@@ -609,23 +624,27 @@ def _raise(*args: object) -> None:
 def test_a_batch_is_known_by_its_query_and_its_number(
     given: dict[str, str], folder: Path, tmp_path: Path
 ) -> None:
-    _, messages = written(given, folder, *"abcdef")
+    target = Target.of_options({**given, "path": str(folder)}, _VALUE)
+    keys = options_sealing_keys(given)
     other = "11111111" + QUERY[8:]
 
-    def commit(query: str, batch: int, number: int) -> bool:
+    def commit(query: str, batch: int) -> bool:
         job = job_id_of(query, batch)
-        rows = rows_of(str(folder), [messages[number].file], job, "")
+        record = pa.record_batch({"value": ["a"]})
+        file = target.write([record], keys, job, job[:32]).file
+        assert file is not None
+        rows = rows_of(str(folder), [file], job, "")
         commit_to_ledger(
             given["ledger"], str(folder), rows, is_done=lambda it: is_committed(it, job)
         )
         return Path(rows[0].target).exists()
 
-    assert commit(QUERY, 0, 0)
-    assert commit(other, 5, 1)
-    assert not commit(QUERY, 0, 2)
-    assert not commit(other, 5, 3)
-    assert not commit(other, 4, 4)
-    assert commit(QUERY, 1, 5)
+    assert commit(QUERY, 0)
+    assert commit(other, 5)
+    assert not commit(QUERY, 0)
+    assert not commit(other, 5)
+    assert not commit(other, 4)
+    assert commit(QUERY, 1)
     with Ledger(given["ledger"], writing=True) as ledger:
         row = ledger.rows()[-1]._replace(job_id=job_id_of(QUERY, 2))
         rows = [row, row._replace(status=FAILED, error="lost")]

@@ -44,7 +44,8 @@ class Item(NamedTuple):
 class Piece(NamedTuple):
     """What a task does of one file: all of it, or, where ``block_count`` is not 0, the blocks from
     ``first_block`` on. ``shared`` is what the attempts at a file share (``Storage.stage``).
-    ``digests``: nothing but the HMAC of a file that is cut."""
+    ``digests``: nothing but the HMAC of a file that is cut. ``source_identity`` is of a local file
+    that is cut (``work.identity_of``): files may share their size and their time."""
 
     number: int
     source: str
@@ -57,6 +58,7 @@ class Piece(NamedTuple):
     block_count: int = 0
     unit: int = 1
     digests: bool = False
+    source_identity: str = ""
 
     @property
     def cost(self) -> int:

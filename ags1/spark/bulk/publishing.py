@@ -14,12 +14,13 @@ from functools import partial
 from ...errors import Ags1Error
 from ..ledger import DONE, FAILED, Ledger, Row
 from ..storage.choice import storage_of
-from ..storage.protocol import REQUESTS
+from ..storage.protocol import REQUESTS, NothingStagedError
 
 
 def settle_pending(ledger: Ledger, *, durable: bool = True) -> None:
     """Bring to its end what a killed job has left: give files whose keys the ledger has their
-    names, and remove what nothing will come of. Raises OSError, FormatError."""
+    names, and remove what nothing will come of. Raises FormatError, and OSError or
+    UnknownOutcomeError where it cannot be told now what will: all stays pending then."""
     for batch in ledger.pending():
         rows = published(batch.rows, again=True)
         if durable:
@@ -38,7 +39,11 @@ def clear(ledger: Ledger, job_id: str, root: str, folders: Iterable[str] | None 
 
 def published(rows: Sequence[Row], *, again: bool = False) -> list[Row]:
     """Give the files of rows that are done their names; return the rows, those that could not be
-    as failed. ``again``: some of them may have their names already."""
+    as failed. ``again``: some of them may have their names already.
+
+    Raises UnknownOutcomeError and, ``again``, OSError where what became of a file cannot be told:
+    the rows are to stay pending.
+    """
     settled = partial(_settled, again=again)
     if not any(_is_staged(row) and storage_of(row.target).is_remote for row in rows):
         return list(map(settled, rows))
@@ -56,7 +61,10 @@ def sync_names(rows: Sequence[Row]) -> None:
 
 def has_its_name(row: Row) -> bool:
     """Whether the file of a pending row has got its name already."""
-    return row.attempt is not None and storage_of(row.target).has_its_name(row)
+    try:
+        return row.attempt is not None and storage_of(row.target).has_its_name(row)
+    except NothingStagedError:
+        return False
 
 
 def _settled(row: Row, *, again: bool) -> Row:
@@ -66,15 +74,15 @@ def _settled(row: Row, *, again: bool) -> Row:
     try:
         storage.publish(row, again=again)
     except OSError as error:
+        if again and not isinstance(error, (FileExistsError, NothingStagedError)):
+            raise
         storage.withdraw(row)
+        # The key stays: whatever went wrong, no file is lost by it.
         return row._replace(
             status=FAILED,
             error_kind=type(error).__name__,
             error=cause(error),
             target_size=None,
-            key_metadata=None,
-            key_id=None,
-            master_key_id=None,
             plaintext_hmac=None,
             attempt=None,
         )

@@ -5,6 +5,7 @@ Knows nothing of what a file's work is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -12,7 +13,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,23 +22,28 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from ... import errors
 from ..._gcm import random_bytes
 from ...bulk import verify_file
-from ...errors import Ags1Error, KeyMetadataError
+from ...errors import Ags1Error, FormatError, KeyMetadataError, TruncatedError
 from ...key_metadata import KeyMetadata
 from ...keys.keychain import FILE_KEY_SIZE
+from ...layout import encrypted_size
 from ..keys import FileKeys
 from ..ledger import DONE, ENCRYPT, FAILED, SKIPPED, Ledger, Row
-from ..storage.choice import find, storage_of
+from ..storage.choice import absolute, find, storage_of
 from ..storage.protocol import REQUESTS, Found, Problem, Staging, StatusOf, local_path
 from . import planning
 from .planning import Item, Task, Wave, target_size, task_cost, waves
-from .publishing import cause, clear, has_its_name, published, settle_pending
-from .work import EXPECTED, KMS_UNUSABLE, Result, Work, as_text
+from .publishing import cause, clear, has_its_name, published, settle_pending, sync_names
+from .work import EXPECTED, KMS_UNUSABLE, Result, Work, as_text, identity_of
 
 SUFFIX = ".ags1"
 VERIFY = "verify"
 # What a summary shows; the ledger has them all.
 MAX_FAILURES = 1000
 _POLL_SECONDS = 0.1
+# Spark gives a worker of Python that is to end two seconds.
+_LAST_TASKS_SECONDS = 10
+# Of how many jobs of Spark's tasks may be going on yet.
+_LAST_JOBS = 32
 # Two: one is published while the next one runs.
 _WAVES_IN_FLIGHT = 2
 _MAX_CAUSE = 500
@@ -98,12 +104,14 @@ class TaskFailedError(Ags1Error):
 
 class _Shared(NamedTuple):
     """What the attempts at a file have in common: what its storage has staged for them, and, where
-    it is cut and encrypted, its key (the driver's, not pickled) and that wrapped."""
+    it is cut and encrypted, its key (the driver's, not pickled), that wrapped, and the identity of
+    the source that it is for."""
 
     staged: str | None
     km: KeyMetadata | None = None
     wrapped: str | None = None
     key_id: str | None = None
+    identity: str = ""
 
 
 class Job:
@@ -122,6 +130,7 @@ class Job:
         self.summary = Summary(operation)
         self.operation = operation
         self.id = random_bytes(6).hex()
+        self._group = f"ags1-{self.id}"
         self.writes = operation != VERIFY
         self._context = spark.sparkContext
         self._root = root
@@ -163,13 +172,27 @@ class Job:
         return self
 
     def __exit__(self, *error: object) -> None:
+        broken_off = error[0] is not None
         try:
+            # Spark itself may be what is gone.
+            with contextlib.suppress(Exception):
+                if broken_off or self._speculates():
+                    wait_for_tasks(self._context, self._group)
             # What is pending needs its staged files: the next job settles it.
             if self.writes and not self._unsettled:
-                clear(self.ledger, self.id, self._root, self._folders)
+                if broken_off:
+                    # Tasks may be going on still. While the ledger knows of the job, the next one
+                    # removes what they leave.
+                    staged = self.ledger.staged(self.id)
+                    self._storage.clear(self.id, self._root, self._folders, staged)
+                else:
+                    clear(self.ledger, self.id, self._root, self._folders)
         finally:
             self.ledger.close()
         self.summary.seconds = time.monotonic() - self._started
+
+    def _speculates(self) -> bool:
+        return str(self._context.getConf().get("spark.speculation", "false")).lower() == "true"
 
     def stages_in(self, folder: str) -> None:
         """Note that the job stages files in a folder: what is left there goes with its end."""
@@ -192,6 +215,15 @@ class Job:
         for path, error in problems:
             self._fail_early(Found(path, "", 0, ""), "", error)
 
+    def fail_as_empty(self, paths: Sequence[str], passed_over: Sequence[str]) -> None:
+        """Count paths as failures that mean no file: a mount that is not there looks like that."""
+        closed = [absolute(folder).rstrip("/") + "/" for folder in passed_over if folder]
+        for path in paths:
+            said = "there is no file"
+            if any((absolute(path) + "/").startswith(folder) for folder in closed):
+                said += ", but for those in the folder of the targets or the ledger"
+            self._fail_early(Found(path, "", 0, ""), "", OSError(errno.ENOENT, said))
+
     def takes(self, found: Found, target: str, row: Row | None, *, overwrite: bool) -> bool:
         """Whether there is something to do for a file; ``row`` is what the ledger has of it."""
         if not self._storage.holds(self._root, target):
@@ -207,7 +239,7 @@ class Job:
             return True
         try:
             status = self._status_of(target)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a name with a NUL in it, say
             self._fail_early(found, target, error)
             return False
         if status is None:
@@ -241,34 +273,57 @@ class Job:
         if paths is None:
             yield from self._all_sealed(by_target)
             return
-        by_name = {row.relative_path + SUFFIX: row for row in by_target.values()}
+        by_name = {f"{row.relative_path}{SUFFIX}": row for row in by_target.values()}
         listing = find(paths, passed_over=passed_over)
         self.list_failed(listing.problems)
+        if not listing.files and not listing.problems:
+            self.fail_as_empty(paths, passed_over)
         for found in listing.files:
             row_or_none = by_target.get(found.path) or by_name.get(found.relative_path)
             if row_or_none is None:
                 self._fail_early(found, "", KeyMetadataError("the ledger has no key of this file"))
-            else:
+            elif self._has_its_length(found, row_or_none):
                 yield found, row_or_none
+
+    def _has_its_length(self, found: Found, row: Row) -> bool:
+        """Whether a file is as long as its row says, by which it is cut."""
+        try:
+            expected = encrypted_size(row.source_size, planning.BLOCK_SIZE)
+        except (FormatError, TypeError):  # no file has that size
+            expected = -1
+        if found.size == expected:
+            return True
+        kind = TruncatedError if found.size < expected else FormatError
+        self._fail_early(found, "", kind("the file is not as long as the ledger says"))
+        return False
 
     def _all_sealed(self, by_target: Mapping[str, Row]) -> Iterator[tuple[Found, Row]]:
         paths: dict[int, list[str]] = {}
-        for path in by_target:
-            paths.setdefault(id(storage_of(path)), []).append(path)
+        storages: dict[str, int] = {}
+        for path, row in by_target.items():
+            try:
+                storages[path] = id(storage_of(path))
+            except (OSError, ValueError) as error:
+                self._fail_early(Found(path, row.relative_path, 0, ""), "", error)
+            else:
+                paths.setdefault(storages[path], []).append(path)
         status_of = {}
         for number, its in paths.items():
             # Of URLs commonpath would make none.
             folder = os.path.dirname(os.path.commonprefix(its) + "x")  # noqa: RUF071
             status_of[number] = storage_of(folder).statuses(folder, len(its), follow=True)
-        for path, row in by_target.items():
+        for path, number in storages.items():
+            row = by_target[path]
             try:
-                status = status_of[id(storage_of(path))](path)
+                status = status_of[number](path)
                 if status is None:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 self._fail_early(Found(path, row.relative_path, 0, ""), "", error)
                 continue
-            yield Found(path, row.relative_path, *status), row
+            found = Found(path, row.relative_path, *status)
+            if self._has_its_length(found, row):
+                yield found, row
 
     def run(
         self,
@@ -288,7 +343,6 @@ class Job:
         remote = self._storage.is_remote or any(storage_of(i.source).is_remote for i in items)
         file_cost = planning.REMOTE_FILE_COST if remote else planning.FILE_COST
         cost = task_cost(items, self._cores, file_cost)
-        tag = f"ags1-{self.id}"
         flying: deque[tuple[Wave, Future[list[Result]]]] = deque()
         with ThreadPoolExecutor(_WAVES_IN_FLIGHT, "ags1-wave") as pool:
             try:
@@ -296,20 +350,30 @@ class Job:
                     ready = self._prepared(wave, keys)
                     if not ready.tasks:
                         continue
-                    flying.append((ready, pool.submit(self._run_wave, ready, work, tag)))
+                    flying.append((ready, pool.submit(self._run_wave, ready, work)))
                     if len(flying) == _WAVES_IN_FLIGHT:
-                        self._finish(*flying.popleft())
+                        self._finish(*flying[0])
+                        flying.popleft()
                 while flying:
-                    self._finish(*flying.popleft())
+                    self._finish(*flying[0])
+                    flying.popleft()
             except BaseException:
                 self._stopping = True
-                self._context.cancelJobsWithTag(tag)
+                self._cancel({future for _, future in flying})
                 raise
         self._progress(self._total, self._total)
 
-    def _run_wave(self, wave: Wave, work: Work, tag: str) -> list[Result]:
-        # The tag is the thread's.
-        self._context.addJobTag(tag)
+    def _cancel(self, under_way: set[Future[list[Result]]]) -> None:
+        """End the waves under way, and wait for that."""
+        under_way = {future for future in under_way if not future.cancel()}
+        while under_way:
+            # Again and again: one may just be about to begin.
+            self._context.cancelJobGroup(self._group)
+            under_way = wait(under_way, _POLL_SECONDS).not_done
+
+    def _run_wave(self, wave: Wave, work: Work) -> list[Result]:
+        # The group is the thread's.
+        self._context.setJobGroup(self._group, f"ags1: {self.operation} files")
         return self._run_tasks(wave.tasks, work)
 
     def _run_tasks(self, tasks: list[Task], work: Work) -> list[Result]:
@@ -372,7 +436,11 @@ class Job:
         for task in wave.tasks:
             shared = [(piece, self._shared.get(piece.number)) for piece in task]
             pieces = [
-                piece._replace(shared=its.staged, wrapped=its.wrapped or piece.wrapped)
+                piece._replace(
+                    shared=its.staged,
+                    wrapped=its.wrapped or piece.wrapped,
+                    source_identity=its.identity,
+                )
                 for piece, its in shared
                 if its is not None
             ]
@@ -388,7 +456,11 @@ class Job:
         size = target_size(item, seals=True)
         km = KeyMetadata.generate(FILE_KEY_SIZE).with_file_length(size)
         document = keys.wrap(km)
-        return _Shared(place, km, as_text(document), document["key-id"])
+        try:
+            identity = identity_of(item.source)
+        except OSError:
+            identity = "gone"  # which no file has
+        return _Shared(place, km, as_text(document), document["key-id"], identity)
 
     def _spread(
         self,
@@ -506,8 +578,8 @@ class Job:
             self._unsettled = True
             batch = self.ledger.prepare(rows)
             rows = self._spread(published, rows, partial(published, again=True))
-            if self._durable and any(row.status == DONE for row in rows):
-                self._storage.sync_names([self._root])
+            if self._durable:
+                sync_names(rows)
             self.ledger.settle(batch, rows)
             self._unsettled = False
         summary = self.summary
@@ -530,6 +602,22 @@ def _staged(
 def _each(call: Callable[[list[T]], list[R]], parts: Iterable[list[T]]) -> Iterator[R]:
     for part in parts:
         yield from call(part)
+
+
+def wait_for_tasks(context: Any, group: str) -> None:
+    """Wait, some seconds at most, for tasks of a job group whose results nobody waits for:
+    cancelled ones, and second attempts, which end a while after their job does."""
+    end = time.monotonic() + _LAST_TASKS_SECONDS
+    while _has_tasks(context, group) and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+
+
+def _has_tasks(context: Any, group: str) -> bool:
+    tracker = context.statusTracker()
+    last = sorted(tracker.getJobIdsForGroup(group))[-_LAST_JOBS:]
+    jobs = [tracker.getJobInfo(job_id) for job_id in last]
+    stages = [tracker.getStageInfo(n) for job in jobs if job for n in job.stageIds]
+    return any(stage.numActiveTasks for stage in stages if stage)
 
 
 def task_failure(error: Exception) -> Exception:

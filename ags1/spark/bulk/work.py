@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hmac
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -23,7 +24,7 @@ from ...key_metadata import KeyMetadata
 from ...keys.keychain import FILE_KEY_SIZE
 from ..keys import FileKeys
 from ..storage.choice import storage_of
-from ..storage.protocol import CHANGED, Attempt, Output, Source
+from ..storage.protocol import CHANGED, Attempt, Output, Source, local_path
 from ..workers import forget_archives
 from .planning import BLOCK_SIZE, Piece, target_offset
 from .transfer import open_blocks, seal, texts_of
@@ -157,6 +158,11 @@ class Encrypting(Work):
 
     def piece(self, piece: Piece, attempt: Attempt) -> Result:
         with self.source(piece) as source:
+            if piece.digests or piece.block_count:
+                # The key and the HMAC are for the content that there was when it was cut.
+                facts = (source.size, source.version, identity_of(source))
+                if facts != (piece.source_size, piece.source_version, piece.source_identity):
+                    raise Ags1Error(CHANGED)
             if piece.digests:
                 result = Result(piece.number, -1, source.size, source.version)
                 return result._replace(plaintext_hmac=self._hmac(source))
@@ -204,9 +210,8 @@ class Encrypting(Work):
         return digest.digest()
 
     def _range(self, piece: Piece, attempt: Attempt, source: Source) -> Result:
-        # The key is for the content that there was when it was made.
-        if (source.size, source.version) != (piece.source_size, piece.source_version):
-            raise Ags1Error(CHANGED)
+        if not piece.first_block and source.read(0, len(layout.MAGIC)) == layout.MAGIC:
+            return _passed_over(piece, source)
         assert piece.wrapped is not None
         km = self.keys.unwrap(piece.wrapped)
         geometry = _geometry_of(source.size)
@@ -223,6 +228,9 @@ class Opening(Work):
         assert piece.wrapped is not None
         km = self.keys.unwrap(piece.wrapped)
         with self.source(piece) as source:
+            # The blocks of a piece follow from it.
+            if source.size != piece.source_size:
+                raise Ags1Error(CHANGED)
             header = source.read(0, min(layout.HEADER_SIZE, source.size))
             if len(header) == layout.HEADER_SIZE:
                 layout.parse_header(header)
@@ -265,6 +273,17 @@ def _open_blocks(
         raise Ags1Error("the file is not as long as the ledger says")
     if count:
         open_blocks(source, output, km, geometry, piece.first_block, count, piece.unit)
+
+
+def identity_of(source: Source | str) -> str:
+    """Return what no program can give another file: of a local file, or one at a local path. Raises
+    OSError."""
+    if isinstance(source, str):
+        here = local_path(source)
+        status = None if here is None else os.stat(here)
+    else:
+        status = None if source.fd < 0 else os.fstat(source.fd)
+    return "" if status is None else f"{status.st_ino}-{status.st_ctime_ns}"
 
 
 def as_text(wrapped: dict[str, Any]) -> str:

@@ -161,7 +161,8 @@ def _commit_with_sidecars(folder: str, files: list[NewFile], *, overwrite: bool)
             document = json.dumps(file.wrapped).encode()
             write_sidecar(sidecar_path(target), Sidecar.from_bytes(document))
             # Nobody else has this name.
-            publish(os.path.join(folder, file.staged), target, overwrite=True, durable=True)
+            staged = sink_folder.staged_path(folder, file.staged)
+            publish(staged, target, overwrite=True, durable=True)
     except BaseException:
         for path in published:
             remove_with_sidecar(path)

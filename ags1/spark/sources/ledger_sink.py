@@ -57,8 +57,9 @@ def commit_to_ledger(
     all other encrypted files of ``folder`` away. Where ``is_done`` says that the ledger has it all
     already, remove what the rows have staged.
 
-    Raises OSError and Ags1Error; then no file has got a name. BlockingIOError means that somebody
-    else has been writing to the ledger for a minute.
+    Raises OSError and Ags1Error; then no file has got a name, unless it is UnknownOutcomeError,
+    after which ``take_back`` or whoever opens the ledger next decides. BlockingIOError means that
+    somebody else has been writing to the ledger for a minute.
     """
     old: list[str] = []
     with _opened(folder_of_ledger) as ledger:
@@ -131,7 +132,9 @@ def _give_up(ledger: Ledger, batch: Batch, kind: str, error: str) -> None:
     rows = [row for row in batch.rows if row.status == DONE]
     ledger.settle(batch, [_failed(row, kind, error) for row in rows])
     for row in rows:
-        sink_folder.remove(row.target)  # a name that no other job has
+        # A name that no other job has.
+        if f"-{row.job_id}-" in os.path.basename(row.target) and not row.replaces:
+            sink_folder.remove(row.target)
 
 
 def _row(folder: str, file: NewFile, job_id: str, source: str) -> Row:
@@ -169,7 +172,8 @@ _NO_FILE: dict[str, Any] = {
 
 
 def _failed(row: Row, kind: str, error: str) -> Row:
-    return row._replace(status=FAILED, error_kind=kind, error=error, **_NO_FILE)
+    # The key stays, for a file that cannot be removed.
+    return row._replace(status=FAILED, error_kind=kind, error=error, target_size=None, attempt=None)
 
 
 def _removed(row: Row) -> Row:

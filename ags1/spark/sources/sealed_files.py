@@ -80,7 +80,7 @@ def list_files(paths: Sequence[str]) -> list[Listed]:
     return [
         Listed(file.path, file.size, file.version)
         for file in listing.files
-        if file.path in named or _is_encrypted(file.relative_path)
+        if file.path in named or is_encrypted(file.relative_path)
     ]
 
 
@@ -131,6 +131,10 @@ def open_part(part: Part, keys: FileKeys) -> Iterator[OpenPart]:
         if part.end < part.file.size:
             end = min(size, _first_block(part.end, reader.block_size) * reader.block_size)
         try:
+            if size and len(part) < part.file.size:
+                # Which blocks are the part's the header says, which is under no tag; the first
+                # block opens only if its size is what it says.
+                reader.pread(0, 1)
             yield OpenPart(path, reader, min(size, first * reader.block_size), end)
         except Ags1Error as error:
             error.file = path
@@ -195,7 +199,8 @@ def _first_block(stored: int, block_size: int) -> int:
     return -(-max(0, stored - layout.HEADER_SIZE) // (block_size + layout.BLOCK_OVERHEAD))
 
 
-def _is_encrypted(name: str) -> bool:
+def is_encrypted(name: str) -> bool:
+    """Whether a file of that name, below the folder that is read, is taken for an encrypted one."""
     hidden = any(part.startswith(("_", ".")) for part in name.split("/"))
     return not hidden and not name.endswith(SUFFIX)
 

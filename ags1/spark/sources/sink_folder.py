@@ -37,8 +37,9 @@ def stage(
     """Have ``write`` make a file, and leave it where the driver can give it the name ``name`` in
     ``folder``. Return what the ledger has to know for that (``Row.attempt``), and the key.
 
-    ``number`` is the task's; ``group`` what ``clear`` is told. Raises OSError and what ``write``
-    raises; then nothing is left but, in S3, parts that belong to no object.
+    ``number`` is the task's; ``group``, with which ``job_id`` begins, what ``clear`` is told.
+    Raises OSError and what ``write`` raises; then nothing is left but, in S3, parts that belong to
+    no object.
     """
     attempt = f"{number:x}-{uuid.uuid4().hex[:8]}"
     if local_path(folder) is not None:
@@ -46,7 +47,7 @@ def stage(
         os.makedirs(inside, exist_ok=True)
         staged = files.staged_path(os.path.join(inside, name), job_id, attempt)
         km = write(staged)
-        return os.path.relpath(staged, folder), km
+        return files.attempt(staged, folder), km
     with tempfile.TemporaryDirectory(prefix="ags1-") as scratch:
         path = os.path.join(scratch, attempt)
         km = write(path)
@@ -72,6 +73,11 @@ def _uploaded(path: str, target: str, folder: str, job_id: str, number: int, att
         storage.discard(target, shared, (), all_=True)
         raise
     return storage.gather(staging, item, shared, [(0, out.staged)], lambda staged: None)
+
+
+def staged_path(folder: str, staged: str) -> str:
+    """Return the path of a file that ``stage`` left in a mounted folder."""
+    return os.path.join(folder, staged.rpartition("\t")[0])
 
 
 def withdraw(rows: Iterable[Row]) -> None:
@@ -104,5 +110,4 @@ def remove(path: str) -> None:
 
 
 def _staging(folder: str, group: str) -> str:
-    # Readers pass over what begins so.
-    return os.path.join(folder, f"_ags1-{group}")
+    return os.path.join(folder, f"{files.SINK_PREFIX}{group}")

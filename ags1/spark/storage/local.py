@@ -20,13 +20,20 @@ from ...atomic import publish
 from ...errors import Ags1Error
 from ..bulk.planning import Item, Piece, target_offset, target_size
 from . import local_files as files
-from .protocol import CHANGED, Attempt, Found, Problem, Staging, Status, StatusOf, local_path
+from .protocol import (
+    CHANGED,
+    Attempt,
+    Found,
+    NothingStagedError,
+    Problem,
+    Staging,
+    Status,
+    StatusOf,
+    local_path,
+)
 
 if TYPE_CHECKING:
     from ..ledger import Row
-
-# A file system's clock is that much coarser than the system's.
-_CLOCK_TICK_MS = 20
 
 
 class LocalSource:
@@ -52,7 +59,12 @@ class LocalSource:
 
     def check_unchanged(self) -> None:
         after, before = os.fstat(self.fd), self._status
-        if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        # Programs set a file's time; none sets the one of its status.
+        if (after.st_size, after.st_mtime_ns, after.st_ctime_ns) != (
+            before.st_size,
+            before.st_mtime_ns,
+            before.st_ctime_ns,
+        ):
             raise Ags1Error(CHANGED)
 
 
@@ -164,11 +176,11 @@ class LocalStorage:
         check: Callable[[str], object],
     ) -> str:
         if shared is None or {staged for _, staged in results} == {shared}:
-            return os.path.basename(results[0][1])
+            return files.attempt(results[0][1], os.path.dirname(item.target))
         path = self._assembled(staging, item, results)
         files.remove(shared)
         check(path)
-        return os.path.basename(path)
+        return files.attempt(path, os.path.dirname(item.target))
 
     def _assembled(self, staging: Staging, item: Item, results: Sequence[tuple[int, str]]) -> str:
         """Copy the ranges together into a file that no attempt knows.
@@ -203,27 +215,32 @@ class LocalStorage:
             files.remove(shared)
 
     def publish(self, row: Row, *, again: bool) -> None:
-        staged = _staged(row)
+        staged, inode = _staged(row)
         try:
             status = os.stat(staged)
-        except FileNotFoundError:
-            if again and _is_published(row):
+        except FileNotFoundError as error:
+            if again and _is_published(row, inode):
                 return
-            raise
-        if again and not files.is_staged(os.path.basename(staged), row.job_id):
-            raise OSError(errno.EINVAL, "the ledger names no staged file", staged)
+            folder = os.path.dirname(row.target)
+            if not os.path.isdir(folder):
+                # Perhaps it is not mounted yet.
+                said = "the folder of a killed job's files is not there: mount it, or make it"
+                raise FileNotFoundError(errno.ENOENT, said, folder) from None
+            raise NothingStagedError(errno.ENOENT, error.strerror, staged) from None
         if status.st_size != row.target_size:
-            raise OSError(errno.EIO, "what was written has another size than it should", staged)
+            said = "what was written has another size than it should"
+            raise NothingStagedError(errno.EIO, said, staged)
         if again and status.st_nlink > 1 and os.path.samefile(staged, row.target):
             os.unlink(staged)
             return
         publish(staged, row.target, overwrite=row.replaces, durable=False)
 
     def withdraw(self, row: Row) -> None:
-        files.remove(_staged(row))
+        with contextlib.suppress(NothingStagedError):
+            files.remove(_staged(row)[0])
 
     def has_its_name(self, row: Row) -> bool:
-        return not os.path.lexists(_staged(row))
+        return not os.path.lexists(_staged(row)[0])
 
     def sync_names(self, paths: Collection[str]) -> None:
         devices = {os.stat(path).st_dev: path for path in paths}
@@ -257,6 +274,14 @@ def _status(follow: bool, path: str) -> Status | None:
 def _make_folder(folder: str, source: str, root: str) -> OSError | None:
     like = None if local_path(source) is None else os.path.dirname(source)
     try:
+        # Whoever may write in the root could lead us out of it.
+        inside = os.path.relpath(folder, root)
+        if os.path.realpath(folder) != os.path.normpath(
+            os.path.join(os.path.realpath(root), inside)
+        ):
+            return OSError(
+                errno.ELOOP, "a link lies between the target folder and this one", folder
+            )
         files.make_folder(folder, like, root)
     except OSError as error:
         return error
@@ -288,15 +313,22 @@ def _claims(path: str) -> bool:
     return True
 
 
-def _staged(row: Row) -> str:
-    assert row.attempt is not None
-    return os.path.join(os.path.dirname(row.target), row.attempt)
+def _staged(row: Row) -> tuple[str, int]:
+    """Return the path and the inode of what a row's job has staged. Raises NothingStagedError for
+    what no job of that id stages: a ledger moves and removes nothing else."""
+    staged = files.staged_of(row.attempt or "", row.job_id)
+    if staged is None:
+        raise NothingStagedError(errno.EINVAL, "the ledger names no staged file", row.target)
+    name, inode = staged
+    return os.path.join(os.path.dirname(row.target), name), inode
 
 
-def _is_published(row: Row) -> bool:
-    """Whether a target is the one that was staged rather than the one to be replaced: a file's
-    status changes when it gets another name."""
-    status = os.stat(row.target)
-    changed_ms = status.st_ctime_ns // 1_000_000
-    is_new = not row.replaces or changed_ms >= row.finished_ms - _CLOCK_TICK_MS
+def _is_published(row: Row, inode: int) -> bool:
+    """Whether a target is the one that was staged rather than the one to be replaced: a file keeps
+    its inode when it gets another name."""
+    try:
+        status = os.stat(row.target)
+    except FileNotFoundError:
+        return False
+    is_new = not row.replaces or status.st_ino == inode
     return is_new and status.st_size == row.target_size

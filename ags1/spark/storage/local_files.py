@@ -13,6 +13,7 @@ import errno
 import functools
 import glob
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,10 @@ from .protocol import Found, Problem
 
 # As AtomicFile names its own (see is_temporary), which other commands pass over, too.
 _STAGED_PREFIX, _STAGED_SUFFIX = ".ags1-", ".tmp"
+# Of the folder that a sink stages in, which readers pass over; the rest of its name begins the
+# job's id.
+SINK_PREFIX = "_ags1-"
+_ATTEMPT = re.compile(r"(?P<folder>_ags1-[0-9a-f]+/)?(?P<name>[^/\0]+)\t(?P<inode>[0-9]+)")
 
 
 def version(status: os.stat_result) -> str:
@@ -129,6 +134,24 @@ def staged_path(target: str, job_id: str, attempt: str) -> str:
 def is_staged(name: str, job_id: str) -> bool:
     """Whether that is the name of a file that an attempt of the job made."""
     return name.startswith(f"{_STAGED_PREFIX}{job_id}-") and name.endswith(_STAGED_SUFFIX)
+
+
+def attempt(path: str, folder: str) -> str:
+    """Return what a ledger has of a staged file (``Row.attempt``), whose target is in ``folder``:
+    its path from there, and its inode, by which it is known under its other name."""
+    return f"{os.path.relpath(path, folder)}\t{os.stat(path).st_ino}"
+
+
+def staged_of(attempt: str, job_id: str) -> tuple[str, int] | None:
+    """Return the path and the inode that ``attempt`` names; None where no attempt of the job could
+    have made such a file, in the target's folder or in a sink's own one there."""
+    match = _ATTEMPT.fullmatch(attempt)
+    if match is None or not is_staged(match["name"], job_id):
+        return None
+    folder = match["folder"] or ""
+    if folder and not job_id.startswith(folder.removeprefix(SINK_PREFIX).removesuffix("/")):
+        return None
+    return folder + match["name"], int(match["inode"])
 
 
 def remove_staged(folders: Iterable[str], job_id: str) -> int:

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote
 
+from ...errors import Ags1Error
+
 if TYPE_CHECKING:
     from ..bulk.planning import Item, Piece
     from ..ledger import Row
@@ -22,16 +24,34 @@ CHANGED = "the file changed while it was read"
 # Requests under way at a time, where each one mostly waits.
 REQUESTS = 32
 # What fsspec's file systems call what changes with a file.
-_VERSIONS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified")
+_VERSIONS = (
+    "ETag",
+    "etag",
+    "generation",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "modificationTime",
+    "modify",
+    "sha",
+)
 
 # What is known of a target before it is looked at: None where there is none.
 StatusOf: TypeAlias = "Callable[[str], Status | None]"
 
 
+class NothingStagedError(OSError):
+    """Nothing will ever come of a row: what it names is gone, or no job has staged it."""
+
+
+class UnknownOutcomeError(Ags1Error):
+    """A file may have got its name, or may get it yet: its row stays pending, with its key."""
+
+
 class Found(NamedTuple):
     """A file that a job is about. ``relative_path`` is where it lies below the folder that was
     named, its own name if it was named itself; ``size`` in bytes; ``version`` changes with the
-    file (as in ``Row.source_version``)."""
+    file (as in ``Row.source_version``), "" where nothing tells."""
 
     path: str
     relative_path: str
@@ -181,15 +201,22 @@ class Storage(Protocol):
         ...
 
     def publish(self, row: Row, *, again: bool) -> None:
-        """Give a row's file its name; ``again``: it may have it already."""
+        """Give a row's file its name; ``again``: it may have it already.
+
+        Raises OSError where the file has no name and gets none by this call. Of them
+        FileExistsError and NothingStagedError mean that it never will; ``again``, others only that
+        it cannot be told now. Raises UnknownOutcomeError.
+        """
         ...
 
     def withdraw(self, row: Row) -> None:
-        """Remove what a row that could not be published had staged."""
+        """Remove what a row that could not be published had staged; nothing else, whatever the row
+        names."""
         ...
 
     def has_its_name(self, row: Row) -> bool:
-        """Whether the file of a pending row has got its name already."""
+        """Whether the file of a pending row has got its name already. Raises OSError,
+        NothingStagedError where it could have none."""
         ...
 
     def sync_names(self, paths: Collection[str]) -> None:
@@ -216,5 +243,5 @@ def local_path(path: str) -> str | None:
 
 
 def version_of(facts: Mapping[str, Any]) -> str:
-    """Return what changes with a file, of what fsspec tells about it."""
+    """Return what changes with a file, of what fsspec tells about it; "" where nothing does."""
     return str(next((facts[key] for key in _VERSIONS if facts.get(key)), ""))

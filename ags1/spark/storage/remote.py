@@ -24,13 +24,14 @@ from .protocol import (
     REQUESTS,
     Attempt,
     Found,
+    NothingStagedError,
     Output,
     Problem,
     Source,
     Staging,
     Status,
     StatusOf,
-    Storage,
+    UnknownOutcomeError,
     version_of,
 )
 
@@ -45,9 +46,11 @@ _MODE = 0o600
 _FEW = 64
 # Folders at which a tree is parted into listings that go side by side.
 _SIDE_BY_SIDE = 8
+# Bytes that are compared at a time.
+_COMPARED = 8 << 20
 
 
-def remote_storage(place: str) -> Storage:
+def remote_storage(place: str) -> RemoteStorage:
     """Return the storage of a URL's scheme and host. Raises OSError for one that cannot be used."""
     with os_errors(place):
         import fsspec.core  # type: ignore[import-untyped]
@@ -57,8 +60,8 @@ def remote_storage(place: str) -> Storage:
     if "s3" in ((protocol,) if isinstance(protocol, str) else protocol):
         from .s3 import S3Storage
 
-        return S3Storage(filesystem)
-    return RemoteStorage(filesystem)
+        return S3Storage(filesystem, place)
+    return RemoteStorage(filesystem, place)
 
 
 @contextlib.contextmanager
@@ -113,8 +116,19 @@ class RemoteStorage:
 
     is_remote = True
 
-    def __init__(self, filesystem: Any) -> None:
+    def __init__(self, filesystem: Any, place: str) -> None:
         self.fs = filesystem
+        # Where the file system's own names begin behind the host, they do not say which it is.
+        is_beneath = self.name(f"{place}/ags1") == "/ags1"
+        self._place = place if is_beneath else None
+
+    def is_like(self, other: RemoteStorage) -> bool:
+        """Whether that is the same file system, with the same host and settings."""
+        mine, its = self.fs, other.fs
+        return type(mine) is type(its) and (mine.storage_args, mine.storage_options) == (
+            its.storage_args,
+            its.storage_options,
+        )
 
     def name(self, path: str) -> str:
         """Return the file system's own name of a path."""
@@ -122,6 +136,8 @@ class RemoteStorage:
 
     def path(self, name: str) -> str:
         """Return the path of a file system's name."""
+        if self._place is not None and name.startswith("/"):
+            return self._place + name
         return str(self.fs.unstrip_protocol(name))
 
     def status(self, path: str) -> Status:
@@ -296,35 +312,88 @@ class RemoteStorage:
                     self._remove(staged)
 
     def publish(self, row: Row, *, again: bool) -> None:
-        staged = row.attempt or ""
-        if staged.split("/")[-2:-1] != [_folder_name(row.job_id)]:
-            raise OSError(errno.EINVAL, "the ledger names no staged file", staged)
+        staged = self._staged(row)
         there = self._status_or_none(staged)
         target = self._status_or_none(row.target)
         if there is None:
             # It is moved by one call, which takes it away last.
             if again and target is not None and target.size == row.target_size:
                 return
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
+            raise NothingStagedError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
         if there.size != row.target_size:
-            raise OSError(errno.EIO, "what was written has another size than it should", staged)
-        name = self.name(row.target)
-        with os_errors(row.target):
-            if target is not None:
-                # What a move that was cut short has copied is to be copied again.
-                is_ours = again and target.size == row.target_size
-                if not (row.replaces or is_ours):
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), row.target)
-                # Some file systems move nothing over what is there.
-                self.fs.rm_file(name)
-            self.fs.mv(self.name(staged), name)
+            said = "what was written has another size than it should"
+            raise NothingStagedError(errno.EIO, said, staged)
+        # What a move that was cut short has copied is to be copied again.
+        may_replace = row.replaces or (
+            again and target is not None and self._begins_with(staged, row.target, target.size)
+        )
+        if target is not None and not may_replace:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), row.target)
+        try:
+            self._move(staged, row.target)
+        except OSError as error:
+            try:
+                as_it_was = (there, target) == (
+                    self._status_or_none(staged),
+                    self._status_or_none(row.target),
+                )
+            except OSError:
+                as_it_was = False
+            # A copy would have replaced it.
+            if as_it_was and (target is None or _copies(type(self.fs))):
+                raise
+            if not as_it_was:
+                raise UnknownOutcomeError(f"a move broke off: {error}", file=row.target) from None
+            self._replace(staged, row.target)
+
+    def _replace(self, staged: str, target: str) -> None:
+        """Move what is staged to where a target is; some file systems move nothing over that."""
+        try:
+            with os_errors(target):
+                self.fs.rm_file(self.name(target))
+            self._move(staged, target)
+        except OSError as error:
+            raise UnknownOutcomeError(f"a move broke off: {error}", file=target) from None
+
+    def _move(self, staged: str, target: str) -> None:
+        source, name = self.name(staged), self.name(target)
+        with os_errors(target):
+            if not _copies(type(self.fs)):
+                self.fs.mv(source, name)
+                return
+            # fsspec's own way to move, but that it takes names for patterns.
+            self.fs.cp_file(source, name)
+        self._remove(staged)
+
+    def _begins_with(self, staged: str, target: str, size: int) -> bool:
+        """Whether a staged file begins with all ``size`` bytes of a target."""
+        if size < 0:
+            return False
+        with os_errors(target):
+            for begin in range(0, size, _COMPARED):
+                part = {"start": begin, "end": min(size, begin + _COMPARED)}
+                ours = self.fs.cat_file(self.name(staged), **part)
+                if ours != self.fs.cat_file(self.name(target), **part):
+                    return False
+        return True
+
+    def _staged(self, row: Row) -> str:
+        """Return the path of what a row's job has staged. Raises NothingStagedError for what no job
+        of that id stages: a ledger moves and removes nothing else."""
+        staged = row.attempt or ""
+        folder, _, name = staged.rpartition("/")
+        root, _, staging = folder.rpartition("/")
+        is_ours = staging == _folder_name(row.job_id) and row.target.startswith(root + "/")
+        if not is_ours or name in ("", ".", "..") or self.absolute(staged) != staged:
+            raise NothingStagedError(errno.EINVAL, "the ledger names no staged file", row.target)
+        return staged
 
     def withdraw(self, row: Row) -> None:
-        if row.attempt:
-            self._remove(row.attempt)
+        with contextlib.suppress(NothingStagedError):
+            self._remove(self._staged(row))
 
     def has_its_name(self, row: Row) -> bool:
-        return row.attempt is not None and self._status_or_none(row.attempt) is None
+        return self._status_or_none(self._staged(row)) is None
 
     def sync_names(self, paths: Collection[str]) -> None:
         return
@@ -353,6 +422,13 @@ def in_pool(call: Callable[[T], object], items: Iterable[T]) -> Iterator[tuple[T
 
     with ThreadPoolExecutor(REQUESTS, "ags1-requests") as pool:
         yield from pool.map(one, items)
+
+
+def _copies(kind: type[Any]) -> bool:
+    """Whether file systems of that kind move by copying, as fsspec's base does."""
+    from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
+
+    return kind.mv is AbstractFileSystem.mv
 
 
 def _status(facts: Mapping[str, Any]) -> Status:

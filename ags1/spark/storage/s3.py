@@ -23,7 +23,16 @@ from ... import layout
 from ...errors import Ags1Error
 from ...kms.process import PerProcess
 from ..bulk.planning import BLOCK_SIZE, Item, Piece
-from .protocol import CHANGED, Attempt, Output, Source, Staging
+from .protocol import (
+    CHANGED,
+    Attempt,
+    NothingStagedError,
+    Output,
+    Source,
+    Staging,
+    Status,
+    UnknownOutcomeError,
+)
 from .remote import RemoteSource, RemoteStorage, in_pool, os_errors
 
 if TYPE_CHECKING:
@@ -39,6 +48,8 @@ _ATTEMPTS = 3
 _UPLOADS_PER_FILE, _UPLOADS = 2, 16
 _TRIES = 3
 _ATTEMPT_KEY = "ags1-attempt"
+# What S3 says of an upload that can be completed neither now nor later.
+_NEVER = frozenset({"NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
 _uploaders = PerProcess(lambda: ThreadPoolExecutor(_UPLOADS, "ags1-upload"))
 
 
@@ -117,8 +128,18 @@ class S3Storage(RemoteStorage):
 
     def place(self, path: str) -> dict[str, str]:
         """Return the arguments that name an object."""
-        bucket, key, _ = self.fs.split_path(path)
+        bucket, key = self._parted(path)
         return {"Bucket": bucket, "Key": key}
+
+    def _parted(self, path: str) -> tuple[str, str]:
+        # s3fs would end the key at "?versionId=": a name as any other, and another object's.
+        name = self.name(path)
+        bucket: str = self.fs.split_path(name)[0]
+        return bucket, name[len(bucket) + 1 :]
+
+    def status(self, path: str) -> Status:
+        head = self.call("head_object", **self.place(path))
+        return Status(head["ContentLength"], head["ETag"])
 
     def get(self, path: str, offset: int, size: int, version: str) -> bytes:
         """Return bytes of an object. Raises Ags1Error when it is another version, OSError."""
@@ -139,7 +160,7 @@ class S3Storage(RemoteStorage):
 
     def listing(self, folder: str, *, deep: bool) -> Iterable[Mapping[str, Any]]:
         """List page by page: a page of facts is large, and few are needed of each."""
-        bucket, key, _ = self.fs.split_path(folder)
+        bucket, key = self._parted(folder)
         where: dict[str, Any] = {"Bucket": bucket, "Prefix": key and key.rstrip("/") + "/"}
         if not deep:
             where["Delimiter"] = "/"
@@ -160,7 +181,7 @@ class S3Storage(RemoteStorage):
             where["ContinuationToken"] = page["NextContinuationToken"]
 
     def make_root(self, root: str) -> None:
-        bucket, key, _ = self.fs.split_path(root)
+        bucket, key = self._parted(root)
         self.call("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
 
     def unit(self, plaintext_size: int) -> int:
@@ -219,7 +240,15 @@ class S3Storage(RemoteStorage):
 
     def _abort(self, target: str, upload: str) -> None:
         with contextlib.suppress(OSError):
+            self._end(target, upload)
+
+    def _end(self, target: str, upload: str) -> None:
+        """See that an upload is not under way. Raises OSError where that cannot be told."""
+        try:
             self.call("abort_multipart_upload", **self.place(target), UploadId=upload)
+        except OSError as error:
+            if _code(error) != "NoSuchUpload":
+                raise
 
     def publish(self, row: Row, *, again: bool) -> None:
         attempt = _parsed(row)
@@ -243,25 +272,46 @@ class S3Storage(RemoteStorage):
                 self.call("complete_multipart_upload", **arguments)
         except OSError as error:
             # An answer that was lost on its way, or a job that was killed.
-            if not self.has_its_name(row):
-                if _code(error) in ("PreconditionFailed", "412"):
-                    raise FileExistsError(
-                        errno.EEXIST, os.strerror(errno.EEXIST), row.target
-                    ) from None
+            code = _code(error)
+            exists = code in ("PreconditionFailed", "412") or isinstance(error, FileExistsError)
+            if not again and not exists:
+                self._end_or_doubt(row.target, attempt["upload"], error)
+            if self._has_its_name_or_doubt(row, error, again=again):
+                return
+            if exists:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), row.target) from None
+            if code in _NEVER:
+                raise NothingStagedError(error.errno, error.strerror or str(error)) from error
+            raise
+
+    def _end_or_doubt(self, target: str, upload: str, error: OSError) -> None:
+        try:
+            # S3 may be about to complete it.
+            self._end(target, upload)
+        except OSError:
+            raise _doubt(target, error) from None
+
+    def _has_its_name_or_doubt(self, row: Row, error: OSError, *, again: bool) -> bool:
+        try:
+            return self.has_its_name(row)
+        except OSError:
+            if again:
                 raise
+            raise _doubt(row.target, error) from None
 
     def withdraw(self, row: Row) -> None:
         with contextlib.suppress(OSError):
             self._abort(row.target, _parsed(row)["upload"])
 
     def has_its_name(self, row: Row) -> bool:
+        name = _parsed(row)["name"]
         try:
             head = self.call("head_object", **self.place(row.target))
         except FileNotFoundError:
             return False
         made_by = head.get("Metadata", {}).get(_ATTEMPT_KEY)
         size: int = head["ContentLength"]
-        return made_by == _parsed(row)["name"] and size == row.target_size
+        return made_by == name and size == row.target_size
 
     def clear(
         self,
@@ -294,9 +344,13 @@ def _parsed(row: Row) -> dict[str, Any]:
         attempt = json.loads(row.attempt or "")
         if isinstance(attempt, dict) and attempt.keys() >= {"name", "upload", "parts"}:
             return attempt
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
-    raise OSError(errno.EINVAL, "the ledger names no upload", row.target)
+    raise NothingStagedError(errno.EINVAL, "the ledger names no upload", row.target)
+
+
+def _doubt(target: str, error: OSError) -> UnknownOutcomeError:
+    return UnknownOutcomeError(f"S3 has not told what became of an upload: {error}", file=target)
 
 
 def _code(error: OSError) -> str:
