@@ -6,7 +6,7 @@ Imports nothing that help doesn't need; PySpark and Arrow come in when a job beg
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -68,7 +68,7 @@ def session(master: str | None) -> Iterator[Any]:
     if master is not None:
         builder = builder.master(master)
     try:
-        made = builder.getOrCreate()
+        made = _undisturbed(builder.getOrCreate)
     except PySparkRuntimeError as error:
         raise OSError(errno.EIO, f"Spark did not start: {error}") from None
     except Py4JJavaError as error:  # a master that it does not understand, say
@@ -78,3 +78,32 @@ def session(master: str | None) -> Iterator[Any]:
         yield made
     finally:
         made.stop()
+
+
+def _undisturbed(start: Callable[[], Any]) -> Any:
+    """Return the session that ``start`` starts; a first Ctrl-C meanwhile counts when it is there.
+
+    PySpark loses sight of a JVM whose start is interrupted, and that one then never ends.
+    """
+    import signal
+    import threading
+
+    if threading.current_thread() is not threading.main_thread():
+        return start()
+    interrupted = False
+
+    def note(number: int, frame: object) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        made = start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        made.stop()
+        raise KeyboardInterrupt
+    return made

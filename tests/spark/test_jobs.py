@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hmac
 import json
 import os
 import pickle
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -809,6 +812,18 @@ def test_no_key_travels(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> No
                 assert form not in data
 
 
+def names_of_session(session: int) -> list[str]:
+    """The names of the processes in a session."""
+    names = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, rest = status.read_text().partition("(")[2].rpartition(")")
+            state, _, _, number = rest.split()[:4]
+            if int(number) == session and state != "Z":
+                names.append(name)
+    return names
+
+
 class TestCommands:
     """``ags1 spark …``, in the session that there is."""
 
@@ -848,6 +863,28 @@ class TestCommands:
         assert failed["file"] == str(sealed)
         assert (summary["ok"], summary["done"], summary["failed"]) == (False, 1, 1)
         assert err.count(str(sealed)) == 1
+
+    def test_an_interrupt_while_spark_starts_leaves_no_jvm(
+        self, spark: Any, folders: Folders, keyring: Path
+    ) -> None:
+        folders.write(a=1000)
+        where = ["--ledger", folders.ledger, "--keyring", keyring]
+        command = ["ags1", "spark", "encrypt", folders.source, folders.target, *where]
+        process = subprocess.Popen(
+            [sys.executable, "-m", *map(str, command)],
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        while not any("java" in name for name in names_of_session(process.pid)):
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == Exit.INTERRUPTED
+        end = time.monotonic() + 20
+        while (left := names_of_session(process.pid)) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert left == []
 
     def test_wrong_usage(self, folders: Folders, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         folders.write(a=1)
