@@ -553,10 +553,10 @@ class TestElsewhere:
 
         for kind in (Cluster, Account):
             fsspec.register_implementation(kind.protocol, kind, clobber=True)
-        fs.pipe("/root/a", b"a")
-        assert storages.absolute("cluster://nn2:8020/root") == "cluster://nn2:8020/root"
-        [found] = storages.find(["cluster://nn2:8020/root"]).files
-        assert found.path == "cluster://nn2:8020/root/a"
+        fs.pipe("/in/a", b"a")
+        assert storages.absolute("cluster://nn2:8020/in") == "cluster://nn2:8020/in"
+        [found] = storages.find(["cluster://nn2:8020/in"]).files
+        assert found.path == "cluster://nn2:8020/in/a"
         with pytest.raises(OSError, match="look elsewhere"):
             storages.absolute("account://me@root")
         [problem] = storages.find(["account://me@root"]).problems
@@ -582,3 +582,11 @@ def test_what_changes_with_a_file() -> None:
     assert version_of(facts) == ""
     for name in ("ETag", "mtime", "modificationTime", "modify"):
         assert version_of(facts | {name: 7}) == "7"
+
+
+def test_what_a_row_calls_staged_is_of_its_own_job_and_in_the_targets_folder() -> None:
+    name = ".ags1-ab-1.tmp"
+    assert files.staged_of(f"{name}\t5", "ab") == (name, 5)
+    for attempt in (name, "thesis\t5", f"../{name}\t5", f"/in/{name}\t5", f"{name}/..\t5"):
+        assert files.staged_of(attempt, "ab") is None
+    assert files.staged_of(f"{name}\t5", "cd") is None

@@ -123,7 +123,7 @@ def test_executors_have_ags1_from_the_archive(tmp_path: Path, keyring: Path) -> 
     executors = said["executors"]
     assert len({one["folder"] for one in executors}) == 2
     for one in executors:
-        assert one["folder"].startswith(f"{tmp_path}/spark/work/")
+        assert Path(one["folder"]).is_relative_to(tmp_path / "spark" / "work")
         for module in one["modules"]:
             assert module.startswith(f"{one['folder']}/environment/lib/")
         assert one["without the archive"] != 0
