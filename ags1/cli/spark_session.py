@@ -50,7 +50,7 @@ def session(master: str | None) -> Iterator[Any]:
     import sys
 
     try:
-        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError:

@@ -215,7 +215,7 @@ def list_file(path: str) -> Listed:
 
 
 def _remote(path: str) -> tuple[Any, str]:
-    import fsspec.core  # type: ignore[import-untyped]
+    import fsspec.core
 
     filesystem, name = fsspec.core.url_to_fs(path)
     return filesystem, name

@@ -100,7 +100,7 @@ def remove(path: str) -> None:
     if here is not None:
         files.remove(here)
         return
-    import fsspec.core  # type: ignore[import-untyped]
+    import fsspec.core
 
     filesystem, name = fsspec.core.url_to_fs(path)
     try:

@@ -53,7 +53,7 @@ _COMPARED = 8 << 20
 def remote_storage(place: str) -> RemoteStorage:
     """Return the storage of a URL's scheme and host. Raises OSError for one that cannot be used."""
     with os_errors(place):
-        import fsspec.core  # type: ignore[import-untyped]
+        import fsspec.core
 
         filesystem, _ = fsspec.core.url_to_fs(place)
         protocol = filesystem.protocol
@@ -426,7 +426,7 @@ def in_pool(call: Callable[[T], object], items: Iterable[T]) -> Iterator[tuple[T
 
 def _copies(kind: type[Any]) -> bool:
     """Whether file systems of that kind move by copying, as fsspec's base does."""
-    from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
+    from fsspec.spec import AbstractFileSystem
 
     return kind.mv is AbstractFileSystem.mv
 

@@ -143,7 +143,7 @@ class S3Storage(RemoteStorage):
 
     def get(self, path: str, offset: int, size: int, version: str) -> bytes:
         """Return bytes of an object. Raises Ags1Error when it is another version, OSError."""
-        from fsspec.asyn import sync  # type: ignore[import-untyped]
+        from fsspec.asyn import sync
 
         arguments = (self.fs, self.place(path), offset, size, version)
         tries = 1
