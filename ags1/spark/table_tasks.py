@@ -36,7 +36,7 @@ from .table_access import (
     unwrap_key,
     wrap_key,
 )
-from .workers import forget_archives
+from .workers import end_of_task
 
 # What a file's work may raise, and so would without Spark.
 _EXPECTED = (Ags1Error, OSError, NotImplementedError, MemoryError)
@@ -130,7 +130,7 @@ class Checking:
         for task in tasks:
             yield [(check.number, checker(check.open(job))) for check in task]
         self.done(meter.done)
-        forget_archives()
+        end_of_task()
 
 
 class OldFile(NamedTuple):
@@ -259,7 +259,7 @@ class Rewriting:
             # Nobody will hear of them.
             output.discard(output.written)
             raise
-        forget_archives()
+        end_of_task()
 
 
 def attempt_location(location: str, attempt_id: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import zipfile
@@ -12,7 +13,8 @@ from zipimport import zipimporter
 
 import pytest
 
-from ags1.spark.workers import forget_archives
+from ags1.spark import workers
+from ags1.spark.workers import end_of_task, forget_archives
 
 
 def _readers() -> list[str]:
@@ -59,3 +61,31 @@ def test_archives_that_users_add_are_read_again_when_spark_says_so(
     assert str(other / "archive.zip") not in _readers()
     importlib.import_module("ags1_test_other")
     sys.modules.pop("ags1_test_other")
+
+
+def _frozen(_: Iterable[int]) -> list[tuple[int, int, int]]:
+    gc.unfreeze()
+    workers._settled = False
+    imported = len(gc.get_objects())
+    end_of_task()
+    first = gc.get_freeze_count()
+    later: list[list[int]] = [[] for _ in range(100)]
+    end_of_task()
+    seen = (imported, first, gc.get_freeze_count())
+    del later
+    return [seen]
+
+
+def test_garbage_collection_passes_over_what_the_first_task_of_a_worker_imported(
+    spark: Any,
+) -> None:
+    context = spark.sparkContext
+    [(imported, first, second)] = context.runJob(context.parallelize([0], 1), _frozen)
+    assert first > imported / 2
+    assert second == first
+
+
+def test_a_program_that_does_a_tasks_work_keeps_its_garbage_collection() -> None:
+    before = gc.get_freeze_count()
+    end_of_task()
+    assert gc.get_freeze_count() == before

@@ -25,7 +25,7 @@ from ...keys.keychain import FILE_KEY_SIZE
 from ..keys import FileKeys
 from ..storage.choice import storage_of
 from ..storage.protocol import CHANGED, Attempt, Output, Source, local_path
-from ..workers import forget_archives
+from ..workers import end_of_task
 from .planning import BLOCK_SIZE, Piece, target_offset
 from .transfer import open_blocks, seal, texts_of
 
@@ -87,7 +87,7 @@ class Work:
             self.keys.prepare()
         for task in tasks:
             yield self.run(task, Attempt(self.job_id, name, number))
-        forget_archives()
+        end_of_task()
 
     def run(self, task: list[Piece], attempt: Attempt) -> list[Result]:
         """Deal with the pieces of a task. Raises KmsError when the KMS cannot be used, and OSError
