@@ -250,6 +250,38 @@ def test_requests_for_many_files_are_the_executors(
     places.check("s3", plain)
 
 
+def test_an_object_that_would_lie_in_no_folder_is_a_failure(places: Places) -> None:
+    plain = places.write("s3", "in", a_x=10, b=20)
+    for key in ("in//top", "in/a//deep"):
+        places.s3.put_object(Bucket=BUCKET, Key=key, Body=b"secret")
+    done = places.encrypt(places.url("s3", "in"), places.url("s3", "sealed"))
+    assert (done.done, done.failed) == (2, 2)
+    assert {failure.path for failure in done.failures} == {
+        f"s3://{BUCKET}/in/",
+        f"s3://{BUCKET}/in/a/",
+    }
+    assert all("two slashes" in failure.message for failure in done.failures)
+    assert places.read("s3", "sealed").keys() == {name + ".ags1" for name in plain}
+
+
+def test_a_storage_that_sends_all_where_a_range_is_asked_for(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places.write("s3", "in", a=3 * MIB)
+    storage = storages.storage_of(f"s3://{BUCKET}/in/a")
+    assert isinstance(storage, S3Storage)
+    version = storage.status(f"s3://{BUCKET}/in/a").version
+    call = type(storage.fs)._call_s3
+
+    async def without_range(self: Any, method: str, **more: Any) -> Any:
+        more.pop("Range")
+        return await call(self, method, **more)
+
+    monkeypatch.setattr(type(storage.fs), "_call_s3", without_range)
+    with pytest.raises(OSError, match="more than it was asked for"):
+        storage.get(f"s3://{BUCKET}/in/a", 0, MIB, version)
+
+
 def test_patterns_and_what_is_passed_over(places: Places) -> None:
     places.write("s3", "in", a_x=10, b_x=20, b_y=30, b_c_x=40)
     places.s3.put_object(Bucket=BUCKET, Key="in/marker/", Body=b"")

@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 # Nobody else's, where nothing says what it was.
 _MODE = 0o600
+# The type of a folder with an empty name, which only an object store has.
+NAMELESS = "nameless"
 # So few files are looked at one by one rather than by a listing of all that is there.
 _FEW = 64
 # Folders at which a tree is parted into listings that go side by side.
@@ -215,6 +217,10 @@ class RemoteStorage:
                         # Stores with no folders of their own list markers of them.
                         if name != folder and not is_temporary(name.rpartition("/")[2]):
                             folders.append(name)
+                    elif facts["type"] == NAMELESS:
+                        said = "what has two slashes in a row in its name is in no folder"
+                        error = OSError(errno.EINVAL, said)
+                        items.append(Problem(self.path(facts["name"]), error))
                     elif not facts["name"].endswith("/"):
                         items.append(self.found(facts, base))
         except OSError as error:

@@ -33,7 +33,7 @@ from .protocol import (
     Status,
     UnknownOutcomeError,
 )
-from .remote import RemoteSource, RemoteStorage, in_pool, os_errors
+from .remote import NAMELESS, RemoteSource, RemoteStorage, in_pool, os_errors
 
 if TYPE_CHECKING:
     from ..ledger import Row
@@ -167,7 +167,8 @@ class S3Storage(RemoteStorage):
         while True:
             page = self.call("list_objects_v2", **where)
             for found in page.get("CommonPrefixes", ()):
-                yield {"name": f"{bucket}/{found['Prefix'].rstrip('/')}", "type": "directory"}
+                name = f"{bucket}/{found['Prefix'].removesuffix('/')}"
+                yield {"name": name, "type": NAMELESS if name.endswith("/") else "directory"}
             for found in page.get("Contents", ()):
                 name = f"{bucket}/{found['Key']}"
                 yield {
@@ -329,6 +330,8 @@ async def _get(fs: Any, place: Mapping[str, str], offset: int, size: int, versio
     try:
         if answer["ETag"] != version:
             raise Ags1Error(CHANGED)
+        if answer["ContentLength"] > size:
+            raise OSError(errno.EIO, "the storage sends more than it was asked for")
         data: bytes = await answer["Body"].read()
         return data
     finally:
