@@ -207,7 +207,7 @@ def decrypt(
     Without SOURCE, all of them. A file appears under its name when every block has been verified.
     What is done is noted in the ledger and left alone the next time.
     """
-    config, key_ids = _opening(kms, keys)
+    config, key_ids = _opening(ledger, kms, keys)
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
         from ..spark.jobs import decrypt_files
@@ -256,7 +256,7 @@ def verify(
 
     Without SOURCE, all of them.
     """
-    config, key_ids = _opening(kms, keys)
+    config, key_ids = _opening(ledger, kms, keys)
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
         from ..spark.jobs import verify_files
@@ -326,7 +326,7 @@ def rewrap(
         raise click.UsageError("--to-kms-property needs --to-kms")
     if is_other and to_key is None:
         raise click.UsageError("--to-kms needs --to-key")
-    config, key_ids = _opening(kms, keys)
+    config, key_ids = _opening(ledger, kms, keys)
     other = kms_config(settings_of(KmsOptions(to_kms, to_kms_properties))) if is_other else None
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
@@ -345,9 +345,17 @@ def rewrap(
     return _run(work, master, quiet=quiet, as_json=as_json)
 
 
-def _opening(options: KmsOptions, keys: tuple[str, ...]) -> tuple[KmsConfig, frozenset[str]]:
+def _opening(
+    ledger: str, options: KmsOptions, keys: tuple[str, ...]
+) -> tuple[KmsConfig, frozenset[str]]:
+    import os
+
+    from ..spark.storage.protocol import local_path
     from .masters import settings_of, trusted_keys
 
+    here = local_path(ledger)
+    if here is not None:
+        os.listdir(here)  # told before Spark starts
     settings = settings_of(options)
     config = kms_config(settings)
     return config, trusted_keys(settings, config.client(), keys) or frozenset()

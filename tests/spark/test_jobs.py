@@ -886,6 +886,14 @@ class TestCommands:
             time.sleep(0.1)
         assert left == []
 
+    def test_a_ledger_that_is_not_there_is_told_before_spark_starts(
+        self, folders: Folders, run: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ags1.cli.spark_session.session", lambda master: pytest.fail("started"))
+        for command, *arguments in (("verify",), ("rewrap",), ("decrypt", folders.back)):
+            code, _, err = run(command, *arguments)
+            assert (code, str(folders.ledger) in err) == (Exit.IO, True)
+
     def test_wrong_usage(self, folders: Folders, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         folders.write(a=1)
         code, _, err = run("encrypt", folders.source, folders.target, "--kms", "aws")
