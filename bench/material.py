@@ -6,6 +6,7 @@ very same memory differ by their work alone.
 
 from __future__ import annotations
 
+import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,3 +89,13 @@ def random_file(path: Path, size: int) -> Path:
         for at in range(0, size, len(piece) or 1):
             file.write(piece[: size - at])
     return path
+
+
+def take_memory(size: int) -> None:
+    """Have so many bytes of memory that the machine has, and free them again.
+
+    A virtual machine may give what is free back to its host, and getting it again costs more than
+    encrypting it: whoever came first after a pause would pay for that.
+    """
+    populated = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+    mmap.mmap(-1, max(size, 1), flags=populated).close()

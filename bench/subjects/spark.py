@@ -1,10 +1,12 @@
 """Jobs and data sources on Spark, on one machine: two sessions, on two cores and on one.
 
 Each session lives in a process of its own, since a process has one JVM, and is warm when the clock
-runs. The peers are ``encrypt_file`` and ``decrypt_file`` in this process, copying by Spark, and in
-a third process, where Maven or the user's cache has their jars, spark-avro and Iceberg's own
-runtime. Before every run the target is removed and the disk synced, and the sources are read once,
-so that all find them in the page cache.
+runs; the one on one core is bound to that core with all that it consists of, JVM and Python. The
+peers are ``encrypt_file`` and ``decrypt_file`` in this process, copying by Spark, and in a third
+process, where Maven or the user's cache has their jars, spark-avro and Iceberg's own runtime.
+
+Before every run over large files the target is removed and the disk synced, the sources are read
+once, so that all find them in the page cache, and the memory for the target is taken once.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import ags1
 from ags1.kms.local import create_key
-from bench.material import random_file
+from bench.material import random_file, take_memory
 from bench.rounds import Contest, Contestant, compete
 from bench.settings import Settings
 from bench.storage import scratch_folder
@@ -41,7 +43,7 @@ ENCRYPT, DECRYPT = "encrypt files", "decrypt files"
 SMALL = "many files of 10 KB, durable"
 AVRO = "read one large encrypted Avro file"
 TABLE = "read an encrypted table of one large Avro file"
-TASKS, JOB = "a task with nothing to do", "a job of one small file"
+TASKS, JOB = "a task besides its work", "a job of one small file"
 TWO_CORES, ONE_CORE = "Spark, 2 cores", "Spark, 1 core"
 MANY_TWO_CORES, ONE_TWO_CORES = f"{MANY}, {TWO_CORES}", f"{ONE}, {TWO_CORES}"
 MANY_ONE_CORE = f"{MANY}, {ONE_CORE}"
@@ -61,7 +63,10 @@ _FILES = 64
 _SMALL_SIZE = 10_000
 # For each of the files that the settings want a table to have.
 _SMALL_FACTOR = 20
-_TASKS = 16
+_TASKS = 32
+# Of a task. To a shorter one Spark tells 0.04 s late that there is no more input (Nagle's
+# algorithm); to one that works it does so meanwhile.
+_WORK_SECONDS = 0.1
 _KEY = "keyA"
 _KEYRING = "keyring.json"
 _AVRO_LEDGER = "avro-ledger"
@@ -122,6 +127,9 @@ def _serve(kind: Callable[[Path, int], Any], folder: Path, cores: int, pipe: Con
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
+    if cores == 1:
+        # A task has two processes that work at the same time, the JVM's and Python's.
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     os.environ["PYSPARK_PYTHON"] = sys.executable
     paths = [str(_PROJECT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -230,18 +238,20 @@ class Work:
             return reader.options(**_KMS, key=_KEY).load(path)
         return reader.options(keyring=self._keyring, ledger=self._ledger, inner="avro").load(path)
 
-    def do_nothing(self) -> float:
-        """Return the seconds that ``_TASKS`` tasks take."""
-        from ags1.spark.workers import forget_archives
+    def wait(self) -> float:
+        """Return the seconds of a core that ``_TASKS`` tasks take besides their work."""
+        from ags1.spark.workers import end_of_task
 
-        def nothing(numbers: Iterable[int]) -> Iterator[int]:
-            yield sum(1 for _ in numbers)
-            forget_archives()
+        def wait(numbers: Iterable[int]) -> Iterator[int]:
+            for _ in numbers:
+                time.sleep(_WORK_SECONDS)
+                yield 0
+            end_of_task()
 
         context = self._spark.sparkContext
         begin = time.perf_counter()
-        context.runJob(context.parallelize(range(_TASKS), _TASKS), nothing)
-        return time.perf_counter() - begin
+        context.runJob(context.parallelize(range(_TASKS), _TASKS), wait)
+        return (time.perf_counter() - begin) * self._cores - _TASKS * _WORK_SECONDS
 
     def stop(self) -> None:
         self._spark.stop()
@@ -565,7 +575,7 @@ def _overheads(folder: Path, session: Session, rounds: int) -> Iterator[Contest]
     """What a task and a job cost, whatever they do."""
     plain, target, ledger = folder / "single", folder / "target", folder / "ledger"
     _random_files(plain, 1, 1)
-    tasks = Contestant(TWO_CORES, lambda: session.ask("do_nothing"), count=_TASKS)
+    tasks = Contestant(TWO_CORES, lambda: session.ask("wait"), count=_TASKS)
     yield compete(SUBJECT, TASKS, [tasks], rounds)
     job = Contestant(TWO_CORES, lambda: session.ask("encrypt", plain, target, ledger, False))
     yield compete(SUBJECT, JOB, [job], rounds, between=lambda: _clean(target, ledger))
@@ -599,13 +609,16 @@ def _count(folder: Path) -> int:
 
 
 def _warm(folder: Path) -> Sequence[Path]:
-    """Read the files of a folder, so that they are in the page cache; return them."""
+    """Read the files of a folder, so that they are in the page cache, and take the memory that as
+    many new ones need; return them."""
     room = bytearray(1 << 20)
     files = _files(folder)
+    size = 0
     for path in files:
         with path.open("rb", buffering=0) as file:
-            while file.readinto(room):
-                pass
+            while count := file.readinto(room):
+                size += count
+    take_memory(size + size // 4)
     return files
 
 
