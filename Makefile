@@ -23,7 +23,7 @@ $(VENV)/.made:
 
 # Always asked: setup.py knows best what is out of date, and needs a second to see that nothing is.
 native: $(VENV)/.made
-	@echo "== compiling the extensions (the first time: OpenSSL too, a minute or two)"
+	@echo "== compiling the extensions (the first time: OpenSSL too, one to three minutes)"
 	@$(NATIVE)
 
 $(VENV)/.with-%: pyproject.toml | native

@@ -9,8 +9,8 @@
               AGS1_OPENSSL_VERSION=3.5 takes the long-term release instead
     <prefix>  the one under /such/a/folder (include/, lib/ or lib64/; shared, else static)
 
-Why not simply the system's: AES-GCM on VAES and AVX-512 came with 3.5 on the distributions that
-have it, and 3.0 is two to three times slower on CPUs that have these instructions.
+Why not simply the system's: AES-GCM on VAES and AVX-512 is not in 3.0, which is two to three times
+slower on CPUs that have these instructions. The next long-term release is 3.5.
 
 The vendored source is the Rust package ``openssl-src``, a plain copy of OpenSSL's release. cargo
 fetches it, or AGS1_OPENSSL_CRATE names the ``.crate`` file (for machines without a network); this
@@ -179,8 +179,8 @@ def _auto(environ: Mapping[str, str]) -> Library:
             "what the vendored build needs; or set AGS1_OPENSSL to the prefix of an OpenSSL."
         ) from None
     warn(
-        f"ags1 will use {library.summary}, which lacks the fast AES-GCM of 3.5 and newer.",
-        "On CPUs with VAES it is two to three times slower than it need be.",
+        f"ags1 will use {library.summary}, which is older than 3.5.",
+        "3.0 is two to three times slower than it need be on CPUs with VAES.",
         f"The reason: {vendored_error}",
     )
     return library

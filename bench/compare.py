@@ -1,7 +1,7 @@
-"""ags1 next to its limits and its peers, in one process and in turns.
+"""ags1 next to its limits and its peers, in turns.
 
     python -m bench.compare                      everything but iceberg-rust
-    python -m bench.compare --quick              the same in two minutes, smaller and noisier
+    python -m bench.compare --quick              the same in a few minutes, smaller and noisier
     python -m bench.compare --peers all          with iceberg-rust, which builds for minutes
     python -m bench.compare --subjects engine,messages --out figures
 

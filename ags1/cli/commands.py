@@ -65,6 +65,7 @@ Environment:
   AGS1_KMS_TYPE    the KMS to use (--kms); AGS1_KMS_KEY: the master key (--key)
   AGS1_KMS_X__Y_Z  the KMS's property x.y-z, as AGS1_KMS_CLIENT__REGION is client.region
   AGS1_CONFIG      the configuration to use instead of the default one
+  AGS1_DEBUG       1 shows tracebacks, and what Spark and PyIceberg said themselves
   XDG_CONFIG_HOME  where the folder ags1 of both is, instead of ~/.config
 
 \b
@@ -278,7 +279,7 @@ def encrypt(
 \b
 Examples:
   ags1 decrypt a.avro.ags1               makes a.avro
-  ags1 decrypt a.ags1 -o /tmp/a.avro     names the output
+  ags1 decrypt a.ags1 -o copy.avro       names the output
   ags1 decrypt sealed -o warehouse       a folder's files, into the same tree
   ssh host cat db.ags1 | ags1 decrypt - --sidecar db.keys | psql db
 

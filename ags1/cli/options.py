@@ -111,15 +111,16 @@ _kms_property = click.option(
     multiple=True,
     metavar="NAME=VALUE",
     help="A property of the KMS, such as client.region=eu-west-1; may be repeated. Others can see "
-    "it in the list of processes: secrets belong into the environment or the configuration.",
+    "it in the list of processes: secrets belong in the environment or the configuration.",
 )
 trusted_keys = click.option(
     "--key",
     "keys",
     multiple=True,
     metavar="NAME",
-    help="Accept only sidecars under this master key; may be repeated. Needed where a key's name "
-    "may be a stranger's key (aws, gcp).  [there: $AGS1_KMS_KEY, or the configuration's key]",
+    help="Accept only keys that are wrapped under this master key; may be repeated. Needed where "
+    "a key's name may be a stranger's key (aws, gcp).  [there: $AGS1_KMS_KEY, or the "
+    "configuration's key]",
 )
 force = click.option("-f", "--force", is_flag=True, help="Overwrite files that exist.")
 no_fsync = click.option(

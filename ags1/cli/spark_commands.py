@@ -46,6 +46,9 @@ _json = click.option(
     is_flag=True,
     help="Print one JSON object a line: one for each failure, and a summary at the end.",
 )
+_force = click.option(
+    "-f", "--force", is_flag=True, help="Replace targets that the ledger does not know."
+)
 _sources = click.argument("sources", nargs=-1, required=True, type=_PATH, metavar="SOURCE...")
 _some_sources = click.argument("sources", nargs=-1, type=_PATH, metavar="[SOURCE]...")
 _target = click.argument("target", type=_PATH, metavar="TARGET")
@@ -79,7 +82,8 @@ def spark(ctx: click.Context) -> None:
     The keys are kept in a ledger rather than in sidecars, a folder of the driver's. Paths are those
     of folders that the driver and all executors have mounted, or URLs: of S3 (pip install
     'ags1[s3]') or whatever fsspec knows. Each process uses the KMS and the storage under its own
-    identity.
+    identity, and finds its own credentials: a role, VAULT_TOKEN, a token file. A secret in
+    AGS1_KMS_... or the configuration is refused, since it would travel.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
@@ -114,7 +118,7 @@ Examples:
     "run's own; each file is read twice.",
 )
 @spark_session.master
-@options.force
+@_force
 @options.no_fsync
 @options.quiet
 @_json
@@ -139,6 +143,7 @@ def encrypt(
     no other; files that are encrypted already are passed over, and so are links to folders and what
     is no file. --force replaces targets that the ledger does not know.
     """
+    from ..spark.storage.protocol import ledger_folder
     from .masters import settings_of
 
     if key == "":  # a shell's variable that is not set
@@ -151,6 +156,7 @@ def encrypt(
             "key in the configuration)"
         )
     config = kms_config(settings)
+    ledger_folder(ledger)  # told before Spark starts
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
         from ..spark.jobs import encrypt_files
@@ -186,7 +192,7 @@ Examples:
 @options.trusted_keys
 @options.kms
 @spark_session.master
-@options.force
+@_force
 @options.no_fsync
 @options.quiet
 @_json
@@ -350,12 +356,10 @@ def _opening(
 ) -> tuple[KmsConfig, frozenset[str]]:
     import os
 
-    from ..spark.storage.protocol import local_path
+    from ..spark.storage.protocol import ledger_folder
     from .masters import settings_of, trusted_keys
 
-    here = local_path(ledger)
-    if here is not None:
-        os.listdir(here)  # told before Spark starts
+    os.listdir(ledger_folder(ledger))  # told before Spark starts
     settings = settings_of(options)
     config = kms_config(settings)
     return config, trusted_keys(settings, config.client(), keys) or frozenset()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import options, table_options
+from . import table_options
 from .spark_session import kms_config, master, session
 from .table_catalogs import EXIT_STATUS, ChangedCatalog, reporting
-from .table_commands import VERIFY_EXIT_STATUS, no_list, require_encrypted, strict
+from .table_commands import VERIFY_EXIT_STATUS, errors_only, no_list, require_encrypted, strict
 from .table_commands import as_json as findings_as_json
 from .table_maintenance import (
     Bar,
@@ -53,7 +53,7 @@ Examples:
 @strict
 @no_list
 @master
-@options.quiet
+@errors_only
 @findings_as_json
 def verify_table(
     where: TableOptions,

@@ -80,6 +80,9 @@ no_list = click.option(
 as_json = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object: all that was found."
 )
+errors_only = click.option(
+    "-q", "--quiet", is_flag=True, help="Errors only: no progress bar, no warnings, no notes."
+)
 VERIFY_EXIT_STATUS = f"""\
 {_EXIT_STATUS}\
   Of several errors the lowest code is taken; warnings are none unless --strict.
@@ -284,7 +287,7 @@ Examples:
     metavar="N",
     help="Worker threads.  [default: one for each CPU, more over a network]",
 )
-@options.quiet
+@errors_only
 @as_json
 def verify(
     where: TableOptions,

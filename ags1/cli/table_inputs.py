@@ -227,7 +227,6 @@ class _Avro(Input):
 
 
 _FORMATS.update(parquet=_Parquet, arrow=_Arrow, csv=_Csv, jsonl=_JsonLines, avro=_Avro)
-FORMATS = tuple(_FORMATS)
 
 
 def new_input(name: str, format_: str | None, table_schema: Schema | None) -> Input:

@@ -44,11 +44,11 @@ _FILE_PATH, _PARTITION = 1, 3
 def open_of_options(options: Mapping[str, str]) -> EncryptedTable:
     """Open the table that a reader's or writer's options name.
 
-    ``path`` (what ``load`` and ``save`` are given) is its name in the catalog ``catalog``, or the
-    location of a metadata.json. ``catalog.<property>`` are properties of the catalog or, without
-    one, of PyIceberg's FileIO, above PyIceberg's configuration file and environment. ``key`` is the
-    master key to expect, ``require-encrypted`` as for ``load_table``, ``location-map`` that of a
-    table that was moved, in JSON.
+    ``path`` (what ``load`` and ``save`` are given) is its name in the catalog ``catalog`` or, to
+    read, the location of a metadata.json. ``catalog.<property>`` are properties of the catalog or,
+    without one, of PyIceberg's FileIO, above PyIceberg's configuration file and environment.
+    ``key`` is the master key to expect, ``require-encrypted`` as for ``load_table``,
+    ``location-map`` that of a table that was moved, in JSON.
 
     Raises as ``load_table`` and ``open_table``; NotEncryptedError for a plain table, which Spark's
     own sources read; KmsConfigurationError for an option that is a secret.

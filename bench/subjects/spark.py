@@ -70,8 +70,6 @@ _WORK_SECONDS = 0.1
 _KEY = "keyA"
 _KEYRING = "keyring.json"
 _AVRO_LEDGER = "avro-ledger"
-# Of the settings' table size: rows in Python's memory are what writing Avro takes its time for.
-_AVRO_SHARE = 2
 # The newest that is published; all of 4.1 will do.
 _SPARK_AVRO = "org.apache.spark:spark-avro_2.13:4.1.1"
 # The key that Java's test KMS calls keyA.
@@ -353,7 +351,7 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
         if JAVA_PEER in settings.peers:
             java = Session(JavaWork, folder, 2)
         try:
-            rows = AvroRows(folder, two, one, settings.table_size // _AVRO_SHARE)
+            rows = AvroRows(folder, two, one, settings.table_size)
             yield from rows.contests(rounds, java, skipped)
         finally:
             if java is not None:
