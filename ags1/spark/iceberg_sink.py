@@ -10,19 +10,22 @@ succeeded stays, too: nothing refers to it, and ``verify`` finds it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
-from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from .. import private_file
 from ..iceberg.listing import list_files
 from ..iceberg.pyiceberg_internals import parse_row_filter
 from ..iceberg.table import EncryptedTable
@@ -128,52 +131,62 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def commit(self, messages: list[WrittenFiles | None]) -> None:
         """Commit what all tasks have written as one snapshot.
 
-        Raises as ``EncryptedTransaction.commit_transaction``. Unless the outcome is unknown, no
-        file is left then.
+        Raises as ``open_of_options`` and ``EncryptedTransaction.commit_transaction``. Unless the
+        outcome is unknown, no file is left when ``abort`` has been called.
         """
-        table = open_of_options(dict(self._options))
-        files = [file for message in messages if message is not None for file in message.files]
-        try:
-            self._commit(table, files)
-        except CommitStateUnknownException:
-            raise
-        except BaseException:
-            self._discard(table, files)
-            raise
-
-    def _commit(self, table: EncryptedTable, files: list[WrittenFile]) -> None:
-        job = self._key.open(table.files.keys.cache)
-        added = [file.open(job) for file in files]
         options = dict(self._options)
-        transaction = table.transaction()
-        row_filter = parse_row_filter(options.get("overwrite-filter") or AlwaysTrue())
+        try:
+            table = open_of_options(options)
+            transaction = table.transaction()
+        except Exception:
+            # ``abort`` is called in another process, which is told nothing else.
+            with contextlib.suppress(OSError):
+                private_file.write(self._not_sent, b"", overwrite=True, durable=False)
+            raise
+        # It takes its files back where they are certainly not the table's.
+        with transaction:
+            files = _files_of(messages)
+            for file in files:
+                transaction.output.note(file.path)
+            job = self._key.open(table.files.keys.cache)
+            added = [file.open(job) for file in files]
+            row_filter = parse_row_filter(options.get("overwrite-filter") or AlwaysTrue())
 
-        def change(view: TableView) -> FileChange:
-            if not self._overwrite:
-                return FileChange(added=added)
-            return transaction.deleting(view, row_filter, True, added)
+            def change(view: TableView) -> FileChange:
+                if not self._overwrite:
+                    return FileChange(added=added)
+                return transaction.deleting(view, row_filter, True, added)
 
-        branch = options.get("branch") or MAIN_BRANCH
-        step = SnapshotStep(transaction.output, change, {}, branch, always=True)
-        transaction.stage_step(step)
-        transaction.commit_transaction()
+            branch = options.get("branch") or MAIN_BRANCH
+            step = SnapshotStep(transaction.output, change, {}, branch, always=True)
+            transaction.stage_step(step)
 
     def abort(self, messages: list[WrittenFiles | None]) -> None:
         """Delete what was written, also by tasks that did not live to say so.
 
-        When all tasks have succeeded it was the commit that failed: that has seen to the files, or
-        does not know whose they are.
+        When all tasks have succeeded it was the commit that failed. Where that had a table to
+        commit to, it has seen to the files, or does not know whose they are.
         """
-        if messages and all(message is not None for message in messages):
+        if messages and all(message is not None for message in messages) and not self._is_unsent():
             return
         table = open_of_options(dict(self._options))
-        files = [file for message in messages if message is not None for file in message.files]
-        self._discard(table, files)
         output = TableOutput(table.files.inner)
+        output.discard([file.path for file in _files_of(messages)])
         output.discard([path for path in self._found(table) if self._job_id in path])
 
-    def _discard(self, table: EncryptedTable, files: list[WrittenFile]) -> None:
-        TableOutput(table.files.inner).discard([file.path for file in files])
+    @property
+    def _not_sent(self) -> str:
+        """The path of a file of the driver's that says that nothing was sent to the catalog."""
+        return os.path.join(tempfile.gettempdir(), f"ags1-{self._job_id}-not-sent")
+
+    def _is_unsent(self) -> bool:
+        try:
+            is_ours = os.lstat(self._not_sent).st_uid == os.geteuid()
+        except FileNotFoundError:
+            return False
+        if is_ours:  # anybody may write to that folder
+            os.unlink(self._not_sent)
+        return is_ours
 
     def _found(self, table: EncryptedTable) -> list[str]:
         """Return the files where this job's would be."""
@@ -183,3 +196,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         if found is None:
             _log.warning("%s: cannot be listed, files of %s may be left", folder, self._job_id)
         return list(found or ())
+
+
+def _files_of(messages: list[WrittenFiles | None]) -> list[WrittenFile]:
+    return [file for message in messages if message is not None for file in message.files]

@@ -34,6 +34,7 @@ from .. import private_file
 from ..atomic import AtomicFile
 from ..errors import FormatError, KmsAccessDeniedError
 from ..kms.passphrase import check_owner
+from .storage.protocol import ledger_folder
 
 ENCRYPT, DECRYPT = "encrypt", "decrypt"
 DONE, FAILED, SKIPPED, REMOVED = "done", "failed", "skipped", "removed"
@@ -56,8 +57,8 @@ class Row(NamedTuple):
     ETag. ``key_metadata`` is the document of a sidecar, JSON: the file's key, wrapped;
     ``key_id`` its id there. ``master_key_id`` names the key in the KMS. ``error_kind`` is the
     exception's name. ``attempt`` is what was written, as its storage calls it: the path of a file
-    from the target's folder, a tab and its inode, elsewhere a URL, or JSON of S3's upload and its
-    parts. ``replaces``: it may take the place of an older target. ``plaintext_hmac`` is
+    from the target's folder, a tab, its inode and time, elsewhere a URL, or JSON of S3's upload and
+    its parts. ``replaces``: it may take the place of an older target. ``plaintext_hmac`` is
     HMAC-SHA-256 under a key derived from the KEK (``FileKeys.hmac_key``), where it was asked for: a
     bare hash would tell which files are equal. Times are epoch ms. What failed has its key where
     its file may be somewhere in spite of that.
@@ -124,7 +125,7 @@ class Ledger:
     """
 
     def __init__(self, folder: str, *, writing: bool, durable: bool = True) -> None:
-        self.folder = os.path.abspath(folder)
+        self.folder = ledger_folder(folder)
         self._durable = durable
         self._lock = -1
         if not writing:
@@ -162,9 +163,13 @@ class Ledger:
 
     def rows(self, columns: Sequence[str] = Row._fields, *, pending: bool = False) -> list[Row]:
         """Return the settled rows, oldest first, with None in the columns not asked for; the
-        pending ones, too, at the end, if asked for."""
-        patterns = (_BATCH, _PENDING) if pending else (_BATCH,)
-        return [row for _, path in self._files(*patterns) for row in read_rows(path, columns)]
+        pending ones, too, in their batches' order, if asked for."""
+        batches: dict[int, list[Row]] = {}
+        # These first: what is settled meanwhile is among the others.
+        for number, path in self._files(_PENDING) if pending else ():
+            batches[number] = _rows_if_there(path, columns) or []
+        batches.update(self.rows_between(0, None, columns))
+        return [row for number in sorted(batches) for row in batches[number]]
 
     def done(self, operation: str, columns: Sequence[str] = Row._fields) -> dict[str, Row]:
         """Return by its target the newest row of each file that is done, and was not removed since
@@ -200,19 +205,22 @@ class Ledger:
 
     def pending(self) -> Iterator[Batch]:
         """Yield the batches that a killed job left pending, or that a job is about to settle,
-        oldest first."""
+        oldest first. Who reads the settled ones, too, does so afterwards: a batch that is settled
+        meanwhile is in neither otherwise."""
+        found = self._files(_PENDING)
         settled = {number for number, _ in self._files(_BATCH)}
-        for number, path in self._files(_PENDING):
+        for number, path in found:
             if number in settled:  # with other rows, the moment before the kill
                 if self._lock >= 0:
                     os.unlink(path)
-            else:
-                yield Batch(number, read_rows(path))
+            elif (rows := _rows_if_there(path)) is not None:
+                yield Batch(number, rows)
 
     def begin(self, job_id: str, folder: str) -> None:
         """Note that a job is under way, which stages files in and below ``folder``."""
         data = json.dumps({"folder": folder}).encode() + b"\n"
-        private_file.write(self._job_path(job_id), data, overwrite=False, durable=False)
+        path = self._job_path(job_id)
+        private_file.write(path, data, overwrite=False, durable=self._durable)
 
     def end(self, job_id: str) -> None:
         """Note that a job has left nothing staged."""
@@ -228,7 +236,7 @@ class Ledger:
         for part, first in enumerate(range(0, len(begun), _STAGED_IN_A_NOTE)):
             data = json.dumps(begun[first : first + _STAGED_IN_A_NOTE]).encode() + b"\n"
             path = self._staged_path(job_id, number, part)
-            private_file.write(path, data, overwrite=False, durable=False)
+            private_file.write(path, data, overwrite=False, durable=self._durable)
 
     def forget_staged(self, job_id: str, number: int) -> None:
         """Note that nothing of a wave is left."""
@@ -267,8 +275,9 @@ class Ledger:
     def settled_up_to(self) -> int:
         """Return the number of the newest settled batch that no pending one comes before, 0 where
         there is none: what is settled up to there stays as it is."""
-        pending = [number for number, _ in self._files(_PENDING)]
+        # These first: no batch comes before them then that is pending and not seen.
         settled = [number for number, _ in self._files(_BATCH)]
+        pending = [number for number, _ in self._files(_PENDING)]
         first = min(set(pending).difference(settled), default=None)
         last = max(settled, default=0)
         return last if first is None else min(last, first - 1)
@@ -324,6 +333,14 @@ def _refuse_others(folder: str) -> None:
             "files moved and removed by that; it is not used until chmod go-w closes it",
             file=folder,
         )
+
+
+def _rows_if_there(path: str, columns: Iterable[str] = Row._fields) -> list[Row] | None:
+    """Return a pending batch's rows, None where it was settled since it was listed."""
+    try:
+        return read_rows(path, columns)
+    except FileNotFoundError:
+        return None
 
 
 def write_rows(path: str, rows: Sequence[Row], *, durable: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.expressions.visitors import bind
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -29,7 +30,11 @@ from ags1.iceberg.snapshots import ContentFile
 
 pytest.importorskip("pyspark")
 
-from ags1.spark import iceberg_source
+from pyspark.sql import types
+
+from ags1.iceberg.table import EncryptedTable
+from ags1.spark import iceberg_sink, iceberg_source
+from ags1.spark.iceberg_sink import TableWriter
 from ags1.spark.iceberg_source import TableReader, scan_of, splits_of
 from ags1.spark.sources.arrow_rows import spark_schema
 
@@ -296,6 +301,91 @@ def test_a_commit_that_fails_leaves_nothing(
         writer.option("overwrite-filter", "nothing_there = 1").save("db.t")
 
     assert stored_files(tmp_path) == before
+
+
+def written(options: dict[str, str]) -> tuple[TableWriter, Any]:
+    """Have a task write rows; return the writer, as another process has it, and the messages."""
+    rows = some_rows(10, 10).select(["id"])
+    columns = types.StructType([types.StructField("id", types.LongType(), nullable=False)])
+    writer = TableWriter({**options, "path": "db.t"}, columns, overwrite=False)
+    message = writer.write(iter(rows.to_batches()))
+    sent: tuple[TableWriter, Any] = pickle.loads(pickle.dumps((writer, [message])))
+    return sent
+
+
+def test_a_catalog_that_does_not_answer_leaves_nothing(
+    catalog: Any, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "notes"))
+    (tmp_path / "notes").mkdir()
+    table_of(catalog).append(some_rows(0, 10))
+    before = stored_files(tmp_path)
+    writer, messages = written(options)
+    assert len(stored_files(tmp_path)) == len(before) + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(iceberg_sink, "open_of_options", _no_answer)
+        with pytest.raises(OSError, match="no answer"):
+            writer.commit(messages)
+    written(options)  # another job's
+    other = stored_files(tmp_path)
+
+    writer.abort(messages)
+
+    assert len(stored_files(tmp_path) - before) == 1
+    assert stored_files(tmp_path) < other
+    assert list((tmp_path / "notes").iterdir()) == []
+
+
+def test_a_file_that_does_not_open_for_the_commit_leaves_nothing(
+    catalog: Any, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table_of(catalog)
+    before = stored_files(tmp_path)
+    writer, messages = written(options)
+    monkeypatch.setattr(iceberg_sink.WrittenFile, "open", _no_answer)
+
+    with pytest.raises(OSError, match="no answer"):
+        writer.commit(messages)
+
+    assert stored_files(tmp_path) == before
+
+
+def _no_answer(*_: object) -> Any:
+    raise OSError("no answer")
+
+
+@pytest.mark.parametrize("error", [CommitStateUnknownException, KeyboardInterrupt])
+def test_a_commit_of_unknown_outcome_keeps_its_files(
+    catalog: Any,
+    options: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+) -> None:
+    table = table_of(catalog)
+    commit_updates = EncryptedTable.commit_updates
+
+    def commit_and_lose_the_answer(*args: Any) -> None:
+        commit_updates(*args)
+        raise error
+
+    writer, messages = written(options)
+    with monkeypatch.context() as patch:
+        patch.setattr(EncryptedTable, "commit_updates", commit_and_lose_the_answer)
+        with pytest.raises(error):
+            writer.commit(messages)
+    after = stored_files(tmp_path)
+    # Anybody may plant a note there, whose it is is known.
+    note = Path(writer._not_sent)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.geteuid", lambda: 12345)
+        note.touch()
+        writer.abort(messages)
+        note.unlink()
+    writer.abort(messages)
+
+    assert stored_files(tmp_path) == after
+    assert table.refresh().scan().to_arrow()["id"].to_pylist() == list(range(10, 20))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlparse
 
@@ -28,7 +29,7 @@ from ags1.key_metadata import KeyMetadata
 from ags1.keys import Keychain, Sidecar
 from ags1.kms import LocalKms
 from ags1.spark import jobs
-from ags1.spark.bulk import planning, work
+from ags1.spark.bulk import planning, running, work
 from ags1.spark.bulk.running import TaskFailedError
 from ags1.spark.bulk.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig
@@ -95,7 +96,7 @@ class Folders:
             keys.unwrap(row.key_metadata).encryption_key for row in self.rows() if row.key_metadata
         ]
         assert len(set(used)) == len(used)
-        assert left(self.target) == []
+        assert not list(self.target.rglob(".ags1-*"))
         assert not list(self.ledger.glob("_[pj]*"))
 
 
@@ -108,7 +109,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def left(folder: Path) -> list[Path]:
-    return list(folder.rglob(".ags1-*"))
+    """Return what was staged; a job that was broken off leaves its mark, too."""
+    return [path for path in folder.rglob(".ags1-*") if not path.name.endswith("-root.tmp")]
 
 
 @pytest.fixture
@@ -461,6 +463,37 @@ class TestRetries:
         assert folders.encrypt().done == 1
         folders.check()
 
+    @pytest.mark.parametrize("ended", [True, False])
+    def test_tasks_of_a_part_that_failed_are_waited_for(
+        self, folders: Folders, monkeypatch: pytest.MonkeyPatch, ended: bool
+    ) -> None:
+        monkeypatch.setattr(jobs, "Encrypting", Broken)
+        folders.write(a=1000, victim=1000)
+        waited = []
+        monkeypatch.setattr(running, "wait_for_tasks", lambda *given: waited.append(given) or ended)
+        assert folders.encrypt().done == 1
+        [(_, _, failed_ids)] = waited
+        assert failed_ids
+        assert len(list(folders.ledger.glob("_job-*"))) == (not ended)
+        monkeypatch.undo()
+        # What they stage after that is the next job's to remove.
+        for note in folders.ledger.glob("_job-*"):
+            job_id = note.stem.removeprefix("_job-")
+            (folders.target / f".ags1-{job_id}-9-9.tmp").touch()
+        assert folders.encrypt().done == 1
+        folders.check()
+
+    def test_tasks_of_a_job_long_ago_go_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(running, "_LAST_TASKS_SECONDS", 0)
+        tracker = SimpleNamespace(
+            getJobIdsForGroup=lambda group: range(100),
+            getJobInfo=lambda job_id: SimpleNamespace(stageIds=[job_id]),
+            getStageInfo=lambda stage: SimpleNamespace(numActiveTasks=int(stage == 7)),
+        )
+        context = SimpleNamespace(statusTracker=lambda: tracker)
+        assert running.wait_for_tasks(context, "group")
+        assert not running.wait_for_tasks(context, "group", [6, 7])
+
     def test_tasks_that_all_fail_end_the_job(
         self, folders: Folders, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -516,7 +549,7 @@ def test_a_job_that_is_broken_off_leaves_no_plaintext(
     job_id = note.stem.removeprefix("_job-")
     (folders.back / f".ags1-{job_id}-7-1.tmp").write_bytes(b"plaintext")
     assert folders.decrypt().done == 150
-    assert left(folders.back) == []
+    assert not list(folders.back.rglob(".ags1-*"))
     assert not list(folders.ledger.glob("_job-*"))
 
 
@@ -531,11 +564,12 @@ class Cut:
         target = str(root / "out" / "source.ags1")
         size, version = found.size, found.version
         item = planning.Item(0, found.path, target, "source", size, version, size)
+        self.item = item
         self.keys = FileKeys.for_sealing(kms, "default")
         km = KeyMetadata.generate(32).with_file_length(planning.target_size(item, seals=True))
-        staging = Staging("ab", str(root / "out"), True, False)
+        self.staging = Staging("ab", str(root / "out"), True, False)
         self.whole = planning.whole(item)._replace(
-            shared=LOCAL.stage(staging, [item], {0})[0],  # type: ignore[arg-type]
+            shared=LOCAL.stage(self.staging, [item], {0})[0],  # type: ignore[arg-type]
             wrapped=work.as_text(self.keys.wrap(km)),
             source_identity=work.identity_of(found.path),
         )
@@ -544,11 +578,11 @@ class Cut:
             for piece in planning.ranges(item, MIB)
         ]
 
-    def result(self, number: int | None) -> Result:
+    def result(self, number: int | None, attempt: str = "a") -> Result:
         """Return what comes of a range, or (None) of the piece that makes the HMAC."""
         piece = self.whole._replace(digests=True) if number is None else self.cut[number]
         task_work = Encrypting(self.keys, "ab", False, lambda size: None, True)
-        return task_work._result(piece, Attempt("ab", f"a{number}", 0))
+        return task_work._result(piece, Attempt("ab", f"{attempt}{number}", 0))
 
 
 def test_a_cut_source_is_exchanged_for_one_of_the_same_time(tmp_path: Path, kms: KmsConfig) -> None:
@@ -558,6 +592,77 @@ def test_a_cut_source_is_exchanged_for_one_of_the_same_time(tmp_path: Path, kms:
     os.utime(tmp_path / "new", (1, 315532800))
     os.rename(tmp_path / "new", file.path)
     assert file.result(1).error == work.CHANGED
+
+
+def test_a_late_attempt_does_not_write_to_what_has_its_name(tmp_path: Path, kms: KmsConfig) -> None:
+    file = Cut(tmp_path, kms)
+    results = [file.result(number) for number in range(3)]
+    shared = file.whole.shared or ""
+    sealed = Path(shared).read_bytes()
+    staged = [(result.first_block, result.staged or "") for result in results]
+    attempt = LOCAL.gather(file.staging, file.item, shared, staged, lambda path: None)
+    LOCAL.discard(file.item.target, shared, staged, all_=False)
+    named: dict[str, Any] = dict.fromkeys(Row._fields)
+    named |= {"job_id": "ab", "target": file.item.target, "attempt": attempt, "replaces": False}
+    row = Row(**(named | {"target_size": len(sealed)}))
+    for step in ("gathered", "published", "cleared"):
+        if step == "published":
+            LOCAL.publish(row, again=False)
+        if step == "cleared":
+            assert LOCAL.clear("ab", str(tmp_path / "out"), None, ())
+        late = file.result(1, f"{step}-late")
+        assert late.staged != shared
+        where = shared if step == "gathered" else file.item.target
+        assert Path(where).read_bytes() == sealed
+    assert not os.path.lexists(shared)
+
+
+def test_a_late_attempt_at_a_file_that_failed(tmp_path: Path, kms: KmsConfig) -> None:
+    file = Cut(tmp_path, kms)
+    shared = file.whole.shared or ""
+    LOCAL.discard(file.item.target, shared, [(0, file.result(0).staged or "")], all_=True)
+    for number in (0, 1):
+        late = file.result(number, "late")
+        assert (late.error_kind == "FileNotFoundError") == (number == 1)
+    assert not os.path.lexists(shared)
+
+
+@pytest.mark.usefixtures("small_tasks")
+def test_a_late_attempt_at_the_end_of_a_wave(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a copy of a task, whose worker is killed a while after its stage is done."""
+    folders.write(big=11 * MIB)
+    target = folders.target / "big.ags1"
+    under_way: list[tuple[Any, Any]] = []
+    run_wave, commit = jobs.Job._run_wave, jobs.Job._commit
+
+    def running_wave(self: jobs.Job, wave: Any, work: Any) -> Any:
+        under_way.append((wave, work))
+        return run_wave(self, wave, work)
+
+    def late_attempt() -> None:
+        [(wave, work)] = under_way
+        pieces = [piece for task in wave.tasks for piece in task]
+        assert len(pieces) > 2
+        for piece in pieces:
+            work._result(piece, Attempt(work.job_id, f"late{time.monotonic_ns()}", 1))
+
+    def committing(self: jobs.Job, rows: list[Row]) -> None:
+        if rows:
+            [shared] = [path for path in left(folders.target) if path.stem.endswith("-shared-0")]
+            sealed = shared.read_bytes()
+            late_attempt()
+            assert shared.read_bytes() == sealed
+        commit(self, rows)
+        if rows:
+            late_attempt()
+            assert target.read_bytes() == sealed
+
+    monkeypatch.setattr(jobs.Job, "_run_wave", running_wave)
+    monkeypatch.setattr(jobs.Job, "_commit", committing)
+    assert folders.encrypt().done == 1
+    folders.check()
 
 
 def test_an_open_source_is_changed_back_in_time(tmp_path: Path) -> None:
@@ -656,6 +761,37 @@ def test_a_driver_that_is_killed(
     assert again.unchanged >= published
     assert again.done + again.unchanged == 41
     folders.check()
+
+
+def test_a_folder_that_is_not_mounted_yet(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders.write(a=1000)
+
+    def interrupt(path: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # between name and ledger
+        patch.setattr(LocalStorage, "sync_names", lambda self, paths: interrupt(""))
+        with pytest.raises(KeyboardInterrupt):
+            folders.encrypt(durable=True)
+    folders.target.rename(folders.source.parent / "volume")
+    folders.target.mkdir()  # the mount point
+    with pytest.raises(FileNotFoundError, match="mount it"):
+        folders.encrypt()
+    with pytest.raises(FileNotFoundError, match="mount it"):  # would leave out its keys
+        jobs.rewrap_ledger(folders.spark, ledger=folders.ledger, kms=folders.kms)
+    assert not list(folders.target.iterdir())
+    mounted, folders.target = folders.target, folders.source.parent / "other"
+    assert folders.encrypt().done == 1
+    folders.target.rename(folders.source.parent / "moved")
+    mounted.rmdir()
+    (folders.source.parent / "volume").rename(mounted)
+    folders.target = mounted
+    assert folders.encrypt().unchanged == 1
+    assert folders.verify(mounted).done == 1
+    assert not list(mounted.rglob(".ags1-*"))
+    assert not list(folders.ledger.glob("_[pj]*"))
 
 
 def test_an_interrupt_between_key_and_name(
@@ -893,6 +1029,10 @@ class TestCommands:
         for command, *arguments in (("verify",), ("rewrap",), ("decrypt", folders.back)):
             code, _, err = run(command, *arguments)
             assert (code, str(folders.ledger) in err) == (Exit.IO, True)
+        folders.ledger = Path("s3://bucket/ledger")
+        for command, *arguments in (("verify",), ("rewrap",), ("encrypt", "in", folders.target)):
+            code, _, err = run(command, *arguments)
+            assert (code, "a ledger is a folder of the driver's" in err) == (Exit.IO, True)
 
     def test_wrong_usage(self, folders: Folders, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         folders.write(a=1)

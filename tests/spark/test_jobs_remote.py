@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -18,7 +19,7 @@ import ags1
 from ags1.spark import jobs
 from ags1.spark.bulk import planning
 from ags1.spark.bulk.planning import Item
-from ags1.spark.bulk.publishing import published
+from ags1.spark.bulk.publishing import published, settle_pending
 from ags1.spark.bulk.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, Ledger, Row
@@ -49,8 +50,26 @@ class ShelfFileSystem(LocalFileSystem):  # type: ignore[misc]
         return f"shelf://{self._strip_protocol(name)}"
 
 
+class BareFileSystem(ShelfFileSystem):
+    """One that tells of a file what it is called and how large it is."""
+
+    protocol = "bare"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("bare://")))
+
+    def unstrip_protocol(self, name: str) -> str:
+        return f"bare://{self._strip_protocol(name)}"
+
+    def info(self, path: Any, **more: Any) -> dict[str, Any]:
+        facts = super().info(path, **more)
+        return {name: facts[name] for name in ("name", "size", "type")}
+
+
 # Wherever this module is imported: the works below take it along to the executors.
 fsspec.register_implementation("shelf", ShelfFileSystem, clobber=True)
+fsspec.register_implementation("bare", BareFileSystem, clobber=True)
 
 
 class EncryptingHere(Encrypting):
@@ -94,8 +113,8 @@ class Places:
         self.s3.create_bucket(Bucket=BUCKET)
 
     def url(self, kind: str, name: str) -> str:
-        starts = {"s3": f"s3://{BUCKET}", "shelf": f"shelf://{self.root}", "local": str(self.root)}
-        return f"{starts[kind]}/{name}"
+        starts = {"s3": f"s3://{BUCKET}", "local": str(self.root)}
+        return f"{starts.get(kind, f'{kind}://{self.root}')}/{name}"
 
     def write(self, kind: str, folder: str, **sizes: int) -> dict[str, bytes]:
         made = {name.replace("_", "/"): os.urandom(size) for name, size in sizes.items()}
@@ -212,22 +231,62 @@ def test_a_tree_comes_back(places: Places, source: str, target: str, back: str) 
     assert places.uploads() == []
 
 
-def test_a_large_file_is_many_tasks_and_parts(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pieces: list[Any] = []
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The tasks that jobs have had."""
+    tasks: list[Any] = []
     run_wave = jobs.Job._run_wave
     monkeypatch.setattr(
         jobs.Job,
         "_run_wave",
-        lambda self, wave, *more: pieces.extend(wave.tasks) or run_wave(self, wave, *more),
+        lambda self, wave, *more: tasks.extend(wave.tasks) or run_wave(self, wave, *more),
     )
+    return tasks
+
+
+def test_a_large_file_is_many_tasks_and_parts(places: Places, tasks: list[Any]) -> None:
     plain = places.write("s3", "in", big=BIG)
     assert places.encrypt(places.url("s3", "in"), places.url("s3", "sealed")).done == 1
-    assert [piece.block_count for [piece] in pieces] == [8, 8, 2]
+    assert [piece.block_count for [piece] in tasks] == [8, 8, 2]
     head = places.s3.head_object(Bucket=BUCKET, Key="sealed/big.ags1")
     assert head["ETag"].endswith('-3"')
     places.check("s3", plain)
+
+
+@pytest.mark.parametrize("target", ["s3", "local"])
+def test_a_file_of_no_version_is_one_task_s(places: Places, tasks: list[Any], target: str) -> None:
+    plain = places.write("local", "in", big=BIG)
+    where = places.url("bare", "in"), places.url(target, "sealed")
+    assert places.encrypt(*where, plaintext_hmac=True).done == 1
+    assert [piece.block_count for [piece] in tasks] == [0]
+    assert [row.source_version for row in places.rows()] == [""]
+    places.check(target, plain)
+    assert places.encrypt(*where).unchanged == 1
+
+
+def test_what_is_settled_while_it_is_looked_for_is_verified(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places.write("local", "in", a=1000)
+    places.encrypt(places.url("local", "in"), places.url("local", "sealed"))
+    [settled] = places.ledger.glob("batch-*.parquet")
+    pending = settled.with_name(settled.name.replace("batch", "_pending"))
+    settled.rename(pending)
+
+    # Between the looks at what is pending and at what is settled, whichever is first.
+    def then_settled(look: Any) -> Any:
+        def looking(*args: Any) -> Any:
+            found = look(*args)
+            found = found if isinstance(found, dict) else iter(list(found))
+            if pending.exists():
+                pending.rename(settled)
+            return found
+
+        return looking
+
+    monkeypatch.setattr(Ledger, "done", then_settled(Ledger.done))
+    monkeypatch.setattr(Ledger, "pending", then_settled(Ledger.pending))
+    assert places.verify().done == 1
 
 
 def test_requests_for_many_files_are_the_executors(
@@ -388,6 +447,13 @@ class TestFailures:
             places.encrypt(places.url("local", "in"), "nowhere://sealed")
         with pytest.raises(OSError, match="a ledger is a folder of the driver's"):
             places.encrypt("in", "out", ledger="s3://bucket/ledger")
+        with pytest.raises(OSError, match="a ledger is a folder of the driver's"):
+            jobs.rewrap_ledger(places.spark, ledger="s3://bucket/ledger", kms=places.kms)
+        places.encrypt(places.url("local", "in"), places.url("local", "sealed"))
+        named = {"ledger": f"file://{places.ledger}", "kms": places.kms}
+        assert jobs.verify_files(places.spark, None, **named).done == 1
+        assert jobs.rewrap_ledger(places.spark, **named, to_key_id="other").done == 1
+        assert places.rows()[0].master_key_id == "other"
         done = places.encrypt("s3://no-such-bucket/in", places.url("local", "sealed"))
         assert [failure.kind for failure in done.failures] == ["FileNotFoundError"]
 
@@ -504,6 +570,83 @@ def test_uploads_that_a_killed_job_has_begun(
     assert places.uploads() == ["sealed/theirs"]
     places.s3.abort_multipart_upload(**theirs, UploadId=upload)
     places.check("s3", plain)
+
+
+def _refusing(count: int) -> Callable[..., Any]:
+    """Return a ``call`` that is refused so many times when it aborts an upload."""
+    call = S3Storage.call
+    refused = 0
+
+    def refusing(self: S3Storage, method: str, **more: Any) -> Any:
+        nonlocal refused
+        refused += method == "abort_multipart_upload"
+        if method == "abort_multipart_upload" and refused <= count:
+            _refused()
+        return call(self, method, **more)
+
+    return refusing
+
+
+def test_uploads_that_cannot_be_aborted_now(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"Bucket": BUCKET, "Key": "sealed/a"}
+    upload = places.s3.create_multipart_upload(**place)["UploadId"]
+    with Ledger(str(places.ledger), writing=True) as ledger:
+        ledger.begin("abc", "s3://bucket/sealed")
+        ledger.note_staged("abc", 1, {"s3://bucket/sealed/a": upload})
+        with monkeypatch.context() as patch:
+            patch.setattr(S3Storage, "call", _refusing(1))
+            settle_pending(ledger)
+            assert (places.uploads(), len(ledger.killed())) == (["sealed/a"], 1)
+            settle_pending(ledger)
+        assert (places.uploads(), len(ledger.killed())) == ([], 0)
+        # What somebody else has aborted, or removed with its bucket, is gone as well.
+        ledger.begin("abc", "s3://bucket/sealed")
+        uploads = {"s3://bucket/sealed/a": upload, "s3://no-such-bucket/a": upload}
+        ledger.note_staged("abc", 1, uploads)
+        settle_pending(ledger)
+        assert not ledger.killed()
+
+
+def test_the_upload_of_a_failed_file_that_cannot_be_aborted_at_once(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "Encrypting", Replacing)
+    places.write("s3", "in", victim=BIG)
+    monkeypatch.setattr(S3Storage, "call", _refusing(1))
+    assert places.encrypt(places.url("s3", "in"), places.url("s3", "sealed")).failed == 1
+    assert places.uploads() == []
+    assert not list(places.ledger.glob("_[js]*"))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("speculation", ["false", "true"])
+def test_names_are_given_again_by_second_attempts(
+    places: Places, monkeypatch: pytest.MonkeyPatch, number: int, speculation: str
+) -> None:
+    """What a first attempt is told is told of its own request: no other file need wait."""
+    called = []
+    context = SimpleNamespace(attemptNumber=lambda: number)
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
+    monkeypatch.setattr("ags1.spark.bulk.running._FEW_REQUESTS", 1)
+    spark = SimpleNamespace(
+        parallelize=lambda parts, count: parts,
+        runJob=lambda parts, call: call(parts),
+        getConf=lambda: {"spark.speculation": speculation},
+        accumulator=places.spark.sparkContext.accumulator,
+        defaultParallelism=2,
+    )
+    where = "s3://bucket/sealed", str(places.ledger), False, None, None
+    job = jobs.Job(SimpleNamespace(sparkContext=spark), ENCRYPT, *where)
+    with job.ledger:
+        job._spread(
+            lambda items: called.append("first") or items,
+            [1, 2],
+            lambda items: called.append("again") or items,
+        )
+    is_first = number == 0 and speculation == "false"
+    assert called == (["first"] if is_first else ["again"]) * 2
 
 
 _KILLED_DRIVER = """

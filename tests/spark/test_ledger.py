@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
+import shutil
+import threading
 import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +20,13 @@ from hypothesis import strategies as st
 
 from ags1 import layout
 from ags1.errors import FormatError, KmsAccessDeniedError, KmsConfigurationError
+from ags1.spark import ledger as ledgers
 from ags1.spark.bulk import planning
 from ags1.spark.bulk.publishing import has_its_name, published, settle_pending
 from ags1.spark.keys import KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, FAILED, SCHEMA, Ledger, Row
 from ags1.spark.storage import choice as storages
+from ags1.spark.storage import local as local_storage
 from ags1.spark.storage import local_files as files
 from ags1.spark.storage.local import LOCAL
 from ags1.spark.storage.protocol import Staging, UnknownOutcomeError, version_of
@@ -52,9 +58,9 @@ def row(target: Path, *, attempt: str | None = None, status: str = DONE, **more:
     return Row(**(values | more))  # type: ignore[arg-type]
 
 
-def staged(target: Path, data: bytes = b"new") -> str:
+def staged(target: Path, data: bytes = b"new", *, job_id: str = JOB) -> str:
     """Stage a file and return what a row has of it."""
-    path = files.staged_path(str(target), JOB, f"1-{target.name}")
+    path = files.staged_path(str(target), job_id, f"1-{target.name}")
     Path(path).write_bytes(data)
     return files.attempt(path, str(target.parent))
 
@@ -95,6 +101,61 @@ def test_one_job_at_a_time_writes(tmp_path: Path) -> None:
             Ledger(str(tmp_path), writing=True)
         Ledger(str(tmp_path), writing=False).close()
     Ledger(str(tmp_path), writing=True).close()
+
+
+def test_a_ledger_that_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("s3://bucket/ledger", str(Path("s3://bucket/ledger")), "dbfs:/ledger"):
+        for writing in (False, True):
+            with pytest.raises(OSError, match="a ledger is a folder of the driver's"):
+                Ledger(name, writing=writing)
+    assert list(tmp_path.iterdir()) == []
+    for name in (f"file://{tmp_path}/ledger", f"file:{tmp_path}/ledger", "ledger"):
+        with Ledger(name, writing=True) as ledger:
+            assert ledger.folder == str(tmp_path / "ledger")
+
+
+@pytest.mark.parametrize("status", [DONE, FAILED])
+def test_a_batch_that_is_settled_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    read_rows = ledgers.read_rows
+    written = row(tmp_path / "a")
+    for pending in (False, True):
+        folder = tmp_path / str(pending)
+        with Ledger(str(folder), writing=True) as writer:
+            batch = writer.prepare([written])
+            settled = [written._replace(status=status)]
+
+            def read(path: str, *more: Any, settle: Any = (writer, batch, settled)) -> list[Row]:
+                monkeypatch.setattr(ledgers, "read_rows", read_rows)
+                settle[0].settle(*settle[1:])
+                return read_rows(path, *more)
+
+            monkeypatch.setattr(ledgers, "read_rows", read)
+            with Ledger(str(folder), writing=False) as reader:
+                if pending:
+                    assert list(reader.pending()) == []
+                assert reader.rows(pending=True) == settled
+
+
+def test_a_batch_that_stays_pending_holds_back_one_that_is_settled_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = Ledger._files
+    rows = [row(tmp_path / "a")]
+    with Ledger(str(tmp_path), writing=True) as writer:
+
+        def files(self: Ledger, *patterns: Any) -> Any:
+            found = listed(self, *patterns)
+            monkeypatch.setattr(Ledger, "_files", listed)
+            writer.prepare(rows)
+            writer.settle(writer.prepare(rows), rows)
+            return found
+
+        monkeypatch.setattr(Ledger, "_files", files)
+        with Ledger(str(tmp_path), writing=False) as reader:
+            assert reader.settled_up_to() == 0
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1PAR1", b"no Parquet file at all"])
@@ -138,6 +199,23 @@ def test_a_note_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert ledger.staged(JOB) == [("s3://bucket/x", "upload")]
         ledger.end(JOB)
         assert ledger.staged(JOB) == []
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_a_killed_job_is_known_by_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with Ledger(str(tmp_path), writing=True, durable=durable) as ledger:
+        for step in (
+            lambda: ledger.begin(JOB, str(tmp_path)),
+            lambda: ledger.note_staged(JOB, 1, {"s3://bucket/a": "upload"}),
+            lambda: LOCAL.mark(JOB, str(tmp_path), durable=durable),
+        ):
+            synced.clear()
+            step()
+            assert bool(synced) == durable
 
 
 def test_a_link_inside_the_target_folder(tmp_path: Path) -> None:
@@ -193,15 +271,23 @@ class TestAfterAKill:
 
     def settle(self, folder: Path, *rows: Row) -> list[Row]:
         with Ledger(str(folder / "ledger"), writing=True) as ledger:
+            LOCAL.mark(JOB, str(folder), durable=True)
             ledger.begin(JOB, str(folder))
             ledger.prepare(list(rows))
         with Ledger(str(folder / "ledger"), writing=True) as ledger:
             settle_pending(ledger)
             assert not ledger.killed()
             assert not list(ledger.pending())
-            left = [path for path in folder.rglob("*") if files.is_staged(path.name, JOB)]
-            assert left == []
+            assert not list(folder.rglob(f".ags1-{JOB}-*"))
             return ledger.rows()
+
+    def kill(self, folder: Path, *rows: Row) -> Ledger:
+        """Return the ledger after the kill of a job with files in ``folder``."""
+        ledger = Ledger(str(folder.parent / "ledger"), writing=True)
+        LOCAL.mark(JOB, str(folder), durable=True)
+        ledger.begin(JOB, str(folder))
+        ledger.prepare(rows)
+        return ledger
 
     def test_before_the_first_name(self, tmp_path: Path) -> None:
         wanted = row(tmp_path / "a", attempt=staged(tmp_path / "a"))
@@ -255,7 +341,7 @@ class TestAfterAKill:
 
     def test_a_staged_file_that_is_gone(self, tmp_path: Path) -> None:
         name = os.path.basename(files.staged_path(str(tmp_path / "a"), JOB, "1"))
-        wanted = row(tmp_path / "a", attempt=f"{name}\t1")
+        wanted = row(tmp_path / "a", attempt=f"{name}\t1-1")
         assert self.settle(tmp_path, wanted)[0].status == FAILED
 
     def test_a_folder_that_is_not_mounted_yet(self, tmp_path: Path) -> None:
@@ -269,6 +355,141 @@ class TestAfterAKill:
         with Ledger(str(tmp_path / "ledger"), writing=True) as ledger:
             settle_pending(ledger)
             assert ledger.rows() == [wanted]
+
+    def test_a_mount_point_with_nothing_mounted(self, tmp_path: Path) -> None:
+        mount, other = tmp_path / "mount", tmp_path / "other"
+        for folder in (mount, other):
+            folder.mkdir()
+        wanted = row(mount / "a", attempt=staged(mount / "a"))
+        # As a sink's, whose jobs have no note.
+        name = staged(other / "a", job_id="cd")
+        elsewhere = row(other / "a", attempt=name, job_id="cd")
+        path_of(wanted).rename(mount / "a")
+        staged(mount / "b")
+        with self.kill(mount, wanted) as ledger:
+            ledger.prepare([elsewhere])
+            mount.rename(tmp_path / "volume")
+            mount.mkdir()
+            for root in (None, str(mount), str(tmp_path)):
+                with pytest.raises(FileNotFoundError, match=f"mount it.*_job-{JOB}.json"):
+                    settle_pending(ledger, root=root)
+            settle_pending(ledger, root=str(other))  # whose files are no others'
+            assert ledger.rows() == [elsewhere]
+            assert [batch.rows for batch in ledger.pending()] == [[wanted]]
+            mount.rmdir()
+            (tmp_path / "volume").rename(mount)
+            settle_pending(ledger)
+            assert ledger.rows() == [wanted, elsewhere]
+            assert not ledger.killed()
+        assert [path.name for path in mount.iterdir()] == ["a"]
+
+    def test_a_folder_that_is_gone_for_good(self, tmp_path: Path) -> None:
+        folder = tmp_path / "out"
+        folder.mkdir()
+        wanted = row(folder / "a", attempt=staged(folder / "a"))
+        with self.kill(folder, wanted) as ledger:
+            shutil.rmtree(folder)
+            folder.mkdir()
+            with pytest.raises(FileNotFoundError) as caught:
+                settle_pending(ledger)
+            os.unlink(str(caught.value.strerror).rpartition("remove ")[2])
+            settle_pending(ledger)
+            [settled] = ledger.rows()
+            assert (settled.status, settled.key_metadata) == (FAILED, "{}")
+
+    def test_a_file_in_trouble_bars_its_own_folder(self, tmp_path: Path) -> None:
+        folder = tmp_path / "out"
+        (folder / "a").mkdir(parents=True)  # what a file cannot replace
+        stray = Path(folder / f".ags1-{JOB}-2.tmp")
+        stray.touch()
+        rows = [row(folder / name, attempt=staged(folder / name)) for name in "ab"]
+        with self.kill(folder, *(row._replace(replaces=True) for row in rows)) as ledger:
+            settle_pending(ledger, root=str(tmp_path / "other"))
+            for root in (None, str(folder)):
+                with pytest.raises(IsADirectoryError):
+                    settle_pending(ledger, root=root)
+            assert ledger.killed() == {JOB: str(folder)}
+            assert stray.exists()
+            (folder / "a").rmdir()
+            settle_pending(ledger, root=str(folder))
+            assert [row.status for row in ledger.rows()] == [DONE, DONE]
+            assert not ledger.killed()
+        assert sorted(path.name for path in folder.iterdir()) == ["a", "b"]
+
+    @pytest.mark.parametrize(
+        ("error", "is_told"), [(PermissionError("lost+found"), False), (OSError("broken"), True)]
+    )
+    def test_folders_that_cannot_be_listed(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        error: OSError,
+        is_told: bool,
+    ) -> None:
+        """Where nobody may look no job has written."""
+        (tmp_path / "out" / "lost+found").mkdir(parents=True)
+        listing = os.scandir
+
+        def listed(path: str) -> Any:
+            if path.endswith("lost+found"):
+                raise error
+            return listing(path)
+
+        with self.kill(tmp_path / "out") as ledger:
+            monkeypatch.setattr(os, "scandir", listed)
+            settle_pending(ledger)
+            assert bool(ledger.killed()) == is_told
+
+    def test_what_cannot_be_removed_is_tried_again(self, tmp_path: Path) -> None:
+        folder = tmp_path / "out"
+        stays = folder / "sub" / f".ags1-{JOB}-2.tmp"
+        stays.mkdir(parents=True)  # what no unlink removes
+        with self.kill(folder) as ledger:
+            settle_pending(ledger)
+            assert ledger.killed() == {JOB: str(folder)}
+            stays.rmdir()
+            stays.touch()
+            settle_pending(ledger)
+            assert not ledger.killed()
+        assert not stays.exists()
+
+    @pytest.mark.parametrize("replaces", [True, False])
+    @pytest.mark.parametrize("code", [errno.ENOENT, errno.EIO])
+    def test_a_name_that_was_given_though_the_answer_was_lost(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaces: bool, code: int
+    ) -> None:
+        wanted = row(tmp_path / "a", attempt=staged(tmp_path / "a"), replaces=replaces)
+
+        def losing(temporary: str, target: str, **_: object) -> None:
+            (os.rename if replaces else os.link)(temporary, target)
+            raise OSError(code, "no answer")
+
+        monkeypatch.setattr(local_storage, "publish", losing)
+        assert published([wanted]) == [wanted]
+        assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+    def test_a_name_that_was_not_given(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "a").write_bytes(b"old")
+        wanted = row(tmp_path / "a", attempt=staged(tmp_path / "a"), replaces=True)
+        monkeypatch.setattr(local_storage, "publish", _throttled)
+        [settled] = published([wanted])
+        assert (settled.status, settled.key_metadata) == (FAILED, "{}")
+        assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+    def test_a_staged_file_with_another_name_yet(self, tmp_path: Path) -> None:
+        wanted = row(tmp_path / "a", attempt=staged(tmp_path / "a"))
+        os.link(path_of(wanted), tmp_path / "of a backup")
+        assert self.settle(tmp_path, wanted) == [wanted]
+        assert (tmp_path / "a").read_bytes() == b"new"
+
+    def test_a_mount_that_numbers_its_inodes_anew(self, tmp_path: Path) -> None:
+        wanted = row(tmp_path / "a", attempt=staged(tmp_path / "a"), replaces=True)
+        path_of(wanted).rename(tmp_path / "a")
+        shutil.copy2(tmp_path / "a", tmp_path / "b")
+        (tmp_path / "b").rename(tmp_path / "a")
+        assert self.settle(tmp_path, wanted) == [wanted]
 
     @pytest.mark.parametrize("there", [True, False])
     @pytest.mark.parametrize(
@@ -298,8 +519,9 @@ class TestAfterAKill:
             (tmp_path / name).write_bytes(b"new")
         if there:
             (tmp_path / "a").write_bytes(b"old")
-        inode = (tmp_path / "theirs" / "precious").stat().st_ino
-        planted = attempt.format(tmp_path, tmp_path.name, inode, JOB)
+        status = (tmp_path / "theirs" / "precious").stat()
+        trace = f"{status.st_ino}-{status.st_mtime_ns}"
+        planted = attempt.format(tmp_path, tmp_path.name, trace, JOB)
         wanted = row(tmp_path / "a", attempt=planted, replaces=True)
         before = sorted(tmp_path.rglob("*"))
         [settled] = published([wanted], again=True)
@@ -321,7 +543,7 @@ class TestAfterAKill:
     st.integers(1 << 20, 64 << 20),
 )
 def test_every_block_is_in_one_piece(sizes: list[int], cores: int, cost: int) -> None:
-    items = [planning.Item(number, "", "", "", size, 0, size) for number, size in enumerate(sizes)]
+    items = [planning.Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
     seen: dict[int, list[planning.Piece]] = {}
     for wave in planning.waves(items, cores, cost):
         assert all(wave.tasks)
@@ -344,18 +566,32 @@ def test_every_block_is_in_one_piece(sizes: list[int], cores: int, cost: int) ->
 
 
 def test_tasks_are_few_and_even() -> None:
-    small = [planning.Item(n, "", "", "", 10_000, 0, 10_000) for n in range(20_000)]
+    small = [planning.Item(n, "", "", "", 10_000, "1", 10_000) for n in range(20_000)]
     cost = planning.task_cost(small, 2)
     tasks = [task for wave in planning.waves(small, 2, cost) for task in wave.tasks]
     assert 6 <= len(tasks) <= 16
     assert max(map(len, tasks)) < 2 * 20_000 / len(tasks)
     for sizes in ([2 << 30], [32 << 20] * 64, [5 << 30] + [10_000] * 1000):
-        items = [planning.Item(n, "", "", "", size, 0, size) for n, size in enumerate(sizes)]
+        items = [planning.Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
         cost = planning.task_cost(items, 2)
         tasks = [task for wave in planning.waves(items, 2, cost) for task in wave.tasks]
         loads = [sum(piece.cost + planning.FILE_COST for piece in task) for task in tasks]
         assert len(tasks) >= 6
         assert max(loads) < 1.5 * cost
+
+
+def test_what_nothing_tells_the_version_of_is_one_piece() -> None:
+    size = 1 << 30
+    known = planning.Item(0, "", "", "", size, "1", size)
+    unknown = known._replace(source_version="")
+    for item, is_cut in (
+        (known, True),
+        (unknown, False),
+        (unknown._replace(wrapped="{}"), True),  # to be opened: its tags tell
+        (known._replace(unit=0), False),
+    ):
+        [wave] = planning.waves([item], 2, 64 << 20)
+        assert (len(wave.tasks) > 1) is is_cut
 
 
 class TestListing:
@@ -499,6 +735,38 @@ class TestElsewhere:
         assert settled.error_kind == (None if ours else "FileExistsError")
         assert fs.cat_file("/root[1]/f") == (b"new" if ours else there)
 
+    @pytest.mark.parametrize("root", ["/root", "/root[1]"])
+    def test_what_cannot_be_removed_is_tried_again(
+        self, fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
+    ) -> None:
+        fs.pipe("/root/.ags1-ab.tmp/1", b"new")
+        with Ledger(str(tmp_path), writing=True) as ledger:
+            ledger.begin("ab", f"memory://{root}")
+            for name in ("rm_file", "info"):
+                with monkeypatch.context() as patch:
+                    patch.setattr(type(fs), name, _throttled)
+                    settle_pending(ledger)
+                assert ledger.killed()
+            settle_pending(ledger)
+            assert not ledger.killed()
+        assert fs.find(root) == []
+
+    def test_nothing_is_withdrawn_before_a_batch_is_settled(
+        self, fs: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is looked for again would pass for published where another file is as long."""
+        fs.pipe({"/root[1]/.ags1-ab.tmp/2": b"new", "/root[1]/theirs": b"old"})
+        other = self.row(name="theirs", attempt="memory:///root[1]/.ags1-ab.tmp/2")
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(type(fs), "cp_file", _throttled)
+                with pytest.raises(OSError, match="throttled"):
+                    published([other, self.row()], again=True)
+        settled = published([other, self.row()], again=True)
+        assert [row.error_kind for row in settled] == ["FileExistsError", None]
+        assert fs.cat_file("/root[1]/theirs") == b"old"
+        assert fs.cat_file("/root[1]/f") == b"new"
+
     def test_a_store_that_cannot_be_reached(self, fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         wanted = self.row()
         with monkeypatch.context() as patch:
@@ -568,25 +836,56 @@ def _throttled(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["https://user:marker@host/f", "https://host/f?X-Amz-Signature=marker&x=1"]
+    ("url", "message"),
+    [
+        ("https://user:marker@host/f", "password or a signature"),
+        ("https://host/f?X-Amz-Signature=marker&x=1", "password or a signature"),
+        ("HTTPS://host/f?sig=marker", "password or a signature"),
+        ("simplecache::https://host/f?sig=marker", "another one inside"),
+        ("zip://a/b::HTTPS://host/f.zip?key=marker", "another one inside"),
+        ("zip://marker::/in/f.zip", "another one inside"),
+        ("file::https://host/f?sig=marker", "another one inside"),
+    ],
 )
-def test_a_url_with_a_secret_in_it(url: str) -> None:
+def test_a_url_with_a_secret_in_it(url: str, message: str) -> None:
     for call in (storages.storage_of, storages.absolute, lambda it: storages.find([it])):
-        with pytest.raises(KmsConfigurationError, match="password or a signature") as caught:
+        with pytest.raises(KmsConfigurationError, match=message) as caught:
             call(url)
         assert "marker" not in str(caught.value)
+
+
+def test_colons_in_a_name(tmp_path: Path) -> None:
+    for path in (f"{tmp_path}/a::b", f"file://{tmp_path}/a::b"):
+        assert storages.absolute(path) == f"{tmp_path}/a::b"
+    for url in ("memory:///in/a::b", "http://[::1]:80/a"):
+        assert storages.absolute(url) == url
 
 
 def test_what_changes_with_a_file() -> None:
     facts = {"name": "a", "size": 1, "type": "file"}
     assert version_of(facts) == ""
-    for name in ("ETag", "mtime", "modificationTime", "modify"):
+    for name in ("ETag", "mtime", "modificationTime", "modify", "Last-Modified", "Digest"):
         assert version_of(facts | {name: 7}) == "7"
+
+
+def test_what_a_web_server_tells_of_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    (tmp_path / "a").write_bytes(b"12345")
+    os.utime(tmp_path / "a", (86_400, 86_400))
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/a"
+        [found] = storages.find([url]).files
+        server.shutdown()
+    assert (found.size, found.version) == (5, "Fri, 02 Jan 1970 00:00:00 GMT")
 
 
 def test_what_a_row_calls_staged_is_of_its_own_job_and_in_the_targets_folder() -> None:
     name = ".ags1-ab-1.tmp"
-    assert files.staged_of(f"{name}\t5", "ab") == (name, 5)
-    for attempt in (name, "thesis\t5", f"../{name}\t5", f"/in/{name}\t5", f"{name}/..\t5"):
-        assert files.staged_of(attempt, "ab") is None
-    assert files.staged_of(f"{name}\t5", "cd") is None
+    assert files.staged_of(f"{name}\t5-6", "ab") == (name, (5, 6))
+    mark = ".ags1-ab-root.tmp"
+    for path in ("thesis", f"../{name}", f"/in/{name}", f"{name}/..", mark):
+        assert files.staged_of(f"{path}\t5-6", "ab") is None
+    assert files.staged_of(name, "ab") is None
+    assert files.staged_of(f"{name}\t5-6", "cd") is None

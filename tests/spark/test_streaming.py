@@ -35,6 +35,7 @@ from ags1.spark.sources.ledger_sink import commit_to_ledger, rows_of, take_back
 from ags1.spark.sources.stream_sink import StreamWriter, is_committed, job_id_of
 from ags1.spark.sources.stream_source import LedgerStreamReader
 from ags1.spark.storage.choice import find
+from ags1.spark.storage.local import LocalSource
 from tests.aws_server import aws_server, dummy_environment
 
 QUERY = "6f1f8a4e-7c0b-4d2e-9f65-0a4f1a2b3c4d"
@@ -441,7 +442,7 @@ def test_what_is_pending_holds_back_what_comes_after(given: dict[str, str], fold
 
 
 def test_a_file_written_anew_is_left_to_the_newer_batch(
-    given: dict[str, str], folder: Path
+    given: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (first,) = add(given, folder, "a")
     (second,) = add(given, folder, "b")
@@ -455,6 +456,26 @@ def test_a_file_written_anew_is_left_to_the_newer_batch(
 
     assert texts_of(reader, 0, 1) == []
     assert texts_of(reader, 0, 2) == []
+    with monkeypatch.context() as patch:
+        settled_batch, pending_batch = (
+            Path(given["ledger"]) / f"{name}-000000000003.parquet" for name in ("batch", "_pending")
+        )
+        settled_batch.rename(pending_batch)
+
+        # Settled between the looks at what is pending and at what is settled, whichever is first.
+        def then_settled(look: Any) -> Any:
+            def looking(*args: Any) -> Any:
+                found = list(look(*args))
+                if args[1:2] != (0,) and pending_batch.exists():
+                    pending_batch.rename(settled_batch)
+                return iter(found)
+
+            return looking
+
+        patch.setattr(Ledger, "pending", then_settled(Ledger.pending))
+        patch.setattr(Ledger, "rows_between", then_settled(Ledger.rows_between))
+        assert texts_of(reader, 0, 2) == []
+        assert settled_batch.exists()
     assert texts_of(reader, 2, 3) == ["b"]
     assert texts_of(reader, 0, 3) == ["b"]
     with pytest.raises(FileNotFoundError):
@@ -520,8 +541,11 @@ def test_streams_are_written_elsewhere(given: dict[str, str], elsewhere: str) ->
         StreamWriter({**given, "path": elsewhere}, _VALUE, overwrite=False).commit([message], 3)
     assert texts_of(reader, 0, 2) == ["a" * (20 << 20), "b", "e"]
     assert len(names_in(elsewhere)) == len(settled(given)) == 3
+    fs, name = fsspec.core.url_to_fs(elsewhere)
+    for path, data in (("README.txt", b"read me"), ("notes.ags1", b"notes"), ("o.ags1", b"AGS1")):
+        fs.pipe_file(f"{name}/{path}", data)
     FilesWriter({**given, "path": elsewhere}, _VALUE, overwrite=True).commit([])
-    assert names_in(elsewhere) == []
+    assert sorted(names_in(elsewhere)) == ["README.txt", "notes.ags1"]
     with Ledger(given["ledger"], writing=False) as ledger:
         assert ledger.done(ENCRYPT) == {}
     if elsewhere.startswith("s3:"):
@@ -663,6 +687,93 @@ def test_a_ledger_that_another_one_writes_to_is_waited_for(
             writer.commit(messages)
     writer.commit(messages)
     assert len(settled(given)) == 1
+
+
+@pytest.mark.parametrize("where", ["a ledger", "sidecars", "memory"])
+def test_overwriting_leaves_what_is_not_encrypted(
+    given: dict[str, str], tmp_path: Path, where: str
+) -> None:
+    folder = f"memory:///{uuid.uuid4().hex}" if where == "memory" else f"{tmp_path}/sealed"
+    if where == "sidecars":
+        given = {**given, "ledger": ""}
+    store, name = fsspec.core.url_to_fs(folder)
+    writer, messages = written(given, folder, "a")
+    writer.commit(messages)
+    before = set(names_in(folder))
+    sealed = ags1.encrypt(b"somebody's").data
+    others = {
+        "README.txt": b"read me",
+        "plain/numbers.csv": b"1,2,3",
+        "notes.ags1": b"no such file",
+        "data.parquet": sealed,  # a table's, say, which has the key
+        "plain.txt": b"text",
+        "plain.txt.keys": b"house, car",
+    }
+    gone = {"old.ags1": sealed, "with": sealed, "with.keys": b"{}"}
+    for path, data in (others | gone).items():
+        store.makedirs(os.path.dirname(f"{name}/{path}"), exist_ok=True)
+        store.pipe_file(f"{name}/{path}", data)
+    if where != "sidecars":
+        # As a bulk job writes it of a source in a folder of that name.
+        hidden = settled(given)[0]._replace(target=f"{folder}/_kept/a.ags1")
+        store.makedirs(f"{name}/_kept", exist_ok=True)
+        store.pipe_file(f"{name}/_kept/a.ags1", sealed)
+        others["_kept/a.ags1"] = sealed
+        with Ledger(given["ledger"], writing=True) as ledger:
+            ledger.settle(ledger.prepare([hidden]), [hidden])
+
+    FilesWriter({**given, "path": folder}, _VALUE, overwrite=True).commit([])
+
+    assert set(names_in(folder)) == others.keys()
+    assert not before & others.keys()
+    assert all(store.cat_file(f"{name}/{path}") == data for path, data in others.items())
+    if where != "sidecars":
+        with Ledger(given["ledger"], writing=False) as ledger:
+            assert list(ledger.done(ENCRYPT)) == [hidden.target]
+
+
+def test_a_file_that_cannot_be_looked_at_ends_an_overwrite(
+    given: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(given, folder, "a")
+    (folder / "old.ags1").write_bytes(b"AGS1")
+    writer = FilesWriter({**given, "path": str(folder)}, _VALUE, overwrite=True)
+    monkeypatch.setattr(LocalSource, "read", _raise)
+    with pytest.raises(OSError, match="sync"):
+        writer.commit([])
+    assert len(list(folder.iterdir())) == 2
+    assert [row.status for row in settled(given)] == [DONE]
+
+
+def test_a_ledger_is_named_by_a_path(
+    given: dict[str, str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    url = {**given, "ledger": f"file://{given['ledger']}", "path": str(folder)}
+    writer, messages = written(url, folder, "a")
+    writer.commit(messages)
+    assert [row.status for row in settled(given)] == [DONE]
+    reader = reader_of(url, folder)
+    assert texts_of(reader, 0, 1) == ["a"]
+    assert len(FilesReader(url, _VALUE).partitions()) == 1
+    writer, messages = written(url, folder, "b")
+    with Ledger(given["ledger"], writing=True) as ledger:
+        ledger.prepare(writer._rows([message.file for message in messages]))
+    writer.abort(messages)
+    assert [row.status for row in settled(given)] == [DONE, FAILED]
+
+    elsewhere = {**url, "ledger": "s3://bucket/ledger"}
+    for use in (
+        lambda: FilesWriter(elsewhere, _VALUE, overwrite=False),
+        lambda: StreamWriter(elsewhere, _VALUE, overwrite=False),
+        lambda: LedgerStreamReader(elsewhere, _VALUE),
+        lambda: FilesReader(elsewhere, _VALUE).partitions(),
+        lambda: take_back("s3://bucket/ledger", "ab"),
+    ):
+        with pytest.raises(OSError, match="a ledger is a folder of the driver's"):
+            use()
+    assert list((tmp_path / "here").iterdir()) == []
 
 
 def test_overwriting_with_a_ledger_takes_the_other_files_out_of_it(

@@ -108,7 +108,11 @@ def waves(
     large: list[Item] = []
     small: list[Item] = []
     for item in items:
-        (large if item.unit and item.plaintext_size > cost + cost // 2 else small).append(item)
+        # A key is for one content: where nothing tells whether a file has changed, one task gives
+        # it both.
+        may_be_cut = item.unit and (item.source_version or item.wrapped)
+        is_large = may_be_cut and item.plaintext_size > cost + cost // 2
+        (large if is_large else small).append(item)
     for item in large:
         if digests:
             tasks.append([whole(item)._replace(digests=True)])

@@ -19,6 +19,7 @@ from ...keys.sidecar import Sidecar
 from ..keys import FileKeys, KmsConfig
 from ..ledger import Row, read_rows, write_rows
 from ..storage import local_files as files
+from ..storage.protocol import ledger_folder
 from .publishing import cause
 from .running import Job, Summary, task_failure
 from .work import KMS_UNUSABLE, as_text
@@ -59,7 +60,7 @@ def rewrap_ledger(
     if accepted and to_key_id is not None and to_kms is None:
         accepted |= {to_key_id}  # what an earlier run has done
     keys = FileKeys.for_opening(kms, accepted)
-    folder = os.path.abspath(os.fspath(ledger))
+    folder = ledger_folder(os.fspath(ledger))
     with Job(spark, REWRAP, folder, folder, durable, None, None) as job:
         paths = job.ledger.batches()
         work = _Rewrapping(keys, kms if to_kms is None else to_kms, to_key_id, job.id, durable)

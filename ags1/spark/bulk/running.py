@@ -27,9 +27,9 @@ from ...key_metadata import KeyMetadata
 from ...keys.keychain import FILE_KEY_SIZE
 from ...layout import encrypted_size
 from ..keys import FileKeys
-from ..ledger import DONE, ENCRYPT, FAILED, SKIPPED, Ledger, Row
+from ..ledger import DECRYPT, DONE, ENCRYPT, FAILED, SKIPPED, Ledger, Row
 from ..storage.choice import absolute, find, storage_of
-from ..storage.protocol import REQUESTS, Found, Problem, Staging, StatusOf, local_path
+from ..storage.protocol import REQUESTS, Found, Problem, Staging, StatusOf, ledger_folder
 from . import planning
 from .planning import Item, Task, Wave, target_size, task_cost, waves
 from .publishing import cause, clear, has_its_name, published, settle_pending, sync_names
@@ -148,23 +148,26 @@ class Job:
         self._unsettled = False
         self._stopping = False
         self._failed_jobs = 0  # since the last one that succeeded
+        # Spark's ids of jobs that failed, or went on then: tasks of theirs may outlast many others.
+        self._failed_ids: deque[int] = deque(maxlen=_LAST_JOBS)
         # By the item's number.
         self._shared: dict[int, _Shared] = {}
         self._staging = Staging(self.id, root, operation == ENCRYPT, durable)
         self._wave = 0  # the number of the newest one that the ledger knows
         self._status_of: StatusOf = lambda target: None
-        here = local_path(ledger)
-        if here is None:
-            raise OSError(errno.EINVAL, "a ledger is a folder of the driver's", ledger)
         if operation != ENCRYPT:
-            os.listdir(here)  # there must be one
-        self.ledger = Ledger(here, writing=self.writes, durable=durable)
+            os.listdir(ledger_folder(ledger))  # there must be one
+        self.ledger = Ledger(ledger, writing=self.writes, durable=durable)
 
     def __enter__(self) -> Job:
         try:
             if self.writes:
-                settle_pending(self.ledger, durable=self._durable)
+                # Another operation is about all that the ledger has.
+                root = self._root if self.operation in (ENCRYPT, DECRYPT) else None
+                settle_pending(self.ledger, durable=self._durable, root=root)
                 self._storage.make_root(self._root)
+                # In this order: a note without the mark is that of a folder that is not mounted.
+                self._storage.mark(self.id, self._root, durable=self._durable)
                 self.ledger.begin(self.id, self._root)
         except BaseException:
             self.ledger.close()
@@ -173,16 +176,17 @@ class Job:
 
     def __exit__(self, *error: object) -> None:
         broken_off = error[0] is not None
+        may_go_on = broken_off or bool(self._failed_ids)
         try:
             # Spark itself may be what is gone.
             with contextlib.suppress(Exception):
-                if broken_off or self._speculates():
-                    wait_for_tasks(self._context, self._group)
+                if may_go_on or self._speculates():
+                    ended = wait_for_tasks(self._context, self._group, self._failed_ids)
+                    may_go_on = broken_off or not ended
             # What is pending needs its staged files: the next job settles it.
             if self.writes and not self._unsettled:
-                if broken_off:
-                    # Tasks may be going on still. While the ledger knows of the job, the next one
-                    # removes what they leave.
+                if may_go_on:
+                    # While the ledger knows of the job, the next one removes what its tasks leave.
                     staged = self.ledger.staged(self.id)
                     self._storage.clear(self.id, self._root, self._folders, staged)
                 else:
@@ -261,10 +265,10 @@ class Job:
     ) -> Iterable[tuple[Found, Row]]:
         """Yield the encrypted files that ``paths`` mean (None: all of the ledger's), each with the
         row that has its key."""
-        columns = ("source_size", "relative_path", "key_metadata")
-        by_target = self.ledger.done(ENCRYPT, columns)
         # Of a job that was killed, or that writes just now.
         pending = [row for batch in self.ledger.pending() for row in batch.rows]
+        columns = ("source_size", "relative_path", "key_metadata")
+        by_target = self.ledger.done(ENCRYPT, columns)
         pending = [row for row in pending if (row.operation, row.status) == (ENCRYPT, DONE)]
         with ThreadPoolExecutor(REQUESTS, "ags1-names") as pool:
             for row, is_named in zip(pending, pool.map(has_its_name, pending), strict=True):
@@ -386,6 +390,8 @@ class Job:
         except Exception as error:
             failure = task_failure(error)
             self._failed_jobs += 1
+            with contextlib.suppress(Exception):  # Spark itself may be what is gone
+                self._failed_ids += _last_jobs(context, self._group, 2 * _WAVES_IN_FLIGHT)
             if (
                 self._stopping
                 or self._failed_jobs > _MAX_FAILED_JOBS
@@ -468,15 +474,18 @@ class Job:
         items: list[T],
         again: Callable[[list[T]], list[R]] | None = None,
     ) -> list[R]:
-        """Call a function with all items. Where that is many requests, the executors share them,
-        by the function ``again``: a task may be tried again, and find what the first one did."""
+        """Call a function with all items. Where that is many requests, the executors share them; a
+        task that is tried again calls ``again``, and finds what was done before."""
         if not self._storage.is_remote or len(items) <= _FEW_REQUESTS:
             return call(items)
         size = max(_FEW_REQUESTS, -(-len(items) // self._cores))
         parts = [items[first : first + size] for first in range(0, len(items), size)]
         cut = self._context.parallelize(parts, len(parts))
         try:
-            return list(self._context.runJob(cut, partial(_each, again or call)))
+            again = again or call
+            # Of two copies of a task, too, one finds what the other did.
+            first = again if self._speculates() else call
+            return list(self._context.runJob(cut, partial(_each, first, again)))
         except Exception as error:
             raise task_failure(error) from None
 
@@ -493,6 +502,7 @@ class Job:
         for result in results:
             of_item.setdefault(result.number, []).append(result)
         rows = []
+        all_found = True
         for item in wave.items:
             shared = self._shared.pop(item.number, _Shared(None))
             results = of_item[item.number]
@@ -503,10 +513,10 @@ class Job:
             if self.writes:
                 staged = [(result.first_block, result.staged or "") for result in results]
                 failed = row.status != DONE
-                self._storage.discard(item.target, shared.staged, staged, all_=failed)
+                all_found &= self._storage.discard(item.target, shared.staged, staged, all_=failed)
             rows.append(row)
         self._commit(rows)
-        if wave.number:
+        if wave.number and all_found:
             self.ledger.forget_staged(self.id, wave.number)
 
     def _whole(self, item: Item, shared: _Shared, results: list[Result]) -> Result:
@@ -599,23 +609,39 @@ def _staged(
     return list(storage_of(staging.root).stage(staging, items, cut).items())
 
 
-def _each(call: Callable[[list[T]], list[R]], parts: Iterable[list[T]]) -> Iterator[R]:
+def _each(
+    call: Callable[[list[T]], list[R]],
+    again: Callable[[list[T]], list[R]],
+    parts: Iterable[list[T]],
+) -> Iterator[R]:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
     for part in parts:
-        yield from call(part)
+        yield from (again if context.attemptNumber() else call)(part)
 
 
-def wait_for_tasks(context: Any, group: str) -> None:
+def wait_for_tasks(context: Any, group: str, failed_ids: Iterable[int] = ()) -> bool:
     """Wait, some seconds at most, for tasks of a job group whose results nobody waits for:
-    cancelled ones, and second attempts, which end a while after their job does."""
+    cancelled ones, and second attempts, which end a while after their job does. Return whether
+    they have ended. ``failed_ids`` are Spark's of jobs to look at beside the group's last ones."""
     end = time.monotonic() + _LAST_TASKS_SECONDS
-    while _has_tasks(context, group) and time.monotonic() < end:
+    job_ids = {*failed_ids, *_last_jobs(context, group, _LAST_JOBS)}
+    while _have_tasks(context, job_ids):
+        if time.monotonic() > end:
+            return False
         time.sleep(_POLL_SECONDS)
+    return True
 
 
-def _has_tasks(context: Any, group: str) -> bool:
+def _last_jobs(context: Any, group: str, count: int) -> list[int]:
+    return sorted(context.statusTracker().getJobIdsForGroup(group))[-count:]
+
+
+def _have_tasks(context: Any, job_ids: Iterable[int]) -> bool:
     tracker = context.statusTracker()
-    last = sorted(tracker.getJobIdsForGroup(group))[-_LAST_JOBS:]
-    jobs = [tracker.getJobInfo(job_id) for job_id in last]
+    jobs = [tracker.getJobInfo(job_id) for job_id in job_ids]
     stages = [tracker.getStageInfo(n) for job in jobs if job for n in job.stageIds]
     return any(stage.numActiveTasks for stage in stages if stage)
 

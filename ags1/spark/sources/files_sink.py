@@ -5,9 +5,10 @@ leaves a file for each task that has rows, and its sidecar; with the option ``le
 key is in that ledger instead (see ``ledger_sink``), and the file's name ends in ``.ags1``, as those
 of bulk jobs do. A task writes into the job's own folder inside the target, under a name and a key
 of its attempt; the driver gives the files of one attempt of each task their names, each after its
-key is stored. ``mode("overwrite")`` takes the folder's other files away, once the new ones are
-there. A job that fails takes its folder with it. The folder is on a file system that driver and
-executors share, or, with a ledger, in S3 or whatever else fsspec knows.
+key is stored. ``mode("overwrite")`` takes the folder's other encrypted files away, once the new
+ones are there; what else lies there stays. A job that fails takes its folder with it. The folder is
+on a file system that driver and executors share, or, with a ledger, in S3 or whatever else fsspec
+knows.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from ..bulk.running import SUFFIX
 from ..keys import FileKeys
 from ..ledger import Row
 from ..storage.choice import absolute, storage_of
-from ..storage.protocol import local_path
+from ..storage.protocol import ledger_folder, local_path
 from ..workers import end_of_task
 from . import sink_folder
 from .arrow_rows import arrow_schema, conform
 from .file_writers import EXTENSIONS, check_columns, write_file
 from .ledger_sink import NewFile, commit_to_ledger, remove_with_sidecar, rows_of, take_back
-from .sealed_files import list_files
+from .sealed_files import encrypted_below
 
 
 @dataclass
@@ -59,8 +60,9 @@ class Target(NamedTuple):
     @classmethod
     def of_options(cls, options: Mapping[str, str], schema: StructType) -> Target:
         """Raises ValueError for an option that says nothing or columns that the format cannot hold,
-        NotImplementedError for a folder that is not mounted where there is no ledger, and
-        KmsConfigurationError for an option that is a secret."""
+        OSError for a ledger that lies elsewhere, NotImplementedError for a folder that is not
+        mounted where there is no ledger, and KmsConfigurationError for an option that is a
+        secret."""
         opt.refuse_secrets(options)
         (path,) = opt.paths(options)
         if local_path(path) is None and not options.get("ledger"):
@@ -70,6 +72,8 @@ class Target(NamedTuple):
             raise ValueError(f"the option 'inner' is one of {', '.join(EXTENSIONS)}")
         columns = arrow_schema(schema)
         check_columns(inner, columns)
+        if options.get("ledger"):
+            options = {**options, "ledger": ledger_folder(options["ledger"])}
         return cls(absolute(path), inner, columns, dict(options))
 
     @property
@@ -152,7 +156,7 @@ def files_of(messages: Iterable[WrittenFile | None]) -> list[NewFile]:
 
 
 def _commit_with_sidecars(folder: str, files: list[NewFile], *, overwrite: bool) -> None:
-    old = [file.path for file in list_files([folder])] if overwrite else []
+    old = encrypted_below(folder, ()) if overwrite else []
     published: list[str] = []
     try:
         for file in files:

@@ -21,8 +21,9 @@ from ...keys.sidecar import Sidecar, sidecar_path
 from ..bulk.publishing import published, settle_pending, sync_names
 from ..bulk.running import SUFFIX
 from ..ledger import DONE, ENCRYPT, FAILED, REMOVED, Batch, Ledger, Row
+from ..storage.protocol import ledger_folder
 from . import sink_folder
-from .sealed_files import list_files
+from .sealed_files import encrypted_below, is_encrypted
 
 # Others write for moments at a time, but for a bulk job.
 LOCK_SECONDS = 60.0
@@ -69,12 +70,16 @@ def commit_to_ledger(
             return
         gone: list[Row] = []
         if overwrite:
+            below = folder.rstrip("/") + "/"
+            known = {
+                target: row
+                for target, row in ledger.done(ENCRYPT).items()
+                if target.startswith(below) and is_encrypted(target.removeprefix(below))
+            }
+            gone = [_removed(row) for row in known.values()]
             # In S3 there is no folder before there is a file.
             with contextlib.suppress(FileNotFoundError):
-                old = [file.path for file in list_files([folder])]
-            below = folder.rstrip("/") + "/"
-            known = ledger.done(ENCRYPT).values()
-            gone = [_removed(row) for row in known if row.target.startswith(below)]
+                old = encrypted_below(folder, known)
         if rows or gone:
             _commit(ledger, [*rows, *gone])
     for path in old:
@@ -83,7 +88,7 @@ def commit_to_ledger(
 
 def take_back(folder_of_ledger: str, job_id: str) -> None:
     """Undo what a commit of a job has done that did not come to its end. Raises OSError."""
-    if not os.path.isdir(folder_of_ledger):
+    if not os.path.isdir(ledger_folder(folder_of_ledger)):
         return
     with _opened(folder_of_ledger) as ledger:
         for batch in ledger.pending():

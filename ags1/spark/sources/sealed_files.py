@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -22,9 +23,10 @@ from ...key_metadata import KeyMetadata
 from ...keys.keychain import find_sidecar
 from ...keys.sidecar import SUFFIX, Sidecar, sidecar_path
 from ...reader import Reader
+from ..bulk.running import SUFFIX as LEDGER_SUFFIX
 from ..keys import FileKeys
 from ..storage.choice import absolute, find, storage_of
-from ..storage.protocol import local_path
+from ..storage.protocol import REQUESTS, Found, local_path
 
 _MAX_SIDECAR_SIZE = 1 << 20
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -82,6 +84,36 @@ def list_files(paths: Sequence[str]) -> list[Listed]:
         for file in listing.files
         if file.path in named or is_encrypted(file.relative_path)
     ]
+
+
+def encrypted_below(folder: str, known: Collection[str]) -> list[str]:
+    """Return the files below a folder that are there to be read and certainly encrypted: those that
+    are ``known``, and those that have a sidecar or a ledger's kind of name and begin as they must.
+    Others may be anybody's. Raises FileNotFoundError where there is no folder, OSError, Ags1Error.
+    """
+    listing = find([folder])
+    for _, error in listing.problems:
+        raise error
+    files = [file for file in listing.files if is_encrypted(file.relative_path)]
+    names = {file.path for file in listing.files}
+    likely = [
+        file
+        for file in files
+        if file.path not in known
+        and (file.path.endswith(LEDGER_SUFFIX) or sidecar_path(file.path) in names)
+    ]
+    with ThreadPoolExecutor(REQUESTS, "ags1-headers") as pool:
+        looked_at = zip(likely, pool.map(_begins_encrypted, likely), strict=True)
+        certain = [file.path for file, is_ours in looked_at if is_ours]
+    return [file.path for file in files if file.path in known] + certain
+
+
+def _begins_encrypted(file: Found) -> bool:
+    try:
+        with storage_of(file.path).open(file.path, file.size, file.version) as source:
+            return source.read(0, len(layout.MAGIC)) == layout.MAGIC
+    except FileNotFoundError:
+        return False
 
 
 def plan(

@@ -118,10 +118,11 @@ class LedgerStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type:
                     elif row.status == REMOVED:
                         rows.pop(row.target, None)
             if rows:
-                for _, batch in ledger.rows_between(last, None, _KNOWN):
-                    _leave_out(rows, batch)
+                # Before the settled ones: see ``Ledger.pending``.
                 for pending in ledger.pending():
                     _leave_out(rows, [row for row in pending.rows if has_its_name(row)])
+                for _, batch in ledger.rows_between(last, None, _KNOWN):
+                    _leave_out(rows, batch)
         with ThreadPoolExecutor(_THREADS, "ags1-listing") as pool:
             listed = [file for file in pool.map(self._listed, rows) if file is not None]
         keys = {file.path: rows[target].key_metadata or "" for target, file in listed}

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _LISTING_THREADS = 8
 _SIGNATURE = re.compile(r"[?&](x-\w+-)?(signature|security-token)=", re.IGNORECASE)
+# What fsspec takes for a URL inside another one: a scheme, or a host's end, by two colons.
+_CHAIN = re.compile(r"::[^/]*://|^[^/]*://[^/\[]*::")
 
 
 class Listing(NamedTuple):
@@ -31,8 +33,13 @@ class Listing(NamedTuple):
 def storage_of(path: str) -> Storage:
     """Return the storage of a path: a URL's is what fsspec knows under its scheme, with the
     credentials that this process finds. Raises OSError for one that cannot be used, and
-    KmsConfigurationError for one with a password in it or a signature: paths are sent around, and
-    stored in ledgers."""
+    KmsConfigurationError for one with a password in it or a signature, or with another URL inside:
+    paths are sent around, and stored in ledgers."""
+    if "::" in path and _CHAIN.search(path):
+        raise KmsConfigurationError(
+            "a URL with another one inside, behind '::', is not taken: name the files where they "
+            "lie"
+        )
     return LOCAL if local_path(path) is not None else _remote_storage_of(path)
 
 
@@ -40,7 +47,7 @@ def _has_secret(path: str) -> bool:
     if "@" not in path and "?" not in path:
         return False
     # Elsewhere a question mark is a name's.
-    shown = path if path.startswith("http") else path.partition("?")[0]
+    shown = path if path.lower().startswith("http") else path.partition("?")[0]
     return bool(Properties({"path": shown}).secrets() or _SIGNATURE.search(shown))
 
 

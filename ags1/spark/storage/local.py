@@ -107,6 +107,18 @@ class LocalStorage:
     def make_root(self, root: str) -> None:
         os.makedirs(root, exist_ok=True)
 
+    def mark(self, job_id: str, root: str, *, durable: bool) -> None:
+        path = files.mark_path(root, job_id)
+        os.close(files.create(path))
+        if durable:
+            files.sync([path])
+
+    def has_mark(self, job_id: str, root: str) -> bool:
+        return os.path.lexists(files.mark_path(root, job_id))
+
+    def remove_mark(self, job_id: str, root: str) -> None:
+        files.remove(files.mark_path(root, job_id))
+
     def unit(self, plaintext_size: int) -> int:
         return 1
 
@@ -144,7 +156,8 @@ class LocalStorage:
 
         The first attempt at a range to come writes to the file of all ranges, which needs no
         copying then. Every other one writes, at the same offset, to a file of its own: an attempt
-        that was given up may still be writing.
+        that was given up may still be writing, and the file of all ranges may have its name. So
+        what tells that a range is taken is there for as long as the job.
         """
         path = files.staged_path(piece.target, attempt.job_id, attempt.name)
         shared = piece.shared
@@ -205,21 +218,20 @@ class LocalStorage:
 
     def discard(
         self, target: str, shared: str | None, results: Iterable[tuple[int, str]], *, all_: bool
-    ) -> None:
-        for first_block, staged in results:
-            if shared is not None:
-                files.remove(_claim_path(shared, first_block))
+    ) -> bool:
+        for _, staged in results:
             if staged and staged != shared and (all_ or shared is not None):
                 files.remove(staged)
         if shared is not None and all_:
             files.remove(shared)
+        return True
 
     def publish(self, row: Row, *, again: bool) -> None:
-        staged, inode = _staged(row)
+        staged, trace = _staged(row)
         try:
             status = os.stat(staged)
         except FileNotFoundError as error:
-            if again and _is_published(row, inode):
+            if again and _is_published(row, trace):
                 return
             folder = os.path.dirname(row.target)
             if not os.path.isdir(folder):
@@ -230,10 +242,16 @@ class LocalStorage:
         if status.st_size != row.target_size:
             said = "what was written has another size than it should"
             raise NothingStagedError(errno.EIO, said, staged)
-        if again and status.st_nlink > 1 and os.path.samefile(staged, row.target):
+        if again and status.st_nlink > 1 and _is_at(row.target, status):
             os.unlink(staged)
             return
-        publish(staged, row.target, overwrite=row.replaces, durable=False)
+        try:
+            publish(staged, row.target, overwrite=row.replaces, durable=False)
+        except OSError:
+            # Of a network's file system an answer may be lost: what is asked for again was done.
+            if not _is_at(row.target, status):
+                raise
+            files.remove(staged)
 
     def withdraw(self, row: Row) -> None:
         with contextlib.suppress(NothingStagedError):
@@ -253,10 +271,12 @@ class LocalStorage:
         root: str,
         folders: Iterable[str] | None,
         staged: Iterable[tuple[str, str]],
-    ) -> None:
+    ) -> bool:
+        unread: list[OSError] = []
         if folders is None:
-            folders = (folder for folder, _, _ in os.walk(root))
-        files.remove_staged(folders, job_id)
+            folders = (folder for folder, _, _ in os.walk(root, onerror=unread.append))
+        is_gone = files.remove_staged(folders, job_id)
+        return is_gone and all(isinstance(error, files.NOTHING_THERE) for error in unread)
 
 
 LOCAL = LocalStorage()
@@ -313,22 +333,30 @@ def _claims(path: str) -> bool:
     return True
 
 
-def _staged(row: Row) -> tuple[str, int]:
-    """Return the path and the inode of what a row's job has staged. Raises NothingStagedError for
-    what no job of that id stages: a ledger moves and removes nothing else."""
+def _staged(row: Row) -> tuple[str, files.Trace]:
+    """Return the path of what a row's job has staged, and by what it is known under another name.
+    Raises NothingStagedError for what no job of that id stages: a ledger moves and removes nothing
+    else."""
     staged = files.staged_of(row.attempt or "", row.job_id)
     if staged is None:
         raise NothingStagedError(errno.EINVAL, "the ledger names no staged file", row.target)
-    name, inode = staged
-    return os.path.join(os.path.dirname(row.target), name), inode
+    name, trace = staged
+    return os.path.join(os.path.dirname(row.target), name), trace
 
 
-def _is_published(row: Row, inode: int) -> bool:
-    """Whether a target is the one that was staged rather than the one to be replaced: a file keeps
-    its inode when it gets another name."""
+def _is_published(row: Row, trace: files.Trace) -> bool:
+    """Whether a target is the one that was staged rather than the one to be replaced."""
     try:
         status = os.stat(row.target)
     except FileNotFoundError:
         return False
-    is_new = not row.replaces or status.st_ino == inode
+    is_new = not row.replaces or trace.is_of(status)
     return is_new and status.st_size == row.target_size
+
+
+def _is_at(target: str, status: os.stat_result) -> bool:
+    """Whether the file of that status has the name ``target``."""
+    try:
+        return os.path.samestat(os.lstat(target), status)
+    except OSError:
+        return False

@@ -18,7 +18,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...atomic import is_temporary
 from .protocol import Found, Problem
@@ -28,7 +28,24 @@ _STAGED_PREFIX, _STAGED_SUFFIX = ".ags1-", ".tmp"
 # Of the folder that a sink stages in, which readers pass over; the rest of its name begins the
 # job's id.
 SINK_PREFIX = "_ags1-"
-_ATTEMPT = re.compile(r"(?P<folder>_ags1-[0-9a-f]+/)?(?P<name>[^/\0]+)\t(?P<inode>[0-9]+)")
+_ATTEMPT = re.compile(
+    r"(?P<folder>_ags1-[0-9a-f]+/)?(?P<name>[^/\0]+)\t(?P<inode>[0-9]+)-(?P<mtime_ns>-?[0-9]+)"
+)
+# Of folders: what jobs make they may list.
+NOTHING_THERE = (FileNotFoundError, PermissionError)
+# The name of no attempt.
+_MARK = "root"
+
+
+class Trace(NamedTuple):
+    """By what a file is known when it has another name."""
+
+    inode: int
+    mtime_ns: int
+
+    def is_of(self, status: os.stat_result) -> bool:
+        """Whether that is the file's status. Inodes count anew where FUSE is mounted again."""
+        return status.st_ino == self.inode or status.st_mtime_ns == self.mtime_ns
 
 
 def version(status: os.stat_result) -> str:
@@ -133,17 +150,25 @@ def staged_path(target: str, job_id: str, attempt: str) -> str:
 
 def is_staged(name: str, job_id: str) -> bool:
     """Whether that is the name of a file that an attempt of the job made."""
-    return name.startswith(f"{_STAGED_PREFIX}{job_id}-") and name.endswith(_STAGED_SUFFIX)
+    begin = f"{_STAGED_PREFIX}{job_id}-"
+    is_ours = name.startswith(begin) and name.endswith(_STAGED_SUFFIX)
+    return is_ours and name != f"{begin}{_MARK}{_STAGED_SUFFIX}"
+
+
+def mark_path(root: str, job_id: str) -> str:
+    """Return the name of the empty file by which a job knows its root again."""
+    return staged_path(os.path.join(root, ""), job_id, _MARK)
 
 
 def attempt(path: str, folder: str) -> str:
     """Return what a ledger has of a staged file (``Row.attempt``), whose target is in ``folder``:
-    its path from there, and its inode, by which it is known under its other name."""
-    return f"{os.path.relpath(path, folder)}\t{os.stat(path).st_ino}"
+    its path from there, and its trace."""
+    status = os.stat(path)
+    return f"{os.path.relpath(path, folder)}\t{status.st_ino}-{status.st_mtime_ns}"
 
 
-def staged_of(attempt: str, job_id: str) -> tuple[str, int] | None:
-    """Return the path and the inode that ``attempt`` names; None where no attempt of the job could
+def staged_of(attempt: str, job_id: str) -> tuple[str, Trace] | None:
+    """Return the path and the trace that ``attempt`` names; None where no attempt of the job could
     have made such a file, in the target's folder or in a sink's own one there."""
     match = _ATTEMPT.fullmatch(attempt)
     if match is None or not is_staged(match["name"], job_id):
@@ -151,22 +176,31 @@ def staged_of(attempt: str, job_id: str) -> tuple[str, int] | None:
     folder = match["folder"] or ""
     if folder and not job_id.startswith(folder.removeprefix(SINK_PREFIX).removesuffix("/")):
         return None
-    return folder + match["name"], int(match["inode"])
+    return folder + match["name"], Trace(int(match["inode"]), int(match["mtime_ns"]))
 
 
-def remove_staged(folders: Iterable[str], job_id: str) -> int:
-    """Remove what attempts of a job left in these folders; return how many files. What cannot be
-    removed stays: it is under a name that no reader takes for a file."""
-    removed = 0
+def remove_staged(folders: Iterable[str], job_id: str) -> bool:
+    """Remove what attempts of a job left in these folders; return whether all is gone. What cannot
+    be removed is under a name that no reader takes for a file."""
+    is_gone = True
     for folder in folders:
         try:
             with os.scandir(folder) as entries:
                 left = [entry.path for entry in entries if is_staged(entry.name, job_id)]
-        except OSError:
+        except NOTHING_THERE:
             continue
-        for path in left:
-            removed += remove(path)
-    return removed
+        except OSError:
+            is_gone = False
+            continue
+        # The claims of a file's ranges after the file: who has none yet could write to it.
+        for path in sorted(left, reverse=True):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                is_gone = False
+    return is_gone
 
 
 def remove(path: str) -> bool:

@@ -3,11 +3,14 @@
 Three are known: what this machine has mounted (``local``), S3 (``s3``), and every other file system
 of fsspec's (``remote``); ``choice`` tells which one a path means. Each keeps the same promise: a
 target appears whole, after the ledger has its key, and no two attempts at a piece of work write to
-the same thing. Pure: no I/O.
+the same thing. No I/O.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
@@ -27,14 +30,19 @@ REQUESTS = 32
 _VERSIONS = (
     "ETag",
     "etag",
+    "Content-MD5",
+    "Digest",
     "generation",
     "mtime",
     "LastModified",
     "last_modified",
+    "Last-Modified",
     "modificationTime",
     "modify",
     "sha",
 )
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 # What is known of a target before it is looked at: None where there is none.
 StatusOf: TypeAlias = "Callable[[str], Status | None]"
@@ -154,6 +162,19 @@ class Storage(Protocol):
         """Make the folder of a job's targets, or see that it can be used."""
         ...
 
+    def mark(self, job_id: str, root: str, *, durable: bool) -> None:
+        """Mark the folder of a job's targets as the one that the job has, where it may be a mount:
+        that is told from the empty folder below it by this."""
+        ...
+
+    def has_mark(self, job_id: str, root: str) -> bool:
+        """Whether that is the folder that the job had."""
+        ...
+
+    def remove_mark(self, job_id: str, root: str) -> None:
+        """Take a job's mark away. What cannot be removed stays."""
+        ...
+
     def unit(self, plaintext_size: int) -> int:
         """Return of how many blocks the ranges consist that tasks can write of one file: 0 where
         a file is written by one task."""
@@ -196,8 +217,9 @@ class Storage(Protocol):
 
     def discard(
         self, target: str, shared: str | None, results: Iterable[tuple[int, str]], *, all_: bool
-    ) -> None:
-        """Remove what is left of attempts once they are gathered; ``all_``: and that, too."""
+    ) -> bool:
+        """Remove what is left of attempts once they are gathered; ``all_``: and that, too. Return
+        whether ``clear`` finds the rest, if any, without being told of it."""
         ...
 
     def publish(self, row: Row, *, again: bool) -> None:
@@ -229,9 +251,9 @@ class Storage(Protocol):
         root: str,
         folders: Iterable[str] | None,
         staged: Iterable[tuple[str, str]],
-    ) -> None:
+    ) -> bool:
         """Remove what attempts of a job left: in these folders (None: wherever below ``root``), and
-        of what was staged: (target, shared) each. What cannot be removed stays."""
+        of what was staged: (target, shared) each. Return whether all of it is gone."""
         ...
 
 
@@ -240,6 +262,16 @@ def local_path(path: str) -> str | None:
     if path.startswith("file:"):
         return unquote("/" + path.removeprefix("file:").lstrip("/"))
     return None if "://" in path else path
+
+
+def ledger_folder(path: str) -> str:
+    """Return the absolute path of a ledger's folder. Raises OSError for one that lies elsewhere: as
+    a path, a URL names a folder below the current one, and the only keys would be there."""
+    here = local_path(path)
+    # With one slash, too: dbfs:/ledger, or what pathlib makes of s3://bucket/ledger.
+    if here is None or _URL.match(here):
+        raise OSError(errno.EINVAL, "a ledger is a folder of the driver's", path)
+    return os.path.abspath(here)
 
 
 def version_of(facts: Mapping[str, Any]) -> str:

@@ -264,6 +264,15 @@ class RemoteStorage:
         with os_errors(root):
             self.fs.makedirs(self.name(root), exist_ok=True)
 
+    def mark(self, job_id: str, root: str, *, durable: bool) -> None:
+        return  # a store that is not there answers so
+
+    def has_mark(self, job_id: str, root: str) -> bool:
+        return True
+
+    def remove_mark(self, job_id: str, root: str) -> None:
+        return
+
     def unit(self, plaintext_size: int) -> int:
         return 0
 
@@ -311,11 +320,12 @@ class RemoteStorage:
 
     def discard(
         self, target: str, shared: str | None, results: Iterable[tuple[int, str]], *, all_: bool
-    ) -> None:
+    ) -> bool:
         if all_:
             for _, staged in results:
                 if staged:
                     self._remove(staged)
+        return True
 
     def publish(self, row: Row, *, again: bool) -> None:
         staged = self._staged(row)
@@ -410,10 +420,20 @@ class RemoteStorage:
         root: str,
         folders: Iterable[str] | None,
         staged: Iterable[tuple[str, str]],
-    ) -> None:
+    ) -> bool:
         folder = _staging_folder(root, job_id)
+        name = self.name(folder)
         with contextlib.suppress(OSError), os_errors(folder):
-            self.fs.rm(self.name(folder), recursive=True)
+            if not glob.has_magic(name):
+                self.fs.rm(name, recursive=True)
+            else:  # fsspec would take it for a pattern
+                for file in self.fs.find(name):
+                    self.fs.rm_file(file)
+                self.fs.rmdir(name)
+        try:
+            return self._status_or_none(folder) is None
+        except OSError:
+            return False
 
 
 def in_pool(call: Callable[[T], object], items: Iterable[T]) -> Iterator[tuple[T, OSError | None]]:

@@ -235,20 +235,20 @@ class S3Storage(RemoteStorage):
 
     def discard(
         self, target: str, shared: str | None, results: Iterable[tuple[int, str]], *, all_: bool
-    ) -> None:
+    ) -> bool:
         if all_ and shared is not None:
-            self._abort(target, shared)
-
-    def _abort(self, target: str, upload: str) -> None:
-        with contextlib.suppress(OSError):
-            self._end(target, upload)
+            try:
+                self._end(target, shared)
+            except OSError:
+                return False
+        return True
 
     def _end(self, target: str, upload: str) -> None:
         """See that an upload is not under way. Raises OSError where that cannot be told."""
         try:
             self.call("abort_multipart_upload", **self.place(target), UploadId=upload)
         except OSError as error:
-            if _code(error) != "NoSuchUpload":
+            if _code(error) not in ("NoSuchUpload", "NoSuchBucket"):
                 raise
 
     def publish(self, row: Row, *, again: bool) -> None:
@@ -302,7 +302,7 @@ class S3Storage(RemoteStorage):
 
     def withdraw(self, row: Row) -> None:
         with contextlib.suppress(OSError):
-            self._abort(row.target, _parsed(row)["upload"])
+            self._end(row.target, _parsed(row)["upload"])
 
     def has_its_name(self, row: Row) -> bool:
         name = _parsed(row)["name"]
@@ -320,9 +320,9 @@ class S3Storage(RemoteStorage):
         root: str,
         folders: Iterable[str] | None,
         staged: Iterable[tuple[str, str]],
-    ) -> None:
-        for _ in in_pool(lambda upload: self._abort(*upload), staged):
-            pass
+    ) -> bool:
+        ended = [error is None for _, error in in_pool(lambda upload: self._end(*upload), staged)]
+        return all(ended)
 
 
 async def _get(fs: Any, place: Mapping[str, str], offset: int, size: int, version: str) -> bytes:
