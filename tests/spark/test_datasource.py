@@ -198,8 +198,8 @@ def test_files_elsewhere_are_listed_and_opened_by_fsspec(
         list_files(["memory://bucket/nothing"])
 
 
-def test_keys_may_come_from_a_ledger(tmp_path: Path, sealed: Seal, keyring: Path) -> None:
-    folder = sealed(folder_of(tmp_path, a=b"one\ntwo\n" * 3000, b=b"three\n"))
+def write_ledger(ledger_folder: Path, folder: Path) -> None:
+    """Make a ledger that has what the sidecars in a folder have."""
     rows = []
     for path in sorted(folder.glob("*.keys")):
         known = dict.fromkeys(Row._fields)
@@ -210,9 +210,15 @@ def test_keys_may_come_from_a_ledger(tmp_path: Path, sealed: Seal, keyring: Path
             "key_metadata": path.read_text(),
         }
         rows.append(Row(**known))  # type: ignore[arg-type]
-        path.unlink()
-    with Ledger(str(tmp_path / "ledger"), writing=True, durable=False) as ledger:
+    with Ledger(str(ledger_folder), writing=True, durable=False) as ledger:
         ledger.settle(ledger.prepare(rows), rows)
+
+
+def test_keys_may_come_from_a_ledger(tmp_path: Path, sealed: Seal, keyring: Path) -> None:
+    folder = sealed(folder_of(tmp_path, a=b"one\ntwo\n" * 3000, b=b"three\n"))
+    write_ledger(tmp_path / "ledger", folder)
+    for path in folder.glob("*.keys"):
+        path.unlink()
     options = {"path": str(folder), "inner": "text", "keyring": str(keyring), "partsize": "9k"}
     schema = StructType([StructField("value", StringType())])
 
@@ -233,18 +239,7 @@ class TestLedgers:
     @pytest.fixture
     def folder(self, tmp_path: Path, sealed: Seal) -> Path:
         folder = sealed(folder_of(tmp_path, a=b"a\n", b=b"b\n", _c=b"c\n"))
-        rows = []
-        for path in sorted(folder.glob("*.keys")):
-            known = dict.fromkeys(Row._fields)
-            known |= {
-                "operation": ENCRYPT,
-                "status": DONE,
-                "target": str(path.with_suffix("")),
-                "key_metadata": path.read_text(),
-            }
-            rows.append(Row(**known))  # type: ignore[arg-type]
-        with Ledger(str(tmp_path / "ledger"), writing=True, durable=False) as ledger:
-            ledger.settle(ledger.prepare(rows), rows)
+        write_ledger(tmp_path / "ledger", folder)
         return folder
 
     def lines(self, folder: Path, **options: str) -> list[str]:

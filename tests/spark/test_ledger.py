@@ -663,44 +663,44 @@ class TestElsewhere:
     def fs(self) -> Any:
         fsspec = pytest.importorskip("fsspec")
         fs = fsspec.filesystem("memory")
-        fs.pipe("/root[1]/.ags1-ab.tmp/1", b"new")
+        fs.pipe("/lake[1]/.ags1-ab.tmp/1", b"new")
         yield fs
         fs.store.clear()
         fs.pseudo_dirs[:] = [""]
 
     def row(self, *, name: str = "f", **more: object) -> Row:
-        root = "memory:///root[1]"
+        root = "memory:///lake[1]"
         values = {"target": f"{root}/{name}", "attempt": f"{root}/.ags1-ab.tmp/1", "job_id": "ab"}
         return row(Path("f"))._replace(**(values | more))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("replaces", [False, True])
     def test_a_name_is_given(self, fs: Any, replaces: bool) -> None:
         if replaces:
-            fs.pipe("/root[1]/f", b"old")
+            fs.pipe("/lake[1]/f", b"old")
         wanted = self.row(replaces=replaces)
         assert not has_its_name(wanted)
         for again in (False, True):
             assert published([wanted], again=again) == [wanted]
-            assert fs.find("/root[1]") == ["/root[1]/f"]
-            assert fs.cat_file("/root[1]/f") == b"new"
+            assert fs.find("/lake[1]") == ["/lake[1]/f"]
+            assert fs.cat_file("/lake[1]/f") == b"new"
         assert has_its_name(wanted)
 
     def test_a_copy_that_fails_leaves_the_old_file(
         self, fs: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        fs.pipe("/root[1]/f", b"old")
+        fs.pipe("/lake[1]/f", b"old")
         wanted = self.row(replaces=True)
         monkeypatch.setattr(type(fs), "cp_file", _throttled)
         with pytest.raises(OSError, match="throttled"):
             published([wanted], again=True)
         assert published([wanted])[0].status == FAILED
-        assert fs.cat_file("/root[1]/f") == b"old"
+        assert fs.cat_file("/lake[1]/f") == b"old"
 
     def test_a_move_that_fails_loses_nothing(
         self, fs: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of a file system that moves nothing over what is there."""
-        fs.pipe("/root[1]/f", b"old")
+        fs.pipe("/lake[1]/f", b"old")
         wanted = self.row(replaces=True)
         with monkeypatch.context() as patch:
             patch.setattr(type(fs), "mv", _throttled)
@@ -709,7 +709,7 @@ class TestElsewhere:
             with pytest.raises(OSError, match="throttled"):
                 published([wanted], again=True)
         assert published([wanted], again=True) == [wanted]
-        assert fs.cat_file("/root[1]/f") == b"new"
+        assert fs.cat_file("/lake[1]/f") == b"new"
 
     def test_a_copy_that_cannot_be_cleaned_up_after(
         self, fs: Any, monkeypatch: pytest.MonkeyPatch
@@ -718,7 +718,7 @@ class TestElsewhere:
         wanted = self.row()
         assert published([wanted]) == [wanted]
         assert published([wanted], again=True) == [wanted]
-        assert fs.cat_file("/root[1]/f") == b"new"
+        assert fs.cat_file("/lake[1]/f") == b"new"
 
     def test_what_never_moved_failed(self, fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(type(fs), "cp_file", _throttled)
@@ -730,16 +730,16 @@ class TestElsewhere:
         ("there", "ours"), [(b"ne", True), (b"", True), (b"no", False), (b"old", False)]
     )
     def test_a_move_that_was_cut_short(self, fs: Any, there: bytes, ours: bool) -> None:
-        fs.pipe("/root[1]/f", there)
+        fs.pipe("/lake[1]/f", there)
         [settled] = published([self.row()], again=True)
         assert settled.error_kind == (None if ours else "FileExistsError")
-        assert fs.cat_file("/root[1]/f") == (b"new" if ours else there)
+        assert fs.cat_file("/lake[1]/f") == (b"new" if ours else there)
 
-    @pytest.mark.parametrize("root", ["/root", "/root[1]"])
+    @pytest.mark.parametrize("root", ["/lake", "/lake[1]"])
     def test_what_cannot_be_removed_is_tried_again(
         self, fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
     ) -> None:
-        fs.pipe("/root/.ags1-ab.tmp/1", b"new")
+        fs.pipe("/lake/.ags1-ab.tmp/1", b"new")
         with Ledger(str(tmp_path), writing=True) as ledger:
             ledger.begin("ab", f"memory://{root}")
             for name in ("rm_file", "info"):
@@ -755,8 +755,8 @@ class TestElsewhere:
         self, fs: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What is looked for again would pass for published where another file is as long."""
-        fs.pipe({"/root[1]/.ags1-ab.tmp/2": b"new", "/root[1]/theirs": b"old"})
-        other = self.row(name="theirs", attempt="memory:///root[1]/.ags1-ab.tmp/2")
+        fs.pipe({"/lake[1]/.ags1-ab.tmp/2": b"new", "/lake[1]/theirs": b"old"})
+        other = self.row(name="theirs", attempt="memory:///lake[1]/.ags1-ab.tmp/2")
         for _ in range(2):
             with monkeypatch.context() as patch:
                 patch.setattr(type(fs), "cp_file", _throttled)
@@ -764,8 +764,8 @@ class TestElsewhere:
                     published([other, self.row()], again=True)
         settled = published([other, self.row()], again=True)
         assert [row.error_kind for row in settled] == ["FileExistsError", None]
-        assert fs.cat_file("/root[1]/theirs") == b"old"
-        assert fs.cat_file("/root[1]/f") == b"new"
+        assert fs.cat_file("/lake[1]/theirs") == b"old"
+        assert fs.cat_file("/lake[1]/f") == b"new"
 
     def test_a_store_that_cannot_be_reached(self, fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         wanted = self.row()
@@ -780,12 +780,12 @@ class TestElsewhere:
         [
             "memory:///precious",
             "memory:///other/.ags1-ab.tmp/1",
-            "memory:///root[1]/.ags1-ab.tmp/..",
-            "memory:///root[1]/.ags1-cd.tmp/1",
+            "memory:///lake[1]/.ags1-ab.tmp/..",
+            "memory:///lake[1]/.ags1-cd.tmp/1",
         ],
     )
     def test_no_other_file_is_moved_or_removed(self, fs: Any, attempt: str) -> None:
-        for name in ("/precious", "/other/.ags1-ab.tmp/1", "/root[1]/.ags1-cd.tmp/1"):
+        for name in ("/precious", "/other/.ags1-ab.tmp/1", "/lake[1]/.ags1-cd.tmp/1"):
             fs.pipe(name, b"new")
         before = fs.find("/")
         [settled] = published([self.row(attempt=attempt)], again=True)
