@@ -19,6 +19,7 @@ class Settings:
     pread_size: int = 1024 * MIB
     preads: int = 1000
     messages: int = 5000
+    many: int = 10_000
     table_size: int = 1024 * MIB
     manifests: int = 1000
     table_files: int = 1000
@@ -41,6 +42,7 @@ QUICK = Settings(
     pread_size=128 * MIB,
     preads=200,
     messages=1000,
+    many=2000,
     table_size=256 * MIB,
     commits=40,
 )
@@ -52,6 +54,7 @@ SMOKE = Settings(
     pread_size=4 * MIB,
     preads=10,
     messages=20,
+    many=20,
     table_size=4 * MIB,
     manifests=20,
     table_files=12,
