@@ -46,7 +46,8 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
 def test_what_one_contestant_seals_the_others_open() -> None:
     material = make_material(2 * MIB + 5)
     contestants: list[Engine | EvpLoop | Into]
-    contestants = [Engine(material), EvpLoop(material), Into(material, 1), Into(material, 2)]
+    contestants = [Engine(material), EvpLoop(material), EvpLoop(material, 100_000)]
+    contestants += [Into(material, 1), Into(material, 2)]
     for sealer in contestants:
         sealer.seal()
         EngineByBlock(material).open()
@@ -55,7 +56,7 @@ def test_what_one_contestant_seals_the_others_open() -> None:
             material.check_opened()
 
 
-@pytest.mark.parametrize("name", ["cryptography", "naive", "joined", "tink", "aws"])
+@pytest.mark.parametrize("name", ["cryptography", "naive", "joined", "cobblestone", "tink", "aws"])
 def test_a_peer_gives_the_plaintext_back(name: str) -> None:
     peer = ALL_PEERS[name]()
     if reason := peer.missing():
@@ -70,7 +71,9 @@ def test_a_peer_gives_the_plaintext_back(name: str) -> None:
 def test_each_target_names_a_contest_that_is_held(tmp_path: Path) -> None:
     """With every peer that needs no other process; those of Java stay open."""
     skipped: dict[str, str] = {}
-    settings = dataclasses.replace(SMOKE, peers=("cryptography", "naive"), folder=tmp_path)
+    settings = dataclasses.replace(
+        SMOKE, peers=("cryptography", "naive", "cobblestone"), folder=tmp_path
+    )
     contests = [
         contest for measure in ALL_SUBJECTS.values() for contest in measure(settings, skipped)
     ]

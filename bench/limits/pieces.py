@@ -43,7 +43,7 @@ class Limit:
     sweep: tuple[Contest, ...]
 
 
-def find_limit(material: Material, rounds: int = 3) -> Limit:
+def find_limit(material: Material, rounds: int) -> Limit:
     """Raises LimitError."""
     loops = {
         size_name(size): EvpLoop(material, size) for size in PIECES if size < material.block_size

@@ -26,7 +26,7 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
             shaped = with_key(material, key_size, block_size)
             engine = Engine(shaped)
             entrants = [in_buffers(ENGINE, engine.seal, engine.open, shaped)]
-            if limit := the_limit(shaped, skipped):
+            if limit := the_limit(shaped, skipped, settings.slow_rounds):
                 entrants.append(in_buffers(LIMIT, limit.seal, limit.open, shaped))
             names = [PEER] if PEER in settings.peers else []
             with the_peers(names, shaped, skipped) as peers:

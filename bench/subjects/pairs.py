@@ -30,7 +30,7 @@ def in_buffers(
     return Entrant(name, timed(seal), timed(open_), material.check_opened)
 
 
-def the_limit(material: Material, skipped: dict[str, str], rounds: int = 3) -> Limit | None:
+def the_limit(material: Material, skipped: dict[str, str], rounds: int) -> Limit | None:
     """The bare loop in the best pieces, if it can be built."""
     try:
         return find_limit(material, rounds)

@@ -79,7 +79,7 @@ def _readers(
         "page cache": lambda: sealed_file,
     }
     blocks, whole = EngineByBlock(material), Engine(material)
-    limit = the_limit(material, skipped)
+    limit = the_limit(material, skipped, settings.slow_rounds)
 
     def bare_file(open_file: Callable[..., None]) -> None:
         with sealed_file.open("rb", buffering=0) as file:
@@ -222,7 +222,7 @@ def _preads(folder: Path, settings: Settings, skipped: dict[str, str]) -> Iterat
         block = dataclasses.replace(
             make_material(MIB), key=km.encryption_key, aad_prefix=km.aad_prefix or b""
         )
-        if limit := the_limit(block, skipped):
+        if limit := the_limit(block, skipped, settings.slow_rounds):
             descriptor = stack.enter_context(sealed_file.open("rb", buffering=0)).fileno()
 
             def bare_blocks() -> None:
