@@ -38,9 +38,10 @@ class EvpLoop:
     def __init__(self, material: Material, piece_size: int | None = None) -> None:
         self._library = _load()
         self._material = material
-        key, aad_prefix, block_size = material.key, material.aad_prefix, material.block_size
+        self.piece_size = piece_size or material.block_size
+        key, aad_prefix = material.key, material.aad_prefix
         self._loop = self._library.evp_loop_new(
-            key, len(key), aad_prefix, len(aad_prefix), block_size, piece_size or block_size
+            key, len(key), aad_prefix, len(aad_prefix), material.block_size, self.piece_size
         )
         if not self._loop:
             raise LimitError("libcrypto refused the key")
