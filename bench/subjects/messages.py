@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 import ags1
-from ags1 import layout
-from ags1.hazmat import BlockCipher
+from ags1 import hazmat, layout
 from bench.contenders import ENGINE
 from bench.limits import LIMIT, EvpLoop, LimitError
 from bench.material import make_material
@@ -105,7 +104,7 @@ def _naive_open(sealed: tuple[bytes, bytes, bytes]) -> bytes:
 
 def _kept(message: bytes) -> Works:
     """A kept ``BlockCipher``, into kept buffers."""
-    cipher = BlockCipher(os.urandom(32), os.urandom(16))
+    cipher = hazmat.BlockCipher(os.urandom(32), os.urandom(16))
     slot, text = bytearray(SIZE + layout.BLOCK_OVERHEAD), bytearray(SIZE)
 
     def work() -> None:
