@@ -48,10 +48,10 @@ QUICK = Settings(
 )
 SMOKE = Settings(
     rounds=1,
-    size=4 * MIB,
+    size=2 * MIB,
     grid_size=MIB,
     file_size=4 * MIB,
-    pread_size=4 * MIB,
+    pread_size=2 * MIB,
     preads=10,
     messages=20,
     many=20,
