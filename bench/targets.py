@@ -273,7 +273,7 @@ def _in_time(deadline: Deadline, contest: Contest | None) -> Outcome:
 
 
 def duration(seconds: float) -> str:
-    return f"{seconds * 1e6:.2f} µs" if seconds < 0.001 else f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e6:.2f} µs" if seconds < 0.001 else f"{seconds * 1e3:.1f} ms"
 
 
 def _judge(target: Target, contest: Contest | None) -> Outcome:
