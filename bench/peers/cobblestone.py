@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from bench.material import Material
 
@@ -26,17 +27,13 @@ class Cobblestone:
         return pyca.version()
 
     def start(self, material: Material) -> None:
-        from cryptography import cobblestone as module
+        from cryptography import cobblestone
 
         if len(material.key) not in (16, 32):
             raise PeerError(f"Cobblestone has no key of {len(material.key)} bytes")
-        large = len(material.key) == 32
-        self._encryptor = (
-            module.Cobblestone256Encryptor if large else module.Cobblestone128Encryptor
-        )
-        self._decryptor = (
-            module.Cobblestone256Decryptor if large else module.Cobblestone128Decryptor
-        )
+        name = f"Cobblestone{len(material.key) * 8}"
+        self._encryptor: Any = getattr(cobblestone, f"{name}Encryptor")
+        self._decryptor: Any = getattr(cobblestone, f"{name}Decryptor")
         self._material = material
         # 16 bytes a chunk, and a header.
         self._sealed = bytearray(material.size + (material.size >> 10) + 4096)

@@ -61,8 +61,9 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
         yield _small_file(folder, settings)
 
 
-def _contestants(works: Works, size: int) -> list[Contestant]:
-    return [Contestant(name, timed(work), size) for name, work in works.items()]
+def _contestants(works: Works, size: int, verb: str, peers: Sequence[Entrant]) -> list[Contestant]:
+    ours = [Contestant(name, timed(work), size) for name, work in works.items()]
+    return ours + [Contestant(p.name, getattr(p, verb), size, rounds=p.rounds) for p in peers]
 
 
 def _readers(
@@ -96,15 +97,11 @@ def _readers(
             }
             if place == "page cache" and limit:
                 works[BARE_FILE] = functools.partial(bare_file, limit.open_file)
-            theirs = [
-                Contestant(peer.name, peer.open, settings.size, rounds=peer.rounds)
-                for peer in peers
-                if (place, piece_size) == PLACE_OF_PEERS
-            ]
+            present = peers if (place, piece_size) == PLACE_OF_PEERS else ()
             yield compete(
                 SUBJECT,
                 f"read {size_name(piece_size)} pieces from {place}",
-                _contestants(works, settings.size) + theirs,
+                _contestants(works, settings.size, "open", present),
                 settings.rounds,
             )
 
@@ -150,15 +147,11 @@ def _writers(
                 ENGINE_BLOCKS: blocks.seal,
                 ENGINE_WHOLE: whole.seal,
             }
-            theirs = [
-                Contestant(peer.name, peer.seal, settings.size, rounds=peer.rounds)
-                for peer in peers
-                if (place, piece_size) == PLACE_OF_PEERS
-            ]
+            present = peers if (place, piece_size) == PLACE_OF_PEERS else ()
             yield compete(
                 SUBJECT,
                 f"write {size_name(piece_size)} pieces to {place}",
-                _contestants(works, settings.size) + theirs,
+                _contestants(works, settings.size, "seal", present),
                 settings.rounds,
                 between=lambda: target.unlink(missing_ok=True),
             )
