@@ -34,6 +34,8 @@ from ags1.kms import LocalKms, create_key
 from ags1.writer import Writer
 
 BLOCK = 1 << 20
+# With blocks this small, a GiB takes half a minute: the room for a larger file may not be there.
+TAKES_LONG = ("--block-size", "16")
 TEXT = b"some text, 26 bytes of it\n"
 VECTORS = Path(__file__).parent / "vectors"
 
@@ -940,8 +942,9 @@ def test_an_interrupted_large_file_leaves_nothing(
     home: Path, number: signal.Signals, code: int, threads: int
 ) -> None:
     with (home / "big").open("wb") as file:
-        file.truncate(1 << 40)
-    with start("encrypt", "big", "--threads", threads, "--no-fsync") as process:
+        file.truncate(1 << 30)
+    arguments = ["encrypt", "big", *TAKES_LONG, "--threads", threads, "--no-fsync"]
+    with start(*arguments) as process:
         wait_for(lambda: any(path.stat().st_size > BLOCK for path in home.glob(".*")))
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
@@ -1277,11 +1280,11 @@ def test_a_long_run_shows_a_bar_and_a_short_one_does_not(home: Path) -> None:
     (home / "short").write_bytes(TEXT)
     assert terminal_output("encrypt", "short") == (0, b"")
     with (home / "long").open("wb") as file:
-        file.truncate(1 << 40)
+        file.truncate(1 << 30)
     master, terminal = pty.openpty()
-    with start(
-        "encrypt", "long", stderr=terminal, env=python_environment() | {"TERM": "xterm"}
-    ) as process:
+    arguments = ["encrypt", "long", *TAKES_LONG, "--threads", "1"]
+    terminals = python_environment() | {"TERM": "xterm"}
+    with start(*arguments, stderr=terminal, env=terminals) as process:
         os.close(terminal)
         seen = b""
         while b"/s" not in seen:
