@@ -1,23 +1,23 @@
 """Encrypting one file: the file and its sidecar appear together, or neither does.
 
-Two names cannot change in one step, so the sidecar gets its name before the file does. At every
-moment, the sidecar that is there has the key of the file that is there, if it had one before:
+Two names cannot change in one step, so the sidecar gets its name before the file does. What is on
+the disk after each step, as "file / keys in the sidecar":
 
-    ==================  =============  =================  =============  ====================
-    The disk            At the start   After 1 and 2      After 3        After 4
-    ==================  =============  =================  =============  ====================
-    A new pair          -, -           -, new             new, new       (no step 4)
-    Replacing a pair    old, old       old, old and new   new, both      new, new
-    Without a sidecar,  old, none      old, new           new, new       (no step 4)
-    or a damaged one
-    File was moved      -, old         -, old and new     new, both      (no step 4)
-    ==================  =============  =================  =============  ====================
+    ========================  =========  ================  ================  ===========
+    At the start              1. staged  2. sidecar        3. file           4. old keys
+    ========================  =========  ================  ================  ===========
+    - / -                     the same   - / new           new / new         the same
+    old / old      --force    the same   old / old, new    new / old, new    new / new
+    old / -        --force    the same   old / new         new / new         the same
+    old / damaged  --force    the same   old / new         new / new         the same
+    - / old   --skip-existing the same   - / old, new      new / old, new    the same
+    ========================  =========  ================  ================  ===========
 
-Each cell names the file and the keys in the sidecar. Step 1 writes and syncs the encrypted file
-under a temporary name, 2 writes the sidecar, 3 gives the file its name, and 4 writes the sidecar
-without the old keys. Until step 3 a failure puts the sidecar back as it was; after a crash it stays
-as it is. After step 3 nothing is taken back. The old file is replaced in step 3, and never removed
-before. A sidecar whose file was moved keeps its keys: they still open that file.
+Step 1 writes and syncs the encrypted file under a temporary name, 2 writes the sidecar, 3 gives the
+file its name, and 4 removes the old keys from the sidecar. So a file that its sidecar opened can be
+opened after a crash between any two steps, and an old file is there until the new one replaces it.
+A failure before step 3 puts the sidecar back as it was; after it, the new pair stays. In the last
+row the old keys stay too: the file that they open may only have been moved away.
 """
 
 from __future__ import annotations
