@@ -8,16 +8,17 @@ same ``Pump``, with or without the GIL.
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc cimport errno
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from posix.fcntl cimport F_DUPFD_CLOEXEC, fcntl
 from posix.types cimport off_t
 from posix.unistd cimport close as close_fd
 
 from ags1._gcm cimport (
-    BlockCipher, Lane, libcrypto_error, open_run, run_blocks, seal_run, unauthentic, wipe,
+    BlockCipher, GcmContext, libcrypto_error, open_run, run_blocks, seal_run, unauthentic, wipe,
 )
 from ags1.layout cimport BLOCK_OVERHEAD, HEADER_SIZE, NONCE_SIZE
+from atomics cimport atomic_add, atomic_join, atomic_leave, atomic_load, atomic_set
 from sys_uio cimport iovec, preadv, pwritev
 
 import os
@@ -39,18 +40,6 @@ cdef extern from *:
     """
     int ags1_allocate(int fd, off_t size) nogil
     int ags1_start_writing(int fd, off_t at, off_t size) nogil
-
-    # Of the compiler, GCC or Clang. They take any integer type.
-    enum: __ATOMIC_RELAXED
-    enum: __ATOMIC_ACQ_REL
-    int load "__atomic_load_n"(int *at, int order) nogil
-    int exchange "__atomic_exchange_n"(int *at, int value, int order) nogil
-    int subtract "__atomic_sub_fetch"(int *at, int value, int order) nogil
-    bint replace "__atomic_compare_exchange_n"(
-        int *at, int *expected, int value, bint weak, int success, int failure
-    ) nogil
-    long long load_size "__atomic_load_n"(long long *at, int order) nogil
-    long long add_size "__atomic_add_fetch"(long long *at, long long value, int order) nogil
 
 cdef enum:
     # A batch is about this many bytes, which stay in the CPU's cache.
@@ -111,7 +100,8 @@ cdef ssize_t move(bint writing, int fd, iovec *parts, int count, off_t offset) n
 
 
 cdef Outcome transfer(
-    Lane *lane, const Range *r, int *stopping, long long *bytes_done, long long *failed_block,
+    GcmContext *context, const Range *r, int *stopping, uint64_t *bytes_done,
+    long long *failed_block,
 ) noexcept nogil:
     cdef iovec texts[MAX_BATCH_BLOCKS]
     cdef iovec slots
@@ -123,7 +113,7 @@ cdef Outcome transfer(
     cdef off_t read_at, written_at
     cdef ssize_t moved, bad
     cdef int blocks
-    while not load(stopping, __ATOMIC_RELAXED):
+    while not atomic_load(stopping):
         blocks = 0
         text_size = 0
         while blocks < r.batch and (left > <long long>text_size or blocks == 0):
@@ -144,12 +134,12 @@ cdef Outcome transfer(
         if moved != <ssize_t>read_size:
             return READ_FAILED if moved < 0 else CUT_SHORT
         if r.sealing:
-            if seal_run(lane, r.slots + NONCE_SIZE, stride, r.slots, r.block_size, text_size,
+            if seal_run(context, r.slots + NONCE_SIZE, stride, r.slots, r.block_size, text_size,
                         block, False):
                 return NOT_SEALED
         else:
-            bad = open_run(lane, r.slots, r.slots + NONCE_SIZE, stride, r.block_size, text_size,
-                           block)
+            bad = open_run(context, r.slots, r.slots + NONCE_SIZE, stride, r.block_size, text_size,
+                           block, False)
             if bad >= 0:
                 failed_block[0] = block + bad
                 return NOT_AUTHENTIC
@@ -161,7 +151,7 @@ cdef Outcome transfer(
 
         block += blocks
         left -= text_size
-        add_size(bytes_done, text_size, __ATOMIC_RELAXED)
+        atomic_add(bytes_done, text_size)
         if left == 0:
             return DONE
     return STOPPED
@@ -196,7 +186,7 @@ cdef class Pump:
     the disk starts to write each batch at once.
     """
 
-    cdef long long _bytes_done
+    cdef uint64_t _bytes_done
     cdef int _stopping
     cdef int _closed
     # The calls under way, and one until close() is called. The last one closes the descriptors.
@@ -227,20 +217,16 @@ cdef class Pump:
 
     def close(self):
         """Close the descriptors, as soon as no call is under way. Later calls raise ValueError."""
-        if not exchange(&self._closed, True, __ATOMIC_ACQ_REL):
+        if not atomic_set(&self._closed):
             self.leave()
 
     cdef int enter(self) except -1:
-        cdef int users = load(&self._users, __ATOMIC_RELAXED)
-        while users > 0 and not load(&self._closed, __ATOMIC_RELAXED):
-            if replace(
-                &self._users, &users, users + 1, False, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED
-            ):
-                return 0
-        raise ValueError("the files are closed")
+        if atomic_load(&self._closed) or not atomic_join(&self._users):
+            raise ValueError("the files are closed")
+        return 0
 
     cdef void leave(self) noexcept:
-        if subtract(&self._users, 1, __ATOMIC_ACQ_REL) == 0:
+        if atomic_leave(&self._users) == 0:
             if self._source >= 0:
                 close_fd(self._source)
             if self._target >= 0:
@@ -249,11 +235,11 @@ cdef class Pump:
     @property
     def bytes_done(self):
         """The plaintext bytes that all calls have dealt with so far."""
-        return load_size(&self._bytes_done, __ATOMIC_RELAXED)
+        return atomic_add(&self._bytes_done, 0)
 
     def stop(self):
         """Make every call return False before its next batch."""
-        exchange(&self._stopping, True, __ATOMIC_RELAXED)
+        atomic_set(&self._stopping)
 
     def seal(self, BlockCipher cipher not None, uint32_t first_block, long long text_size):
         """Encrypt ``text_size`` bytes of the source, from where block ``first_block`` begins.
@@ -276,7 +262,7 @@ cdef class Pump:
         self, BlockCipher cipher, uint32_t first_block, long long text_size, bint sealing
     ):
         cdef Range r
-        cdef Lane *lane
+        cdef GcmContext *context
         cdef Outcome outcome
         cdef int error
         cdef long long failed_block = 0
@@ -301,13 +287,13 @@ cdef class Pump:
             r.slots = <unsigned char *>malloc(room)
             if r.slots == NULL:
                 raise MemoryError(f"no memory for {room} bytes of blocks")
-            lane = cipher.borrow()
+            context = cipher.borrow()
             with nogil:
-                outcome = transfer(lane, &r, &self._stopping, &self._bytes_done, &failed_block)
+                outcome = transfer(context, &r, &self._stopping, &self._bytes_done, &failed_block)
                 error = errno.errno
                 # It held plaintext, and free() does not clear it.
                 wipe(r.slots, room)
-            cipher.give_back(lane)
+            cipher.give_back(context)
         finally:
             free(r.slots)
             self.leave()

@@ -12,9 +12,10 @@ from cpython.buffer cimport (
     PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport uint64_t
 from libc.string cimport memchr, memcpy, memset
 
-from ags1._gcm cimport forks
+from ags1._gcm cimport this_process
 from ags1.layout cimport BLOCK_OVERHEAD, NONCE_SIZE
 
 cdef enum:
@@ -165,12 +166,12 @@ cdef class WriteBatch:
     cdef Py_ssize_t _blocks
     cdef Py_ssize_t _block
     cdef Py_ssize_t _fill
-    cdef unsigned long _forks
+    cdef uint64_t _process
     cdef public long long position
     cdef public bint busy
 
     def __cinit__(self):
-        self._forks = forks()
+        self._process = this_process()
 
     def __dealloc__(self):
         self.drop_batch()
@@ -197,7 +198,7 @@ cdef class WriteBatch:
     @property
     def forked(self):
         """Whether this process is a child of the one that made the object."""
-        return self._forks != forks()
+        return self._process != this_process()
 
     @property
     def batch_used(self):
@@ -242,7 +243,7 @@ cdef class WriteBatch:
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         size = view.len
         if (
-            self.busy or not self._attached or self._forks != forks()
+            self.busy or not self._attached or self._process != this_process()
             or self._block == self._blocks or self._fill + size >= self._block_size
         ):
             PyBuffer_Release(&view)

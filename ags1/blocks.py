@@ -15,8 +15,8 @@ from ._gcm import BlockCipher
 from .filelike import CHUNK_SIZE, Scratch
 from .geometry import Geometry
 from .key_metadata import KeyMetadata
-from .memory import run_all
 from .source import Source
+from .threads import run_all
 
 Piece: TypeAlias = "tuple[int, memoryview]"
 """A position in the plaintext, and the memory for what begins there."""

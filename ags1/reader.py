@@ -18,14 +18,14 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from . import layout
-from ._gcm import fork_number, new_bytes
+from ._buffers import flat, new_bytes, wipe
+from ._gcm import process_number
 from ._stream import ReadWindow
 from .blocks import Blocks
 from .errors import Ags1Error
 from .filelike import Lock, Stream
-from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_length, survey
+from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, file_geometry
 from .key_metadata import KeyMetadata
-from .memory import flat, wipe
 from .source import Source, open_source
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Reader(ReadWindow, Stream):
         self._run = 1
         self._ahead: collections.deque[tuple[int, Future[memoryview]]] = collections.deque()
         self._error: Ags1Error | None = None
-        self._fork = fork_number()
+        self._fork = process_number()
         self._lock = Lock()
         self.closed = False
 
@@ -227,8 +227,8 @@ class Reader(ReadWindow, Stream):
         self.drop_window()
 
     def _check_fork(self) -> None:
-        if self._fork != fork_number():
-            self._fork = fork_number()
+        if self._fork != process_number():
+            self._fork = process_number()
             self._lock = Lock()
             self._ahead.clear()
             self.drop_window()
@@ -436,9 +436,14 @@ def _survey(
     if source.size is None or source.size >= layout.HEADER_SIZE:
         scratch = memoryview(bytearray(layout.HEADER_SIZE))
         header = bytes(source.fetch(0, layout.HEADER_SIZE, scratch))
-        layout.parse_header(header)
-    length = check_length(source.size, km, trust_file_size=trust_file_size)
-    return survey(header, length, block_size=block_size, max_block_size=max_block_size)
+    return file_geometry(
+        header,
+        source.size,
+        km,
+        block_size=block_size,
+        max_block_size=max_block_size,
+        trust_file_size=trust_file_size,
+    )
 
 
 io.BufferedIOBase.register(Reader)

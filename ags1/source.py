@@ -13,8 +13,8 @@ import stat
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ._buffers import flat
 from .errors import FormatError, TruncatedError
-from .memory import flat, is_private
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -134,10 +134,7 @@ class RangedSource(Source):
         view = flat(self._reader.pread(offset, size))
         if view.nbytes < size:
             raise _cut(view.nbytes, offset, size)
-        if is_private(view):
-            return view[:size]
-        scratch[:size] = view[:size]
-        return scratch[:size]
+        return view[:size]
 
     def close(self) -> None:
         pass
