@@ -1,3 +1,4 @@
+# cython: freethreading_compatible=True
 """A range of blocks from one file descriptor to another, without the GIL.
 
 Blocks are read into a buffer in batches of about 1 MiB, encrypted or decrypted in place, and
