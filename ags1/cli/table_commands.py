@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from . import options, table_maintenance, table_options, table_writing
-from .failures import EXPECTED, Exit
+from .failures import EXIT_STATUS, EXPECTED, Exit
 from .table_options import TableOptions
 
 if TYPE_CHECKING:
@@ -27,21 +27,6 @@ if TYPE_CHECKING:
     from ..iceberg.findings import TableVerification
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-_EXIT_STATUS = """\
-\b
-Exit status:
-  0    success
-  1    wrong usage
-  2    authentication failed: wrong key, or the data was changed, or is in the
-       clear where it must not be
-  3    truncated: a file is shorter than its keys say
-  4    malformed, or longer than its keys say
-  5    keys: no keyring or master key, or one that doesn't fit; the KMS refused,
-       or could not be reached
-  6    input or output failed; a file is missing
-  130  interrupted (141: the reader of the output went away, 143: terminated)
-"""
 
 
 def _reporting(command: Command) -> Command:
@@ -83,10 +68,6 @@ as_json = click.option(
 errors_only = click.option(
     "-q", "--quiet", is_flag=True, help="Errors only: no progress bar, no warnings, no notes."
 )
-VERIFY_EXIT_STATUS = f"""\
-{_EXIT_STATUS}\
-  Of several errors the lowest code is taken; warnings are none unless --strict.
-"""
 
 
 @click.group(
@@ -117,7 +98,7 @@ Examples:
   ags1 table info warehouse/db/flights
   ags1 table info db.flights --catalog prod --json | jq .keks
 
-{_EXIT_STATUS}"""
+{EXIT_STATUS}"""
 )
 @table_options.opening
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as a JSON object.")
@@ -150,7 +131,7 @@ Examples:
       --format jsonl | jq .id
   ags1 table scan warehouse/db/flights --ref audit -o /secure/flights.parquet
 
-{_EXIT_STATUS}"""
+{EXIT_STATUS}"""
 )
 @table_options.opening
 @click.option(
@@ -237,7 +218,7 @@ Examples:
   ags1 table files warehouse/db/flights
   ags1 table files db.flights --catalog prod --json | jq 'select(.encrypted | not)'
 
-{_EXIT_STATUS}"""
+{EXIT_STATUS}"""
 )
 @table_options.opening
 @_at_snapshot
@@ -275,7 +256,7 @@ Examples:
   ags1 table verify s3://lake/db/flights --kms aws --key alias/tables --json \\
       | jq '.findings[] | select(.severity == "error")'
 
-{VERIFY_EXIT_STATUS}"""
+{EXIT_STATUS}"""
 )
 @table_options.opening
 @require_encrypted

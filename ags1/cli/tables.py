@@ -234,7 +234,7 @@ def pyiceberg_failures(table: str) -> Iterator[None]:
     """Turn what PyIceberg raises for wrong input into failures of one line."""
     try:
         yield
-    except (Ags1Error, OSError, MemoryError, click.ClickException, ReaderGoneError):
+    except (Ags1Error, OSError, MemoryError, click.ClickException, click.Abort, ReaderGoneError):
         raise
     except NotImplementedError as error:
         raise Ags1Error(str(error), file=table) from None
