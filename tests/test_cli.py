@@ -26,7 +26,7 @@ from click.testing import CliRunner, Result
 from conftest import RunPython, python_environment
 
 import ags1
-from ags1 import cli
+from ags1.cli.commands import app
 from ags1.cli.failures import EXIT_STATUS, Exit
 from ags1.cli.sealing import Sealing
 from ags1.cli.sealing import encrypt as seal
@@ -57,7 +57,7 @@ def run(*arguments: object, data: bytes = b"") -> Result:
     # Before click 8.2 the two outputs are mixed unless told.
     split = "mix_stderr" in inspect.signature(CliRunner).parameters
     runner = CliRunner(mix_stderr=False) if split else CliRunner()  # type: ignore[call-arg]
-    result = runner.invoke(cli.app, [str(argument) for argument in arguments], input=data)
+    result = runner.invoke(app, [str(argument) for argument in arguments], input=data)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -979,6 +979,25 @@ def test_completion_completes() -> None:
 
 
 # -- interruptions
+
+
+def test_an_interrupt_before_the_commands_are_there_is_no_traceback(run_python: RunPython) -> None:
+    done = run_python(
+        """
+import os, signal, sys
+from ags1.cli import main
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == "ags1.cli.commands":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+main()
+""",
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 @pytest.mark.parametrize(

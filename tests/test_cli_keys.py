@@ -559,7 +559,7 @@ def test_a_keyring_is_protected_and_unprotected(home: Path, passphrase: Path) ->
     done = succeed("key", "protect", *keyring, "--new-passphrase-file", passphrase).stdout
     assert (done, version()) == ("set a passphrase for the keyring k.json\n", 2)
     assert "contradict" in fail(
-        1, "key", "protect", *keyring, "--remove", "--new-passphrase-file", passphrase
+        2, "key", "protect", *keyring, "--remove", "--new-passphrase-file", passphrase
     )
 
 

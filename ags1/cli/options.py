@@ -121,9 +121,9 @@ trusted_keys = click.option(
     "keys",
     multiple=True,
     metavar="NAME",
-    help="Accept only keys that are wrapped under this master key; may be repeated. Needed where "
-    "a key's name may be a stranger's key (aws, gcp).  [there: $AGS1_KMS_KEY, or the "
-    "configuration's key]",
+    help="Accept only keys that are wrapped under this master key; may be repeated. Needed with "
+    "aws and gcp, where the name may be that of another user's key.  [default with those: "
+    "$AGS1_KMS_KEY, or the configuration's key]",
 )
 force = click.option("-f", "--force", is_flag=True, help="Overwrite files that exist.")
 no_fsync = click.option(

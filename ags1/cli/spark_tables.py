@@ -67,8 +67,8 @@ def verify_table(
 ) -> int:
     """Check every block of every file of every snapshot of a table, on Spark.
 
-    What is found and told is what 'ags1 table verify' finds and tells. The catalog, the storage and
-    the KMS have to be configured where the executors run as they are here; no secret is sent.
+    The findings are those of 'ags1 table verify'. The catalog, the storage and the KMS have to be
+    configured on the executors as they are here; no secret is sent.
     """
 
     def verified(opened: EncryptedTable, progress: Any) -> TableVerification:
@@ -122,8 +122,8 @@ def migrate(
     """Encrypt an unencrypted table, of any format version, in its place, on Spark.
 
     The result is that of 'ags1 table migrate'. If a run was interrupted, either command goes on
-    where it stopped. The catalog, the storage and the KMS have to be configured where the executors
-    run as they are here; no secret is sent.
+    where it stopped. The catalog, the storage and the KMS have to be configured on the executors as
+    they are here; no secret is sent.
     """
     opened = ChangedCatalog(where)
     told = MigrationOptions(dry_run, delete_plaintext)
@@ -177,8 +177,8 @@ def rekey(
 ) -> int:
     """Rewrite files under fresh keys, in one commit, on Spark.
 
-    What becomes of the table is what 'ags1 table rekey' makes of it. The catalog, the storage and
-    the KMS have to be configured where the executors run as they are here; no secret is sent.
+    The result is that of 'ags1 table rekey'. The catalog, the storage and the KMS have to be
+    configured on the executors as they are here; no secret is sent.
     """
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())

@@ -54,7 +54,9 @@ _at_snapshot = click.option(
 )
 _at_ref = click.option("--ref", metavar="NAME", help="Read what this branch or tag names.")
 require_encrypted = click.option(
-    "--require-encrypted", is_flag=True, help="Refuse data files in the clear, which are allowed."
+    "--require-encrypted",
+    is_flag=True,
+    help="Refuse unencrypted data files. The format allows them.",
 )
 strict = click.option("--strict", is_flag=True, help="Fail on warnings, too.")
 no_list = click.option(
@@ -104,7 +106,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as a JSON object.")
 @_reporting
 def info(where: TableOptions, as_json: bool) -> int:
-    """Show a table's snapshots and keys, and what of it is in the clear. Needs no key."""
+    """Show a table's snapshots and keys, and which of its files are unencrypted. Needs no key."""
     import json
 
     from .failures import one_line
@@ -155,7 +157,7 @@ Examples:
     "--output",
     type=options.PATH,
     metavar="FILE",
-    help="Write to this file, in the clear; it appears when it is whole.",
+    help="Write to this file, unencrypted. It appears when it is whole.",
 )
 @options.force
 @require_encrypted
@@ -176,8 +178,8 @@ def scan(
 ) -> int:
     """Print a table's rows, decrypted.
 
-    Rows are printed as they are read; a damaged file ends the output, and the exit status tells.
-    Output to a file is in the clear, with the permissions that the umask gives it.
+    Rows are printed as they are read. A damaged file ends the output: it is whole only if the exit
+    status is 0. With -o, the file is unencrypted, with the permissions that the umask gives it.
     """
     from .rows import BINARY, WRITERS
     from .standard import BinaryOutput
@@ -229,7 +231,7 @@ Examples:
 def files(
     where: TableOptions, snapshot_id: int | None, ref: str | None, quiet: bool, as_json: bool
 ) -> int:
-    """List a snapshot's data and delete files: encrypted or in the clear, rows, sizes."""
+    """List a snapshot's data and delete files: whether they are encrypted, rows, sizes."""
     import json
 
     from .failures import one_line
@@ -279,15 +281,16 @@ def verify(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Check every block of every file of every snapshot, and tell what is in the clear.
+    """Check every block of every file of every snapshot, and list what is unencrypted.
 
-    Errors are what is damaged, changed, missing, or not encrypted though the format demands it.
-    Warnings: data files and statistics in the clear, files in the clear that lie in the table's
-    folder and belong to no snapshot (a failed INSERT leaves them), KEKs near their end. Notes:
-    other files and keys that no snapshot needs. With --quiet, errors only.
+    An error is a file that is damaged, changed or missing, or is unencrypted where the format
+    demands encryption. A warning is an unencrypted data or statistics file, an unencrypted file in
+    the table's folder that belongs to no snapshot (a failed INSERT leaves such files), or a key
+    encryption key (KEK) that expires soon. A note is another file, or a key, that no snapshot
+    needs.
 
-    The metadata.json itself (schemas, which snapshots there are) is only as trustworthy as its
-    place, and a note says so, unless --expect-sha256 or a Hive or REST catalog vouches for it.
+    The metadata.json itself (schemas, which snapshots there are) is not authenticated by the
+    table's keys. A note says so, unless --expect-sha256 or a Hive or REST catalog confirms it.
     """
     from .table_verifying import verify_and_tell
 

@@ -40,7 +40,7 @@ _threads = click.option(
     help="Worker threads.  [default: one for each CPU, more over a network]",
 )
 _to_key = click.option(
-    "--key", "key_id", required=True, metavar="NAME", help="The master key to be under."
+    "--key", "key_id", required=True, metavar="NAME", help="The master key for the table."
 )
 # Of migration and rekeying, wherever their work is done.
 migrating = table_options.changing(key=_to_key, mapped=False)
@@ -48,7 +48,7 @@ data_key_length = click.option(
     "--data-key-length",
     type=click.Choice(["16", "24", "32"]),
     default="16",
-    help="Of the data files' keys, in bytes.  [default: 16]",
+    help="Size of the data files' keys in bytes.  [default: 16]",
 )
 delete_plaintext = click.option(
     "--delete-plaintext",
@@ -56,7 +56,7 @@ delete_plaintext = click.option(
     help="Delete the unencrypted files once the encrypted ones are committed. Asks first.",
 )
 drop_refs = click.option(
-    "--drop-refs", is_flag=True, help="Let other branches than main, and tags, go."
+    "--drop-refs", is_flag=True, help="Drop all branches but main, and all tags."
 )
 dry_run_encrypting = click.option("--dry-run", is_flag=True, help="Tell what would be encrypted.")
 row_filter = click.option(
@@ -205,8 +205,8 @@ Examples:
 {EXIT_STATUS}"""
 )
 @table_options.changing()
-@click.option("--rewrap", is_flag=True, help="Under the newest version of the master key.")
-@click.option("--to-key", metavar="NAME", help="Under another master key.")
+@click.option("--rewrap", is_flag=True, help="Wrap under the newest version of the master key.")
+@click.option("--to-key", metavar="NAME", help="Wrap under another master key.")
 @click.option(
     "--to-kms",
     type=options.KMS_TYPE,
@@ -235,11 +235,11 @@ def rotate(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Change the keys over a table's keys. No file changes, and no snapshot.
+    """Replace or rewrap the keys that wrap a table's keys. Files and snapshots stay as they are.
 
-    Without options, a new key encryption key (KEK) takes the place of all others. With --rewrap,
-    --to-key or --to-kms the KEKs stay, and are wrapped anew: a table that is under another KMS then
-    needs its catalog configured for that. Earlier metadata files still have the old wrappings.
+    Without options, a new key encryption key (KEK) replaces all others. With --rewrap, --to-key or
+    --to-kms the KEKs stay and are wrapped anew. After --to-kms, configure the catalog for the new
+    KMS. Earlier metadata files still have the old wrapped keys.
     """
     from ..iceberg.maintenance import rotation
 
@@ -317,10 +317,10 @@ def rekey(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Rewrite files under fresh keys, in one commit. Files in the clear are encrypted by it.
+    """Rewrite files under fresh keys, in one commit. Unencrypted files are encrypted.
 
-    Rows keep their order, ids and sequence numbers. Earlier snapshots keep the old files: 'ags1
-    table expire' ends those.
+    Rows keep their order, ids and sequence numbers. Earlier snapshots still have the old files
+    until 'ags1 table expire' removes those snapshots.
     """
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())

@@ -46,7 +46,7 @@ branch = click.option(
 _input_format = click.option(
     "--input-format",
     type=click.Choice(["parquet", "arrow", "csv", "jsonl", "avro"]),
-    help="What FILE is.  [default: what its name ends in; of - arrow]",
+    help="The format of FILE.  [default: by the end of its name; for - arrow]",
 )
 _new_key = click.option(
     "--key",
@@ -70,9 +70,14 @@ Examples:
 {EXIT_STATUS}"""
 )
 @table_options.changing(key=_new_key, mapped=False)
-@click.option("--schema", "schema_file", type=options.PATH, metavar="FILE", help="Iceberg's JSON.")
 @click.option(
-    "--like", type=options.PATH, metavar="FILE", help="A file of rows with the columns to have."
+    "--schema", "schema_file", type=options.PATH, metavar="FILE", help="A schema in Iceberg's JSON."
+)
+@click.option(
+    "--like",
+    type=options.PATH,
+    metavar="FILE",
+    help="A file of rows with the columns that the table gets.",
 )
 @click.option(
     "--column",
@@ -101,14 +106,14 @@ Examples:
     "--data-key-length",
     type=click.Choice(["16", "24", "32"]),
     default="16",
-    help="Of the data files' keys, in bytes.  [default: 16]",
+    help="Size of the data files' keys in bytes.  [default: 16]",
 )
 @click.option(
     "--format",
     "file_format",
     type=click.Choice(["parquet", "avro"]),
     default="parquet",
-    help="Of the data files.  [default: parquet]",
+    help="Format of the data files.  [default: parquet]",
 )
 @click.option(
     "--property",
@@ -145,8 +150,8 @@ def create(
 ) -> int:
     """Create an encrypted table, of format version 3.
 
-    Its columns are those of --schema, those that the rows in --like have, or --column's. The master
-    key is used once, to see that it can be.
+    Its columns come from --schema, from the rows in --like, or from --column. The master key is
+    used once, to make sure that it works.
     """
     from .table_schemas import partition_spec, sort_order
 
@@ -212,7 +217,9 @@ Examples:
 @click.argument("files", nargs=-1, required=True, type=options.PATH, metavar="FILE...")
 @_input_format
 @branch
-@click.option("--dry-run", is_flag=True, help="Read all rows, and see whether they fit.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only read all rows, and check that they fit the table."
+)
 @quiet
 @as_json
 @reporting
@@ -227,9 +234,9 @@ def append(
 ) -> int:
     """Append the rows of files, all in one commit.
 
-    Parquet, Arrow (IPC files and streams; Feather), CSV with a header, JSON lines and Avro; - is
-    Arrow's stream on standard input. Columns are found by name. What 'ags1 table scan' prints as
-    CSV or JSON lines is read as it was: an empty cell is null, binary is base64.
+    Files are Parquet, Arrow (IPC files and streams; Feather), CSV with a header, JSON lines or
+    Avro; - is an Arrow stream on standard input. Columns are matched by name. CSV and JSON lines
+    have the form that 'ags1 table scan' prints: an empty cell is null, binary is base64.
     """
     return _write(where, files, input_format, branch, False, None, dry_run, quiet, as_json)
 
@@ -250,7 +257,7 @@ Examples:
     "--filter",
     "row_filter",
     metavar="EXPR",
-    help="The rows that go, in PyIceberg's syntax.  [default: all]",
+    help="The rows to replace, in PyIceberg's syntax.  [default: all]",
 )
 @_input_format
 @branch
