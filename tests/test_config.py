@@ -32,6 +32,7 @@ NOTHING = Layer()
 TYPE, IMPL = "encryption.kms-type", "encryption.kms-impl"
 ARN = "arn:aws:kms:eu-west-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 HEX = "00112233445566778899aabbccddeeff"
+MEMORY_KEY = f"encryption.kms.key.k={HEX}"
 
 
 # -- one place
@@ -83,7 +84,7 @@ def test_an_unknown_variable_warns_once(
     for command in (
         "encrypt a",
         "verify a.ags1",
-        "key rewrap a.ags1.keys --to-key x",
+        f"key rewrap a.ags1.keys --to-kms memory --to-kms-property {MEMORY_KEY} --to-key k",
     ):
         told = run(*command.split()).stderr
         assert told.count(f"ags1: the environment variable {variable} is unknown and ignored") == 1
