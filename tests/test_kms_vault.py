@@ -14,7 +14,6 @@ import os
 import pickle
 import re
 import shutil
-import socket
 import threading
 import time
 import urllib.error
@@ -1070,7 +1069,7 @@ def test_an_answer_is_not_read_without_end(part: str) -> None:
         "headers": HEAD + b"X: y\r\n" * (len(data) // 6) + b"\r\n",
     }[part]
     with FaultyServer(lambda _: Reply(raw=raw)) as server:
-        with pytest.raises(KmsError, match="more than 4 MiB|cannot be reached"):
+        with pytest.raises(KmsError, match=r"more than 4 MiB|cannot be reached"):
             client_of(server).unwrap_key(WRAPPED, "orders")
 
 

@@ -353,6 +353,8 @@ class AzureKms(WrapsOnly, MadeOfProperties):
 class _StaticCredential(Secret):
     """A bearer token, as azure-core asks for one."""
 
+    __slots__ = ("_token",)
+
     def __init__(self, token: str) -> None:
         self._token = token
 
