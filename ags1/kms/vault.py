@@ -593,20 +593,14 @@ def _answer(status: int, content: bytes) -> _Answer:
 
 def _cause(error: BaseException) -> str:
     """Return why a connection failed, in words that hold no text of anybody else's."""
-    reason: Any = error
-    for _ in range(8):
+    reason: BaseException | None = error
+    while reason is not None:
         if isinstance(reason, OSError) and reason.errno and reason.errno > 0:
             return os.strerror(reason.errno)
         if type(reason).__name__ == "NameResolutionError":
             return "its name is not known"
-        inner = reason.__cause__ or getattr(reason, "reason", None)
-        if not isinstance(inner, BaseException):
-            inner = next((arg for arg in reason.args if isinstance(arg, BaseException)), None)
-        inner = inner or reason.__context__
-        if inner is None:
-            break
-        reason = inner
-    return type(reason).__name__
+        reason = reason.__cause__ or reason.__context__
+    return type(error).__name__
 
 
 def _ciphertext(wrapped_key: bytes) -> dict[str, object]:
