@@ -23,7 +23,7 @@ from reading import WAYS, Attempt
 import ags1
 from ags1 import KeyMetadata, _gcm
 from ags1.keys import EncryptedKey, KeyEncryptionKey
-from ags1.kms import GeneratedKey, aws, azure, keyring, vault
+from ags1.kms import GeneratedKey, azure, keyring, vault
 from ags1.kms.passphrase import Protection, passphrase_source
 from ags1.kms.properties import Properties
 from ags1.kms.secret import discreet
@@ -79,9 +79,6 @@ def kms_objects() -> dict[str, Any]:
             EncryptedKey("k", b"w", "m", {"KEY_TIMESTAMP": "1"}), KEY
         ),
         "Properties": Properties({"kms.vault.token": KEY.hex()}),
-        "AWS settings": aws._settings(
-            Properties({"client.access-key-id": "id", "client.secret-access-key": KEY.hex()})
-        ),
         "Azure's token": azure._StaticCredential(KEY.hex()),
         "Vault's answer": vault._Answer(200, {"data": {"plaintext": KEY.hex()}}, (), True),
     }

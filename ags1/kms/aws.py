@@ -17,7 +17,7 @@ import re
 import types
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -34,11 +34,12 @@ from . import plaintext_http
 from .client import GeneratedKey, MadeOfProperties
 from .process import PerProcess
 from .properties import Properties, missing_library
-from .secret import Secret, discreet
+from .secret import discreet
 
 SYMMETRIC_DEFAULT = "SYMMETRIC_DEFAULT"
 _ALGORITHMS = (SYMMETRIC_DEFAULT, "RSAES_OAEP_SHA_1", "RSAES_OAEP_SHA_256", "SM2PKE")
 _DATA_KEY_SPECS = ("AES_256", "AES_128")
+_HTTP_CLIENTS = ("apache", "urlconnection")
 
 # KMS's own limits, in bytes and characters.
 _MAX_PLAINTEXT_SIZE = 4096
@@ -51,9 +52,16 @@ _ROLE_ARN = re.compile(r"arn:[a-z0-9-]+:iam::\d{12}:role/\S{1,512}")
 _SESSION_NAME = re.compile(r"[\w+=,.@-]{2,64}", re.ASCII)
 
 # Java class names that stand for what this client does anyway.
-_JAVA_DEFAULT_PROVIDER = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-_JAVA_DEFAULT_FACTORY = "org.apache.iceberg.aws.AwsClientFactories$DefaultAwsClientFactory"
 _JAVA_ROLE_FACTORY = "org.apache.iceberg.aws.AssumeRoleAwsClientFactory"
+_JAVA_CLASSES = {
+    "client.factory": (
+        "org.apache.iceberg.aws.AwsClientFactories$DefaultAwsClientFactory",
+        _JAVA_ROLE_FACTORY,
+    ),
+    "client.credentials-provider": (
+        "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
+    ),
+}
 
 _NOT_FOUND = {"NotFoundException", "InvalidArnException"}
 _DISABLED = {"DisabledException", "KMSInvalidStateException"}
@@ -136,21 +144,6 @@ class _Role:
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings(Secret):
-    region: str | None
-    endpoint: str | None
-    algorithm: str
-    profile: str | None
-    access_key_id: str | None
-    secret_access_key: str | None = field(repr=False)
-    session_token: str | None = field(repr=False)
-    role: _Role | None
-    connect_timeout_ms: int
-    read_timeout_ms: int
-    max_attempts: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Connection:
     client: Any
     where: str
@@ -189,8 +182,7 @@ class AwsKms(MadeOfProperties):
     other credentials than configured.
 
     Calls raise the errors of ``KmsClient``. The SDK repeats a call that was throttled, timed out or
-    met a failing server, with back-off. The read time-out is one between two reads, and bounds
-    neither the time nor the size of a whole answer.
+    met a failing server, with back-off.
     """
 
     accepts_foreign_keys = True
@@ -198,7 +190,7 @@ class AwsKms(MadeOfProperties):
     @property
     def wraps_with_public_key(self) -> bool:
         """Whether the configured algorithm is an asymmetric one."""
-        return self._settings.algorithm != SYMMETRIC_DEFAULT
+        return self._algorithm != SYMMETRIC_DEFAULT
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         try:
@@ -206,10 +198,26 @@ class AwsKms(MadeOfProperties):
         except ImportError as error:
             raise missing_library("aws", error) from error
         super().__init__(properties)
-        self._settings = _settings(self._properties)
-        self._plaintext_allowed = plaintext_http.is_allowed(self._properties)
+        found = self._properties
+        _check_credentials(found)
+        self._region = found.get("client.region")
+        self._endpoint = _endpoint(found)
+        self._algorithm = found.choice(
+            "kms.encryption-algorithm-spec", default=SYMMETRIC_DEFAULT, choices=_ALGORITHMS
+        )
+        found.choice("kms.data-key-spec", default=_DATA_KEY_SPECS[0], choices=_DATA_KEY_SPECS)
+        kind = found.choice("http-client.type", default="apache", choices=_HTTP_CLIENTS)
+        self._connect_timeout_ms = found.number(
+            f"http-client.{kind}.connection-timeout-ms", default=found.connect_timeout_ms
+        )
+        self._read_timeout_ms = found.number(
+            f"http-client.{kind}.socket-timeout-ms", default=found.read_timeout_ms
+        )
+        self._max_attempts = found.max_attempts
+        self._role = _role(found)
+        self._plaintext_allowed = plaintext_http.is_allowed(found)
         # What the environment or a profile names is checked before it is used.
-        plaintext_http.check(self._settings.endpoint or "", allowed=self._plaintext_allowed)
+        plaintext_http.check(self._endpoint or "", allowed=self._plaintext_allowed)
         self._connection = PerProcess(self._connect)
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
@@ -222,7 +230,7 @@ class AwsKms(MadeOfProperties):
             key_id,
             KeyId=key_id,
             Plaintext=bytes(key),
-            EncryptionAlgorithm=self._settings.algorithm,
+            EncryptionAlgorithm=self._algorithm,
         )
         return self._bytes(answer, "CiphertextBlob")
 
@@ -232,7 +240,7 @@ class AwsKms(MadeOfProperties):
             key_id,
             KeyId=key_id,
             CiphertextBlob=_checked_wrapped_key(wrapped_key),
-            EncryptionAlgorithm=self._settings.algorithm,
+            EncryptionAlgorithm=self._algorithm,
         )
         return self._bytes(answer, "Plaintext")
 
@@ -240,7 +248,7 @@ class AwsKms(MadeOfProperties):
     def supports_key_generation(self) -> bool:
         """Whether the configured algorithm is the symmetric one: KMS generates no keys under an
         asymmetric master key."""
-        return self._settings.algorithm == SYMMETRIC_DEFAULT
+        return self._algorithm == SYMMETRIC_DEFAULT
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         """Have KMS make a key of ``key_size`` bytes, wrapped under ``key_id``: GenerateDataKey with
@@ -268,8 +276,8 @@ class AwsKms(MadeOfProperties):
             CiphertextBlob=_checked_wrapped_key(wrapped_key),
             SourceKeyId=key_id,
             DestinationKeyId=key_id,
-            SourceEncryptionAlgorithm=self._settings.algorithm,
-            DestinationEncryptionAlgorithm=self._settings.algorithm,
+            SourceEncryptionAlgorithm=self._algorithm,
+            DestinationEncryptionAlgorithm=self._algorithm,
         )
         return self._bytes(answer, "CiphertextBlob")
 
@@ -278,7 +286,7 @@ class AwsKms(MadeOfProperties):
             connection.client.close()
 
     def __repr__(self) -> str:
-        return f"AwsKms(region={self._settings.region!r}, endpoint={self._settings.endpoint!r})"
+        return f"AwsKms(region={self._region!r}, endpoint={self._endpoint!r})"
 
     def _connect(self) -> _Connection:
         import boto3
@@ -286,27 +294,28 @@ class AwsKms(MadeOfProperties):
 
         for name in _TALKATIVE:
             logging.getLogger(name).addFilter(_hide)
-        settings = self._settings
+        found = self._properties
+        profile = found.get("client.profile-name")
         config = botocore.config.Config(
-            connect_timeout=settings.connect_timeout_ms / 1000,
-            read_timeout=settings.read_timeout_ms / 1000,
-            retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
+            connect_timeout=self._connect_timeout_ms / 1000,
+            read_timeout=self._read_timeout_ms / 1000,
+            retries={"mode": "standard", "total_max_attempts": self._max_attempts},
         )
         session = boto3.Session(
-            profile_name=settings.profile,
-            region_name=settings.region,
-            aws_access_key_id=settings.access_key_id,
-            aws_secret_access_key=settings.secret_access_key,
-            aws_session_token=settings.session_token,
+            profile_name=profile,
+            region_name=self._region,
+            aws_access_key_id=found.get("client.access-key-id"),
+            aws_secret_access_key=found.get("client.secret-access-key"),
+            aws_session_token=found.get("client.session-token"),
         )
         # AWS_REGION is what Java reads; boto3 does not.
         region = session.region_name or os.environ.get("AWS_REGION")
-        if settings.role:
-            region = settings.role.region or region
+        if self._role:
+            region = self._role.region or region
         client_of = functools.partial(self._client, region_name=region, config=config)
-        if settings.role:
-            session = _assuming(settings, session, functools.partial(client_of, session))
-        client = client_of(session, "kms", endpoint_url=settings.endpoint)
+        if self._role:
+            session = _assuming(self._role, profile, session, functools.partial(client_of, session))
+        client = client_of(session, "kms", endpoint_url=self._endpoint)
         where = f"AWS KMS at {plaintext_http.shown(client.meta.endpoint_url)}"
         return _Connection(client, where, client.meta.region_name)
 
@@ -347,22 +356,23 @@ class AwsKms(MadeOfProperties):
         )
 
 
-def _assuming(settings: _Settings, session: Any, make_client: Callable[..., Any]) -> Any:
+def _assuming(
+    role: _Role, profile: str | None, session: Any, make_client: Callable[..., Any]
+) -> Any:
     """Return a session with the credentials of the role, which botocore asks STS for with those of
     ``session``, and again before they expire."""
     import boto3
     import botocore.session
     from botocore import credentials, exceptions
 
-    assert settings.role is not None
     source = session.get_credentials()
     if source is None:
         raise exceptions.NoCredentialsError
     fetcher = credentials.AssumeRoleCredentialFetcher(
-        make_client, source, settings.role.arn, extra_args=settings.role.request
+        make_client, source, role.arn, extra_args=role.request
     )
     assumed = credentials.DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
-    assuming = botocore.session.Session(profile=settings.profile)
+    assuming = botocore.session.Session(profile=profile)
     provider = types.SimpleNamespace(load_credentials=lambda: assumed)
     assuming.register_component("credential_provider", provider)
     return boto3.Session(botocore_session=assuming)
@@ -371,64 +381,29 @@ def _assuming(settings: _Settings, session: Any, make_client: Callable[..., Any]
 # Properties
 
 
-def _settings(properties: Properties) -> _Settings:
-    factory = properties.get("client.factory")
-    if factory not in (None, _JAVA_DEFAULT_FACTORY, _JAVA_ROLE_FACTORY):
-        raise KmsConfigurationError(
-            "the property 'client.factory' names a Java class that has no counterpart here: "
-            "configure the credentials by 'client.profile-name', 'client.assume-role.arn' or the "
-            "environment"
-        )
-    provider = properties.get("client.credentials-provider")
-    if provider not in (None, _JAVA_DEFAULT_PROVIDER):
-        raise KmsConfigurationError(
-            "the property 'client.credentials-provider' names a Java class that has no counterpart "
-            "here: configure the credentials by 'client.profile-name', 'client.assume-role.arn' or "
-            "the environment"
-        )
+def _check_credentials(properties: Properties) -> None:
+    for name, known in _JAVA_CLASSES.items():
+        if properties.get(name) not in (None, *known):
+            raise KmsConfigurationError(
+                f"the property {name!r} names a Java class that has no counterpart here: configure "
+                "the credentials by 'client.profile-name', 'client.assume-role.arn' or the "
+                "environment"
+            )
     access_key_id = properties.get("client.access-key-id")
-    secret_access_key = properties.get("client.secret-access-key")
-    session_token = properties.get("client.session-token")
-    profile = properties.get("client.profile-name")
-    if (access_key_id is None) != (secret_access_key is None):
+    if (access_key_id is None) != (properties.get("client.secret-access-key") is None):
         raise KmsConfigurationError(
             "of 'client.access-key-id' and 'client.secret-access-key' only one is given"
         )
-    if session_token and not access_key_id:
+    if properties.get("client.session-token") and not access_key_id:
         raise KmsConfigurationError(
             "'client.session-token' is given without 'client.access-key-id'"
         )
-    given = [access_key_id and "client.access-key-id", profile and "client.profile-name"]
-    given = [name for name in [*given, provider and "client.credentials-provider"] if name]
+    names = ("client.access-key-id", "client.profile-name", "client.credentials-provider")
+    given = [name for name in names if properties.get(name)]
     if len(given) > 1:
         raise KmsConfigurationError(
             f"{given[0]!r} and {given[1]!r} both name credentials: one is meant"
         )
-    properties.choice("kms.data-key-spec", default=_DATA_KEY_SPECS[0], choices=_DATA_KEY_SPECS)
-    http_client = properties.choice(
-        "http-client.type", default="apache", choices=("apache", "urlconnection")
-    )
-    return _Settings(
-        region=properties.get("client.region"),
-        endpoint=_endpoint(properties),
-        algorithm=properties.choice(
-            "kms.encryption-algorithm-spec", default=SYMMETRIC_DEFAULT, choices=_ALGORITHMS
-        ),
-        profile=profile,
-        access_key_id=access_key_id,
-        secret_access_key=secret_access_key,
-        session_token=session_token,
-        role=_role(properties, required=factory == _JAVA_ROLE_FACTORY),
-        connect_timeout_ms=properties.number(
-            f"http-client.{http_client}.connection-timeout-ms",
-            default=properties.connect_timeout_ms,
-        ),
-        read_timeout_ms=properties.number(
-            f"http-client.{http_client}.socket-timeout-ms",
-            default=properties.read_timeout_ms,
-        ),
-        max_attempts=properties.max_attempts,
-    )
 
 
 def _endpoint(properties: Properties) -> str | None:
@@ -447,8 +422,8 @@ def _endpoint(properties: Properties) -> str | None:
     return endpoint
 
 
-def _role(properties: Properties, *, required: bool) -> _Role | None:
-    if required:
+def _role(properties: Properties) -> _Role | None:
+    if properties.get("client.factory") == _JAVA_ROLE_FACTORY:
         # Java's factory refuses to start without these two.
         properties.require("client.assume-role.arn")
         properties.require("client.assume-role.region")

@@ -74,12 +74,11 @@ class AzureKms(WrapsOnly, MadeOfProperties):
     first, which needs the permission to list keys once that one does not fit.
 
     Properties: ``azure.keyvault.url``, always https: the SDK sends no token over http, not to this
-    machine either; ``azure.keyvault.key-wrap-algorithm`` (``RSA-OAEP-256``).
-    RSA1_5 unwraps what Java wrapped with it, and does not wrap. Credentials: ``kms.azure.token``, a
-    bearer token for the vault, else azure-identity's DefaultAzureCredential, as Java's. As there,
-    ``adls.token`` is not used: it is for storage. Java's ``adls.token-credential-provider`` names a
-    Java class and is refused. Time-outs and attempts as for every remote client; the read time-out
-    is one between two reads, and bounds neither the time nor the size of a whole answer.
+    machine either; ``azure.keyvault.key-wrap-algorithm`` (``RSA-OAEP-256``). RSA1_5 unwraps what
+    Java wrapped with it, and does not wrap. Credentials: ``kms.azure.token``, a bearer token for
+    the vault, else azure-identity's DefaultAzureCredential, as Java's. As there, ``adls.token`` is
+    not used: it is for storage. Java's ``adls.token-credential-provider`` names a Java class and is
+    refused. Time-outs and attempts as for every remote client.
 
     With an RSA algorithm whoever has the public key can wrap: that a wrapped key unwraps says
     nothing about who made it (``wraps_with_public_key``).

@@ -33,6 +33,11 @@ class KmsClient(Protocol):
     connects when it is first used. ``encryption.kms-impl`` and the entry points ``ags1.kms`` name a
     class or object with a method ``from_properties(properties)`` that returns a client.
 
+    ``kms.connect-timeout-ms`` and ``kms.read-timeout-ms`` (between two reads) bound the waiting for
+    a service, ``kms.max-attempts`` the number of attempts. Neither the time nor the size of a whole
+    answer is bounded: by its certificate, whoever answers is the service with the master keys, and
+    can withhold them anyway.
+
     A client may also have ``accepts_foreign_keys: bool``: whether a ``key_id`` may name a key that
     does not belong to the configured account or server (an ARN of anybody's). There, a key id that
     was read from an untrusted place is not used. Without the attribute that is assumed.

@@ -83,8 +83,7 @@ class GcpKms(WrapsOnly, MadeOfProperties):
     application default credentials. ``kms.gcp.endpoint``: ``host``, ``host:port`` or
     ``https://host``; and ``http://`` for an emulator, which needs ``kms.gcp.anonymous`` = true, is
     sent no credentials, and is on this machine unless ``kms.allow-plaintext-http`` is true.
-    Time-outs and attempts as for every remote client; the read time-out is one between two reads,
-    and bounds neither the time nor the size of a whole answer.
+    Time-outs and attempts as for every remote client.
 
     Google's libraries log requests, plaintext keys included, at DEBUG. Connecting takes the bodies
     out of these log records for the whole process.

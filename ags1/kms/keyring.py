@@ -158,16 +158,11 @@ class Keyring(Secret):
                     document, keys, seal_before = {"format": _FORMAT}, _Hidden(), new_seal
                 edit(keys)
                 master_keys = _parse(keys, self._path)
-                self._write(path, document, keys, protect(seal_before))
+                data = _print(document, keys, protect(seal_before))
+                if len(data) > _MAX_SIZE:
+                    raise KmsError(f"the keyring {self._path} would be larger than 16 MiB")
+                private_file.write(path, data, overwrite=True, durable=True)
             return master_keys
-
-    def _write(
-        self, path: str, document: Mapping[str, Any], keys: Mapping[str, Any], sealed_by: _Seal
-    ) -> None:
-        data = _print(document, keys, sealed_by)
-        if len(data) > _MAX_SIZE:
-            raise KmsError(f"the keyring {self._path} would be larger than 16 MiB")
-        private_file.write(path, data, overwrite=True, durable=True)
 
     def _refresh(self) -> Mapping[str, MasterKey]:
         if self._keys is None or self._seen != self._identity():

@@ -103,7 +103,6 @@ def encoded(text: str) -> bytes:
         raise KmsConfigurationError("the property 'kms.local.passphrase' is not UTF-8") from None
 
 
-@discreet
 def checked(passphrase: object) -> bytes:
     if not isinstance(passphrase, bytes):
         raise KmsConfigurationError("the passphrase is not bytes")
@@ -173,7 +172,6 @@ class Protection:
         salt = base64.b64encode(self.salt).decode()
         return {"kdf": "scrypt", "n": self.n, "r": self.r, "p": self.p, "salt": salt}
 
-    @discreet
     def derive(self, passphrase: bytes) -> bytes:
         """Return the key. Takes as long, and as much memory, as the parameters say."""
         # What OpenSSL counts, to the byte: the vector, two blocks of scratch and p blocks.

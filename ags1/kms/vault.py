@@ -103,9 +103,7 @@ class VaultKms(MadeOfProperties):
     the file, again. Tokens are left to expire, not revoked.
 
     Under an RSA key nothing is wrapped (KmsConfigurationError), only unwrapped: whoever has its
-    public half could have wrapped it as well. An answer is read up to 4 MiB. The read time-out is
-    one between two reads, as with every client: a server that has proved to be the one with the
-    master keys can withhold its answer anyway.
+    public half could have wrapped it as well. An answer is read up to 4 MiB.
 
     Attempts are repeated as Vault's own client does it. A key made by an attempt whose answer was
     lost is never used. Redirects are not followed: token and key would go along.
