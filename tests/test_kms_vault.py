@@ -14,6 +14,7 @@ import os
 import pickle
 import re
 import shutil
+import socket
 import threading
 import time
 import urllib.error
@@ -24,6 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import https_server
 import pytest
 from conftest import RunPython
 from kms_contract import KEY, KmsContract, everything_said, spellings
@@ -813,11 +815,21 @@ def test_neither_cookies_nor_passwords_of_others_are_sent(
     (tmp_path / ".netrc").write_text("default login somebody password secret\n")
     (tmp_path / ".netrc").chmod(0o600)
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
-    reply = Reply(200, OPENED.body, {"Set-Cookie": "a=b; Path=/"})
-    with FaultyServer(lambda _: reply) as server:
-        kms = client_of(server)
+
+    class Cookies(https_server.Server):
+        def answer(self, request: https_server.Request) -> https_server.Answer:
+            body = json.dumps(OPENED.body).encode()
+            return https_server.Answer(200, body, {"Set-Cookie": "a=b; Path=/"})
+
+    # Over TLS: without, requests looks for neither proxies nor passwords.
+    server = Cookies()
+    try:
+        given = {"kms.vault.url": server.url, "kms.vault.token": TOKEN}
+        kms = VaultKms(given | {"kms.vault.ca-cert": server.certificate})
         for _ in range(2):
             kms.unwrap_key(WRAPPED, "orders")
+    finally:
+        server.stop()
     assert len(server.requests) == 2
     for request in server.requests:
         assert {"cookie", "authorization"}.isdisjoint(request.headers)
@@ -1060,17 +1072,36 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 @pytest.mark.parametrize("part", ["body", "chunks", "headers"])
 def test_an_answer_is_not_read_without_end(part: str) -> None:
-    data = b'{"x": "' + b" " * (vault_module._MAX_ANSWER_SIZE + (1 << 20)) + b'"}'
-    raw = {
-        "body": HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data,
-        "chunks": HEAD
-        + b"Transfer-Encoding: chunked\r\n\r\n"
-        + b"%x\r\n%s\r\n" % (len(data), data),
-        "headers": HEAD + b"X: y\r\n" * (len(data) // 6) + b"\r\n",
+    begin, piece = {
+        "body": (HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 40), b" " * 65536),
+        "chunks": (
+            HEAD + b"Transfer-Encoding: chunked\r\n\r\n",
+            b"%x\r\n%65536s\r\n" % (65536, b""),
+        ),
+        "headers": (HEAD, b"X: %65000s\r\n" % b"y"),
     }[part]
-    with FaultyServer(lambda _: Reply(raw=raw)) as server:
+    sent = 0
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def send() -> None:
+            nonlocal sent
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(begin)
+                while sent < 256 << 20:
+                    connection.sendall(piece)
+                    sent += len(piece)
+
+        thread = threading.Thread(target=send, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        given = {"kms.vault.url": url, "kms.vault.token": TOKEN, "kms.max-attempts": "1"}
         with pytest.raises(KmsError, match=r"more than 4 MiB|cannot be reached"):
-            client_of(server).unwrap_key(WRAPPED, "orders")
+            VaultKms(given).unwrap_key(WRAPPED, "orders")
+        thread.join(60)
+    # What lies in the sockets' buffers besides.
+    assert sent < 64 << 20
 
 
 def test_a_compressed_answer_is_not_unpacked() -> None:
