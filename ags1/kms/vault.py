@@ -279,6 +279,13 @@ class VaultKms(MadeOfProperties):
 
         plaintext_http.check_proxy(self._url)
         session = requests.Session()
+        if self._verify:
+            environment = os.environ.get("VAULT_CACERT") or os.environ.get("VAULT_CAPATH")
+            session.verify = self._ca_cert or environment or True
+            if session.verify is not True:
+                _check_ca_cert(session.verify)
+        else:
+            session.verify = False
         # Over plain http no proxy, whatever the environment comes to say.
         session.trust_env = self._url.startswith("https:")
         # A wrong secret id may be a 500, and Vault locks out who tries too often.
@@ -387,7 +394,6 @@ class VaultKms(MadeOfProperties):
             return self._found_token() != token
         return self._call(connection.session, "GET", "auth/token/lookup-self", token).status == 403
 
-    @discreet
     def _call(
         self,
         session: requests.Session,
@@ -398,12 +404,6 @@ class VaultKms(MadeOfProperties):
     ) -> _Answer:
         import urllib3.exceptions
 
-        verify: bool | str = self._verify
-        if verify:
-            environment = os.environ.get("VAULT_CACERT") or os.environ.get("VAULT_CAPATH")
-            verify = self._ca_cert or environment or True
-        if isinstance(verify, str):
-            _check_ca_cert(verify)
         try:
             with session.request(
                 method,
@@ -411,8 +411,8 @@ class VaultKms(MadeOfProperties):
                 headers={"X-Vault-Token": token} if token else {},
                 json=body,
                 timeout=self._timeout_s,
-                # The session's own would yield to REQUESTS_CA_BUNDLE.
-                verify=verify,
+                # By itself the session's would yield to REQUESTS_CA_BUNDLE.
+                verify=session.verify,
                 allow_redirects=False,
                 stream=True,
             ) as answer:
