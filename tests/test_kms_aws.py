@@ -42,7 +42,7 @@ from ags1.errors import (  # noqa: E402
 from ags1.keys import KeyEncryptionKey  # noqa: E402
 from ags1.kms import KmsClient, Rewrapper, from_properties  # noqa: E402
 from ags1.kms.aws import AwsKms  # noqa: E402
-from ags1.kms.plaintext_http import InsecureEndpointWarning  # noqa: E402
+from ags1.kms.endpoints import InsecureEndpointWarning  # noqa: E402
 
 OTHER_ACCOUNT = "111122223333"
 ROLE_ARN = f"arn:aws:iam::{OTHER_ACCOUNT}:role/encrypter"

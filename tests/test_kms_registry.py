@@ -13,8 +13,8 @@ from kms_contract import everything_said
 
 from ags1.errors import KmsConfigurationError
 from ags1.kms import LocalKms, from_properties, kms_types
+from ags1.kms.endpoints import ALLOW_PLAINTEXT_HTTP, InsecureEndpointWarning
 from ags1.kms.memory import MemoryKms
-from ags1.kms.plaintext_http import ALLOW_PLAINTEXT_HTTP, InsecureEndpointWarning
 from ags1.kms.properties import Properties, missing_library
 
 BUILT_IN = ["aws", "azure", "gcp", "local", "memory", "vault"]
@@ -491,7 +491,7 @@ def test_keys_do_not_cross_the_network_unencrypted_unless_allowed(kms_type: str,
     assert [one.filename for one in told] == [__file__]
 
 
-@pytest.mark.filterwarnings("error::ags1.kms.plaintext_http.InsecureEndpointWarning")
+@pytest.mark.filterwarnings("error::ags1.kms.endpoints.InsecureEndpointWarning")
 @pytest.mark.parametrize("kms_type", ENDPOINT)
 @pytest.mark.parametrize(
     "url",

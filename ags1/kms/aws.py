@@ -19,7 +19,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 from ..errors import (
     KmsAccessDeniedError,
@@ -30,7 +29,7 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from . import plaintext_http
+from . import endpoints
 from .client import GeneratedKey, MadeOfProperties
 from .process import PerProcess
 from .properties import Properties, missing_library
@@ -39,6 +38,7 @@ from .secret import discreet
 SYMMETRIC_DEFAULT = "SYMMETRIC_DEFAULT"
 _ALGORITHMS = (SYMMETRIC_DEFAULT, "RSAES_OAEP_SHA_1", "RSAES_OAEP_SHA_256", "SM2PKE")
 _DATA_KEY_SPECS = ("AES_256", "AES_128")
+_ENDPOINT = "the property 'kms.endpoint'"
 _HTTP_CLIENTS = ("apache", "urlconnection")
 
 # KMS's own limits, in bytes and characters.
@@ -201,7 +201,12 @@ class AwsKms(MadeOfProperties):
         found = self._properties
         _check_credentials(found)
         self._region = found.get("client.region")
-        self._endpoint = _endpoint(found)
+        self._plaintext_allowed = allowed = endpoints.is_allowed(found)
+        # What the environment or a profile names is checked before it is used.
+        self._endpoint = found.get("kms.endpoint")
+        if self._endpoint:
+            form = "https://host:port/path"
+            endpoints.checked_url(_ENDPOINT, self._endpoint, allowed=allowed, form=form)
         self._algorithm = found.choice(
             "kms.encryption-algorithm-spec", default=SYMMETRIC_DEFAULT, choices=_ALGORITHMS
         )
@@ -215,9 +220,6 @@ class AwsKms(MadeOfProperties):
         )
         self._max_attempts = found.max_attempts
         self._role = _role(found)
-        self._plaintext_allowed = plaintext_http.is_allowed(found)
-        # What the environment or a profile names is checked before it is used.
-        plaintext_http.check(self._endpoint or "", allowed=self._plaintext_allowed)
         self._connection = PerProcess(self._connect)
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
@@ -316,13 +318,13 @@ class AwsKms(MadeOfProperties):
         if self._role:
             session = _assuming(self._role, profile, session, functools.partial(client_of, session))
         client = client_of(session, "kms", endpoint_url=self._endpoint)
-        where = f"AWS KMS at {plaintext_http.shown(client.meta.endpoint_url)}"
+        where = f"AWS KMS at {endpoints.shown(client.meta.endpoint_url)}"
         return _Connection(client, where, client.meta.region_name)
 
     def _client(self, session: Any, service: str, **options: Any) -> Any:
         client = session.client(service, **options)
-        plaintext_http.check(client.meta.endpoint_url, allowed=self._plaintext_allowed)
-        plaintext_http.check_proxy(client.meta.endpoint_url)
+        endpoints.check(client.meta.endpoint_url, allowed=self._plaintext_allowed)
+        endpoints.check_proxy(client.meta.endpoint_url)
         return client
 
     @discreet
@@ -404,22 +406,6 @@ def _check_credentials(properties: Properties) -> None:
         raise KmsConfigurationError(
             f"{given[0]!r} and {given[1]!r} both name credentials: one is meant"
         )
-
-
-def _endpoint(properties: Properties) -> str | None:
-    endpoint = properties.get("kms.endpoint")
-    if endpoint is None:
-        return None
-    try:
-        url = urlsplit(endpoint)
-        sound = url.scheme in ("http", "https") and url.hostname and (url.port is None or url.port)
-    except ValueError:
-        sound = False
-    if not sound:
-        raise KmsConfigurationError("the property 'kms.endpoint' is not an http or https URL")
-    if "@" in url.netloc:
-        raise KmsConfigurationError("the property 'kms.endpoint' may not hold credentials")
-    return endpoint
 
 
 def _role(properties: Properties) -> _Role | None:

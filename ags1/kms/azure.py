@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from ..errors import (
     KmsAccessDeniedError,
@@ -29,6 +28,7 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
+from . import endpoints
 from .client import MadeOfProperties, WrapsOnly
 from .process import PerProcess
 from .properties import missing_library
@@ -93,9 +93,11 @@ class AzureKms(WrapsOnly, MadeOfProperties):
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         super().__init__(properties)
-        self._vault = _vault_url(
-            self._properties.require(VAULT_URL, hint="the vault, https://<name>.vault.azure.net")
-        )
+        vault = self._properties.require(VAULT_URL, hint="https://<name>.vault.azure.net")
+        name = f"the property {VAULT_URL!r}"
+        self._vault = endpoints.checked_url(name, vault, allowed=False).removesuffix(":443")
+        if not self._vault.startswith("https:"):
+            raise KmsConfigurationError(f"{name} is not https: the SDK sends no token there")
         self._algorithm = self._properties.choice(
             KEY_WRAP_ALGORITHM, default=_RSA_OAEP_256, choices=(*_RSA, *_AES)
         )
@@ -365,27 +367,6 @@ class _StaticCredential(Secret):
 
     def close(self) -> None:
         """It has nothing open."""
-
-
-def _vault_url(text: str) -> str:
-    """Return a vault's address, ``https://host[:port]``. Raises KmsConfigurationError."""
-    wrong = KmsConfigurationError(f"the property {VAULT_URL!r} is not of the form https://host")
-    try:
-        parts = urlsplit(text)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise wrong from None
-    if (
-        parts.scheme != "https"
-        or not host
-        or not re.fullmatch(r"[a-z0-9.-]+", host)
-        or "@" in parts.netloc
-        or parts.path not in ("", "/")
-        or parts.query
-        or parts.fragment
-    ):
-        raise wrong
-    return f"https://{host}:{port}" if port not in (None, 443) else f"https://{host}"
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

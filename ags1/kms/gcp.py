@@ -14,10 +14,8 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 from ..errors import (
     KmsAccessDeniedError,
@@ -28,7 +26,7 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from . import plaintext_http
+from . import endpoints
 from .client import MadeOfProperties, WrapsOnly
 from .process import PerProcess
 from .properties import missing_library
@@ -64,15 +62,6 @@ class _CorruptedError(Exception):
     """A checksum says that the request or the answer was changed on its way."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    host: str
-    plaintext: bool
-
-    def __str__(self) -> str:
-        return f"http://{self.host}" if self.plaintext else self.host
-
-
 class GcpKms(WrapsOnly, MadeOfProperties):
     """A KMS client for Google Cloud KMS.
 
@@ -94,14 +83,18 @@ class GcpKms(WrapsOnly, MadeOfProperties):
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         super().__init__(properties)
-        self._endpoint = _endpoint(self._properties.get(ENDPOINT))
-        plaintext_http.check(
-            str(self._endpoint), allowed=plaintext_http.is_allowed(self._properties)
+        given = self._properties.get(ENDPOINT) or _DEFAULT_HOST
+        self._url = endpoints.checked_url(
+            f"the property {ENDPOINT!r}",
+            given if "://" in given else f"https://{given}",
+            allowed=endpoints.is_allowed(self._properties),
         )
+        self._shown = self._url.removeprefix("https://")
+        self._plaintext = self._url.startswith("http:")
         self._anonymous = self._properties.flag(ANONYMOUS, default=False)
         if self._anonymous and self._properties.get(TOKEN):
             raise KmsConfigurationError(f"both {ANONYMOUS!r} and {TOKEN!r} are given: one is meant")
-        if self._endpoint.plaintext and not self._anonymous:
+        if self._plaintext and not self._anonymous:
             raise KmsConfigurationError(
                 f"the property {ENDPOINT!r} is not https: credentials are not sent there; "
                 f"for an emulator, set {ANONYMOUS!r} to 'true'"
@@ -172,7 +165,7 @@ class GcpKms(WrapsOnly, MadeOfProperties):
             client.transport.close()
 
     def __repr__(self) -> str:
-        return f"GcpKms({str(self._endpoint)!r})"
+        return f"GcpKms({self._shown!r})"
 
     def _connect(self) -> KeyManagementServiceClient:
         from google.auth.credentials import AnonymousCredentials
@@ -189,13 +182,13 @@ class GcpKms(WrapsOnly, MadeOfProperties):
         elif token := self._properties.get(TOKEN):
             credentials = Credentials(token=token, expiry=self._expires_at)
         transport: Any = "rest"
-        if self._endpoint.plaintext:
-            plaintext_http.check_proxy(str(self._endpoint))
+        if self._plaintext:
+            endpoints.check_proxy(self._url)
             transport = functools.partial(KeyManagementServiceRestTransport, url_scheme="http")
         client = KeyManagementServiceClient(
             credentials=credentials,
             transport=transport,
-            client_options={"api_endpoint": self._endpoint.host},
+            client_options={"api_endpoint": self._url.partition("://")[2]},
         )
         # A key goes to the endpoint and not where that points to. There is no public way to say so.
         client.transport._session.max_redirects = 0
@@ -235,7 +228,7 @@ class GcpKms(WrapsOnly, MadeOfProperties):
         import requests
         from google.api_core.exceptions import GoogleAPICallError
 
-        where = f"Google Cloud KMS ({self._endpoint})"
+        where = f"Google Cloud KMS ({self._shown})"
         subject = f"to {action} with the key {key_id!r}"
         if isinstance(error, _CorruptedError) or _is_corrupted_request(error):
             return KmsUnavailableError(
@@ -358,33 +351,6 @@ def _parse_key_id(key_id: str) -> re.Match[str]:
             f"{key_id!r} names no key of Google Cloud KMS, which would be {_KEY_FORM}"
         )
     return match
-
-
-def _endpoint(text: str | None) -> _Endpoint:
-    if text is None:
-        return _Endpoint(_DEFAULT_HOST, plaintext=False)
-    wrong = KmsConfigurationError(
-        f"the property {ENDPOINT!r} is not of the form host, host:port, https://host:port or "
-        "http://host:port"
-    )
-    try:
-        parts = urlsplit(text if "://" in text else f"https://{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise wrong from None
-    host_form = re.compile(r"[a-z0-9.-]+|[0-9a-f:.]*:[0-9a-f:.]*")
-    if (
-        parts.scheme not in ("http", "https")
-        or not host
-        or not host_form.fullmatch(host)
-        or "@" in parts.netloc
-        or parts.path not in ("", "/")
-        or parts.query
-        or parts.fragment
-    ):
-        raise wrong
-    shown = f"[{host}]" if ":" in host else host
-    return _Endpoint(f"{shown}:{port}" if port else shown, plaintext=parts.scheme == "http")
 
 
 def _expiry(text: str | None) -> datetime | None:

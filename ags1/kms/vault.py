@@ -18,7 +18,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from ..errors import (
     KmsAccessDeniedError,
@@ -29,7 +28,7 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from . import plaintext_http
+from . import endpoints
 from .client import GeneratedKey, MadeOfProperties
 from .process import PerProcess
 from .properties import Properties, missing_library, warn_user
@@ -116,11 +115,14 @@ class VaultKms(MadeOfProperties):
         super().__init__(properties)
         found = self._properties
         found.check_names(_PREFIX, _NAMES)
-        self._url = _checked_url(
+        self._url = endpoints.checked_url(
+            f"the property {URL!r} (or VAULT_ADDR)",
             found.get(URL)
             or os.environ.get("VAULT_ADDR")
             # For the error that names the property.
-            or found.require(URL, hint="https://host:8200, or VAULT_ADDR in the environment")
+            or found.require(URL, hint="https://host:8200, or VAULT_ADDR in the environment"),
+            allowed=endpoints.is_allowed(found),
+            form="https://host:8200/path",
         )
         self._namespace = found.get(NAMESPACE) or os.environ.get("VAULT_NAMESPACE") or None
         if self._namespace and not _NAMESPACE.fullmatch(self._namespace):
@@ -145,11 +147,10 @@ class VaultKms(MadeOfProperties):
             import requests  # noqa: F401
         except ImportError as error:
             raise missing_library("vault", error) from None
-        plaintext_http.check(self._url, allowed=plaintext_http.is_allowed(found))
         if not self._verify:
             warn_user(
                 f"{VERIFY} is false: whoever answers at {self._url} gets the token and the keys",
-                plaintext_http.InsecureEndpointWarning,
+                endpoints.InsecureEndpointWarning,
             )
         self._connection: PerProcess[_Connection] = PerProcess(lambda: _Connection(self._session()))
 
@@ -277,7 +278,7 @@ class VaultKms(MadeOfProperties):
                 # Spread, or all workers that failed together come back together.
                 return random.uniform(wait_s / 2, wait_s)
 
-        plaintext_http.check_proxy(self._url)
+        endpoints.check_proxy(self._url)
         session = requests.Session()
         if self._verify:
             environment = os.environ.get("VAULT_CACERT") or os.environ.get("VAULT_CAPATH")
@@ -606,27 +607,6 @@ def _ciphertext(wrapped_key: bytes) -> dict[str, object]:
     if not _WRAPPED_KEY.fullmatch(text):
         raise KmsUnwrapError("the wrapped key is damaged, or was not wrapped by Vault")
     return {"ciphertext": text}
-
-
-def _checked_url(url: str) -> str:
-    # Messages leave out the value, which may hold a password.
-    name = f"the property {URL!r} (or VAULT_ADDR)"
-    parts, port = None, -1
-    with contextlib.suppress(ValueError):
-        parts = urlsplit(url)
-        port = 0 if parts.port is None else parts.port
-    if parts is not None and (parts.username is not None or parts.password is not None):
-        raise KmsConfigurationError(f"{name} holds a password, which is no way to log in to Vault")
-    if (
-        parts is None
-        or port < 0
-        or parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or not re.fullmatch(r"[\x21-\x7e]+", url)
-        or not {"?", "#"}.isdisjoint(url)
-    ):
-        raise KmsConfigurationError(f"{name} is not of the form https://host:8200")
-    return url.rstrip("/")
 
 
 def _checked_path(properties: Properties, name: str, default: str) -> str:

@@ -1,20 +1,24 @@
-"""Endpoints without TLS, the same rules for every client that takes one.
+"""A service's address: its form, and what is allowed without TLS, for every client alike.
 
-Keys cross such a connection unencrypted. One to this machine is for emulators and tests. One to
-another machine is refused unless a property allows it. Knows no service.
+Without TLS keys cross the connection unencrypted. One to this machine is for emulators and tests.
+One to another machine is refused unless a property allows it. Knows no service.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import re
 import urllib.request
 from urllib.parse import urlsplit
 
 from ..errors import KmsConfigurationError
 from .properties import Properties, warn_user
+from .secret import discreet
 
 ALLOW_PLAINTEXT_HTTP = "kms.allow-plaintext-http"
+
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f.]*:[0-9a-f:.]*")
 
 
 class InsecureEndpointWarning(UserWarning):
@@ -31,6 +35,34 @@ def is_allowed(properties: Properties) -> bool:
             InsecureEndpointWarning,
         )
     return allowed
+
+
+@discreet
+def checked_url(name: str, url: str, *, allowed: bool, form: str = "https://host:port") -> str:
+    """Return an address without a slash at its end, its host in small letters.
+
+    ``name`` is what gave it. Raises KmsConfigurationError, which does not quote the address: it may
+    hold a password. ``form`` shows whether there may be a path. For http see ``check``.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise KmsConfigurationError(f"{name} is not of the form {form}") from None
+    if "@" in parts.netloc:
+        raise KmsConfigurationError(f"{name} may not hold credentials")
+    path = parts.path.rstrip("/")
+    if (
+        parts.scheme not in ("http", "https")
+        or not _HOST.fullmatch(host)
+        or port == 0
+        or (path and not form.endswith("/path"))
+        or not re.fullmatch(r"[\x21-\x7e]+", url)  # urlsplit drops line breaks
+        or not {"?", "#"}.isdisjoint(url)
+    ):
+        raise KmsConfigurationError(f"{name} is not of the form {form}")
+    check(url, allowed=allowed)
+    return f"{parts.scheme}://{parts.netloc.lower()}{path}"
 
 
 def check(url: str, *, allowed: bool) -> None:
