@@ -165,14 +165,12 @@ def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, as_j
     from ..kms.local import check_names
     from ..kms.passphrase import encoded, read_passphrase
     from .failures import one_line
-    from .masters import ask_passphrase, settings_of
+    from .masters import ask_passphrase, keyring_settings
     from .standard import print_line
 
     if remove and new_passphrase_file is not None:
         raise click.UsageError("--remove and --new-passphrase-file contradict each other")
-    settings = settings_of(kms)
-    if not settings.is_local:
-        raise click.UsageError(f"a keyring has a passphrase; {settings.kms_name} is no keyring")
+    settings = keyring_settings(kms, "protect")
     check_names(settings.properties)
     path = settings.properties.get("kms.local.keyring") or default_keyring_path()
     old: Any = functools.partial(ask_passphrase, path)

@@ -185,8 +185,8 @@ _VENDOR_COMMANDS = {
 
 def keyring_settings(options: KmsOptions, action: str) -> Settings:
     """Return the settings of a run about a keyring's master keys: ``action`` is ``list``,
-    ``create``, ``rotate`` or ``describe``. Raises click.UsageError that names the other KMS's own
-    command, KmsError."""
+    ``create``, ``rotate``, ``describe`` or ``protect``. Raises click.UsageError that names another
+    KMS's own command, KmsError."""
     chosen = settings_of(options)
     if not chosen.is_local:
         command = _VENDOR_COMMANDS.get(chosen.kms_name.lower(), {}).get(action)

@@ -53,14 +53,8 @@ CA_CERT = "kms.vault.ca-cert"
 VERIFY = "kms.vault.verify"
 
 _PREFIX = "kms.vault."
-_NAMES = tuple(
-    name.removeprefix(_PREFIX)
-    for name in (
-        *(URL, NAMESPACE, MOUNT_PATH, CA_CERT, VERIFY),
-        *(AUTH, TOKEN, TOKEN_FILE, ROLE_ID, SECRET_ID, SECRET_ID_FILE),
-        *(AUTH_MOUNT_PATH, ROLE, JWT_FILE),
-    )
-)
+_NAMES = (URL, NAMESPACE, MOUNT_PATH, CA_CERT, VERIFY, AUTH, TOKEN, TOKEN_FILE, ROLE_ID, SECRET_ID)
+_NAMES += (SECRET_ID_FILE, AUTH_MOUNT_PATH, ROLE, JWT_FILE)
 _DEFAULT_JWT_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 _KEY_TYPE = "aes256-gcm96"
 # framework.GenericNameRegex of Vault, less what its router refuses: nothing in it, neither slashes
@@ -114,7 +108,7 @@ class VaultKms(MadeOfProperties):
     def __init__(self, properties: Mapping[str, str]) -> None:
         super().__init__(properties)
         found = self._properties
-        found.check_names(_PREFIX, _NAMES)
+        found.check_names(_PREFIX, [name.removeprefix(_PREFIX) for name in _NAMES])
         self._url = endpoints.checked_url(
             f"the property {URL!r} (or VAULT_ADDR)",
             found.get(URL)
