@@ -155,4 +155,5 @@ class PerProcess(Generic[_T]):
     def get(self) -> _T:
         """Return this process's object."""
         # One step: of two threads that come at once, both get what the first has put there.
-        return self.made() or self._by_fork.setdefault(fork_number(), self._make())
+        made = self._by_fork.get(fork_number())
+        return self._by_fork.setdefault(fork_number(), self._make()) if made is None else made

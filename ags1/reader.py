@@ -1,29 +1,29 @@
 """``Reader``: an encrypted file as a seekable file object. Counterpart in Java:
 ``AesGcmInputStream``. Knows nothing of how keys are wrapped.
 
-Where a read finds its bytes::
+Where a read finds its bytes; it goes down until it has them all::
 
-    read, readinto, readline, ...                pread, readv
-              |                                       |
-         1. window  <---- shown by ----+         1. window
-              |                        |         2. cache of blocks
-      2. whole blocks wanted?          |              |
-         |yes             |no          |         3. Blocks.fill: whole blocks straight into
-         |          one thread, or     |            the result, parts of blocks through a
-         |          reading onwards?   |            buffer that goes into the cache
-         |            |         |      |
-         |       the block   a chunk read
-         |      at hand, or    ahead by
-         |      a run of them  threads
-         |            |         |
-         |            +---------+------+
-         |
-    3. straight into the caller's memory: Blocks.fill
+    read, readinto, readline, ...              pread, readv
+    one caller at a time                       any number at once
+                |                                    |
+    +--> window: plaintext at hand <---------- window
+    |           |                                    |
+    |           |                              cache: blocks that pread has decrypted <--+
+    |           |                                    |                                   |
+    |    straight: whole blocks,               straight: whole blocks,                   |
+    |    into the caller's memory              into the result                           |
+    |           |                                    |                                   |
+    |    ahead: chunks that threads            a buffer for a part of a block -----------+
+    |    have decrypted before (threads > 1,
+    |    only while the reading goes onwards)
+    |           |
+    +--- run: the block at the position, and
+         twice as many each time (up to a
+         chunk) while the reading goes onwards
 
-The numbers are the order. What is in the window or in the cache is served by ``FastReader``, in
-compiled code; the rest is done by ``ReaderCore``. The left side is one caller's at a time: it has
-the position, and remembers its first error. The right side is any number of callers' at once, and
-has no state but the cache.
+``FastReader`` serves from the window and the cache in compiled code; all below them is
+``ReaderCore``'s, and ``Blocks`` does the decryption. Only the left side has a position, and
+remembers its first error.
 """
 
 from __future__ import annotations
@@ -307,7 +307,10 @@ class ReaderCore:
             self._forget_ahead()
         first = position // self.block_size
         size = blocks.geometry.text_size(first, count)
-        blocks.fill([(position, out[:size])])
+        if count <= blocks.chunk:
+            blocks.open_chunk(first, count, out)
+        else:
+            blocks.fill([(position, out[:size])])
         self._next_block = first + count
         return size
 
@@ -343,10 +346,10 @@ class ReaderCore:
         return ahead.popleft()[1].result()
 
     def _forget_ahead(self) -> None:
-        ahead = self._ahead.get()
-        for _, job in ahead:
-            job.cancel()
-        ahead.clear()
+        if (ahead := self._ahead.made()) is not None:
+            for _, job in ahead:
+                job.cancel()
+            ahead.clear()
 
     # -- anywhere
 

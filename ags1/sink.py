@@ -59,7 +59,8 @@ class FileSink(Sink):
                 )
             if not 0 < written <= data.nbytes:
                 raise OSError(
-                    errno.EIO, f"the target took {written} bytes where {data.nbytes} were given"
+                    errno.EIO,
+                    f"the target says that {written} of {data.nbytes} bytes were written",
                 )
             self._written = True
             data = data[written:]
