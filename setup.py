@@ -1,4 +1,5 @@
-"""Compiles ags1's extension modules: every ``ags1/*.pyx``. All other facts are in pyproject.toml.
+"""Compiles ags1's extension modules, every ``.pyx`` under ``ags1``. All other facts are in
+pyproject.toml.
 
 AGS1_OPENSSL (see build_openssl.py) says which libcrypto ``_gcm`` links; no other module links it,
 so that a static one is in the process once. AGS1_BUILD says how to compile:
@@ -122,8 +123,8 @@ def configure(extension, kind, library):
 
 setup(
     ext_modules=[
-        Extension(f"ags1.{path.stem}", [path.as_posix()])
-        for path in sorted(Path("ags1").glob("*.pyx"))
+        Extension(".".join(path.with_suffix("").parts), [path.as_posix()])
+        for path in sorted(Path("ags1").rglob("*.pyx"))
     ],
     cmdclass={"build_ext": BuildExtensions},
 )

@@ -5,7 +5,6 @@
 b'data'
 """
 
-from ._gcm import BlockCipher
 from .bulk import decrypt_file, encrypt_file, verify_file
 from .errors import (
     Ags1Error,
@@ -26,7 +25,15 @@ from .errors import (
     TruncatedError,
 )
 from .key_metadata import KeyMetadata
-from .oneshot import Sealed, decrypt, decrypt_into, encrypt, encrypt_into
+from .oneshot import (
+    Sealed,
+    decrypt,
+    decrypt_into,
+    decrypt_many,
+    encrypt,
+    encrypt_into,
+    encrypt_many,
+)
 from .reader import Reader
 from .stream import open
 from .writer import Writer
@@ -36,7 +43,6 @@ __version__ = "0.1.0"
 __all__ = [
     "Ags1Error",
     "AuthenticationError",
-    "BlockCipher",
     "FormatError",
     "KeyMetadata",
     "KeyMetadataError",
@@ -58,9 +64,11 @@ __all__ = [
     "decrypt",
     "decrypt_file",
     "decrypt_into",
+    "decrypt_many",
     "encrypt",
     "encrypt_file",
     "encrypt_into",
+    "encrypt_many",
     "open",
     "verify_file",
 ]

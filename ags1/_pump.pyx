@@ -14,7 +14,7 @@ from posix.types cimport off_t
 from posix.unistd cimport close as close_fd
 
 from ags1._gcm cimport (
-    BlockCipher, Lane, libcrypto_error, open_run, run_blocks, seal_run, unauthentic, wipe,
+    BlockCipher, GcmContext, libcrypto_error, open_run, run_blocks, seal_run, unauthentic, wipe,
 )
 from ags1.layout cimport BLOCK_OVERHEAD, HEADER_SIZE, NONCE_SIZE
 from sys_uio cimport iovec, preadv, pwritev
@@ -81,7 +81,7 @@ cdef ssize_t move(bint writing, int fd, iovec *parts, int count, off_t offset) n
 
 
 cdef Outcome pump(
-    Lane *lane, const Range *r, volatile bint *stopping, volatile long long *bytes_done,
+    GcmContext *context, const Range *r, volatile bint *stopping, volatile long long *bytes_done,
     long long *failed_block,
 ) noexcept nogil:
     cdef iovec texts[MAX_BATCH_BLOCKS]
@@ -112,7 +112,7 @@ cdef Outcome pump(
             moved = move(False, r.source, texts, blocks, text_at) if text_size else 0
             if moved != <ssize_t>text_size:
                 return READ_FAILED if moved < 0 else CUT_SHORT
-            if seal_run(lane, r.slots + NONCE_SIZE, stride, r.slots, r.block_size, text_size,
+            if seal_run(context, r.slots + NONCE_SIZE, stride, r.slots, r.block_size, text_size,
                         block, False):
                 return NOT_SEALED
             if move(True, r.target, &run, 1, slots_at) < 0:
@@ -121,8 +121,8 @@ cdef Outcome pump(
             moved = move(False, r.source, &run, 1, slots_at)
             if moved != <ssize_t>(text_size + <size_t>blocks * BLOCK_OVERHEAD):
                 return READ_FAILED if moved < 0 else CUT_SHORT
-            bad = open_run(lane, r.slots, r.slots + NONCE_SIZE, stride, r.block_size, text_size,
-                           block)
+            bad = open_run(context, r.slots, r.slots + NONCE_SIZE, stride, r.block_size, text_size,
+                           block, False)
             if bad >= 0:
                 failed_block[0] = block + bad
                 return NOT_AUTHENTIC
@@ -212,7 +212,7 @@ cdef class Pump:
 
     cdef run(self, BlockCipher cipher, uint32_t first_block, long long text_size, bint sealing):
         cdef Range r
-        cdef Lane *lane
+        cdef GcmContext *context
         cdef Outcome outcome
         cdef int error
         cdef long long failed_block = 0
@@ -231,13 +231,13 @@ cdef class Pump:
         if r.slots == NULL:
             raise MemoryError(f"no memory for {room} bytes of blocks")
         try:
-            lane = cipher.borrow()
+            context = cipher.borrow()
             with nogil:
-                outcome = pump(lane, &r, &self._stopping, &self._bytes_done, &failed_block)
+                outcome = pump(context, &r, &self._stopping, &self._bytes_done, &failed_block)
                 error = errno.errno
                 # It held plaintext, and the allocator would hand it on as it is.
                 wipe(r.slots, room)
-            cipher.give_back(lane)
+            cipher.give_back(context)
         finally:
             free(r.slots)
         if outcome == READ_FAILED:

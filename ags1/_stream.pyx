@@ -18,9 +18,10 @@ from cpython.buffer cimport (
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsLongLongAndOverflow
+from libc.stdint cimport uint64_t
 from libc.string cimport memchr, memcpy, memset
 
-from ags1._gcm cimport forks
+from ags1._gcm cimport this_process
 from ags1.layout cimport BLOCK_OVERHEAD, NONCE_SIZE
 
 from .filelike import check_open
@@ -424,12 +425,12 @@ cdef class WriteBatch:
     cdef Py_ssize_t _blocks
     cdef Py_ssize_t _block
     cdef Py_ssize_t _fill
-    cdef unsigned long _forks
+    cdef uint64_t _process
     cdef public long long position
     cdef bint _busy
 
     def __cinit__(self):
-        self._forks = forks()
+        self._process = this_process()
 
     def __dealloc__(self):
         self.release()
@@ -470,7 +471,7 @@ cdef class WriteBatch:
     @property
     def forked(self):
         """Whether this process is a child of the one that made the object."""
-        return self._forks != forks()
+        return self._process != this_process()
 
     @property
     def used(self):
@@ -512,7 +513,7 @@ cdef class WriteBatch:
     cdef bint has_room(self, Py_ssize_t size) noexcept:
         """Whether ``size`` bytes go into the slot at hand without filling it."""
         return (
-            not self._busy and self._attached and self._forks == forks()
+            not self._busy and self._attached and self._process == this_process()
             and self._block < self._blocks and self._fill + size < self._block_size
         )
 

@@ -13,7 +13,7 @@ import stat
 import warnings
 from types import TracebackType
 
-from ._gcm import fork_number
+from ._gcm import process_number
 
 _PERMISSIONS = 0o777
 _TEMPORARY_PREFIX, _TEMPORARY_SUFFIX = ".ags1-", ".tmp"
@@ -45,7 +45,7 @@ class AtomicFile:
         self._durable = durable
         self._mode = None if mode is None else mode & _PERMISSIONS
         self.fd = -1
-        self._fork = fork_number()
+        self._fork = process_number()
         if not overwrite and os.path.lexists(self.name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name)
         _refuse_planted_link(self.name)
@@ -104,7 +104,7 @@ class AtomicFile:
             fd, self.fd = self.fd, -1
             with contextlib.suppress(OSError):
                 os.close(fd)
-        if self._fork == fork_number():
+        if self._fork == process_number():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._temporary)
 

@@ -16,8 +16,8 @@ from ._stream import BlockCache
 from .filelike import CHUNK_SIZE, PerProcess, Scratch
 from .geometry import Geometry
 from .key_metadata import KeyMetadata
-from .memory import run_all
 from .source import Source
+from .threads import run_all
 
 Piece: TypeAlias = "tuple[int, memoryview]"
 """A position in the plaintext, and the memory for what begins there."""

@@ -26,10 +26,9 @@ from .errors import Ags1Error, TruncatedError
 from .geometry import (
     DEFAULT_MAX_BLOCK_SIZE,
     Geometry,
-    check_length,
     check_unused,
     claim_key,
-    survey,
+    file_geometry,
 )
 from .key_metadata import KeyMetadata
 
@@ -211,12 +210,14 @@ def _survey(
     max_block_size: int,
     trust_file_size: bool,
 ) -> Geometry:
-    header = os.pread(fd, layout.HEADER_SIZE, 0)
-    if len(header) == layout.HEADER_SIZE:
-        # Before the lengths: "not an AGS1 file" says more than "longer than its keys say".
-        layout.parse_header(header)
-    length = check_length(status.st_size, km, trust_file_size=trust_file_size)
-    return survey(header, length, block_size=block_size, max_block_size=max_block_size)
+    return file_geometry(
+        os.pread(fd, layout.HEADER_SIZE, 0),
+        status.st_size,
+        km,
+        block_size=block_size,
+        max_block_size=max_block_size,
+        trust_file_size=trust_file_size,
+    )
 
 
 def _share_out(

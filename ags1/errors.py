@@ -31,7 +31,8 @@ class Ags1Error(Exception):
     """Base of all of them.
 
     ``file`` is the name of the file concerned, ``block`` the number of the block, ``offset`` the
-    position in the encrypted file (bytes) where the block begins; each is None where unknown.
+    position in the encrypted file (bytes) where the block begins, ``index`` the number of the
+    message where there are many. Each is None where unknown.
     """
 
     def __init__(
@@ -47,20 +48,30 @@ class Ags1Error(Exception):
         self.file = file
         self.block = block
         self.offset = offset
+        self.index: int | None = None
 
     def __str__(self) -> str:
-        return self.message if self.file is None else f"{self.file}: {self.message}"
+        text = self.message if self.index is None else f"message {self.index}: {self.message}"
+        return text if self.file is None else f"{self.file}: {text}"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments are lost by Exception's own pickling, and worker processes
         # (multiprocessing, Spark) send exceptions that way.
-        return _rebuild, (type(self), self.message, self.file, self.block, self.offset)
+        places = (self.file, self.block, self.offset, self.index)
+        return _rebuild, (type(self), self.message, *places)
 
 
 def _rebuild(
-    kind: type[Ags1Error], message: str, file: str | None, block: int | None, offset: int | None
+    kind: type[Ags1Error],
+    message: str,
+    file: str | None,
+    block: int | None,
+    offset: int | None,
+    index: int | None,
 ) -> Ags1Error:
-    return kind(message, file=file, block=block, offset=offset)
+    error = kind(message, file=file, block=block, offset=offset)
+    error.index = index
+    return error
 
 
 class FormatError(Ags1Error, ValueError):

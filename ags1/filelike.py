@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
 
-from ._gcm import fork_number
+from ._gcm import process_number
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -146,14 +146,14 @@ class PerProcess(Generic[_T]):
 
     def __init__(self, make: Callable[[], _T]) -> None:
         self._make = make
-        self._by_fork: dict[int, _T] = {}
+        self._by_process: dict[int, _T] = {}
 
     def made(self) -> _T | None:
         """Return this process's object if there is one."""
-        return self._by_fork.get(fork_number())
+        return self._by_process.get(process_number())
 
     def get(self) -> _T:
         """Return this process's object."""
         # One step: of two threads that come at once, both get what the first has put there.
-        made = self._by_fork.get(fork_number())
-        return self._by_fork.setdefault(fork_number(), self._make()) if made is None else made
+        made = self._by_process.get(process_number())
+        return self._by_process.setdefault(process_number(), self._make()) if made is None else made

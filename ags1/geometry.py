@@ -16,8 +16,8 @@ from .key_metadata import KeyMetadata
 DEFAULT_MAX_BLOCK_SIZE = 64 << 20
 
 _USED = (
-    "a key seals one file, and this one carries a file length, was given to a writer before, or "
-    "was made before a fork (reuse_key=True insists)"
+    "this key may already have encrypted a file: it carries a file length, was given to a writer "
+    "before, or was made before a fork. Use a fresh key, or pass reuse_key=True."
 )
 
 
@@ -55,7 +55,7 @@ def check_km(km: object) -> None:
         )
 
 
-def check_length(actual_size: int | None, km: KeyMetadata, *, trust_file_size: bool) -> int:
+def trusted_length(actual_size: int | None, km: KeyMetadata, *, trust_file_size: bool) -> int:
     """Return the length to believe, given the size that the source has (None: it can't tell).
 
     Raises MissingFileLengthError, TruncatedError, or FormatError for a longer source.
@@ -95,18 +95,25 @@ def check_length(actual_size: int | None, km: KeyMetadata, *, trust_file_size: b
     return trusted
 
 
-def survey(
+def file_geometry(
     header: bytes,
-    encrypted_size: int,
+    actual_size: int | None,
+    km: KeyMetadata,
     *,
     block_size: int | None = None,
     max_block_size: int = DEFAULT_MAX_BLOCK_SIZE,
+    trust_file_size: bool = False,
 ) -> Geometry:
-    """Return the file's sizes from its eight header bytes and the length to believe.
+    """Return a file's sizes, given its eight header bytes and the size that its source has.
 
-    ``block_size`` pins the block size. Raises FormatError when the header states another one or one
-    above ``max_block_size``, or when no file of that block size has that length.
+    ``header`` is shorter where the file is. ``block_size`` pins the block size. Raises FormatError
+    when the header states another one or one above ``max_block_size``, or when no file of that
+    block size has that length, and what ``trusted_length`` raises.
     """
+    if len(header) == layout.HEADER_SIZE:
+        # Before the lengths: "not an AGS1 file" says more than "longer than its keys say".
+        layout.parse_header(header)
+    encrypted_size = trusted_length(actual_size, km, trust_file_size=trust_file_size)
     stated = layout.parse_header(header)
     if block_size is not None and stated != block_size:
         raise FormatError(f"the header states blocks of {stated} bytes, not of {block_size}")

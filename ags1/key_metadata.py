@@ -16,13 +16,14 @@ import operator
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ._gcm import fork_number, random_bytes
+from ._gcm import process_number, random_bytes
 from .errors import KeyMetadataError
 
 KEY_SIZES = (16, 24, 32)
 AAD_PREFIX_SIZE = 16
 MAX_AAD_PREFIX_SIZE = 1 << 16
 _VERSION = b"\x01"
+_NO_TICKET: list[None] = []
 _SCHEMA = {
     "type": "record",
     "name": "StandardKeyMetadata",
@@ -41,11 +42,11 @@ class KeyMetadata:
     empty in ``to_bytes``, the same to AES-GCM); ``file_length`` the encrypted file's size in bytes,
     or None where nobody has said yet. Raises KeyMetadataError for anything else.
 
-    The object holds the key in the clear: ``to_bytes`` is the one way out, and what it returns has
-    to be wrapped before it is stored.
+    The object holds the plaintext key. ``to_bytes`` is the one way out, and what it returns has to
+    be wrapped before it is stored.
     """
 
-    __slots__ = ("_aad_prefix", "_encryption_key", "_file_length", "_fork", "_ticket")
+    __slots__ = ("_aad_prefix", "_encryption_key", "_file_length", "_process", "_ticket")
 
     def __init__(
         self,
@@ -66,19 +67,21 @@ class KeyMetadata:
             )
         self._file_length = None if file_length is None else _checked_length(file_length)
         self._ticket = [None]
-        self._fork = fork_number()
+        self._process = process_number()
 
     @classmethod
-    def trusted(
+    def unchecked(
         cls, encryption_key: bytes, aad_prefix: bytes | None, file_length: int | None
     ) -> KeyMetadata:
-        """Make one of values known to be right, without the checks: small messages feel them."""
+        """Make one of values that are right for certain, without the checks of the constructor:
+        they take a noticeable part of a small message's time."""
         metadata = cls.__new__(cls)
         metadata._encryption_key = encryption_key
         metadata._aad_prefix = aad_prefix
         metadata._file_length = file_length
-        metadata._ticket = [None]
-        metadata._fork = fork_number()
+        # With a length it counts as used, and has neither a ticket nor a process to seal in.
+        metadata._ticket = _NO_TICKET if file_length is not None else [None]
+        metadata._process = 0 if file_length is not None else process_number()
         return metadata
 
     @property
@@ -102,11 +105,11 @@ class KeyMetadata:
         if key_size not in KEY_SIZES:
             raise KeyMetadataError(f"an AES key has 16, 24 or 32 bytes, not {key_size}")
         secret = random_bytes(key_size + AAD_PREFIX_SIZE)
-        return KeyMetadata.trusted(secret[:key_size], secret[key_size:], None)
+        return KeyMetadata.unchecked(secret[:key_size], secret[key_size:], None)
 
     def with_file_length(self, file_length: int) -> KeyMetadata:
         """Return the same key metadata with that file length (bytes)."""
-        return KeyMetadata.trusted(
+        return KeyMetadata.unchecked(
             self._encryption_key, self._aad_prefix, _checked_length(file_length)
         )
 
@@ -114,7 +117,9 @@ class KeyMetadata:
     def used(self) -> bool:
         """Whether the key has sealed a file already, as far as this object can know: it carries a
         file length, a writer took it, or it was made before a fork (the parent has it too)."""
-        return self._file_length is not None or not self._ticket or self._fork != fork_number()
+        return (
+            self._file_length is not None or not self._ticket or self._process != process_number()
+        )
 
     def claim(self) -> bool:
         """Mark the key as used, which a writer does before its first block; return whether it was

@@ -1,4 +1,4 @@
-"""Whole messages between buffers: ``encrypt``, ``decrypt`` and their ``_into`` forms.
+"""Messages in memory: ``encrypt``, ``decrypt``, their ``_into`` forms and their ``_many`` forms.
 
 The easy call does the safe thing: a fresh key for every message, and the length taken from the key
 metadata. Knows nothing of files.
@@ -6,21 +6,24 @@ metadata. Knows nothing of files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import layout
-from ._gcm import BlockCipher, new_bytes, open_stream, overlapping, seal_stream
-from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_km, check_length, claim_key, survey
+from ._buffers import flat, new_bytes, overlapping, wipe
+from ._gcm import BlockCipher
+from ._messages import NEW_BYTES, OpenBatch, SealBatch, open_stream, seal_stream
+from .cpu import usable_cpus
+from .errors import Ags1Error
+from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_km, claim_key, file_geometry
 from .key_metadata import KeyMetadata
-from .memory import flat, is_private, run_all, wipe
+from .threads import run_all
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-# What is copied at a time from memory that others can write to.
-_COPY_SIZE = 1 << 20
 
 
 class Sealed(NamedTuple):
@@ -31,6 +34,10 @@ class Sealed(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Sealed(data=<{len(self.data)} bytes>, key_metadata={self.key_metadata!r})"
+
+
+# Of a tuple of both; ``Sealed(...)`` takes three times as long.
+_sealed: Callable[[tuple[bytes, KeyMetadata]], Sealed] = partial(tuple.__new__, Sealed)
 
 
 def encrypt(
@@ -46,19 +53,14 @@ def encrypt(
 
     A fresh key of ``key_size`` bytes is made unless ``km`` gives one, which must not have sealed a
     file before: KeyReuseError unless ``reuse_key``. The key metadata returned carries the length.
-    Java and iceberg-rust read no other ``block_size`` (bytes) than the default.
+    Java and iceberg-rust read no other ``block_size`` (bytes) than the default. A call that fails
+    on its arguments does not use up ``km``.
     """
-    if km is not None:
-        claim_key(km, reuse_key=reuse_key)
     if threads == 1:
-        key, aad_prefix = (None, None) if km is None else (km.encryption_key, km.aad_prefix)
-        sealed, key, aad_prefix = seal_stream(data, key, aad_prefix, key_size, block_size)
-        return Sealed(sealed, KeyMetadata.trusted(key, aad_prefix, len(sealed)))
-    km = km or KeyMetadata.generate(key_size)
+        return _sealed(seal_stream(data, NEW_BYTES, km, key_size, block_size, reuse_key))
     text = flat(data)
     sealed, out = new_bytes(layout.encrypted_size(text.nbytes, block_size))
-    _encrypt(text, out, km, block_size, threads)
-    return Sealed(sealed, km.with_file_length(len(sealed)))
+    return Sealed(sealed, _encrypt(text, out, km, key_size, block_size, threads, reuse_key))
 
 
 def encrypt_into(
@@ -77,14 +79,11 @@ def encrypt_into(
     that does not overlap ``data``. Returns the key metadata; its ``file_length`` is the number of
     bytes written. A buffer used again costs far less than a fresh one.
     """
+    if threads == 1:
+        return seal_stream(data, out, km, key_size, block_size, reuse_key)[1]
     text = flat(data)
-    size = layout.encrypted_size(text.nbytes, block_size)
-    room = _room(out, size, text)
-    if km is None:
-        km = KeyMetadata.generate(key_size)
-    claim_key(km, reuse_key=reuse_key)
-    _encrypt(text, room, km, block_size, threads)
-    return km.with_file_length(size)
+    room = _room(out, layout.encrypted_size(text.nbytes, block_size), text)
+    return _encrypt(text, room, km, key_size, block_size, threads, reuse_key)
 
 
 def decrypt(
@@ -103,13 +102,12 @@ def decrypt(
     MissingFileLengthError when ``km`` has no file length and ``trust_file_size`` is not set.
     """
     check_km(km)
-    length = km.file_length
-    if threads == 1 and block_size is None and length is not None and type(sealed) is bytes:
-        plaintext = open_stream(sealed, km.encryption_key, km.aad_prefix, length, max_block_size)
+    if threads == 1:
+        plaintext: bytes | None = open_stream(sealed, NEW_BYTES, km, block_size, max_block_size)
         if plaintext is not None:
             return plaintext
     slots = flat(sealed)
-    geometry = _survey(slots, km, block_size, max_block_size, trust_file_size)
+    geometry = _geometry(slots, km, block_size, max_block_size, trust_file_size)
     data, out = new_bytes(geometry.plaintext_size)
     _decrypt(slots, out, km, geometry, threads)
     return data
@@ -130,11 +128,69 @@ def decrypt_into(
     ``out`` is a writable buffer that does not overlap ``sealed``. When the call fails once the
     sizes are known, the bytes that it would have written are zero.
     """
+    check_km(km)
+    if threads == 1:
+        size: int | None = open_stream(sealed, out, km, block_size, max_block_size)
+        if size is not None:
+            return size
     slots = flat(sealed)
-    geometry = _survey(slots, km, block_size, max_block_size, trust_file_size)
+    geometry = _geometry(slots, km, block_size, max_block_size, trust_file_size)
     room = _room(out, geometry.plaintext_size, slots)
     _decrypt(slots, room, km, geometry, threads)
     return geometry.plaintext_size
+
+
+def encrypt_many(
+    messages: Iterable[Buffer], *, threads: int | None = None, key_size: int = 32
+) -> list[Sealed]:
+    """Encrypt each of ``messages`` (any C-contiguous buffers), as ``encrypt`` does.
+
+    Each becomes a whole AGS1 file under its own fresh key of ``key_size`` bytes. The results are in
+    the order of the messages. ``threads`` is by default one for each CPU that we may use; they work
+    without the GIL. When a message fails, nothing is returned: the exception's ``index`` is its
+    number, and so says its text.
+    """
+    batch = list(messages)
+    count = _thread_count(threads, len(batch))
+    return _work(SealBatch(batch, count, operator.index(key_size), _sealed), count)
+
+
+def decrypt_many(
+    sealed: Iterable[tuple[Buffer, KeyMetadata]], *, threads: int | None = None
+) -> list[bytes]:
+    """Decrypt each pair of an AGS1 file and its key metadata, as ``decrypt`` does.
+
+    ``sealed`` is what ``encrypt_many`` returned, or any iterable of ``(data, key_metadata)``.
+    Arguments, order and failures as in ``encrypt_many``; raises AuthenticationError,
+    TruncatedError, FormatError and MissingFileLengthError.
+    """
+    batch = list(sealed)
+    count = _thread_count(threads, len(batch))
+    return _work(OpenBatch(batch, count, decrypt), count)
+
+
+def _thread_count(threads: int | None, messages: int) -> int:
+    if threads is None:
+        threads = usable_cpus()
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    return max(1, min(threads, messages))
+
+
+def _work(batch: SealBatch | OpenBatch, threads: int) -> list[Any]:
+    if threads == 1:
+        batch.work()
+    else:
+        with ThreadPoolExecutor(threads, "ags1") as pool:
+            run_all(pool, batch.work, range(threads), batch.stop)
+    if batch.failure is None:
+        return batch.results
+    index, error = batch.failure
+    if isinstance(error, Ags1Error):
+        error.index = index
+    elif isinstance(error, (TypeError, ValueError, BufferError)):
+        raise type(error)(f"message {index}: {error}") from None
+    raise error
 
 
 def _room(out: Buffer, size: int, source: memoryview) -> memoryview:
@@ -150,35 +206,53 @@ def _room(out: Buffer, size: int, source: memoryview) -> memoryview:
 
 
 def _encrypt(
-    text: memoryview, out: memoryview, km: KeyMetadata, block_size: int, threads: int
-) -> None:
+    text: memoryview,
+    out: memoryview,
+    km: KeyMetadata | None,
+    key_size: int,
+    block_size: int,
+    threads: int,
+    reuse_key: bool,
+) -> KeyMetadata:
+    if km is None:
+        km = KeyMetadata.generate(key_size)
+    check_km(km)
     cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=block_size)
     geometry = Geometry(block_size, text.nbytes, out.nbytes)
 
     def seal(first: int, count: int) -> None:
-        begin = first * block_size
         at, slots_size = geometry.slots(first, count)
+        begin = first * block_size
         cipher.seal_blocks(
             text[begin : begin + geometry.text_size(first, count)], out[at : at + slots_size], first
         )
 
-    if threads == 1:
-        cipher.seal_blocks(text, out[layout.HEADER_SIZE :])
-    else:
+    _check_threads(threads)
+    claim_key(km, reuse_key=reuse_key)
+    try:
         _in_threads(seal, geometry, threads)
-    out[: layout.HEADER_SIZE] = layout.build_header(block_size)
+        out[: layout.HEADER_SIZE] = layout.build_header(block_size)
+    except BaseException:
+        wipe(out)
+        raise
+    return km.with_file_length(out.nbytes)
 
 
-def _survey(
+def _geometry(
     slots: memoryview,
     km: KeyMetadata,
     block_size: int | None,
     max_block_size: int,
     trust_file_size: bool,
 ) -> Geometry:
-    length = check_length(slots.nbytes, km, trust_file_size=trust_file_size)
-    header = bytes(slots[: layout.HEADER_SIZE])
-    return survey(header, length, block_size=block_size, max_block_size=max_block_size)
+    return file_geometry(
+        bytes(slots[: layout.HEADER_SIZE]),
+        slots.nbytes,
+        km,
+        block_size=block_size,
+        max_block_size=max_block_size,
+        trust_file_size=trust_file_size,
+    )
 
 
 def _decrypt(
@@ -186,41 +260,33 @@ def _decrypt(
 ) -> None:
     cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
 
-    def open_run(first: int, count: int, copy: memoryview | None = None) -> None:
+    def open_share(first: int, count: int) -> None:
         begin = first * geometry.block_size
         at, size = geometry.slots(first, count)
-        run = slots[at : at + size]
-        if copy is not None:
-            copy[:size] = run
-            run = copy[:size]
-        cipher.open_blocks(run, out[begin : begin + geometry.text_size(first, count)], first)
+        text_size = geometry.text_size(first, count)
+        cipher.open_blocks(slots[at : at + size], out[begin : begin + text_size], first)
 
-    def open_share(first: int, count: int) -> None:
-        if is_private(slots):
-            open_run(first, count)
-            return
-        chunk = min(count, max(1, _COPY_SIZE // (geometry.block_size + layout.BLOCK_OVERHEAD)))
-        copy = memoryview(bytearray(geometry.slots(first, chunk)[1]))
-        for begin in range(first, first + count, chunk):
-            open_run(begin, min(chunk, first + count - begin), copy)
-
+    _check_threads(threads)
     if not geometry.block_count:
         return
     try:
-        if threads == 1:
-            open_share(0, geometry.block_count)
-        else:
-            _in_threads(open_share, geometry, threads)
+        _in_threads(open_share, geometry, threads)
     except BaseException:
         wipe(out)
         raise
 
 
-def _in_threads(work: Callable[[int, int], None], geometry: Geometry, threads: int) -> None:
-    """Call ``work(first block, blocks)`` over contiguous shares, one a thread."""
+def _check_threads(threads: int) -> None:
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
+
+
+def _in_threads(work: Callable[[int, int], None], geometry: Geometry, threads: int) -> None:
+    """Call ``work(first block, blocks)`` over contiguous shares, one a thread."""
     share = -(-geometry.block_count // threads)
     starts = range(0, geometry.block_count, share)
+    if len(starts) == 1:
+        work(0, geometry.block_count)
+        return
     with ThreadPoolExecutor(len(starts), "ags1") as pool:
         run_all(pool, lambda first: work(first, min(share, geometry.block_count - first)), starts)

@@ -39,14 +39,13 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from . import layout
-from ._gcm import new_bytes
+from ._buffers import flat, new_bytes, wipe
 from ._stream import FastReader, ReadWindow
 from .blocks import Blocks
 from .errors import Ags1Error
 from .filelike import Lock, PerProcess, Stream, check_open
-from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_length, survey
+from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, file_geometry
 from .key_metadata import KeyMetadata
-from .memory import flat, wipe
 from .source import Source, open_source
 
 if TYPE_CHECKING:
@@ -429,6 +428,11 @@ def _survey(
     if source.size is None or source.size >= layout.HEADER_SIZE:
         scratch = memoryview(bytearray(layout.HEADER_SIZE))
         header = bytes(source.fetch(0, layout.HEADER_SIZE, scratch))
-        layout.parse_header(header)
-    length = check_length(source.size, km, trust_file_size=trust_file_size)
-    return survey(header, length, block_size=block_size, max_block_size=max_block_size)
+    return file_geometry(
+        header,
+        source.size,
+        km,
+        block_size=block_size,
+        max_block_size=max_block_size,
+        trust_file_size=trust_file_size,
+    )

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ._buffers import flat
 from .errors import FormatError, TruncatedError
 from .filelike import PerProcess
-from .memory import flat, is_private
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -137,7 +137,7 @@ class RangedSource(Source):
         while True:
             begin = self._base + offset + done
             view = flat(self._pread(begin, size - done))[: size - done]
-            if not done and view.nbytes == size and is_private(view):
+            if view.nbytes == size:
                 return view
             if not view.nbytes:
                 raise _cut(done, offset, size)

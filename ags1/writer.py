@@ -17,13 +17,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 from . import layout
+from ._buffers import flat
 from ._gcm import BlockCipher
 from ._stream import FastWriter, WriteBatch
 from .errors import Ags1Error, KeyReuseError
 from .filelike import CHUNK_SIZE, Lock, Scratch, Stream, check_open
 from .geometry import check_unused, claim_key
 from .key_metadata import KeyMetadata
-from .memory import flat
 from .sink import open_sink
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import ags1
-from ags1 import layout
+from ags1 import hazmat, layout
 from bench.material import Material
 
 ENGINE = "ags1"
@@ -17,7 +17,7 @@ class Engine:
     """``BlockCipher`` between the shared kept buffers."""
 
     def __init__(self, material: Material) -> None:
-        self._cipher = ags1.BlockCipher(
+        self._cipher = hazmat.BlockCipher(
             material.key, material.aad_prefix, block_size=material.block_size
         )
         self._text = material.plaintext
@@ -35,7 +35,7 @@ class EngineByBlock:
     """The same, block by block through one kept block: the memory traffic of a stream."""
 
     def __init__(self, material: Material) -> None:
-        self._cipher = ags1.BlockCipher(
+        self._cipher = hazmat.BlockCipher(
             material.key, material.aad_prefix, block_size=material.block_size
         )
         slot_size = material.block_size + layout.BLOCK_OVERHEAD

@@ -8,6 +8,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import ags1
+from ags1 import hazmat
 from bench.material import random_bytearray
 from bench.peers import pyca
 
@@ -67,7 +68,7 @@ def test_message_with_fresh_keys(benchmark: BenchmarkFixture, who: str) -> None:
 
 def test_message_with_a_kept_cipher(benchmark: BenchmarkFixture) -> None:
     message, slot, text = os.urandom(4096), bytearray(4096 + 28), bytearray(4096)
-    cipher = ags1.BlockCipher(os.urandom(32), os.urandom(16))
+    cipher = hazmat.BlockCipher(os.urandom(32), os.urandom(16))
 
     def work() -> None:
         cipher.seal_blocks(message, slot)

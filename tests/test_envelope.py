@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ags1 import AuthenticationError, KeyMetadata, KeyMetadataError
-from ags1._gcm import open as open_sealed
-from ags1._gcm import seal
+from ags1._messages import open as open_sealed
+from ags1._messages import seal
 from ags1.keys import EncryptedKey, KeyEncryptionKey, Sidecar, read_sidecar, write_sidecar
 from ags1.keys.envelope import KEY_TIMESTAMP, parse_encryption_keys, print_encryption_keys
 from ags1.kms import GeneratedKey

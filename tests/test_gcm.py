@@ -25,7 +25,7 @@ from conftest import RunPython
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ags1 import _gcm, layout
+from ags1 import _gcm, _messages, layout
 from ags1._gcm import BlockCipher
 from ags1.errors import Ags1Error, AuthenticationError, FormatError, KeyMetadataError, KeyReuseError
 
@@ -82,9 +82,9 @@ def test_nist_vectors_as_messages(name: str) -> None:
         if vector["PT"] is None:
             failures += 1
             with pytest.raises(AuthenticationError):
-                _gcm.open(vector["Key"], sealed, vector["AAD"])
+                _messages.open(vector["Key"], sealed, vector["AAD"])
         else:
-            assert _gcm.open(vector["Key"], sealed, vector["AAD"]) == vector["PT"]
+            assert _messages.open(vector["Key"], sealed, vector["AAD"]) == vector["PT"]
         count += 1
     assert count == 375
     assert (failures > 100) is name.startswith("gcmDecrypt")
@@ -172,7 +172,7 @@ def test_a_run_may_begin_at_any_block(block_size: int, text: bytes, data: st.Dat
     for i in range(blocks):
         one = sealed[i * stride : (i + 1) * stride]
         aad = PREFIX + struct.pack("<i", first + i)
-        assert _gcm.open(KEY, one, aad) == text[i * block_size : (i + 1) * block_size]
+        assert _messages.open(KEY, one, aad) == text[i * block_size : (i + 1) * block_size]
         with pytest.raises(AuthenticationError):
             cipher.open_blocks(one, bytearray(block_size), (first + i + 1) % (2**31 - 1))
 
@@ -202,32 +202,32 @@ def test_messages_both_ways(key_size: int) -> None:
     for size in (0, 1, 15, 16, 17, 4096, 100_000):
         for aad in (b"", b"a", os.urandom(100)):
             data = os.urandom(size)
-            sealed = _gcm.seal(key, data, aad)
+            sealed = _messages.seal(key, data, aad)
             assert type(sealed) is bytes
             assert len(sealed) == size + 28
             assert AESGCM(key).decrypt(sealed[:12], sealed[12:], aad) == data
             nonce = os.urandom(12)
-            opened = _gcm.open(key, nonce + AESGCM(key).encrypt(nonce, data, aad), aad)
+            opened = _messages.open(key, nonce + AESGCM(key).encrypt(nonce, data, aad), aad)
             assert type(opened) is bytes
             assert opened == data
 
 
 @given(st.binary(max_size=60), st.binary(max_size=20), st.data())
 def test_a_changed_message_is_refused(text: bytes, aad: bytes, data: st.DataObject) -> None:
-    sealed = bytearray(_gcm.seal(KEY, text, aad))
+    sealed = bytearray(_messages.seal(KEY, text, aad))
     at = data.draw(st.integers(0, len(sealed) - 1))
     sealed[at] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(AuthenticationError):
-        _gcm.open(KEY, sealed, aad)
-    sealed = bytearray(_gcm.seal(KEY, text, aad))
+        _messages.open(KEY, sealed, aad)
+    sealed = bytearray(_messages.seal(KEY, text, aad))
     for changed in (sealed[:-1], sealed[1:], sealed[:27], b"", sealed + b"\0"):
         with pytest.raises(AuthenticationError):
-            _gcm.open(KEY, changed, aad)
+            _messages.open(KEY, changed, aad)
     for other in (aad + b"\0", b"x" + aad):
         with pytest.raises(AuthenticationError):
-            _gcm.open(KEY, sealed, other)
+            _messages.open(KEY, sealed, other)
     with pytest.raises(AuthenticationError):
-        _gcm.open(bytes(16), sealed, aad)
+        _messages.open(bytes(16), sealed, aad)
 
 
 # ---- nonces ------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_every_block_has_a_nonce_of_its_own() -> None:
     slots = bytearray(29 * 1000)
     cipher.seal_in_place(slots)
     nonces += nonces_of(slots, 1)
-    nonces += [_gcm.seal(KEY, b"")[:12] for _ in range(1000)]
+    nonces += [_messages.seal(KEY, b"")[:12] for _ in range(1000)]
     assert len(nonces) == len(set(nonces)) == 5000
     # Random ones, not counters: every bit is one about half the time.
     for bit in range(96):
@@ -328,11 +328,11 @@ def test_inputs_of_every_kind(kind: str) -> None:
     assert len(sealed) == 96
     cipher.open_blocks(make(bytes(sealed)), text)
     assert text == data[:40]
-    message = _gcm.seal(make(KEY), make(data), make(PREFIX))
-    assert _gcm.open(KEY, message, PREFIX) == data
-    message = _gcm.seal(KEY, data[:36], PREFIX)
+    message = _messages.seal(make(KEY), make(data), make(PREFIX))
+    assert _messages.open(KEY, message, PREFIX) == data
+    message = _messages.seal(KEY, data[:36], PREFIX)
     assert len(message) == 64
-    assert _gcm.open(make(KEY), make(message), make(PREFIX)) == data[:36]
+    assert _messages.open(make(KEY), make(message), make(PREFIX)) == data[:36]
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
@@ -385,9 +385,9 @@ def test_buffers_with_gaps_are_refused(kind: str) -> None:
         lambda: cipher.open_blocks(seal(cipher, bytes(32)), make(32)),
         lambda: cipher.seal_in_place(make(88)),
         lambda: cipher.open_in_place(make(88)),
-        lambda: _gcm.seal(KEY, make(32)),
-        lambda: _gcm.seal(KEY, b"", make(32)),
-        lambda: _gcm.seal(make(16), b""),
+        lambda: _messages.seal(KEY, make(32)),
+        lambda: _messages.seal(KEY, b"", make(32)),
+        lambda: _messages.seal(make(16), b""),
         lambda: BlockCipher(make(16)),
     ):
         with pytest.raises((BufferError, TypeError, ValueError)):
@@ -419,12 +419,12 @@ def test_what_is_no_buffer_is_refused(bad: Any) -> None:
         lambda: cipher.open_blocks(bytes(28), bad),
         lambda: cipher.seal_in_place(bad),
         lambda: cipher.open_in_place(bad),
-        lambda: _gcm.seal(bad, b""),
-        lambda: _gcm.seal(KEY, bad),
-        lambda: _gcm.seal(KEY, b"", bad),
-        lambda: _gcm.open(bad, bytes(28)),
-        lambda: _gcm.open(KEY, bad),
-        lambda: _gcm.open(KEY, bytes(28), bad),
+        lambda: _messages.seal(bad, b""),
+        lambda: _messages.seal(KEY, bad),
+        lambda: _messages.seal(KEY, b"", bad),
+        lambda: _messages.open(bad, bytes(28)),
+        lambda: _messages.open(KEY, bad),
+        lambda: _messages.open(KEY, bytes(28), bad),
     ):
         with pytest.raises(TypeError):
             call()
@@ -548,7 +548,7 @@ def test_a_cipher_works_after_a_failure() -> None:
 def test_failures_leave_pythons_ssl_alone() -> None:
     for _ in range(100):
         with pytest.raises(AuthenticationError):
-            _gcm.open(KEY, bytes(28))
+            _messages.open(KEY, bytes(28))
     ssl.create_default_context().set_ciphers("ECDHE+AESGCM")
     left, right = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = ssl.create_default_context().wrap_bio(left, right, server_hostname="localhost")
@@ -563,8 +563,8 @@ def test_failures_leave_pythons_ssl_alone() -> None:
 def test_other_key_lengths_are_refused(size: int) -> None:
     for call in (
         lambda: BlockCipher(bytes(size)),
-        lambda: _gcm.seal(bytes(size), b""),
-        lambda: _gcm.open(bytes(size), bytes(28)),
+        lambda: _messages.seal(bytes(size), b""),
+        lambda: _messages.open(bytes(size), bytes(28)),
     ):
         with pytest.raises(KeyMetadataError, match=f"16, 24 or 32 bytes, not {size}"):
             call()
@@ -624,7 +624,7 @@ def test_the_last_block_number_works() -> None:
     cipher = BlockCipher(KEY, block_size=16)
     sealed = seal(cipher, bytes(20), 2**31 - 3)
     assert cipher.open_blocks(sealed, bytearray(20), 2**31 - 3) == 20
-    assert _gcm.open(KEY, sealed[44:], struct.pack("<i", 2**31 - 2)) == bytes(4)
+    assert _messages.open(KEY, sealed[44:], struct.pack("<i", 2**31 - 2)) == bytes(4)
 
 
 @pytest.mark.parametrize("size", [0, 1, 27, 44 + 1, 44 + 27, 44 + 28, 88 + 28])
@@ -831,13 +831,13 @@ def test_forked_children_draw_other_random_bytes() -> None:
     for _ in range(8):
         child = os.fork()
         if child == 0:
-            os.write(write, _gcm.random_bytes(16) + _gcm.seal(KEY, b"")[:12] + bytes(4))
+            os.write(write, _gcm.random_bytes(16) + _messages.seal(KEY, b"")[:12] + bytes(4))
             os._exit(0)
         os.waitpid(child, 0)
     os.close(write)
     drawn = [os.read(read, 32) for _ in range(8)]
     os.close(read)
-    drawn.append(_gcm.random_bytes(16) + _gcm.seal(KEY, b"")[:12] + bytes(4))
+    drawn.append(_gcm.random_bytes(16) + _messages.seal(KEY, b"")[:12] + bytes(4))
     assert len({d[:16] for d in drawn}) == len({d[16:28] for d in drawn}) == 9
 
 

@@ -63,6 +63,27 @@ def test_a_key_whose_file_came_to_nothing_is_used(writer: Write, tmp_path: Path)
         writer(km, tmp_path)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda km, **more: ags1.encrypt("text", km=km, **more), TypeError),
+        (lambda km, **more: ags1.encrypt(b"", km=km, block_size=0, **more), ags1.FormatError),
+        (lambda km, **more: ags1.encrypt_into(b"x", bytearray(36), km=km, **more), ValueError),
+        (lambda km, **more: ags1.encrypt_into(b"x", bytes(100), km=km, **more), TypeError),
+    ],
+)
+def test_a_call_with_wrong_arguments_does_not_use_the_key(
+    call: Callable[..., object], error: type[Exception], threads: int
+) -> None:
+    km = KeyMetadata.generate()
+    with pytest.raises(error):
+        call(km, threads=threads)
+    with pytest.raises(ValueError, match="threads"):
+        ags1.encrypt(b"", km=km, threads=0)
+    ags1.encrypt(b"data", km=km)
+
+
 @WRITERS
 def test_a_key_that_carries_a_file_length_is_used(writer: Write, tmp_path: Path) -> None:
     km = KeyMetadata.generate().with_file_length(36)

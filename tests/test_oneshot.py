@@ -422,3 +422,91 @@ def test_the_first_bad_block_is_named(threads: int) -> None:
     with pytest.raises(ags1.AuthenticationError) as caught:
         ags1.decrypt(changed, sealed.key_metadata, threads=threads)
     assert caught.value.block == 2
+
+
+# ---- many messages -----------------------------------------------------------------------------
+
+many_threads = pytest.mark.parametrize("threads", [1, 2, 5, None])
+
+
+@many_threads
+@pytest.mark.parametrize("key_size", [16, 24, 32])
+def test_many_messages_keep_their_order(key_size: int, threads: int | None) -> None:
+    messages = [reference.pattern(n * 7 % 5000) for n in range(1500)] + [bytes(3 * MIB + 5)]
+    sealed = ags1.encrypt_many(iter(messages), threads=threads, key_size=key_size)
+    assert all(type(one) is ags1.Sealed and type(one.data) is bytes for one in sealed)
+    for one, message in zip(sealed, messages, strict=True):
+        assert len(one.key_metadata.encryption_key) == key_size
+        assert open_by_reference(one) == message
+    secrets = {(km.encryption_key, km.aad_prefix) for _, km in sealed}
+    assert len({key for key, _ in secrets}) == len({prefix for _, prefix in secrets}) == 1501
+    assert len({one.data[8:20] for one in sealed}) == 1501
+    assert ags1.decrypt_many(iter(sealed), threads=threads) == messages
+    assert all(one.key_metadata.used for one in sealed)
+
+
+def test_many_messages_of_other_writers_are_read() -> None:
+    """Other key sizes, prefixes and block sizes side by side, and what only ``decrypt`` reads."""
+    texts = [reference.pattern(n) for n in range(120)]
+    sealed: list[Any] = []
+    for n, text in enumerate(texts):
+        key, prefix = bytes([n]) * (16, 24, 32)[n % 3], (None, b"", b"x" * n)[n % 3]
+        data = reference.encrypt(text, key, prefix, block_size=1 + n % 50)
+        sealed.append((bytearray(data), KeyMetadata(key, prefix, len(data))))
+    header_alone = layout.build_header(MIB)
+    sealed.append([header_alone, KeyMetadata(bytes(16), None, 8)])
+    assert ags1.decrypt_many(sealed, threads=3) == [*texts, b""]
+
+
+def test_no_messages() -> None:
+    assert ags1.encrypt_many([]) == []
+    assert ags1.decrypt_many(()) == []
+
+
+@many_threads
+@pytest.mark.parametrize("bad", [{0}, {700}, {999}, {999, 3}, set(range(100, 1000))])
+def test_the_first_message_that_fails_is_named(bad: set[int], threads: int | None) -> None:
+    sealed: list[Any] = ags1.encrypt_many([b"text"] * 1000)
+    for index in bad:
+        data, km = sealed[index]
+        sealed[index] = (data[:-1] + bytes([data[-1] ^ 1]), km)
+    with pytest.raises(ags1.AuthenticationError, match=f"^message {min(bad)}: ") as caught:
+        ags1.decrypt_many(sealed, threads=threads)
+    assert caught.value.index == min(bad)
+    assert pickle.loads(pickle.dumps(caught.value)).index == min(bad)
+
+
+def test_a_message_that_is_refused_is_named() -> None:
+    data, km = ags1.encrypt(b"text")
+    for pair, error in (
+        ((data[:-1], km), ags1.TruncatedError),
+        ((data + b"x", km), ags1.FormatError),
+        ((data, KeyMetadata(km.encryption_key)), ags1.MissingFileLengthError),
+        ((b"PAR1" + data[4:], km), ags1.FormatError),
+        ((data, km.encryption_key), TypeError),
+        (("text", km), TypeError),
+        ((data,), ValueError),
+    ):
+        with pytest.raises(error, match=r"^message 2: "):
+            ags1.decrypt_many([(data, km), (data, km), pair])
+    for message in ("text", 5, np.zeros((4, 4))[::2, ::2]):
+        with pytest.raises((TypeError, ValueError, BufferError), match=r"^message 1: "):
+            ags1.encrypt_many([b"", message])  # type: ignore[list-item]
+    for size in (0, 15, 256):
+        with pytest.raises(ags1.KeyMetadataError):
+            ags1.encrypt_many([b""], key_size=size)
+    for threads in (0, -1):
+        with pytest.raises(ValueError, match="threads"):
+            ags1.encrypt_many([b""], threads=threads)
+
+
+def test_buffers_of_many_messages_are_let_go() -> None:
+    messages = [bytearray(10) for _ in range(600)]
+    sealed = ags1.encrypt_many(messages, threads=2)
+    files = [(bytearray(one.data), one.key_metadata) for one in sealed]
+    ags1.decrypt_many(files, threads=2)
+    files[300][0][-1] ^= 1
+    with pytest.raises(ags1.AuthenticationError):
+        ags1.decrypt_many(files, threads=2)
+    for buffer in (*messages, *(data for data, _ in files)):
+        buffer.append(0)  # refused while anybody holds the buffer

@@ -20,7 +20,7 @@ from conftest import python_environment
 from reading import WAYS, Attempt
 
 import ags1
-from ags1 import KeyMetadata, _gcm
+from ags1 import KeyMetadata, _messages, hazmat
 
 # No byte of it is a printable character, so that it cannot hide in a text by chance.
 KEY = bytes(0x80 | byte for byte in os.urandom(32))
@@ -63,7 +63,7 @@ def objects() -> dict[str, Any]:
     return {
         "KeyMetadata": sealed.key_metadata,
         "Sealed": sealed,
-        "BlockCipher": ags1.BlockCipher(KEY, b"prefix"),
+        "BlockCipher": hazmat.BlockCipher(KEY, b"prefix"),
         "Reader": ags1.open(io.BytesIO(sealed.data), "rb", sealed.key_metadata),
         "TextReader": ags1.open(io.BytesIO(sealed.data), "rt", sealed.key_metadata),
         "Writer": ags1.open(io.BytesIO(), "wb", KeyMetadata(KEY)),
@@ -111,8 +111,8 @@ def failures(path: Path) -> dict[str, Callable[[], object]]:
         "a bad length": lambda: KeyMetadata(KEY, None, -1),
         "a prefix of the wrong type": lambda: KeyMetadata(KEY, "text"),  # type: ignore[arg-type]
         "a key as text": lambda: KeyMetadata(KEY.hex()),  # type: ignore[arg-type]
-        "a cipher with a longer key": lambda: ags1.BlockCipher(KEY + b"x"),
-        "a cipher with bad blocks": lambda: ags1.BlockCipher(KEY, block_size=0),
+        "a cipher with a longer key": lambda: hazmat.BlockCipher(KEY + b"x"),
+        "a cipher with bad blocks": lambda: hazmat.BlockCipher(KEY, block_size=0),
         "trailing rubbish": lambda: KeyMetadata.from_bytes(raw + b"\x01"),
         "another version": lambda: KeyMetadata.from_bytes(b"\x02" + raw[1:]),
         "no version": lambda: KeyMetadata.from_bytes(raw[1:]),
@@ -121,7 +121,7 @@ def failures(path: Path) -> dict[str, Callable[[], object]]:
         "a used key": lambda: ags1.encrypt(b"", km=km),
         "a used key for a writer": lambda: ags1.open(io.BytesIO(), "wb", km),
         "a used key for a file": lambda: ags1.encrypt_file(path, str(path) + ".new", km=km),
-        "a forged message": lambda: _gcm.open(KEY, bytes(40)),
+        "a forged message": lambda: _messages.open(KEY, bytes(40)),
         "no length": lambda: ags1.decrypt(sealed.data, KeyMetadata(KEY, b"p")),
         "pickling": lambda: pickle.dumps(km),
         "the key metadata as file": lambda: ags1.open(km, "rb", km),
@@ -206,7 +206,7 @@ def test_no_file_holds_key_or_plaintext(tmp_path: Path) -> None:
 # The child gets its secrets straight into buffers that it can wipe, and stops to be looked at.
 CHILD = """
 import gc, os, sys
-from ags1 import _gcm
+from ags1 import _gcm, _messages
 
 def show(word):
     print(word, flush=True)
@@ -224,10 +224,10 @@ cipher = _gcm.BlockCipher(key, b"prefix", block_size=100)
 for _ in range(3):
     size = cipher.seal_blocks(data, slots)
     cipher.open_blocks(memoryview(slots)[:size], text)
-sealed = _gcm.seal(key, data, b"aad")
-_gcm.open(key, sealed, b"aad")
+sealed = _messages.seal(key, data, b"aad")
+_messages.open(key, sealed, b"aad")
 try:
-    _gcm.open(key, sealed, b"other")
+    _messages.open(key, sealed, b"other")
 except Exception:
     pass
 try:
@@ -246,7 +246,7 @@ show("gone")
 FORGED = """
 import gc, io, os, sys, tempfile
 import ags1
-from ags1 import _gcm
+from ags1 import _gcm, _messages
 
 def show(word):
     print(word, flush=True)
@@ -276,7 +276,7 @@ def refused(call):
         return
     sys.exit("not refused")
 
-refused(lambda: _gcm.open(bytes(16), message))
+refused(lambda: _messages.open(bytes(16), message))
 refused(lambda: cipher.open_blocks(stream[8:], out))
 refused(lambda: cipher.open_in_place(bytearray(stream[8:])))
 for threads in (1, 2):
@@ -354,7 +354,7 @@ def test_a_key_is_gone_from_memory_with_its_cipher() -> None:
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="looks into /proc/PID/mem")
 def test_plaintext_that_did_not_verify_is_gone_from_memory() -> None:
     secret = os.urandom(64)
-    message = bytearray(_gcm.seal(bytes(16), secret))
+    message = bytearray(_messages.seal(bytes(16), secret))
     message[-1] ^= 1
     stream = bytearray(reference.encrypt(secret * 60, bytes(16), None, 5000))
     stream[-1] ^= 1

@@ -14,7 +14,7 @@ import pytest
 import reference
 
 import ags1
-from ags1 import KeyMetadata, _gcm, geometry, layout
+from ags1 import KeyMetadata, _messages, geometry, layout
 
 FOLDER = Path(__file__).parent / "vectors"
 JAVA = json.loads((FOLDER / "index.json").read_text())
@@ -137,11 +137,11 @@ def test_javas_wrapped_keys_open() -> None:
     wrapped = json.loads((FOLDER / "wrapped.json").read_text())
     raw = {k: bytes.fromhex(v) for k, v in wrapped.items() if k != "key_timestamp"}
     timestamp = wrapped["key_timestamp"].encode()
-    assert _gcm.open(raw["master"], raw["wrapped_kek"]) == raw["kek"]
-    assert _gcm.open(raw["kek"], raw["mlk_encrypted"], timestamp) == raw["mlk_plain"]
+    assert _messages.open(raw["master"], raw["wrapped_kek"]) == raw["kek"]
+    assert _messages.open(raw["kek"], raw["mlk_encrypted"], timestamp) == raw["mlk_plain"]
     assert KeyMetadata.from_bytes(raw["mlk_plain"]).to_bytes() == raw["mlk_plain"]
     with pytest.raises(ags1.AuthenticationError):
-        _gcm.open(raw["kek"], raw["mlk_encrypted"])
+        _messages.open(raw["kek"], raw["mlk_encrypted"])
 
 
 def test_the_default_limit_on_block_sizes() -> None:

@@ -43,8 +43,9 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from ags1._avro import Decoder, Layout, Memory, Step
 from ags1.errors import FormatError
+
+from ._avro import Decoder, Layout, Memory, Step
 
 MAX_DEPTH = 64
 MAX_STEPS = 100_000

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from .._gcm import open as open_sealed
+from .._messages import open as open_sealed
 from ..errors import AuthenticationError, FormatError, NotEncryptedError, TruncatedError
-from ..geometry import check_length
+from ..geometry import trusted_length
 from ..key_metadata import KeyMetadata
 from . import thrift
 
@@ -77,7 +77,7 @@ def verify_parquet(fetch: Fetch, actual_size: int, km: KeyMetadata) -> VerifiedP
         raise NotEncryptedError(
             "this file has a key, and does not begin as an encrypted Parquet file does"
         )
-    size = check_length(actual_size, km, trust_file_size=False)
+    size = trusted_length(actual_size, km, trust_file_size=False)
     try:
         return _File(fetch, size, km).verify()
     except _MALFORMED:
@@ -91,7 +91,7 @@ def check_algorithm(fetch: Fetch, actual_size: int, km: KeyMetadata) -> None:
     whoever can write the file can have AES_GCM_V1 read as AES_GCM_CTR_V1, and Arrow obeys.
     Arguments and errors as for ``verify_parquet``.
     """
-    size = check_length(actual_size, km, trust_file_size=False)
+    size = trusted_length(actual_size, km, trust_file_size=False)
     try:
         _File(fetch, size, km).crypto_metadata()
     except _MALFORMED:

@@ -37,7 +37,6 @@ from ..errors import (
     TruncatedError,
 )
 from ..key_metadata import KeyMetadata
-from ..row_groups import row_group_starts
 from .avro import AvroFile, read_avro
 from .deletes import (
     DeletedKeys,
@@ -55,6 +54,7 @@ from .pyiceberg_internals import (
     downcasts_ns_timestamps,
     project,
 )
+from .row_groups import row_group_starts
 from .snapshots import ContentFile
 
 _BUFFER_SIZE = 8 << 20

@@ -17,12 +17,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from .._gcm import fork_number, random_bytes, seal
-from .._gcm import open as open_sealed
+from .._buffers import wipe
+from .._gcm import process_number, random_bytes
+from .._messages import open as open_sealed
+from .._messages import seal
 from ..errors import AuthenticationError, KeyMetadataError, KeyReuseError, KmsError
 from ..key_metadata import KEY_SIZES, KeyMetadata
 from ..kms.client import GeneratedKey, KmsClient, Rewrapper
-from ..memory import wipe
 
 KEY_TIMESTAMP = "KEY_TIMESTAMP"
 # The spelling in the text proposed for the specification; Java writes the one above.
@@ -111,7 +112,7 @@ class KeyEncryptionKey:
     ) -> None:
         self.entry = entry
         self.made_here = made_here
-        self._fork = fork_number()
+        self._fork = process_number()
         self._key = bytearray()
         size = len(key)
         if size not in KEY_SIZES:
@@ -170,7 +171,7 @@ class KeyEncryptionKey:
         manifest lists. What is sealed for one purpose does not open for another. Raises
         KeyReuseError in a child forked since the KEK was unwrapped.
         """
-        if self._fork != fork_number():
+        if self._fork != process_number():
             raise KeyReuseError("a forked child does not seal under its parent's KEK")
         sealed = seal(self._key, km.to_bytes(), self._aad + purpose)
         return EncryptedKey(key_id or new_key_id(), sealed, self.entry.key_id)

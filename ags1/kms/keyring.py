@@ -35,8 +35,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import private_file
-from .._gcm import open as open_sealed
-from .._gcm import random_bytes, seal
+from .._gcm import random_bytes
+from .._messages import open as open_sealed
+from .._messages import seal
 from ..errors import (
     AuthenticationError,
     KmsAccessDeniedError,

@@ -15,8 +15,8 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NoReturn
 
-from .._gcm import open as open_sealed
-from .._gcm import seal
+from .._messages import open as open_sealed
+from .._messages import seal
 from ..errors import (
     AuthenticationError,
     KmsError,

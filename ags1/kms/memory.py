@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Mapping
 from typing import ClassVar, NoReturn
 
-from .._gcm import open as open_sealed
-from .._gcm import seal
+from .._messages import open as open_sealed
+from .._messages import seal
 from ..errors import (
     AuthenticationError,
     KmsConfigurationError,

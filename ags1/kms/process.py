@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, NoReturn, TypeVar
 
-from .._gcm import fork_number
+from .._gcm import process_number
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class PerProcess(Generic[T]):
         self._state()
 
     def _state(self) -> _State[T]:
-        fork = fork_number()
+        fork = process_number()
         state = self._states.get(fork)
         if state is None:
             # No lock around it, which a fork could copy held: setdefault is one step under the GIL.

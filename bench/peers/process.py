@@ -19,7 +19,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ags1 import BlockCipher, layout
+from ags1 import layout
+from ags1.hazmat import BlockCipher
 from bench.material import Material
 from bench.storage import cache_folder
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 
 import ags1
+from ags1 import hazmat
 from bench.contenders import ENGINE, LIMIT
 from bench.limits import EvpLoop, LimitError
 from bench.material import make_material
@@ -63,7 +64,7 @@ def _naive_fresh(message: bytes) -> bytes:
 
 def _kept(message: bytes) -> dict[str, Callable[[], object]]:
     """A kept ``BlockCipher``, into kept buffers."""
-    cipher = ags1.BlockCipher(os.urandom(32), os.urandom(16))
+    cipher = hazmat.BlockCipher(os.urandom(32), os.urandom(16))
     slot, text = bytearray(SIZE + 28), bytearray(SIZE)
 
     def work() -> None:

@@ -36,8 +36,8 @@ cdef extern from "openssl/evp.h" nogil:
     ctypedef struct EVP_RAND_CTX:
         pass
 
-    int EVP_RAND_reseed(EVP_RAND_CTX *ctx, int prediction_resistance,
-                        const unsigned char *ent, size_t ent_len,
-                        const unsigned char *addin, size_t addin_len)
+    int EVP_RAND_generate(EVP_RAND_CTX *ctx, unsigned char *out, size_t outlen,
+                          unsigned int strength, int prediction_resistance,
+                          const unsigned char *addin, size_t addin_len)
 
     int EVP_default_properties_is_fips_enabled(OSSL_LIB_CTX *libctx)

@@ -18,8 +18,9 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from ..._gcm import open as open_sealed
-from ..._gcm import random_bytes, seal
+from ..._gcm import random_bytes
+from ..._messages import open as open_sealed
+from ..._messages import seal
 from ...errors import AuthenticationError, FormatError, TruncatedError
 from ...geometry import claim_key
 from ...key_metadata import KeyMetadata

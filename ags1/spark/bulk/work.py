@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ... import layout, oneshot
 from ...errors import Ags1Error, KmsAccessDeniedError, KmsConfigurationError, KmsUnavailableError
-from ...geometry import Geometry, check_length, claim_key, survey
+from ...geometry import Geometry, claim_key, file_geometry
 from ...key_metadata import KeyMetadata
 from ...keys.keychain import FILE_KEY_SIZE
 from ..keys import FileKeys
@@ -232,11 +232,8 @@ class Opening(Work):
             if source.size != piece.source_size:
                 raise Ags1Error(CHANGED)
             header = source.read(0, min(layout.HEADER_SIZE, source.size))
-            if len(header) == layout.HEADER_SIZE:
-                layout.parse_header(header)
-            length = check_length(source.size, km, trust_file_size=False)
-            # As Iceberg's readers do: the header is under no tag.
-            geometry = survey(header, length, block_size=BLOCK_SIZE)
+            # The block size is pinned, as Iceberg's readers do: the header is under no tag.
+            geometry = file_geometry(header, source.size, km, block_size=BLOCK_SIZE)
             staged = self._open(piece, attempt, source, km, geometry)
         return _done(piece, source, staged, geometry.plaintext_size)
 

@@ -19,7 +19,7 @@ from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int32_t, in
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset
 
-from .errors import FormatError
+from ..errors import FormatError
 
 cdef extern from *:
     """

@@ -1,0 +1,505 @@
+# cython: freethreading_compatible=True
+"""Messages in memory: a whole AGS1 file in one call, many of them in one call, and AES-GCM alone.
+
+Small messages spend their time around AES, not in it. So all that one needs is done here between
+two buffers. Knows nothing of files.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_Release
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.number cimport PyNumber_Index
+from libc.limits cimport INT_MAX
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp, memcpy
+
+from ags1._buffers cimport is_private, new_object, take_input, take_output
+from ags1._gcm cimport (
+    GcmContext, check_pair, check_key_size, draw, forget_errors, free_context, keyed_context,
+    libcrypto_error, new_context, open_message, open_run, run_blocks, seal_message, seal_run,
+    unauthentic, wipe,
+)
+from ags1.layout cimport BLOCK_OVERHEAD, HEADER_SIZE, NONCE_SIZE, get_int32, put_int32
+from atomics cimport atomic_add
+
+from .errors import AuthenticationError
+from .geometry import DEFAULT_MAX_BLOCK_SIZE, claim_key
+from .key_metadata import KeyMetadata
+from .layout import DEFAULT_BLOCK_SIZE as _DEFAULT_BLOCK_SIZE
+from .layout import MAX_BLOCK_SIZE as _MAX_BLOCK_SIZE
+from .layout import check_block_size
+
+# In place of a buffer to write to.
+NEW_BYTES = object()
+
+cdef const char *MAGIC = b"AGS1"
+cdef size_t DEFAULT_BLOCK_SIZE = _DEFAULT_BLOCK_SIZE
+cdef size_t MAX_BLOCK_SIZE = _MAX_BLOCK_SIZE
+cdef size_t MAX_STATED_BLOCK_SIZE = DEFAULT_MAX_BLOCK_SIZE
+
+cdef enum:
+    AAD_PREFIX_SIZE = 16
+    MAX_KEY_SIZE = 32
+    # Giving up the GIL and getting it back costs more than sealing so few bytes.
+    GIL_WORTHWHILE = 16 << 10
+    # So many messages at most are prepared with the GIL before they are worked on without it.
+    MAX_SHARE = 256
+
+
+# ---- a whole file ------------------------------------------------------------------------------
+
+def seal_stream(plaintext, out, km, int key_size, block_size, bint reuse_key):
+    """Seal ``plaintext`` as a whole AGS1 file into ``out``, or NEW_BYTES.
+
+    Returns what was made (the ``bytes``, or the size of what lies in ``out``) and its key metadata:
+    ``km``, or a fresh key of ``key_size`` bytes with a fresh AAD prefix when it is None.
+    Raises KeyMetadataError for a wrong key length, FormatError for a wrong block size, ValueError
+    when ``out`` is too small or overlaps, and then KeyReuseError: a call that cannot be right does
+    not use up the key.
+    """
+    cdef Py_buffer src, dst
+    cdef Py_ssize_t size
+    cdef size_t full = check_block_size(PyNumber_Index(block_size))
+    take_input(plaintext, &src)
+    try:
+        size = HEADER_SIZE + src.len + BLOCK_OVERHEAD * run_blocks(full, src.len, 0)
+        if out is NEW_BYTES:
+            sealed = new_object(size)
+            km = seal_into(&src, <unsigned char *>PyBytes_AS_STRING(sealed), km, key_size, full,
+                           reuse_key, size)
+            return sealed, km
+        take_output(out, &dst)
+        try:
+            check_pair(&src, &dst, size, False)
+            km = seal_into(&src, <unsigned char *>dst.buf, km, key_size, full, reuse_key, size)
+            return size, km
+        finally:
+            PyBuffer_Release(&dst)
+    finally:
+        PyBuffer_Release(&src)
+
+
+cdef seal_into(Py_buffer *src, unsigned char *at, km, int key_size, size_t block_size,
+               bint reuse_key, Py_ssize_t size):
+    cdef unsigned char fresh[MAX_KEY_SIZE + AAD_PREFIX_SIZE + NONCE_SIZE]
+    cdef bint is_fresh = km is None
+    cdef bytes key, aad_prefix
+    cdef Py_ssize_t failed
+    if is_fresh:
+        check_key_size(key_size)
+        # A call of the generator costs more than its bytes, so the first nonce comes along.
+        if not draw(fresh, key_size + AAD_PREFIX_SIZE + NONCE_SIZE):
+            raise libcrypto_error("the random generator failed")
+        key = PyBytes_FromStringAndSize(<char *>fresh, key_size)
+        aad_prefix = PyBytes_FromStringAndSize(<char *>fresh + key_size, AAD_PREFIX_SIZE)
+        memcpy(at + HEADER_SIZE, fresh + key_size + AAD_PREFIX_SIZE, NONCE_SIZE)
+        wipe(fresh, sizeof(fresh))
+    else:
+        key, aad_prefix = km.encryption_key, km.aad_prefix
+        claim_key(km, reuse_key=reuse_key)
+    cdef GcmContext *context = new_context(
+        <const unsigned char *>PyBytes_AS_STRING(key), <int>len(key), aad_prefix or b""
+    )
+    if src.len < GIL_WORTHWHILE:
+        failed = seal_run(context, <const unsigned char *>src.buf, block_size,
+                          at + HEADER_SIZE, block_size, src.len, 0, is_fresh)
+    else:
+        with nogil:
+            failed = seal_run(context, <const unsigned char *>src.buf, block_size,
+                              at + HEADER_SIZE, block_size, src.len, 0, is_fresh)
+    free_context(context)
+    if failed:
+        raise libcrypto_error("OpenSSL could not encrypt")
+    put_header(at, block_size)
+    return KeyMetadata.unchecked(key, aad_prefix, size)
+
+
+cdef void put_header(unsigned char *at, size_t block_size) noexcept nogil:
+    memcpy(at, MAGIC, 4)
+    put_int32(at + 4, <uint32_t>block_size)
+
+
+def open_stream(sealed, out, km, block_size, size_t max_block_size):
+    """Open a whole AGS1 file into ``out``, or NEW_BYTES.
+
+    Returns the ``bytes``, or the size of what lies in ``out``. Returns None when the header or the
+    length is not as it should be, for the caller to find out how. Raises AuthenticationError, and
+    then what the call would have written is zero; ValueError when ``out`` is too small or overlaps.
+    """
+    cdef Py_buffer src, dst
+    cdef Py_ssize_t size
+    cdef size_t stated
+    length = km.file_length
+    if length is None:
+        return None
+    take_input(sealed, &src)
+    try:
+        if src.len != length:
+            return None
+        size = stated_sizes(&src, max_block_size, &stated)
+        if size < 0 or (block_size is not None and stated != block_size):
+            return None
+        if out is NEW_BYTES:
+            plaintext = new_object(size)
+            open_into(&src, <unsigned char *>PyBytes_AS_STRING(plaintext), km, stated, size,
+                      not is_private(sealed))
+            return plaintext
+        take_output(out, &dst)
+        try:
+            check_pair(&src, &dst, size, False)
+            open_into(&src, <unsigned char *>dst.buf, km, stated, size, not is_private(sealed))
+            return size
+        finally:
+            PyBuffer_Release(&dst)
+    finally:
+        PyBuffer_Release(&src)
+
+
+cdef Py_ssize_t stated_sizes(
+    const Py_buffer *src, size_t max_block_size, size_t *block_size
+) noexcept:
+    """Return the plaintext's size, and the block size that the header states; -1 when the header
+    and the length do not make a file with a block in it."""
+    cdef const unsigned char *at = <const unsigned char *>src.buf
+    cdef size_t slots, last
+    if src.len < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):
+        return -1
+    block_size[0] = get_int32(at + 4)
+    if not 1 <= block_size[0] <= min(max_block_size, MAX_BLOCK_SIZE):
+        return -1
+    slots = src.len - HEADER_SIZE
+    last = slots % (block_size[0] + BLOCK_OVERHEAD)
+    # Only a file of one block may have an empty one.
+    if last and last <= BLOCK_OVERHEAD and slots > BLOCK_OVERHEAD:
+        return -1
+    return slots - BLOCK_OVERHEAD * (slots // (block_size[0] + BLOCK_OVERHEAD) + (last > 0))
+
+
+cdef int open_into(const Py_buffer *src, unsigned char *text, km, size_t block_size,
+                   Py_ssize_t size, bint is_shared) except -1:
+    cdef bytes key = km.encryption_key
+    cdef Py_ssize_t failed
+    cdef const unsigned char *slots = <const unsigned char *>src.buf + HEADER_SIZE
+    run_blocks(block_size, size, 0)
+    cdef GcmContext *context = new_context(
+        <const unsigned char *>PyBytes_AS_STRING(key), <int>len(key), km.aad_prefix or b""
+    )
+    if size < GIL_WORTHWHILE:
+        failed = open_run(context, slots, text, block_size, block_size, size, 0, is_shared)
+    else:
+        with nogil:
+            failed = open_run(context, slots, text, block_size, block_size, size, 0, is_shared)
+    free_context(context)
+    if failed >= 0:
+        raise unauthentic(failed, block_size)
+    return 0
+
+
+# ---- many files --------------------------------------------------------------------------------
+# Threads take shares of the messages. A share is prepared with the GIL (objects are made, buffers
+# taken) and worked on without it, while another thread prepares the next one.
+
+cdef struct Message:
+    Py_buffer view
+    bint is_taken
+    bint is_shared
+    const unsigned char *key
+    int key_size
+    const unsigned char *aad_prefix
+    Py_ssize_t aad_prefix_size
+    size_t block_size
+    size_t text_size
+    unsigned char *out  # NULL when nothing is left to do
+    Py_ssize_t failed_block
+
+
+cdef class MessageBatch:
+    """The messages of one call. Any number of threads may call ``work`` at once."""
+
+    cdef readonly list results
+    cdef readonly object failure
+    cdef list _messages
+    cdef uint64_t _next
+    cdef Py_ssize_t _end
+    cdef Py_ssize_t _share
+    cdef Py_ssize_t _fresh_size
+
+    def __init__(self, list messages, Py_ssize_t threads):
+        self._messages = messages
+        self._end = len(messages)
+        self.results = [None] * self._end
+        self._share = min(max(self._end // (8 * threads), 1), <Py_ssize_t>MAX_SHARE)
+
+    def stop(self):
+        """Make ``work`` return after the share under way."""
+        self._end = 0
+
+    def work(self, number=0):
+        """Work until no message is left, or one has failed.
+
+        ``failure`` is then the number of the first message that fails, and its exception.
+        """
+        cdef Py_ssize_t first, fresh_size = self._share * self._fresh_size
+        cdef Message *share = <Message *>calloc(self._share, sizeof(Message))
+        cdef unsigned char *fresh = <unsigned char *>malloc(fresh_size + 1)
+        try:
+            if share == NULL or fresh == NULL:
+                raise MemoryError
+            while True:
+                first = <Py_ssize_t>atomic_add(&self._next, self._share)
+                if first >= self._end:
+                    break
+                self.work_on(share, fresh, first, min(self._share, len(self._messages) - first))
+        finally:
+            if fresh != NULL:
+                wipe(fresh, fresh_size)
+            free(fresh)
+            free(share)
+
+    cdef work_on(self, Message *share, unsigned char *fresh, Py_ssize_t first, Py_ssize_t count):
+        cdef Py_ssize_t i = 0, failed
+        cdef bint drawn
+        # What the messages point to, until they are done.
+        cdef list held = []
+        try:
+            with nogil:
+                drawn = draw(fresh, count * self._fresh_size)
+            if not drawn:
+                raise libcrypto_error("the random generator failed")
+            for i in range(count):
+                self.prepare(share + i, fresh + i * self._fresh_size, first + i, held)
+            with nogil:
+                failed = self.run(share, count)
+            if failed >= 0:
+                i = failed
+                raise self.error(share + i)
+        except Exception as error:
+            self.fail(first + i, error)
+        finally:
+            for i in range(count):
+                if share[i].is_taken:
+                    PyBuffer_Release(&share[i].view)
+                    share[i].is_taken = False
+
+    cdef fail(self, Py_ssize_t number, error):
+        with cython.critical_section(self):
+            # Shares are taken in order: whatever lies before this message is done or under way.
+            if self.failure is None or number < self.failure[0]:
+                self.failure = number, error
+            self._end = min(self._end, number)
+
+    cdef prepare(self, Message *message, unsigned char *fresh, Py_ssize_t number, list held):
+        """Fill in the message of that number, and make its result."""
+        raise NotImplementedError
+
+    cdef Py_ssize_t run(self, Message *share, Py_ssize_t count) noexcept nogil:
+        """Return -1 when every message is done, else the place of the first that fails."""
+        return 0
+
+    cdef error(self, Message *message):
+        """Return the exception for a message that has failed."""
+        raise NotImplementedError
+
+
+cdef class SealBatch(MessageBatch):
+    """Seals each message as a file under a fresh key. ``make`` makes a result of file and key."""
+
+    cdef int _key_size
+    cdef object _make
+
+    def __init__(self, list messages, Py_ssize_t threads, int key_size, make):
+        MessageBatch.__init__(self, messages, threads)
+        check_key_size(key_size)
+        self._key_size = key_size
+        self._make = make
+        self._fresh_size = key_size + AAD_PREFIX_SIZE + NONCE_SIZE
+
+    cdef prepare(self, Message *message, unsigned char *fresh, Py_ssize_t number, list held):
+        take_input(self._messages[number], &message.view)
+        message.is_taken = True
+        message.text_size = message.view.len
+        message.block_size = DEFAULT_BLOCK_SIZE
+        cdef Py_ssize_t size = HEADER_SIZE + message.view.len + BLOCK_OVERHEAD * run_blocks(
+            DEFAULT_BLOCK_SIZE, message.view.len, 0
+        )
+        cdef bytes sealed = new_object(size)
+        cdef bytes key = PyBytes_FromStringAndSize(<char *>fresh, self._key_size)
+        fresh += self._key_size
+        cdef bytes aad_prefix = PyBytes_FromStringAndSize(<char *>fresh, AAD_PREFIX_SIZE)
+        message.out = <unsigned char *>PyBytes_AS_STRING(sealed)
+        message.key = <const unsigned char *>PyBytes_AS_STRING(key)
+        message.key_size = self._key_size
+        message.aad_prefix = <const unsigned char *>PyBytes_AS_STRING(aad_prefix)
+        message.aad_prefix_size = AAD_PREFIX_SIZE
+        memcpy(message.out + HEADER_SIZE, fresh + AAD_PREFIX_SIZE, NONCE_SIZE)
+        # It holds the objects that the message points to.
+        self.results[number] = self._make((sealed, KeyMetadata.unchecked(key, aad_prefix, size)))
+
+    cdef Py_ssize_t run(self, Message *share, Py_ssize_t count) noexcept nogil:
+        cdef GcmContext *context = NULL
+        cdef Py_ssize_t i, failed = -1
+        cdef Message *m
+        for i in range(count):
+            m = share + i
+            context = keyed_context(context, m.key, m.key_size, m.aad_prefix, m.aad_prefix_size)
+            if context == NULL or seal_run(
+                context, <const unsigned char *>m.view.buf, m.block_size, m.out + HEADER_SIZE,
+                m.block_size, m.text_size, 0, True,
+            ):
+                failed = i
+                break
+            put_header(m.out, m.block_size)
+        free_context(context)
+        return failed
+
+    cdef error(self, Message *message):
+        return libcrypto_error("OpenSSL could not encrypt")
+
+
+cdef class OpenBatch(MessageBatch):
+    """Opens files. ``open_one(sealed, km)`` opens, or refuses, what is not a file as usual."""
+
+    cdef object _open_one
+
+    def __init__(self, list messages, Py_ssize_t threads, open_one):
+        MessageBatch.__init__(self, messages, threads)
+        self._open_one = open_one
+
+    cdef prepare(self, Message *message, unsigned char *fresh, Py_ssize_t number, list held):
+        cdef bytes key, aad_prefix, plaintext
+        cdef Py_ssize_t size = -1
+        sealed, km = self._messages[number]
+        message.out = NULL
+        if isinstance(km, KeyMetadata) and km.file_length is not None:
+            take_input(sealed, &message.view)
+            message.is_taken = True
+            if message.view.len == km.file_length:
+                size = stated_sizes(&message.view, MAX_STATED_BLOCK_SIZE, &message.block_size)
+        if size < 0:
+            self.results[number] = self._open_one(sealed, km)
+            return
+        key, aad_prefix, plaintext = km.encryption_key, km.aad_prefix or b"", new_object(size)
+        held.append((key, aad_prefix, plaintext))
+        message.text_size = size
+        message.is_shared = not is_private(sealed)
+        message.key = <const unsigned char *>PyBytes_AS_STRING(key)
+        message.key_size = <int>len(key)
+        message.aad_prefix = <const unsigned char *>PyBytes_AS_STRING(aad_prefix)
+        message.aad_prefix_size = len(aad_prefix)
+        message.out = <unsigned char *>PyBytes_AS_STRING(plaintext)
+        self.results[number] = plaintext
+
+    cdef Py_ssize_t run(self, Message *share, Py_ssize_t count) noexcept nogil:
+        cdef GcmContext *context = NULL
+        cdef Py_ssize_t i, failed = -1
+        cdef Message *m
+        for i in range(count):
+            m = share + i
+            if m.out == NULL:
+                continue
+            context = keyed_context(context, m.key, m.key_size, m.aad_prefix, m.aad_prefix_size)
+            m.failed_block = 0 if context == NULL else open_run(
+                context, <const unsigned char *>m.view.buf + HEADER_SIZE, m.out, m.block_size,
+                m.block_size, m.text_size, 0, m.is_shared,
+            )
+            if m.failed_block >= 0:
+                failed = i
+                break
+        free_context(context)
+        return failed
+
+    cdef error(self, Message *message):
+        return unauthentic(message.failed_block, message.block_size)
+
+
+# ---- AES-GCM alone -----------------------------------------------------------------------------
+
+cdef GcmContext *message_context(object key) except NULL:
+    cdef Py_buffer view
+    take_input(key, &view)
+    try:
+        return new_context(<const unsigned char *>view.buf, <int>view.len, b"")
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef int check_message(Py_buffer *text, Py_buffer *aad) except -1:
+    if text.len > INT_MAX - BLOCK_OVERHEAD or aad.len > INT_MAX:
+        raise ValueError("a message and its AAD are limited to 2**31-1 bytes")
+    return 0
+
+
+def seal(key, data, aad=b""):
+    """Encrypt one message: return nonce(12) | ciphertext | tag(16) as ``bytes``.
+
+    ``key`` is 16, 24 or 32 bytes; ``data`` and ``aad`` any buffers. Raises KeyMetadataError for
+    another key length. As Java's ``Ciphers.AesGcmEncryptor.encrypt``.
+    """
+    cdef Py_buffer text, extra
+    cdef GcmContext *context
+    cdef unsigned char *at
+    cdef int ok
+    take_input(data, &text)
+    try:
+        take_input(aad, &extra)
+        try:
+            check_message(&text, &extra)
+            sealed = PyBytes_FromStringAndSize(NULL, text.len + BLOCK_OVERHEAD)
+            at = <unsigned char *>PyBytes_AS_STRING(sealed)
+            context = message_context(key)
+            with nogil:
+                ok = draw(at, NONCE_SIZE) and seal_message(
+                    context.ctx, <const unsigned char *>extra.buf, extra.len,
+                    <const unsigned char *>text.buf, text.len, at,
+                )
+                free_context(context)
+            if not ok:
+                raise libcrypto_error("OpenSSL could not encrypt")
+            return sealed
+        finally:
+            PyBuffer_Release(&extra)
+    finally:
+        PyBuffer_Release(&text)
+
+
+def open(key, sealed, aad=b""):
+    """Decrypt one message of the form that ``seal`` returns; return its text as ``bytes``.
+
+    Raises AuthenticationError when it does not verify or is too short to hold a tag.
+    """
+    cdef Py_buffer slot, extra
+    cdef GcmContext *context
+    cdef bint is_shared = not is_private(sealed)
+    cdef unsigned char *at
+    cdef Py_ssize_t size
+    cdef int ok
+    take_input(sealed, &slot)
+    try:
+        take_input(aad, &extra)
+        try:
+            check_message(&slot, &extra)
+            size = slot.len - BLOCK_OVERHEAD
+            if size < 0:
+                raise AuthenticationError(f"a sealed message has at least 28 bytes, not {slot.len}")
+            text = PyBytes_FromStringAndSize(NULL, size)
+            at = <unsigned char *>PyBytes_AS_STRING(text)
+            context = message_context(key)
+            with nogil:
+                ok = open_message(
+                    context.ctx, <const unsigned char *>extra.buf, extra.len,
+                    <const unsigned char *>slot.buf, size, at, is_shared,
+                )
+                free_context(context)
+                if not ok:
+                    wipe(at, size)
+                    forget_errors()
+            if not ok:
+                raise AuthenticationError(
+                    "the message does not authenticate: wrong key or AAD, or it was changed"
+                )
+            return text
+        finally:
+            PyBuffer_Release(&extra)
+    finally:
+        PyBuffer_Release(&slot)

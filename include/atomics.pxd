@@ -1,0 +1,27 @@
+# Atomic operations of the C compiler, for what threads share without the GIL.
+from libc.stdint cimport uint64_t
+
+cdef extern from * nogil:
+    """
+    #include <stdint.h>
+
+    /* Takes what lies at `place`, NULL if nothing does, and leaves NULL there. */
+    static inline void *atomic_take(void **place) {
+        return __atomic_exchange_n(place, (void *)0, __ATOMIC_ACQUIRE);
+    }
+
+    /* Lays `it` at `place` if that is NULL; returns whether it was. */
+    static inline int atomic_put(void **place, void *it) {
+        void *nothing = 0;
+        return __atomic_compare_exchange_n(
+            place, &nothing, it, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+    }
+
+    /* Adds `n` and returns what was there before. */
+    static inline uint64_t atomic_add(uint64_t *counter, uint64_t n) {
+        return __atomic_fetch_add(counter, n, __ATOMIC_RELAXED);
+    }
+    """
+    void *atomic_take(void **place)
+    bint atomic_put(void **place, void *it)
+    uint64_t atomic_add(uint64_t *counter, uint64_t n)

@@ -1,0 +1,72 @@
+# What the kernel tells: random bytes that no clone of us has, and whether we were forked.
+from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
+
+cdef extern from * nogil:
+    """
+    #include <errno.h>
+    #include <pthread.h>
+    #include <stdint.h>
+    #include <sys/mman.h>
+    #include <sys/random.h>
+    #include <unistd.h>
+
+    /* Fills `out`; returns 1, or 0 with errno set. */
+    static int kernel_random(unsigned char *out, size_t size) {
+        while (size) {
+    #ifdef __linux__
+            ssize_t drawn = getrandom(out, size, 0);
+            if (drawn < 0 && errno == EINTR)
+                continue;
+            if (drawn < 0)
+                return 0;
+    #else
+            size_t drawn = size < 256 ? size : 256;
+            if (getentropy(out, drawn))
+                return 0;
+    #endif
+            out += drawn;
+            size -= drawn;
+        }
+        return 1;
+    }
+
+    /* The number lies in a page of its own that the kernel zeroes in a child, however the child was
+       made. Process ids do not tell: in another PID namespace a child can have its parent's. */
+    static uint64_t *process_page;
+
+    static void forget_process_number(void) {
+        *process_page = 0;
+    }
+
+    /* Returns 0, or -1 with errno set. Called once. */
+    static int start_process_number(void) {
+        size_t size = (size_t)sysconf(_SC_PAGESIZE);
+        void *page = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (page == MAP_FAILED)
+            return -1;
+        process_page = (uint64_t *)page;
+    #ifdef MADV_WIPEONFORK
+        if (madvise(page, size, MADV_WIPEONFORK) == 0)
+            return 0;
+    #endif
+        errno = pthread_atfork(NULL, NULL, forget_process_number);
+        return errno ? -1 : 0;
+    }
+
+    /* A random number that this process keeps and its children do not have; 0 on failure. */
+    static uint64_t current_process_number(void) {
+        uint64_t number = __atomic_load_n(process_page, __ATOMIC_RELAXED), none = 0;
+        if (number)
+            return number;
+        if (!kernel_random((unsigned char *)&number, sizeof(number)) || !number)
+            return 0;
+        if (__atomic_compare_exchange_n(
+                process_page, &none, number, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+            return number;
+        return none; /* another thread was faster */
+    }
+    """
+    int kernel_random(unsigned char *out, size_t size)
+    int start_process_number()
+    uint64_t current_process_number()
