@@ -251,6 +251,8 @@ cdef class FastReader:
         self.cache = NO_CACHE
 
     def __init__(self, core):
+        if self.core is not None:
+            raise RuntimeError("the reader is open already: make another one")
         self.window = core.window
         self.cache = core.cache
         self.end = core.plaintext_size
@@ -532,6 +534,8 @@ cdef class FastWriter:
         self.batch = NO_BATCH
 
     def __init__(self, core):
+        if self.core is not None:
+            raise RuntimeError("the writer is open already: make another one")
         self.batch = core.batch
         self.core = core
 

@@ -255,6 +255,9 @@ def test_nothing_but_the_public_names_shows() -> None:
         for name in ("position", "busy", "window", "core", "_position", "_plaintext_size"):
             with pytest.raises(AttributeError):
                 setattr(file, name, 0)
+        other, km = sealed(b"other")
+        with pytest.raises(RuntimeError, match="open already"):
+            file.__init__(io.BytesIO(other), km)
         assert file.read() == data
     # One that was never opened refuses, and does nothing worse.
     file = type(file).__new__(type(file))
@@ -650,6 +653,8 @@ def test_pread_keeps_the_last_blocks() -> None:
             assert fetched(lambda: file.pread(35_000, 10)) == 1
             assert fetched(lambda: file.pread(8, 1)) == 0
             assert fetched(lambda: file.pread(35_000, 5010)) == 1
+            assert fetched(lambda: file.pread(20_005, 10)) == 1
+            assert fetched(lambda: file.pread(8, 1)) == 1
             # Reading in order fills its own window.
             assert file.read() == data
             assert fetched(lambda: file.pread(8, 1)) == 0

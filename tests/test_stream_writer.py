@@ -277,6 +277,8 @@ def test_nothing_but_the_public_names_shows() -> None:
         for name in own | {"position", "busy", "batch", "core", "_position", "_next_block"}:
             with pytest.raises(AttributeError):
                 setattr(file, name, 0)
+        with pytest.raises(RuntimeError, match="open already"):
+            file.__init__(io.BytesIO(), reuse_key=True)
         file.write(bytes(100))
     assert open_by_reference(target.getvalue(), file.key_metadata) == b"five!" + bytes(100)
     assert file.key_metadata.file_length == len(target.getvalue())
