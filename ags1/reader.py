@@ -115,7 +115,8 @@ class Reader(FastReader, Stream):
     def read_buffer(self, nbytes: int | None = None, /) -> pa.Buffer:
         """Read up to ``nbytes`` bytes, or all that remain, into memory of Arrow's pool.
 
-        ``pyarrow`` calls it where it would have to copy what ``read`` returns. Needs pyarrow.
+        ``pyarrow.PythonFile.read_buffer`` calls it. The pool uses its memory again, which costs
+        less than the fresh memory of ``read``. Needs pyarrow.
         """
         import pyarrow as pa
 
