@@ -91,7 +91,9 @@ class Stream:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<ags1 {type(self).__name__} name={self.name!r} mode={self.mode!r}>"
+        # One that could not be opened has neither; error reporters print it all the same.
+        name, mode = getattr(self, "name", None), getattr(self, "mode", None)
+        return f"<ags1 {type(self).__name__} name={name!r} mode={mode!r}>"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(f"an encrypted {type(self).__name__} holds a key and cannot be pickled")
@@ -154,6 +156,8 @@ class PerProcess(Generic[_T]):
 
     def get(self) -> _T:
         """Return this process's object."""
-        # One step: of two threads that come at once, both get what the first has put there.
-        made = self._by_process.get(process_number())
-        return self._by_process.setdefault(process_number(), self._make()) if made is None else made
+        made = self.made()
+        if made is None:
+            # One step: of two threads that come at once, both get what the first has put there.
+            made = self._by_process.setdefault(process_number(), self._make())
+        return made

@@ -261,6 +261,7 @@ def test_nothing_but_the_public_names_shows() -> None:
         assert file.read() == data
     # One that was never opened refuses, and does nothing worse.
     file = type(file).__new__(type(file))
+    assert repr(file).startswith("<ags1 Reader name=None")
     assert file.closed
     for call in (file.read, file.peek, file.tell, lambda: file.pread(0, 1)):
         with pytest.raises((ValueError, AttributeError)):

@@ -284,6 +284,7 @@ def test_nothing_but_the_public_names_shows() -> None:
     assert file.key_metadata.file_length == len(target.getvalue())
     # One that was never opened refuses, and does nothing worse.
     file = type(file).__new__(type(file))
+    assert repr(file).startswith("<ags1 Writer name=None")
     assert file.closed
     file.close()
     file.abort()
