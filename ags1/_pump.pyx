@@ -1,13 +1,15 @@
-"""From file descriptor to file descriptor: a range of blocks, without the GIL.
+# cython: freethreading_compatible=True
+"""A range of blocks from one file descriptor to another, without the GIL.
 
-A batch of blocks is read straight into its slots, sealed or opened where it lies, and written in
-one call; the buffer is reused for the whole range. What fails its tag is never written. Knows
-nothing of threads or paths: a caller gives each thread its own ``Pump`` and its own range, and may
-look at ``bytes_done`` or call ``stop`` meanwhile.
+Blocks are read into a buffer in batches of about 1 MiB, encrypted or decrypted in place, and
+written. The buffer is reused for the whole range. A block that fails its tag is never written.
+Knows nothing of threads or paths: each thread of a caller works on a range of its own with the
+same ``Pump``, with or without the GIL.
 """
 
+from cpython.exc cimport PyErr_CheckSignals
 from libc cimport errno
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from posix.fcntl cimport F_DUPFD_CLOEXEC, fcntl
 from posix.types cimport off_t
@@ -17,14 +19,31 @@ from ags1._gcm cimport (
     BlockCipher, GcmContext, libcrypto_error, open_run, run_blocks, seal_run, unauthentic, wipe,
 )
 from ags1.layout cimport BLOCK_OVERHEAD, HEADER_SIZE, NONCE_SIZE
+from atomics cimport atomic_add, atomic_join, atomic_leave, atomic_load, atomic_set
 from sys_uio cimport iovec, preadv, pwritev
 
 import os
 
 from .errors import TruncatedError
 
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <fcntl.h>
+    #ifdef __linux__
+    #define ags1_allocate(fd, size) fallocate((fd), 0, 0, (size))
+    #define ags1_start_writing(fd, at, size) \\
+        sync_file_range((fd), (at), (size), SYNC_FILE_RANGE_WRITE)
+    #else
+    #define ags1_allocate(fd, size) (errno = ENOTSUP, -1)
+    #define ags1_start_writing(fd, at, size) 0
+    #endif
+    """
+    int ags1_allocate(int fd, off_t size) nogil
+    int ags1_start_writing(int fd, off_t at, off_t size) nogil
+
 cdef enum:
-    # As many blocks a batch as make about a mebibyte, which stays in the cache.
+    # A batch is about this many bytes, which stay in the CPU's cache.
     BATCH_SIZE = 1 << 20
     MAX_BATCH_BLOCKS = 256
 
@@ -44,15 +63,16 @@ cdef struct Range:
     uint32_t first_block
     long long text_size
     bint sealing
+    bint durable
     int batch
     unsigned char *slots
 
 
 cdef ssize_t move(bint writing, int fd, iovec *parts, int count, off_t offset) noexcept nogil:
-    """Read or write all of ``parts`` at ``offset``, whatever short counts and signals come.
+    """Read or write all of ``parts`` at ``offset``; go on after short counts and signals.
 
-    Returns the bytes moved, fewer only at the end of a file that is read; or -1 with errno set.
-    Uses ``parts`` up.
+    Returns the bytes moved, which are fewer only at the end of a file that is read, or -1 with
+    errno set. Changes ``parts``.
     """
     cdef ssize_t total = 0, n
     while count:
@@ -80,22 +100,21 @@ cdef ssize_t move(bint writing, int fd, iovec *parts, int count, off_t offset) n
     return total
 
 
-cdef Outcome pump(
-    GcmContext *context, const Range *r, volatile bint *stopping, volatile long long *bytes_done,
+cdef Outcome transfer(
+    GcmContext *context, const Range *r, int *stopping, uint64_t *bytes_done,
     long long *failed_block,
 ) noexcept nogil:
     cdef iovec texts[MAX_BATCH_BLOCKS]
-    cdef iovec run
-    cdef size_t stride = r.block_size + BLOCK_OVERHEAD
+    cdef iovec slots
+    cdef iovec *read_into
+    cdef iovec *written_from
+    cdef size_t stride = r.block_size + BLOCK_OVERHEAD, text_size, read_size, written_size
     cdef uint32_t block = r.first_block
     cdef long long left = r.text_size
-    cdef off_t text_at, slots_at
-    cdef size_t text_size
+    cdef off_t read_at, written_at
     cdef ssize_t moved, bad
     cdef int blocks
-    while True:
-        if stopping[0]:
-            return STOPPED
+    while not atomic_load(stopping):
         blocks = 0
         text_size = 0
         while blocks < r.batch and (left > <long long>text_size or blocks == 0):
@@ -103,143 +122,182 @@ cdef Outcome pump(
             texts[blocks].iov_len = min(r.block_size, <size_t>left - text_size)
             text_size += texts[blocks].iov_len
             blocks += 1
-        run.iov_base = r.slots
-        run.iov_len = text_size + <size_t>blocks * BLOCK_OVERHEAD
-        text_at = <off_t>block * r.block_size
-        slots_at = HEADER_SIZE + <off_t>block * stride
-
+        slots.iov_base = r.slots
+        slots.iov_len = text_size + <size_t>blocks * BLOCK_OVERHEAD
+        read_into, read_size, read_at = &slots, slots.iov_len, HEADER_SIZE + <off_t>block * stride
+        written_from, written_size, written_at = texts, text_size, <off_t>block * r.block_size
         if r.sealing:
-            moved = move(False, r.source, texts, blocks, text_at) if text_size else 0
-            if moved != <ssize_t>text_size:
-                return READ_FAILED if moved < 0 else CUT_SHORT
+            read_into, written_from = written_from, read_into
+            read_size, written_size = written_size, read_size
+            read_at, written_at = written_at, read_at
+
+        moved = move(False, r.source, read_into, blocks if r.sealing else 1, read_at)
+        if moved != <ssize_t>read_size:
+            return READ_FAILED if moved < 0 else CUT_SHORT
+        if r.sealing:
             if seal_run(context, r.slots + NONCE_SIZE, stride, r.slots, r.block_size, text_size,
                         block, False):
                 return NOT_SEALED
-            if move(True, r.target, &run, 1, slots_at) < 0:
-                return WRITE_FAILED
         else:
-            moved = move(False, r.source, &run, 1, slots_at)
-            if moved != <ssize_t>(text_size + <size_t>blocks * BLOCK_OVERHEAD):
-                return READ_FAILED if moved < 0 else CUT_SHORT
             bad = open_run(context, r.slots, r.slots + NONCE_SIZE, stride, r.block_size, text_size,
                            block, False)
             if bad >= 0:
                 failed_block[0] = block + bad
                 return NOT_AUTHENTIC
-            if r.target >= 0 and text_size:
-                if move(True, r.target, texts, blocks, text_at) < 0:
-                    return WRITE_FAILED
+        if r.target >= 0 and written_size:
+            if move(True, r.target, written_from, 1 if r.sealing else blocks, written_at) < 0:
+                return WRITE_FAILED
+            if r.durable:
+                ags1_start_writing(r.target, written_at, written_size)
 
         block += blocks
         left -= text_size
-        bytes_done[0] += text_size
+        atomic_add(bytes_done, text_size)
         if left == 0:
             return DONE
+    return STOPPED
+
+
+cdef int duplicate(int fd, str name) except -1:
+    cdef int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0)
+    if copy < 0:
+        raise OSError(errno.errno, os.strerror(errno.errno), name)
+    return copy
+
+
+def allocate(int fd, off_t size):
+    """Make ``fd`` a file of ``size`` bytes and reserve their room on the disk.
+
+    Does nothing where the file system cannot. Raises OSError if there is no room.
+    """
+    cdef int error = errno.EINTR if size else 0
+    while error == errno.EINTR:
+        PyErr_CheckSignals()
+        with nogil:
+            error = errno.errno if ags1_allocate(fd, size) else 0
+    if error in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        raise OSError(error, os.strerror(error))
 
 
 cdef class Pump:
-    """One thread's work: to seal, open or verify a range of blocks.
+    """Encrypts, decrypts or verifies ranges of blocks, in as many threads as call it.
 
-    ``source`` and ``target`` are seekable descriptors, whose positions are neither used nor moved;
-    without a target, blocks are only verified.
+    ``source`` and ``target`` are seekable descriptors, whose positions are neither used nor moved.
+    Without a target, blocks are only verified. ``durable`` says that the target will be synced:
+    the disk starts to write each batch at once.
     """
 
-    cdef volatile long long _bytes_done
-    cdef volatile bint _stopping
+    cdef uint64_t _bytes_done
+    cdef int _stopping
+    cdef int _closed
+    # The calls under way, and one until close() is called. The last one closes the descriptors.
+    cdef int _users
     cdef int _source
     cdef int _target
+    cdef bint _durable
 
-    def __cinit__(self):
+    def __cinit__(self, int source, int target=-1, *, bint durable=False):
+        # Duplicates: if the caller's descriptors are closed while a thread is at work, their
+        # numbers may soon stand for other files.
         self._source = self._target = -1
-
-    def __init__(self, int source, int target=-1):
-        # Our own numbers: whatever becomes of our caller's descriptors while a thread is at work,
-        # a number used again for another file is never written to.
-        self._source = fcntl(source, F_DUPFD_CLOEXEC, 0)
-        if self._source < 0:
-            raise OSError(errno.errno, os.strerror(errno.errno), "source")
+        self._users = 1
+        self._durable = durable
+        self._source = duplicate(source, "source")
         if target >= 0:
-            self._target = fcntl(target, F_DUPFD_CLOEXEC, 0)
-            if self._target < 0:
-                raise OSError(errno.errno, os.strerror(errno.errno), "target")
+            self._target = duplicate(target, "target")
 
     def __dealloc__(self):
+        if not self._closed:
+            self.leave()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         self.close()
 
-    cpdef close(self):
-        """Let go of the descriptors. Not while a call is under way."""
-        if self._source >= 0:
-            close_fd(self._source)
-        if self._target >= 0:
-            close_fd(self._target)
-        self._source = self._target = -1
+    def close(self):
+        """Close the descriptors, as soon as no call is under way. Later calls raise ValueError."""
+        if not atomic_set(&self._closed):
+            self.leave()
+
+    cdef int enter(self) except -1:
+        if atomic_load(&self._closed) or not atomic_join(&self._users):
+            raise ValueError("the files are closed")
+        return 0
+
+    cdef void leave(self) noexcept:
+        if atomic_leave(&self._users) == 0:
+            if self._source >= 0:
+                close_fd(self._source)
+            if self._target >= 0:
+                close_fd(self._target)
 
     @property
     def bytes_done(self):
-        """The plaintext bytes dealt with so far."""
-        return self._bytes_done
+        """The plaintext bytes that all calls have dealt with so far."""
+        return atomic_add(&self._bytes_done, 0)
 
     def stop(self):
-        """Make the call under way return False before its next batch."""
-        self._stopping = True
+        """Make every call return False before its next batch."""
+        atomic_set(&self._stopping)
 
     def seal(self, BlockCipher cipher not None, uint32_t first_block, long long text_size):
-        """Read ``text_size`` bytes of the source from where block ``first_block`` begins, and write
-        them sealed to where they belong in the target.
+        """Encrypt ``text_size`` bytes of the source, from where block ``first_block`` begins.
 
         Returns False when stopped. Raises TruncatedError when the source ends early, and OSError
         whose ``filename`` is the word ``source`` or ``target``.
         """
         if self._target < 0:
-            raise ValueError("sealing needs a target")
-        cipher.claim(self.check(cipher, first_block, text_size))
-        return self.run(cipher, first_block, text_size, True)
+            raise ValueError("encrypting needs a target")
+        return self.transfer(cipher, first_block, text_size, True)
 
     def open(self, BlockCipher cipher not None, uint32_t first_block, long long text_size):
-        """The reverse: read the blocks that hold ``text_size`` bytes, and write them opened.
+        """Decrypt the blocks of the source that hold ``text_size`` bytes of plaintext.
 
-        Raises AuthenticationError besides.
+        Returns and raises as ``seal`` does; and AuthenticationError.
         """
-        self.check(cipher, first_block, text_size)
-        return self.run(cipher, first_block, text_size, False)
+        return self.transfer(cipher, first_block, text_size, False)
 
-    cdef size_t check(
-        self, BlockCipher cipher, long long first_block, long long text_size
-    ) except 0:
-        if text_size < 0 or self._source < 0:
-            raise ValueError(f"no file has {text_size} bytes")
-        return run_blocks(cipher.block_size, text_size, first_block)
-
-    cdef run(self, BlockCipher cipher, uint32_t first_block, long long text_size, bint sealing):
+    cdef transfer(
+        self, BlockCipher cipher, uint32_t first_block, long long text_size, bint sealing
+    ):
         cdef Range r
         cdef GcmContext *context
         cdef Outcome outcome
         cdef int error
         cdef long long failed_block = 0
-        cdef size_t stride = cipher.block_size + BLOCK_OVERHEAD
+        cdef size_t blocks, room, stride = cipher.block_size + BLOCK_OVERHEAD
+        if text_size < 0:
+            raise ValueError(f"a size in bytes cannot be {text_size}")
+        blocks = run_blocks(cipher.block_size, text_size, first_block)
         r.batch = <int>min(max(BATCH_SIZE // stride, <size_t>1), <size_t>MAX_BATCH_BLOCKS)
-        cdef size_t room = min(
-            r.batch * stride, <size_t>text_size + <size_t>r.batch * BLOCK_OVERHEAD
-        )
+        room = min(r.batch * stride, <size_t>text_size + <size_t>r.batch * BLOCK_OVERHEAD)
         r.source = self._source
         r.target = self._target
         r.block_size = cipher.block_size
         r.first_block = first_block
         r.text_size = text_size
         r.sealing = sealing
-        r.slots = <unsigned char *>malloc(room)
-        if r.slots == NULL:
-            raise MemoryError(f"no memory for {room} bytes of blocks")
+        r.durable = self._durable
+        r.slots = NULL
+        self.enter()
         try:
+            if sealing:
+                cipher.claim(blocks)
+            r.slots = <unsigned char *>malloc(room)
+            if r.slots == NULL:
+                raise MemoryError(f"no memory for {room} bytes of blocks")
             context = cipher.borrow()
             with nogil:
-                outcome = pump(context, &r, &self._stopping, &self._bytes_done, &failed_block)
+                outcome = transfer(context, &r, &self._stopping, &self._bytes_done, &failed_block)
                 error = errno.errno
-                # It held plaintext, and the allocator would hand it on as it is.
+                # It held plaintext, and free() does not clear it.
                 wipe(r.slots, room)
             cipher.give_back(context)
         finally:
             free(r.slots)
+            self.leave()
         if outcome == READ_FAILED:
             raise OSError(error, os.strerror(error), "source")
         if outcome == WRITE_FAILED:

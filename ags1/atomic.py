@@ -1,7 +1,7 @@
 """Output files that appear whole or not at all.
 
-The bytes go to a temporary name in the target's own folder. ``commit`` gives them the final name in
-one step; anything else, a crash included, leaves the target as it was. Knows nothing of AGS1.
+The bytes go to a temporary file in the target's folder. ``commit`` gives it the final name in one
+step. After an error, or a crash before that step, the target is as it was. Knows nothing of AGS1.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class AtomicFile:
 
     ``overwrite=False`` raises FileExistsError when the target exists, at once or at ``commit``;
     ``durable`` syncs file and folder before ``commit`` returns. ``mode`` is the permission bits of
-    the finished file (setuid, setgid and sticky bits are dropped); None leaves the existing
-    target's, or else what the umask allows. A target that exists and is no regular file is refused:
-    replacing ``/dev/null`` helps nobody.
+    the file, which the umask reduces as in ``os.open``; setuid, setgid and sticky bits are dropped.
+    None keeps the bits of an existing target; a new one gets 0666 less the umask. A target that
+    exists and is no regular file (``/dev/null``) is refused.
     """
 
     def __init__(
@@ -39,11 +39,12 @@ class AtomicFile:
     ) -> None:
         self.published = True  # nothing to discard yet
         self.name = os.fsdecode(target)
-        # A symbolic link is followed, as open() does; the temporary file belongs beside its end.
+        # A symbolic link is followed, as open() does: the file that it points to is replaced.
         self._path = os.path.realpath(self.name)
         self._overwrite = overwrite
         self._durable = durable
-        self._mode = None if mode is None else mode & _PERMISSIONS
+        # The bits of an existing target: the umask does not reduce them.
+        self._kept_mode: int | None = None
         self.fd = -1
         self._fork = process_number()
         if not overwrite and os.path.lexists(self.name):
@@ -59,12 +60,15 @@ class AtomicFile:
             if not stat.S_ISREG(existing.st_mode):
                 raise OSError(errno.EINVAL, "Not a regular file", self.name)
             if mode is None:
-                self._mode = existing.st_mode & _PERMISSIONS
+                self._kept_mode = existing.st_mode & _PERMISSIONS
+                mode = 0o600
         self._temporary = temporary_path(self._path)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self.published = False
         try:
-            self.fd = os.open(self._temporary, flags, 0o666 if self._mode is None else 0o600)
+            # The kernel applies the umask; to ask for it would be to set it for all threads.
+            mode = 0o666 if mode is None else mode & _PERMISSIONS
+            self.fd = os.open(self._temporary, flags, mode)
         except OSError as error:
             raise _named(error, self.name) from None
 
@@ -76,8 +80,8 @@ class AtomicFile:
         """
         status = None
         try:
-            if self._mode is not None:
-                os.fchmod(self.fd, self._mode)
+            if self._kept_mode is not None:
+                os.fchmod(self.fd, self._kept_mode)
             if self._durable:
                 os.fsync(self.fd)
             status = os.fstat(self.fd)
@@ -89,8 +93,8 @@ class AtomicFile:
             self.discard()
             raise _named(error, self.name) from None
         except BaseException:
-            # Ctrl-C may come when the name is given already. What it replaced is gone by then;
-            # what is new can be taken back.
+            # Ctrl-C may come when the file has its name already. If it replaced another, it stays;
+            # otherwise it is removed.
             self.published = _is_file(self._path, status)
             if self.published and not self._overwrite:
                 os.unlink(self._path)
@@ -99,7 +103,7 @@ class AtomicFile:
             raise
 
     def discard(self) -> None:
-        """Remove the temporary file, unless it is a parent process's. Nothing after ``commit``."""
+        """Remove the temporary file. Does nothing after ``commit`` or in a forked child."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             with contextlib.suppress(OSError):
@@ -109,9 +113,9 @@ class AtomicFile:
                 os.unlink(self._temporary)
 
     def __del__(self) -> None:
-        # An interrupt may come when the file exists and nobody has hold of this object yet.
+        # An interrupt may come when the file exists and the caller has no reference to this object.
         if not self.published:
-            # There is nobody to tell of a file that cannot be removed.
+            # Nobody could catch an error here.
             with contextlib.suppress(OSError):
                 self.discard()
 
@@ -162,7 +166,7 @@ def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> N
         except FileExistsError:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
         except OSError:
-            # A file system without hard links: the check is all that can be had.
+            # A file system without hard links: checking is all that can be done.
             if os.path.lexists(target):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
             os.rename(temporary, target)
@@ -181,10 +185,10 @@ def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> N
 
 
 def _refuse_planted_link(name: str) -> None:
-    """Refuse a link that somebody else laid in a folder where anybody may (``/tmp``).
+    """Refuse another user's link in a folder where everybody may create files (``/tmp``).
 
-    The kernel does so for an ``open`` (``fs.protected_symlinks``), which following links ourselves
-    gets around.
+    For ``open``, the kernel refuses such links itself (``fs.protected_symlinks``). It cannot when
+    we follow the link.
     """
     if not os.path.islink(name):
         return
@@ -204,7 +208,7 @@ def _sync_folder(folder: str) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
-        # Some file systems cannot sync a folder, and have nothing to sync there either.
+        # Some file systems cannot sync a folder, and do not need to.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:

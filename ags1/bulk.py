@@ -1,15 +1,16 @@
 """Whole files: ``encrypt_file``, ``decrypt_file``, ``verify_file``.
 
-A file is cut into contiguous ranges of blocks, one a thread, and each goes from descriptor to
-descriptor without the GIL. The calling thread waits, reports progress and hears Ctrl-C. A target
-appears under its name when all of it is right, and is not there otherwise. Knows nothing of
-Iceberg or of wrapped keys.
+A file is cut into contiguous ranges of blocks, one a thread. A thread works from descriptor to
+descriptor without the GIL. The calling thread waits, reports progress and handles Ctrl-C. A target
+gets its name when it is complete; if anything fails, no target is left. Knows nothing of Iceberg
+or of wrapped keys.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import shutil
 import stat
@@ -19,7 +20,7 @@ from typing import TypeAlias
 
 from . import layout
 from ._gcm import BlockCipher
-from ._pump import Pump
+from ._pump import Pump, allocate
 from .atomic import AtomicFile
 from .cpu import usable_cpus
 from .errors import Ags1Error, TruncatedError
@@ -36,10 +37,13 @@ Path: TypeAlias = "str | os.PathLike[str]"
 Progress: TypeAlias = Callable[[int, int], object]
 
 PROGRESS_SECONDS = 0.1
-# A thread costs more than it saves on less than this.
+# Bytes. Up to here, starting threads costs more than they save.
 SMALL_FILE = 4 << 20
 
-_CHANGED = "the file changed while it was read, or its size is not what the system says"
+_CHANGED = (
+    "the file changed while it was read, or the system reports a wrong size for it: "
+    "encrypt a copy of it"
+)
 
 
 def encrypt_file(
@@ -60,11 +64,13 @@ def encrypt_file(
     A fresh key of ``key_size`` bytes is made unless ``km`` gives one that has sealed no file yet
     (``reuse_key`` insists). Java and iceberg-rust read no other ``block_size`` (bytes) than the
     default. ``threads`` is by default one for each CPU that we may use. ``durable`` syncs file and
-    folder. The target gets the source's permission bits. ``progress(done, total)`` is called with
-    plaintext bytes, about ten times a second, in the calling thread; what it raises ends the call.
+    folder. The target gets the source's permission bits, less the umask. ``progress(done, total)``
+    is called with plaintext bytes, about ten times a second, in the calling thread. If it raises,
+    the call ends with that exception.
 
-    Raises KeyReuseError, FileExistsError unless ``overwrite``, shutil.SameFileError, OSError with
-    its filename, and Ags1Error when the source changes meanwhile.
+    The target's whole size is reserved first where the file system can do so, and a full disk is an
+    OSError at once. Raises KeyReuseError, FileExistsError unless ``overwrite``,
+    shutil.SameFileError, OSError with its filename, and Ags1Error if the source changes meanwhile.
     """
     if km is None:
         km = KeyMetadata.generate(key_size)
@@ -74,21 +80,18 @@ def encrypt_file(
         size = status.st_size
         geometry = Geometry(block_size, size, layout.encrypted_size(size, block_size))
         _refuse_same_file(source, status, target)
-        mode = stat.S_IMODE(status.st_mode)
+        mode = status.st_mode
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
-
-            def seal(pump: Pump, first: int, text_size: int) -> None:
+            with _name_errors(source, target), Pump(fd, out.fd, durable=durable) as pump:
+                _begin(out.fd, geometry.encrypted_size, layout.build_header(block_size))
+                claim_key(km, reuse_key=reuse_key)
                 try:
-                    pump.seal(cipher, first, text_size)
+                    seal = functools.partial(pump.seal, cipher)
+                    _transfer(pump, seal, geometry, threads, progress)
                 except TruncatedError:
                     raise Ags1Error(_CHANGED) from None
-
-            claim_key(km, reuse_key=reuse_key)
-            with _name_errors(source, target):
-                _write_header(out.fd, block_size)
-                _share_out(seal, lambda: Pump(fd, out.fd), geometry, threads, progress)
             after = os.fstat(fd)
-            # Files of the kernel's (/proc) have no size and hold something all the same.
+            # Files in /proc have the size 0, but not no content.
             if (after.st_size, after.st_mtime_ns) != (size, status.st_mtime_ns) or os.pread(
                 fd, 1, size
             ):
@@ -111,23 +114,22 @@ def decrypt_file(
 ) -> int:
     """Decrypt the file ``source`` as ``target``; return the plaintext's size in bytes.
 
-    No block is written before its tag is verified, and the target's name appears after the last.
-    Arguments as in ``encrypt_file`` and ``decrypt``. Raises AuthenticationError, TruncatedError,
-    FormatError, MissingFileLengthError, FileExistsError, shutil.SameFileError and OSError.
+    No block is written before its tag is verified. The target gets its name after the last block,
+    and the source's permission bits, less the umask. Arguments as in ``encrypt_file`` and
+    ``decrypt``. Raises AuthenticationError, TruncatedError, FormatError, MissingFileLengthError,
+    FileExistsError, shutil.SameFileError and OSError.
     """
     with _source(source) as (fd, status):
         _refuse_same_file(source, status, target)
         with _name_errors(source, target):
             geometry = _survey(fd, status, km, block_size, max_block_size, trust_file_size)
         cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
-        mode = stat.S_IMODE(status.st_mode)
+        mode = status.st_mode
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
-
-            def open_(pump: Pump, first: int, text_size: int) -> None:
-                pump.open(cipher, first, text_size)
-
-            with _name_errors(source, target):
-                _share_out(open_, lambda: Pump(fd, out.fd), geometry, threads, progress)
+            with _name_errors(source, target), Pump(fd, out.fd, durable=durable) as pump:
+                _begin(out.fd, geometry.plaintext_size, b"")
+                open_ = functools.partial(pump.open, cipher)
+                _transfer(pump, open_, geometry, threads, progress)
     return geometry.plaintext_size
 
 
@@ -148,17 +150,14 @@ def verify_file(
     with _source(source) as (fd, status), _name_errors(source, source):
         geometry = _survey(fd, status, km, block_size, max_block_size, trust_file_size)
         cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
-
-        def verify(pump: Pump, first: int, text_size: int) -> None:
-            pump.open(cipher, first, text_size)
-
-        _share_out(verify, lambda: Pump(fd), geometry, threads, progress)
+        with Pump(fd) as pump:
+            _transfer(pump, functools.partial(pump.open, cipher), geometry, threads, progress)
     return geometry.plaintext_size
 
 
 @contextlib.contextmanager
 def _source(path: Path) -> Iterator[tuple[int, os.stat_result]]:
-    # Without O_NONBLOCK, opening a pipe that nobody writes to would hang before we can refuse it.
+    # Without O_NONBLOCK, opening a named pipe that has no writer would hang.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)
@@ -181,7 +180,7 @@ def _refuse_same_file(source: Path, status: os.stat_result, target: Path) -> Non
 
 @contextlib.contextmanager
 def _name_errors(source: Path, target: Path) -> Iterator[None]:
-    """Give the errors that come from below the names of the files that the caller knows."""
+    """Name the caller's files in the errors that Pump raises."""
     try:
         yield
     except Ags1Error as error:
@@ -195,9 +194,11 @@ def _name_errors(source: Path, target: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, path) from None
 
 
-def _write_header(fd: int, block_size: int) -> None:
+def _begin(fd: int, size: int, header: bytes) -> None:
+    """Reserve the target's room on the disk, and write its first bytes."""
     try:
-        os.pwrite(fd, layout.build_header(block_size), 0)
+        allocate(fd, size)
+        os.pwrite(fd, header, 0)
     except OSError as error:
         raise OSError(error.errno, error.strerror, "target") from None
 
@@ -220,79 +221,70 @@ def _survey(
     )
 
 
-def _share_out(
-    work: Callable[[Pump, int, int], None],
-    new_pump: Callable[[], Pump],
+def _transfer(
+    pump: Pump,
+    work: Callable[[int, int], object],
     geometry: Geometry,
     threads: int | None,
     progress: Progress | None,
 ) -> None:
-    """Call ``work(pump, first block, text size)`` over contiguous ranges, one a thread."""
+    """Call ``work(first block, text size)`` over contiguous ranges of blocks, one a thread."""
     if threads is None:
         threads = usable_cpus()
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
-    if geometry.plaintext_size <= SMALL_FILE:
-        if geometry.block_count:
-            with contextlib.closing(new_pump()) as pump:
-                work(pump, 0, geometry.plaintext_size)
-    else:
-        _run_threads(work, new_pump, geometry, threads, progress)
+    if geometry.plaintext_size > SMALL_FILE:
+        _transfer_in_threads(pump, work, geometry, threads, progress)
+    elif geometry.block_count:
+        work(0, geometry.plaintext_size)
     if progress is not None:
         progress(geometry.plaintext_size, geometry.plaintext_size)
 
 
-def _run_threads(
-    work: Callable[[Pump, int, int], None],
-    new_pump: Callable[[], Pump],
+def _transfer_in_threads(
+    pump: Pump,
+    work: Callable[[int, int], object],
     geometry: Geometry,
     threads: int,
     progress: Progress | None,
 ) -> None:
     share = -(-geometry.block_count // threads)
-    pumps: list[Pump] = []
     errors: dict[int, BaseException] = {}
 
-    def run(pump: Pump, first: int) -> None:
+    def run(first: int) -> None:
         try:
-            work(pump, first, geometry.text_size(first, share))
+            work(first, geometry.text_size(first, share))
         except BaseException as error:
             errors[first] = error
-            for other in pumps:
-                other.stop()
+            pump.stop()
 
     workers: list[threading.Thread] = []
     try:
         for first in range(0, geometry.block_count, share):
-            pumps.append(new_pump())
-            workers.append(threading.Thread(target=run, args=(pumps[-1], first), name="ags1-bulk"))
+            workers.append(threading.Thread(target=run, args=(first,), name="ags1-bulk"))
             workers[-1].start()
         for worker in workers:
             while worker.is_alive():
                 worker.join(PROGRESS_SECONDS)
                 if progress is not None:
-                    progress(sum(pump.bytes_done for pump in pumps), geometry.plaintext_size)
+                    progress(pump.bytes_done, geometry.plaintext_size)
     finally:
-        _end(pumps, workers)
+        _stop_and_wait(pump, workers)
     if errors:
         raise errors[min(errors)]
 
 
-def _end(pumps: list[Pump], workers: list[threading.Thread]) -> None:
-    """Stop the workers and wait for them; a second Ctrl-C waits its turn, too."""
+def _stop_and_wait(pump: Pump, workers: list[threading.Thread]) -> None:
+    """Make the workers stop, and wait for them; then raise what interrupted the waiting."""
     interrupt: BaseException | None = None
     while True:
         try:
-            for pump in pumps:
-                pump.stop()
+            pump.stop()
             for worker in workers:
                 if worker.ident is not None:
                     worker.join()
             break
         except BaseException as error:
             interrupt = error
-    # An exception may keep the pumps alive for a while, and they the space of a removed file.
-    for pump in pumps:
-        pump.close()
     if interrupt is not None:
         raise interrupt

@@ -1,6 +1,7 @@
-"""Small private files, keyrings and sidecars: read within a limit, written whole or not at all.
+"""Small private files, such as keyrings and sidecars.
 
-Knows nothing of what the bytes mean.
+They are read up to a size limit, and written whole or not at all with mode 0600. Knows nothing of
+what the bytes mean.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .atomic import AtomicFile
 
 def read(path: str, size_limit: int) -> tuple[bytes, os.stat_result]:
     """Return a regular file's bytes and its status. Raises OSError, also for a larger file."""
-    # Not blocking: a FIFO of that name must not hang us.
+    # Without O_NONBLOCK, opening a named pipe that has no writer would hang.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)

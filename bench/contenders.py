@@ -9,8 +9,6 @@ from ags1 import hazmat, layout
 from bench.material import Material
 
 ENGINE = "ags1"
-LIMIT = "bare EVP loop in C"
-MEMCPY = "memcpy"
 
 
 class Engine:

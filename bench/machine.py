@@ -64,7 +64,7 @@ def file_system(folder: Path) -> str:
 
 
 def _cpu() -> tuple[str, frozenset[str]]:
-    model, flags = platform.processor() or platform.machine(), frozenset[str]()
+    model = platform.processor() or platform.machine()
     if sys.platform == "darwin":
         answer = subprocess.run(
             ["sysctl", "-n", "machdep.cpu.brand_string"],
@@ -76,14 +76,13 @@ def _cpu() -> tuple[str, frozenset[str]]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return model, flags
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            model = value.strip()
-        elif name.strip() in ("flags", "Features"):
-            flags = frozenset(value.split())
-    return model, flags
+        return model, frozenset()
+    facts = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    model = facts.get("model name", model)
+    if "cpu family" in facts:
+        # In a cloud the name alone may say no more than the vendor.
+        model += f", family {facts['cpu family']}, model {facts['model']}"
+    return model, frozenset(facts.get("flags", facts.get("Features", "")).split())
 
 
 def _libcrypto() -> str:

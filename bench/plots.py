@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.contenders import ENGINE, LIMIT, MEMCPY
+from bench.contenders import ENGINE
+from bench.limits import LIMIT, pieces
 from bench.peers import PycaInto
 from bench.report import Results
 from bench.rounds import Contest, Series
@@ -14,10 +15,10 @@ from bench.subjects import bulk, engine, grid, messages, oneshot, streams
 
 OURS, LIMITS, PEERS = "#d1495b", "#9aa5b1", "#30638e"
 INK, FAINT = "#22303c", "#d9dee3"
-OUR_NAMES = (ENGINE, streams.READER, streams.WRITER, "encrypt_file", "decrypt_file", "verify_file")
+OUR_NAMES = (ENGINE, streams.READER, streams.WRITER, "encrypt", "decrypt", "verify_file")
 LIMIT_NAMES = (
     LIMIT,
-    MEMCPY,
+    pieces.MEMCPY,
     streams.ENGINE_BLOCKS,
     streams.ENGINE_WHOLE,
     streams.BARE_FILE,
@@ -59,8 +60,12 @@ def _panels(contests: Sequence[Contest]) -> list[Panel]:
 
 
 def _engine(results: Results) -> list[Panel]:
-    """The four contests of everybody, with memcpy and cold Java put beside them."""
-    contests = {contest.name: contest for contest in results.of(engine.SUBJECT)}
+    """The four contests of everybody, with the other limits and cold Java put beside them."""
+    contests = {
+        contest.name: contest
+        for subject in (engine.SUBJECT, pieces.SUBJECT)
+        for contest in results.of(subject)
+    }
     panels = []
     for bits in (256, 128):
         for verb in ("seal", "open"):
@@ -68,9 +73,11 @@ def _engine(results: Results) -> list[Panel]:
             if name not in contests:
                 continue
             series = list(contests[name].series.values())
-            for extra in (f"{name}, cold", f"AES-{bits} threads {verb}", MEMCPY):
+            for extra in (f"{name}, cold", f"AES-{bits} threads {verb}"):
                 if extra in contests:
                     series += contests[extra].series.values()
+            if sweep := contests.get(name + pieces.BY_PIECE):
+                series += (sweep.series[pieces.IN_CACHE], sweep.series[pieces.MEMCPY])
             shown = [one for one in series if one.seconds and one.name != engine.ONE_THREAD]
             panels.append((name, sorted(shown, key=lambda one: -one.rate)))
     return panels

@@ -10,13 +10,14 @@ from pathlib import Path
 from bench.machine import Machine
 from bench.rounds import Contest, Series
 from bench.settings import Settings, size_name
-from bench.targets import Outcome
+from bench.targets import Outcome, duration
 
 INTRODUCTIONS = {
     "engine": "One large buffer in blocks of 1 MiB. Memory is kept and shared where a peer can.",
+    "limits": "The bare loop by the pieces that libcrypto gets a block in; the best is the limit.",
     "grid": "The engine by key size and block size.",
     "oneshot": "From whole bytes to whole new bytes.",
-    "messages": "4 KiB, sealed and opened again.",
+    "messages": "4 KiB, sealed and opened; each form of the call, and many in one call.",
     "streams": "Sequential pieces through `ags1.open`, and random 4 KiB reads.",
     "keys": "A table's keys, each of a manifest list, under one KEK that is unwrapped once.",
     "tables": "Whole tables, opened and read from the page cache; the twin's rows are the same.",
@@ -136,8 +137,7 @@ def speed(series: Series, seconds: float) -> str:
     """A rate for work that is counted in bytes, a time for work that is counted in calls."""
     if series.size:
         return f"{series.size / seconds / 1e9:.2f} GB/s"
-    each = seconds / series.count
-    return f"{each * 1e6:.2f} µs" if each < 0.01 else f"{each * 1e3:.1f} ms"
+    return duration(seconds / series.count)
 
 
 def _rows(contest: Contest) -> Iterator[tuple[str, ...]]:

@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.contenders import ENGINE, LIMIT
+from bench.contenders import ENGINE
+from bench.limits import LIMIT
 from bench.peers import IcebergJava, PycaInto, PycaNaive
 from bench.rounds import Contest
+from bench.settings import MIB
 from bench.subjects import (
     avro,
     bulk,
     engine,
+    grid,
     keys,
     messages,
     oneshot,
@@ -35,12 +38,13 @@ class Target:
     """``ours`` must be at least ``at_least`` times as fast as ``theirs`` in that contest.
 
     With ``as_time`` the row is read the other way round: ours takes at most so many times as long.
+    Of several of ours the slowest is shown.
     """
 
     measure: str
     subject: str
     contest: str
-    ours: str
+    ours: str | tuple[str, ...]
     theirs: str
     at_least: float
     as_time: bool = False
@@ -48,14 +52,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """All the work of ``ours`` in that contest must take at most ``milliseconds``: for work whose
-    time a user waits for, whoever else could do it."""
+    """All the work of ``ours`` in that contest, or ``each`` operation of it, must take at most
+    ``seconds``: for work whose time a user waits for, whoever else could do it."""
 
     measure: str
     subject: str
     contest: str
     ours: str
-    milliseconds: float
+    seconds: float
+    each: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,12 @@ def _rows() -> list[Target]:
         for verb in ("seal", "open"):
             what, name = f"{verb} in kept buffers, AES-{bits}", f"AES-{bits} {verb}"
             for other, at_least in ((LIMIT, 0.97), (PycaInto.name, 1.0), (IcebergJava.name, 2.0)):
-                label = f"{what}, vs {other}"
+                label = f"{what}, 256 MiB, vs {other}"
                 rows.append(Target(label, engine.SUBJECT, name, ENGINE, other, at_least))
+            name = f"{grid.contest_name(bits // 8, MIB)} {verb}"
+            for other, at_least in ((LIMIT, 0.97), (PycaInto.name, 1.0)):
+                label = f"{what}, 128 MiB, vs {other}"
+                rows.append(Target(label, grid.SUBJECT, name, ENGINE, other, at_least))
             rows.append(
                 Target(
                     f"{what}, two threads vs one",
@@ -106,6 +115,20 @@ def _rows() -> list[Target]:
             3.0,
         ),
     ]
+    for verb, forms in (("encrypt", messages.ENCRYPT_FORMS), ("decrypt", messages.DECRYPT_FORMS)):
+        label = f"4 KiB message, the slowest form of {verb}, time vs {messages.KEPT_AESGCM}"
+        contest, other = messages.FORMS.format(verb), messages.KEPT_AESGCM
+        rows.append(Target(label, messages.SUBJECT, contest, forms, other, 1 / 2.2, as_time=True))
+    rows.append(
+        Target(
+            "encrypt_many of 10,000 messages of 4 KiB, two threads vs one",
+            messages.SUBJECT,
+            messages.MANY.format("encrypt"),
+            messages.many("encrypt", 2),
+            messages.many("encrypt", 1),
+            1.6,
+        )
+    )
     for verb in ("encrypt", "decrypt"):
         for kind, other in (("not durable", bulk.CP), ("durable", bulk.CP_FSYNC)):
             rows.append(
@@ -194,21 +217,29 @@ def _rows() -> list[Target]:
 TARGETS = _rows()
 DEADLINES = [
     Deadline(
-        f"{keys.OPEN}, the KEK's unwrapping included", keys.SUBJECT, keys.OPEN, keys.MANAGER, 20
+        f"{keys.OPEN}, the KEK's unwrapping included", keys.SUBJECT, keys.OPEN, keys.MANAGER, 0.02
     ),
     Deadline(
         f"{writes.ROTATION}, 1,000 of both, local keyring",
         writes.SUBJECT,
         writes.ROTATION,
         writes.ROTATE,
-        1000,
+        1.0,
     ),
     Deadline(
         f"20,000 of {spark.SMALL}, {spark.SMALL_ENCRYPTED} (2,000 a second)",
         spark.SUBJECT,
         spark.SMALL,
         spark.SMALL_ENCRYPTED,
-        10_000,
+        10.0,
+    ),
+    Deadline(
+        "4 KiB pread from a block that was just read",
+        streams.SUBJECT,
+        streams.RANDOM_READS,
+        streams.PREAD_AGAIN,
+        2e-6,
+        each=True,
     ),
 ]
 
@@ -223,14 +254,16 @@ def judge(contests: Sequence[Contest]) -> list[Outcome]:
 
 
 def _in_time(deadline: Deadline, contest: Contest | None) -> Outcome:
-    wanted = f"at most {deadline.milliseconds:.0f} ms"
+    wanted = f"at most {duration(deadline.seconds)}"
     series = contest.series.get(deadline.ours) if contest else None
     if series is None or not series.seconds:
         return Outcome(deadline.measure, wanted, "not measured", None)
-    measured = series.median * 1e3
-    return Outcome(
-        deadline.measure, wanted, f"{measured:.1f} ms", measured <= deadline.milliseconds
-    )
+    measured = series.each if deadline.each else series.median
+    return Outcome(deadline.measure, wanted, duration(measured), measured <= deadline.seconds)
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1e6:.2f} µs" if seconds < 0.001 else f"{seconds * 1e3:.1f} ms"
 
 
 def _judge(target: Target, contest: Contest | None) -> Outcome:
@@ -238,10 +271,18 @@ def _judge(target: Target, contest: Contest | None) -> Outcome:
         wanted = f"at most {1 / target.at_least:.2f}x the time"
     else:
         wanted = f"at least {target.at_least:.2f}x"
-    ratio = contest.ratio(target.ours, target.theirs) if contest else None
-    if ratio is None:
+    ours = (target.ours,) if isinstance(target.ours, str) else target.ours
+    found = [
+        (ratio, name)
+        for name in ours
+        if contest and (ratio := contest.ratio(name, target.theirs)) is not None
+    ]
+    if len(found) < len(ours):
         return Outcome(target.measure, wanted, "not measured", None)
+    ratio, slowest = min(found)
     shown = f"{1 / ratio:.2f}x the time" if target.as_time else f"{ratio:.2f}x"
+    if len(ours) > 1:
+        shown += f": {slowest}"
     return Outcome(target.measure, wanted, shown, ratio >= target.at_least)
 
 

@@ -9,6 +9,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.contenders import Engine, Into
 from bench.limits import EvpLoop, copy_memory
+from bench.limits import __main__ as limits
 from bench.material import Material, make_material
 from bench.peers import PycaInto
 from bench.settings import size_name
@@ -53,6 +54,15 @@ def test_threads(benchmark: BenchmarkFixture, size: int, verb: str, threads: int
     benchmark(form.seal if verb == "seal" else form.open)
     form.open()
     material.check_opened()
+
+
+def test_limits_by_piece(capsys: pytest.CaptureFixture[str]) -> None:
+    limits.main(["--sizes", "1", "--rounds", "1"])
+    head, _, *rows = capsys.readouterr().out.splitlines()[2:]
+    assert head.startswith("| GB/s | 16 KiB |")
+    assert [row.split(",")[0] for row in rows] == [
+        *("| AES-256 seal", "| AES-256 open", "| AES-128 seal", "| AES-128 open")
+    ]
 
 
 def test_memcpy(benchmark: BenchmarkFixture, size: int) -> None:

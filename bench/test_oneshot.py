@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -11,6 +12,7 @@ import ags1
 from ags1 import hazmat
 from bench.material import random_bytearray
 from bench.peers import pyca
+from bench.subjects import messages
 
 NAIVE = {
     "naive": (pyca.naive_encrypt, pyca.naive_decrypt),
@@ -77,3 +79,27 @@ def test_message_with_a_kept_cipher(benchmark: BenchmarkFixture) -> None:
     benchmark.group = "4 KiB message, kept key"
     benchmark(work)
     assert text == message
+
+
+@pytest.mark.parametrize("form", [*messages.ENCRYPT_FORMS, *messages.DECRYPT_FORMS])
+def test_message_in_each_form(benchmark: BenchmarkFixture, form: str) -> None:
+    with tempfile.TemporaryFile() as file:
+        sealing, opening = messages.forms(os.urandom(4096), file)
+        benchmark.group = f"4 KiB message, each form of {'en' if form in sealing else 'de'}crypt"
+        benchmark((sealing | opening)[form])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("verb", ["encrypt", "decrypt"])
+def test_many_messages(
+    benchmark: BenchmarkFixture, request: pytest.FixtureRequest, verb: str, threads: int
+) -> None:
+    count = 20 if request.config.getoption("--smoke") else 10_000
+    batch = [os.urandom(4096) for _ in range(count)]
+    sealed = ags1.encrypt_many(batch)
+    benchmark.group = f"{verb}_many of 4 KiB messages"
+    if verb == "encrypt":
+        sealed = benchmark(ags1.encrypt_many, batch, threads=threads)
+        assert [ags1.decrypt(*one) for one in sealed] == batch
+    else:
+        assert benchmark(ags1.decrypt_many, sealed, threads=threads) == batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 from pathlib import Path
 
@@ -76,3 +77,26 @@ def test_random_reads(benchmark: BenchmarkFixture, tmp_path: Path, size: int) ->
     with ags1.open(path, "rb", km) as reader:
         got = benchmark(lambda: [reader.pread(offset, 4096) for offset in offsets])
     assert got == [data[offset : offset + 4096] for offset in offsets]
+
+
+def test_reads_of_one_block(benchmark: BenchmarkFixture, size: int) -> None:
+    data = random_bytearray(size)
+    sealed, km = ags1.encrypt(data)
+    benchmark.group = "4 KiB read again and again"
+    with ags1.open(io.BytesIO(sealed), "rb", km) as reader:
+        assert benchmark(reader.pread, 8192, 4096) == data[8192:12288]
+
+
+@pytest.mark.parametrize("way", ["Reader", "decrypt"])
+def test_a_small_file(benchmark: BenchmarkFixture, tmp_path: Path, way: str) -> None:
+    data, path = os.urandom(4096), tmp_path / "sealed"
+    sealed, km = ags1.encrypt(data)
+    path.write_bytes(sealed)
+
+    def with_reader() -> bytes:
+        with ags1.open(path, "rb", km) as file:
+            return file.read()
+
+    benchmark.group = "open, read and close a file of 4 KiB"
+    work = with_reader if way == "Reader" else lambda: ags1.decrypt(path.read_bytes(), km)
+    assert benchmark(work) == data

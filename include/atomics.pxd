@@ -21,7 +21,33 @@ cdef extern from * nogil:
     static inline uint64_t atomic_add(uint64_t *counter, uint64_t n) {
         return __atomic_fetch_add(counter, n, __ATOMIC_RELAXED);
     }
+
+    static inline int atomic_load(int *flag) {
+        return __atomic_load_n(flag, __ATOMIC_RELAXED);
+    }
+
+    /* Sets `flag`; returns whether it was set before. */
+    static inline int atomic_set(int *flag) {
+        return __atomic_exchange_n(flag, 1, __ATOMIC_ACQ_REL);
+    }
+
+    /* Adds a user, unless there is none any more; returns whether it did. */
+    static inline int atomic_join(int *users) {
+        int count = __atomic_load_n(users, __ATOMIC_RELAXED);
+        while (count && !__atomic_compare_exchange_n(
+                   users, &count, count + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
+        return count;
+    }
+
+    /* Takes a user off; returns how many are left. */
+    static inline int atomic_leave(int *users) {
+        return __atomic_sub_fetch(users, 1, __ATOMIC_ACQ_REL);
+    }
     """
     void *atomic_take(void **place)
     bint atomic_put(void **place, void *it)
     uint64_t atomic_add(uint64_t *counter, uint64_t n)
+    bint atomic_load(int *flag)
+    bint atomic_set(int *flag)
+    bint atomic_join(int *users)
+    int atomic_leave(int *users)

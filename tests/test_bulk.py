@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ags1
-from ags1 import KeyMetadata, bulk, layout
+from ags1 import KeyMetadata, bulk, layout, private_file
 
 MIB = 1 << 20
 threads = pytest.mark.parametrize("threads", [1, 2, 3, None])
@@ -331,18 +331,46 @@ def test_a_symlink_as_target_is_followed(
     assert end.stat().st_size > 9 * MIB
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755, 0o666])
-def test_the_targets_mode_is_the_sources(
-    tmp_path: Path, call: tuple[BothCalls, Path, bytes], mode: int
+@contextlib.contextmanager
+def umask(mask: int) -> Iterator[None]:
+    previous = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(previous)
+
+
+@pytest.mark.usefixtures("eager_progress")
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077])
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o444, 0o755, 0o666])
+def test_the_targets_mode_is_the_sources_less_the_umask(
+    tmp_path: Path, call: tuple[BothCalls, Path, bytes], mode: int, mask: int
 ) -> None:
     run, source, _ = call
     source.chmod(mode)
-    previous = os.umask(0o077)
-    try:
-        run(source, tmp_path / "target")
-    finally:
-        os.umask(previous)
-    assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == mode
+    target = tmp_path / "target"
+    modes = set()
+
+    def look(done: int, total: int) -> None:
+        # Under its temporary name nobody may read it who may not read it afterwards.
+        modes.update(stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir() if p != source)
+
+    with umask(mask):
+        for overwrite in (False, True):
+            run(source, target, overwrite=overwrite, durable=False, progress=look)
+            assert stat.S_IMODE(target.stat().st_mode) == mode & ~mask
+            target.unlink()
+            assert modes == {mode & ~mask}
+
+
+def test_a_private_file_is_private_and_a_replaced_one_keeps_its_mode(tmp_path: Path) -> None:
+    for mask in (0, 0o077):
+        with umask(mask):
+            private_file.write(str(tmp_path / "key"), b"", overwrite=True, durable=False)
+            assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+            (tmp_path / "key").chmod(0o666)
+            ags1.open(tmp_path / "key", "wb").close()
+            assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o666
 
 
 def test_setuid_and_its_kind_are_dropped(
@@ -371,25 +399,6 @@ def test_a_dangling_link_is_no_free_name(
         with pytest.raises(FileExistsError):
             ags1.open(tmp_path / "link", "xb")
     assert not (tmp_path / "nowhere").exists()
-
-
-@pytest.mark.usefixtures("eager_progress")
-def test_nobody_else_can_read_the_temporary_file(
-    tmp_path: Path, call: tuple[BothCalls, Path, bytes]
-) -> None:
-    run, source, _ = call
-    source.chmod(0o600)
-    modes = set()
-
-    def look(done: int, total: int) -> None:
-        modes.update(stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir() if p != source)
-
-    previous = os.umask(0)
-    try:
-        run(source, tmp_path / "target", progress=look)
-    finally:
-        os.umask(previous)
-    assert modes == {0o600}
 
 
 def test_durable_syncs_the_file_before_its_name_and_then_the_folder(
@@ -599,6 +608,23 @@ def test_no_descriptor_or_thread_is_left_behind(
     for _ in range(3):
         attempts()
     assert (os.listdir("/proc/self/fd"), threading.active_count()) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts in /proc")
+@pytest.mark.usefixtures("eager_progress")
+def test_many_threads_share_their_descriptors(tmp_path: Path, plain: Path) -> None:
+    sealed, again = tmp_path / "sealed", tmp_path / "again"
+    counts = set()
+
+    def count(done: int, total: int) -> None:
+        counts.add(len(os.listdir("/proc/self/fd")))
+
+    more: dict[str, Any] = {"threads": 100, "durable": False, "progress": count}
+    before = len(os.listdir("/proc/self/fd"))
+    km = ags1.encrypt_file(plain, sealed, block_size=65_536, **more)
+    ags1.decrypt_file(sealed, again, km, **more)
+    assert again.read_bytes() == LARGE
+    assert max(counts) <= before + 4
 
 
 # ---- progress and interruption -----------------------------------------------------------------

@@ -176,7 +176,7 @@ def test_another_kms_by_environment(home: Path, monkeypatch: pytest.MonkeyPatch)
     (home / "a").write_bytes(TEXT)
     monkeypatch.setenv("AGS1_KMS_TYPE", "memory")
     monkeypatch.setenv("AGS1_KMS_ENCRYPTION__KMS__KEY__MINE", KEYS["keyA"].hex())
-    assert "--key (or AGS1_KMS_KEY" in fail(1, "encrypt", "a")
+    assert "--key (or AGS1_KMS_KEY" in fail(2, "encrypt", "a")
     monkeypatch.setenv("AGS1_KMS_KEY", "mine")
     assert run("encrypt", "a").exit_code == 0
     assert master_key_of("a.ags1.keys") == "mine"
@@ -215,7 +215,7 @@ def test_where_keys_may_be_strangers_they_are_named(home: Path) -> None:
     for command in ("decrypt", "cat", "verify", "key rewrap"):
         operand = "a.ags1.keys" if command == "key rewrap" else "a.ags1"
         code, _, errors = execute(*command.split(), operand, *foreign, env=environment)
-        assert code == 1
+        assert code == 2
         assert b"--key" in errors
         assert b"AGS1_KMS_KEY" in errors
         assert errors.count(b"\n") == 1
@@ -415,10 +415,10 @@ def test_public_info_tells_keyrings_apart_and_nothing_else(home: Path) -> None:
 
 def test_the_group_alone_shows_its_help() -> None:
     result = run("key")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "Examples:" in result.stderr
     assert "rewrap" in result.stderr
-    assert "nonsense" in fail(1, "key", "nonsense")
+    assert "nonsense" in fail(2, "key", "nonsense")
 
 
 # -- passphrases
@@ -538,7 +538,7 @@ def test_a_keyring_is_protected_and_unprotected(home: Path, passphrase: Path) ->
     before = public(
         "--keyring", "k.json", "--kms-property", f"kms.local.passphrase-file={wrong(home, 'one')}"
     )
-    assert "ags1 key protect" in fail(1, "key", "create", "x", "--passphrase", *keyring)
+    assert "ags1 key protect" in fail(2, "key", "create", "x", "--passphrase", *keyring)
     code, seen = on_a_terminal(
         "key", "protect", *keyring, answers=["one\n", "two\n", "three\n", "two\n", "two\n"]
     )
@@ -559,7 +559,7 @@ def test_a_keyring_is_protected_and_unprotected(home: Path, passphrase: Path) ->
     done = succeed("key", "protect", *keyring, "--new-passphrase-file", passphrase).stdout
     assert (done, version()) == ("set a passphrase for the keyring k.json\n", 2)
     assert "contradict" in fail(
-        1, "key", "protect", *keyring, "--remove", "--new-passphrase-file", passphrase
+        2, "key", "protect", *keyring, "--remove", "--new-passphrase-file", passphrase
     )
 
 
@@ -597,7 +597,7 @@ def test_a_passphrase_typed_in_another_encoding_is_not_shown(home: Path) -> None
 
 def test_an_empty_key_is_not_the_default(home: Path) -> None:
     (home / "a").write_bytes(TEXT)
-    assert "--key is empty" in fail(1, "encrypt", "a", "--key", "")
+    assert "--key is empty" in fail(2, "encrypt", "a", "--key", "")
     assert names(home) == ["a"]
 
 
@@ -695,7 +695,7 @@ def test_rewrapping_moves_sidecars_to_another_kms_and_back(home: Path) -> None:
     assert "another key of that name" in fail(5, "verify", "a.ags1")
     to_memory = [argument.replace("--kms", "--to-kms") for argument in MEMORY]
     arguments = ["key", "rewrap", "a.ags1.keys", "--keyring", "there.json", *to_memory]
-    assert "--to-key" in fail(1, *arguments)
+    assert "--to-key" in fail(2, *arguments)
     assert run(*arguments, "--to-key", "keyA").exit_code == 0
     assert run("verify", "a.ags1", *MEMORY).exit_code == 0
     assert "'none'" in run(*arguments, "--to-key", "none").stderr
@@ -738,7 +738,7 @@ def test_a_sidecar_that_opens_nothing_is_not_rewrapped(
     (home / "a.ags1.keys").write_text(json.dumps(document))
     before = (home / "a.ags1.keys").read_bytes()
     to = () if to_key is None else ("--to-key", to_key)
-    assert "a.ags1.keys: " in fail(2, "key", "rewrap", "a.ags1.keys", *to)
+    assert "a.ags1.keys: " in fail(7, "key", "rewrap", "a.ags1.keys", *to)
     assert (home / "a.ags1.keys").read_bytes() == before
 
 
@@ -987,7 +987,7 @@ def test_aws_from_the_environment(home: Path, aws: str) -> None:
     for name in ("a", "b"):
         (home / name).write_bytes(TEXT)
     alias, arn = create_in_aws()
-    assert "--key" in fail(1, "encrypt", "a")
+    assert "--key" in fail(2, "encrypt", "a")
     code, out, errors = execute("encrypt", "a", "b", "--key", alias, "--json")
     assert (code, errors) == (0, b"")
     assert [json.loads(line)["master_key_id"] for line in out.splitlines()] == [alias] * 2
@@ -996,7 +996,7 @@ def test_aws_from_the_environment(home: Path, aws: str) -> None:
     client = boto3.client("kms", endpoint_url=aws)
     opened = client.decrypt(CiphertextBlob=entry.encrypted_key_metadata)
     assert (opened["KeyId"], len(opened["Plaintext"])) == (arn, 32)
-    assert "anybody's" in fail(1, "verify", "a.ags1")
+    assert "anybody's" in fail(2, "verify", "a.ags1")
     succeed("verify", "a.ags1", "b.ags1", "--key", alias)
     assert "not among" in fail(5, "verify", "a.ags1", "--key", arn)
     listed = succeed("key", "list", "--json").stdout
@@ -1034,7 +1034,7 @@ def test_from_a_keyring_to_aws_and_back(home: Path, aws: str) -> None:
     succeed("verify", "a.ags1", "--key", alias)
     succeed("key", "rewrap", "a.ags1.keys", "--key", alias)
     back = ["key", "rewrap", "a.ags1.keys", "--to-kms", "local", "--to-key", "default"]
-    assert "--key" in fail(1, *back)
+    assert "--key" in fail(2, *back)
     succeed(*back, "--key", alias)
     succeed("verify", "a.ags1", "--kms", "local")
 

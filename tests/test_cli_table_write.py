@@ -6,15 +6,21 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
+import fcntl
+import functools
 import json
 import math
 import os
+import pty
 import signal
 import subprocess
+import termios
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import click
 import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +33,7 @@ from pyiceberg.table import Table
 from test_cli import home, run, start, wait_for
 
 from ags1 import KeyMetadata
-from ags1.cli import report, table_inputs, table_writing
+from ags1.cli import options, report, table_inputs, table_writing
 from ags1.cli.report import Report
 from ags1.cli.table_catalogs import CommitStateUnknownError, failures
 from ags1.cli.table_schemas import partition_spec, schema_of_columns, sort_order
@@ -205,7 +211,7 @@ def test_a_table_is_what_was_typed() -> None:
 def test_a_dry_run_creates_nothing_and_a_second_table_is_refused() -> None:
     found = facts("create", "db.t", "--column", "id long", "--partition", "id", "--dry-run")
     assert found["schema"]["fields"][0]["type"] == "long"
-    assert "db" in fail(1, "create", "db.t", "--column", "id long")  # no namespace
+    assert "db" in fail(2, "create", "db.t", "--column", "id long")  # no namespace
     create()
     assert "already exists" in fail(6, "create", "db.t", "--column", "id long")
 
@@ -251,7 +257,7 @@ NO_TABLES: list[tuple[list[str], str]] = [
 
 def test_what_is_no_table() -> None:
     for arguments, what in NO_TABLES:
-        assert what in fail(1, "create", "db.t", *arguments, "--create-namespace")
+        assert what in fail(2, "create", "db.t", *arguments, "--create-namespace")
 
 
 def test_terms() -> None:
@@ -457,7 +463,7 @@ def test_a_stream_on_standard_input_that_was_cut(filled: EncryptedTable) -> None
 
 
 @pytest.mark.parametrize(
-    ("suffix", "code"), [("parquet", 4), ("arrow", 4), ("arrows", 4), ("jsonl", 1), ("avro", 3)]
+    ("suffix", "code"), [("parquet", 4), ("arrow", 4), ("arrows", 4), ("jsonl", 2), ("avro", 3)]
 )
 def test_a_file_that_was_cut_leaves_nothing(suffix: str, code: int) -> None:
     create()
@@ -493,7 +499,7 @@ def test_rows_that_do_not_fit() -> None:
     create()
     for name, text, what in BAD_ROWS:
         Path(name).write_text(text)
-        failure = fail(4 if what == "twice" else 1, "append", "db.t", name)
+        failure = fail(4 if what == "twice" else 2, "append", "db.t", name)
         assert what in failure
         assert name in failure or what == "nulls"
         assert stored() == []
@@ -501,11 +507,11 @@ def test_rows_that_do_not_fit() -> None:
 
 def test_a_column_of_another_type(filled: EncryptedTable) -> None:
     pq.write_table(pa.table({"id": [1], "v": [2]}), "a.parquet")
-    failure = fail(1, "append", "db.t", "a.parquet")
+    failure = fail(2, "append", "db.t", "a.parquet")
     assert "2: v: optional string" in failure
     assert "2: v: optional long" in failure
     pq.write_table(pa.table({"id": pa.array([1, None], pa.int64())}), "a.parquet")
-    assert "nulls" in fail(1, "append", "db.t", "a.parquet")
+    assert "nulls" in fail(2, "append", "db.t", "a.parquet")
     fail(6, "append", "db.t", "nothing.parquet")
     fail(6, "append", "db.t", "nothing.csv")
     os.mkdir("folder.csv")
@@ -540,7 +546,7 @@ def test_a_filter_that_is_none(filled: EncryptedTable) -> None:
     ):
         for text, what in (("id > > 3", "character"), ("zz = 3", "zz"), ("", "character")):
             given = [text if a == "{}" else a for a in arguments]
-            assert what in fail(1, command, "db.t", *given)
+            assert what in fail(2, command, "db.t", *given)
     assert ids() == [1, 2, 3, 4, 5]
 
 
@@ -552,7 +558,7 @@ def test_overwrite(filled: EncryptedTable) -> None:
     did = facts("overwrite", "db.t", name, "--filter", "id <= 4")
     assert (did["rows"], did["deleted_rows"], did["files"]) == (2, 4, 1)
     assert ids() == [5, 8, 9]
-    assert succeed("overwrite", "db.t", name) == (
+    assert succeed("overwrite", "db.t", name, "--yes") == (
         "db.t: 2 rows appended in 1 file, 3 rows deleted\n"
     )
     assert ids() == [8, 9]
@@ -574,9 +580,9 @@ def test_rotate_and_prune(filled: EncryptedTable) -> None:
     succeed("rotate", "db.t", "--rewrap")
     assert keks() == after
     succeed("delete", "db.t", "id > 0")
-    assert len(facts("expire", "db.t", "--older-than", "0s")["snapshot_ids"]) == 2
+    assert len(facts("expire", "db.t", "--older-than", "0s", "--yes")["snapshot_ids"]) == 2
     would = facts("prune-keys", "db.t", "--dry-run")["key_ids"]
-    assert facts("prune-keys", "db.t")["key_ids"] == would
+    assert facts("prune-keys", "db.t", "--yes")["key_ids"] == would
     assert len(would) == 2
     assert verify_table(load()).ok
     assert ids() == []
@@ -588,7 +594,7 @@ def test_another_master_key_and_another_kms(
     assert "'new'" in fail(5, "rotate", "db.t", "--to-key", "new")
     create_key(os.environ["XDG_CONFIG_HOME"] + "/ags1/keyring.json", "new")
     catalog["encryption.trusted-key-ids"] = "default"
-    assert "trusted-key-ids" in fail(1, "rotate", "db.t", "--to-key", "new")
+    assert "trusted-key-ids" in fail(2, "rotate", "db.t", "--to-key", "new")
     del catalog["encryption.trusted-key-ids"]
     succeed("rotate", "db.t", "--to-key", "new", "--dry-run")
     assert load().key_id == "default"
@@ -596,14 +602,14 @@ def test_another_master_key_and_another_kms(
     assert load().key_id == "new"
     assert ids() == [1, 2, 3, 4, 5]
     # A table is only what it is expected to be.
-    assert "'default'" in fail(2, "append", "db.t", "a.jsonl", "--key", "default")
+    assert "'default'" in fail(7, "append", "db.t", "a.jsonl", "--key", "default")
     succeed("append", "db.t", "a.jsonl", "--key", "new")
     for wrong in (
         ["--to-kms", "memory"],
         ["--rewrap", "--to-key", "new"],
         ["--to-kms-property", "a.b=c", "--to-key", "new"],
     ):
-        fail(1, "rotate", "db.t", *wrong)
+        fail(2, "rotate", "db.t", *wrong)
     other = home / "other.json"
     create_key(str(other), "elsewhere")
     there = ["--to-kms", "local", "--to-kms-property", f"kms.local.keyring={other}"]
@@ -638,29 +644,30 @@ def test_relocate_copies_registers_and_moves(filled: EncryptedTable, home: Path)
     succeed("relocate", "db.t", home.parent / "two", "--register-as", "db.two", "--current-only")
     assert ids("db.two") == [2, 3, 4, 5]
     assert len(load("db.two").metadata.snapshots) == 1
-    assert "one is meant" in fail(1, "relocate", "db.t", "/a", "--move", "--register-as", "db.x")
-    assert "is" in succeed("relocate", "db.t", home.parent / "moved", "--move")
+    assert "one is meant" in fail(2, "relocate", "db.t", "/a", "--move", "--register-as", "db.x")
+    assert "is" in succeed("relocate", "db.t", home.parent / "moved", "--move", "-y")
     assert load().location().endswith("/moved")
     assert ids() == [2, 3, 4, 5]
     assert stored() == []
 
 
 def test_expire_by_age_number_and_id(filled: EncryptedTable) -> None:
-    succeed("overwrite", "db.t", "a.jsonl")
+    succeed("overwrite", "db.t", "a.jsonl", "--yes")
+    expire = functools.partial(facts, "expire", "db.t", "--yes")
     first, second, _ = (s.snapshot_id for s in load().metadata.snapshots)
-    assert facts("expire", "db.t", "--older-than", "7d")["snapshot_ids"] == []
-    assert facts("expire", "db.t", "--older-than", "2026-01-31T12:00:00Z")["snapshot_ids"] == []
-    assert facts("expire", "db.t", "--older-than", "0s", "--retain-last", "3")["files"] == 0
+    assert expire("--older-than", "7d")["snapshot_ids"] == []
+    assert expire("--older-than", "2026-01-31T12:00:00Z")["snapshot_ids"] == []
+    assert expire("--older-than", "0s", "--retain-last", "3")["files"] == 0
     would = facts("expire", "db.t", "--snapshot", first, "--dry-run")
     assert would["snapshot_ids"] == [first]
     before = stored()
-    assert facts("expire", "db.t", "--snapshot", first)["files"] == would["files"]
+    assert expire("--snapshot", first)["files"] == would["files"]
     assert len(stored()) == len(before) - would["files"]
-    kept = facts("expire", "db.t", "--older-than", "0s", "--keep-files")
+    kept = expire("--older-than", "0s", "--keep-files")
     assert (kept["snapshot_ids"], kept["files"]) == ([second], 0)
     assert ids() == [1, 2, 3]
     for wrong in (["--older-than", "soon"], ["--older-than", "7x"], ["--retain-last", "0"]):
-        fail(1, "expire", "db.t", *wrong)
+        fail(2, "expire", "db.t", *wrong)
 
 
 def plain_table(properties: dict[str, str] | None = None) -> Table:
@@ -676,8 +683,8 @@ def plain_table(properties: dict[str, str] | None = None) -> Table:
 def test_migrate() -> None:
     plain_table()
     before = stored()
-    fail(1, "migrate", "db.t")  # --key has to be said
-    assert "not encrypted" in fail(2, "append", "db.t", "a.jsonl")
+    fail(2, "migrate", "db.t")  # --key has to be said
+    assert "not encrypted" in fail(7, "append", "db.t", "a.jsonl")
     would = facts("migrate", "db.t", "--key", "default", "--dry-run")
     assert (would["files"], would["rows"]) == (2, 6)
     assert stored() == before
@@ -689,16 +696,17 @@ def test_migrate() -> None:
     assert load().files.keys.data_key_length == 32
     assert ids() == [1, 1, 2, 2, 3, 3]
     # What is left can be deleted by another call.
-    assert "6 files in the clear left" in succeed("migrate", "db.t", "--key", "default")
+    assert "6 unencrypted files left" in succeed("migrate", "db.t", "--key", "default")
     assert set(before) & set(stored())
-    succeed("migrate", "db.t", "--key", "default", "--delete-plaintext")
+    succeed("migrate", "db.t", "--key", "default", "--delete-plaintext", "--yes")
     assert not [path for path in before if path in stored() and "metadata.json" not in str(path)]
 
 
 def test_migrate_and_delete_what_was_in_the_clear() -> None:
     plain_table()
     before = set(stored())
-    assert "encrypted\n" in succeed("migrate", "db.t", "--key", "default", "--delete-plaintext")
+    done = succeed("migrate", "db.t", "--key", "default", "--delete-plaintext", "--yes")
+    assert done.endswith("encrypted\n")
     assert not before & set(stored())
     for path in stored():
         assert path.read_bytes()[:4] in (b"PARE", b"AGS1")
@@ -710,12 +718,123 @@ def test_drop_and_purge(filled: EncryptedTable) -> None:
     assert would["files"] == len(stored())
     location = load().metadata_location
     succeed("drop", "db.t", "--dry-run")
-    assert facts("drop", "db.t")["metadata_location"] == location
-    assert "db.t" in fail(1, "drop", "db.t")
+    assert facts("drop", "db.t", "--yes")["metadata_location"] == location
+    assert "not exist: db.t" in fail(2, "drop", "db.t", "--yes")
     load_plain_catalog("prod").register_table("db.t", location)
     assert ids() == [1, 2, 3, 4, 5]
-    assert succeed("drop", "db.t", "--purge").startswith("db.t dropped, ")
+    assert succeed("drop", "db.t", "--purge", "--yes").startswith("db.t dropped, ")
     assert stored() == []
+
+
+# -- questions
+
+ASKED = [
+    (["overwrite", "a.jsonl"], "Replace all rows of db.t?"),
+    (["overwrite", "a.jsonl", "--branch", "audit"], "Replace all rows of db.t, branch audit?"),
+    (["overwrite", "a.jsonl", "--filter", "id < 7"], None),
+    (["delete", "id >= 0"], None),
+    (["delete", "id is not null"], "Delete all rows of db.t?"),
+    (["expire", "--older-than", "0s"], "and delete the files that only they have?"),
+    (["expire", "--older-than", "0s", "--keep-files"], "Remove old snapshots of db.t?"),
+    (["prune-keys"], "Remove the keys of db.t that no snapshot needs?"),
+    (["relocate", "/"], None),
+    (["relocate", "/", "--move"], "and delete its old files?"),
+    (["drop"], "Take db.t out of its catalog?"),
+    (["drop", "--purge"], "Drop db.t and delete its"),
+]
+
+
+@pytest.mark.parametrize(("words", "question"), ASKED)
+def test_what_destroys_asks(
+    filled: EncryptedTable,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    question: str | None,
+) -> None:
+    command, *rest = (str(home.parent / "new") if word == "/" else word for word in words)
+    words = [command, "db.t", *rest]
+    if "audit" in words:
+        succeed("append", "db.t", "b.jsonl", "--branch", "audit")
+    before = load().metadata_location, stored()
+    if question is None:
+        succeed(*words)
+        return
+    said = fail(2, *words)
+    assert question in said
+    assert "--yes" in said
+    succeed(*words, "--dry-run")
+    monkeypatch.setattr(options, "_has_terminal", lambda: True)
+    for answer in (b"n\n", b"\n"):
+        result = table(*words, "--json", data=answer)
+        assert (result.exit_code, result.stdout.strip()) == (1, "")
+        assert question in result.stderr
+        assert result.stderr.endswith("ags1: nothing was changed\n")
+    result = table(*words, data=b"")
+    assert (result.exit_code, result.stderr[-18:]) == (130, "ags1: interrupted\n")
+    assert (load().metadata_location, stored()) == before
+    result = table(*words, "--json", data=b"y\n")
+    assert (result.exit_code, json.loads(result.stdout)["ok"]) == (0, True), result.stderr
+
+
+def test_deleting_the_plaintext_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain_table()
+    before = stored()
+    words = ("migrate", "db.t", "--key", "default", "--delete-plaintext")
+    question = "Delete the unencrypted files of db.t once it is encrypted?"
+    assert question in fail(2, *words)
+    succeed(*words, "--dry-run")
+    spark = run("spark", *words, "--catalog", "prod")
+    assert spark.exit_code == 2
+    assert question in spark.stderr
+    monkeypatch.setattr(options, "_has_terminal", lambda: True)
+    assert table(*words, data=b"n\n").exit_code == 1
+    assert stored() == before
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "end"), [(b"y\n", 0, b"db.t dropped"), (b"\x03", 130, b"interrupted")]
+)
+def test_a_question_on_a_terminal(
+    filled: EncryptedTable, answer: bytes, code: int, end: bytes
+) -> None:
+    master, terminal = pty.openpty()
+
+    def own_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    with start(
+        *("table", "drop", "db.t", "--catalog", "prod", "--purge"),
+        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
+        preexec_fn=own_terminal,
+    ) as process:
+        os.close(terminal)
+        seen = b""
+        with suppress(OSError):  # the other end is closed
+            while part := os.read(master, 65536):
+                seen += part
+                # The space is written when the answer is waited for.
+                if seen.endswith(b"[y/N]: "):
+                    os.write(master, answer)
+    os.close(master)
+    assert (process.returncode, end in seen) == (code, True), seen
+    assert (stored() == []) is (code == 0)
+
+
+def test_a_signal_at_a_question(filled: EncryptedTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(text: str, *, err: bool) -> bool:
+        try:  # as click does
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise click.Abort from None
+        return True
+
+    monkeypatch.setattr(options, "_has_terminal", lambda: True)
+    monkeypatch.setattr(click, "confirm", asked)
+    result = table("drop", "db.t", "--purge")
+    assert (result.exit_code, result.stdout, result.stderr) == (143, "", "")
+    assert ids() == [1, 2, 3, 4, 5]
 
 
 # -- which table, failures
@@ -724,15 +843,15 @@ def test_drop_and_purge(filled: EncryptedTable) -> None:
 CHANGES = {
     "create": ["--column", "id long"],
     "append": ["a.jsonl"],
-    "overwrite": ["a.jsonl"],
+    "overwrite": ["a.jsonl", "--yes"],
     "delete": ["id = 1"],
     "migrate": ["--key", "default"],
     "rotate": [],
     "rekey": [],
     "relocate": ["/tmp/there"],
-    "expire": [],
-    "prune-keys": [],
-    "drop": [],
+    "expire": ["--yes"],
+    "prune-keys": ["--yes"],
+    "drop": ["--yes"],
 }
 
 
@@ -740,16 +859,16 @@ def test_what_is_opened_by_its_metadata_cannot_be_changed(filled: EncryptedTable
     for command, arguments in CHANGES.items():
         for name in (filled.metadata_location, filled.location()):
             result = run("table", command, name, *arguments)
-            assert (result.exit_code, result.stdout) == (1, "")
+            assert (result.exit_code, result.stdout) == (2, "")
             assert "read only" in result.stderr
             assert "--catalog" in result.stderr
-        assert "NAMESPACE.TABLE" in fail(1, command, "t", *arguments)
+        assert "NAMESPACE.TABLE" in fail(2, command, "t", *arguments)
 
 
 def test_a_table_that_is_not_there() -> None:
     for command, arguments in CHANGES.items():
         if command != "create":
-            assert "db.nothing" in fail(1, command, "db.nothing", *arguments)
+            assert "db.nothing" in fail(2, command, "db.nothing", *arguments)
 
 
 def test_without_the_master_key(filled: EncryptedTable, home: Path) -> None:
@@ -758,8 +877,8 @@ def test_without_the_master_key(filled: EncryptedTable, home: Path) -> None:
     before = stored()
     for command in ("append", "overwrite", "delete", "rekey", "rotate"):
         fail(5, command, "db.t", *CHANGES[command], "--keyring", other)
-        fail(2, command, "db.t", *CHANGES[command], "--key", "another")
-        assert "empty" in fail(1, command, "db.t", *CHANGES[command], "--key", "")
+        fail(7, command, "db.t", *CHANGES[command], "--key", "another")
+        assert "empty" in fail(2, command, "db.t", *CHANGES[command], "--key", "")
     fail(5, "create", "db.new", "--column", "id long", "--key", "another")
     result = table("delete", "db.t", "id = 1", "--keyring", other, "--json")
     assert result.exit_code == json.loads(result.stdout)["exit_code"] == 5
@@ -774,20 +893,20 @@ def test_where_a_key_may_be_a_stranger_s_it_is_the_named_one(
     for command, arguments in CHANGES.items():
         if command in ("create", "migrate", "relocate", "drop"):
             continue
-        assert "'other'" in fail(2, command, "db.t", *arguments, "--key", "other")
+        assert "'other'" in fail(7, command, "db.t", *arguments, "--key", "other")
         succeed(command, "db.t", *arguments, "--key", "default")
     succeed("relocate", "db.t", home.parent / "copy", "--key", "default")
     monkeypatch.setenv("AGS1_KMS_KEY", "default")
     succeed("append", "db.t", "a.jsonl")
-    succeed("drop", "db.t", "--purge")
+    succeed("drop", "db.t", "--purge", "--yes")
 
 
 def test_a_damaged_table_can_be_dropped(filled: EncryptedTable) -> None:
     Path(filled.metadata_location.removeprefix("file://")).unlink()
     fail(6, "append", "db.t", "a.jsonl")
-    fail(6, "drop", "db.t", "--purge")
-    assert facts("drop", "db.t")["metadata_location"] is None
-    assert "db.t" in fail(1, "drop", "db.t")
+    fail(6, "drop", "db.t", "--purge", "--yes")
+    assert facts("drop", "db.t", "--yes")["metadata_location"] is None
+    assert "not exist: db.t" in fail(2, "drop", "db.t", "--yes")
 
 
 @pytest.mark.parametrize("retries", [0, 4])
@@ -903,11 +1022,11 @@ def test_no_key_is_ever_printed(
         say("rotate", *more)
         say("rotate", "--rewrap", *more)
         say("rekey", *more)
-        say("expire", "--older-than", "0s", *more)
-        say("prune-keys", *more)
+        say("expire", "--older-than", "0s", "--yes", *more)
+        say("prune-keys", "--yes", *more)
         say("relocate", home.parent / f"copy{len(more)}", *more)
         keys |= {km.encryption_key for km in data_keys()}
-    say("drop", "--purge", "--json")
+    say("drop", "--purge", "--yes", "--json")
     text = "".join(said) + "".join(capfd.readouterr())
     assert len(keys) > 10
     for key in keys:
@@ -961,9 +1080,9 @@ def test_help_has_examples_and_imports_little(run_python: RunPython) -> None:
     run_python(
         """
 import sys
-from ags1 import cli
+from ags1.cli.commands import app
 try:
-    cli.app.main(["table", "relocate", "--help"])
+    app.main(["table", "relocate", "--help"])
 except SystemExit as end:
     assert not end.code
 loaded = {name.partition(".")[0] for name in sys.modules}

@@ -20,6 +20,7 @@ from ags1.cli.settings import (
     from_text,
     read_file,
     resolve,
+    unknown_variables,
 )
 from ags1.errors import KmsAccessDeniedError, KmsConfigurationError
 from ags1.keys import read_sidecar
@@ -31,6 +32,7 @@ NOTHING = Layer()
 TYPE, IMPL = "encryption.kms-type", "encryption.kms-impl"
 ARN = "arn:aws:kms:eu-west-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 HEX = "00112233445566778899aabbccddeeff"
+MEMORY_KEY = f"encryption.kms.key.k={HEX}"
 
 
 # -- one place
@@ -59,11 +61,38 @@ def test_the_environment_follows_pyicebergs_rule() -> None:
     assert from_environment({"AGS1_KMS_IMPL": "a.b:C"}).kind == "a.b:C"
 
 
-@pytest.mark.parametrize("variable", ["AGS1_KMS_REGION", "AGS1_KMS_", "AGS1_KMS___REGION"])
-def test_a_variable_that_names_no_property_is_told(variable: str) -> None:
-    with pytest.raises(KmsConfigurationError, match=f"{variable} names no property") as caught:
-        from_environment({variable: "s3cr3t"})
-    assert "s3cr3t" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("variable", "near"),
+    [
+        ("AGS1_KMS_REGION", "AGS1_KMS_CLIENT__REGION"),
+        ("AGS1_KMS___REGION", "AGS1_KMS_CLIENT__REGION"),
+        ("AGS1_KMS_KEYS", "AGS1_KMS_KEY"),
+        ("AGS1_KMS_VAULT_URL", "AGS1_KMS_KMS__VAULT__URL"),
+        ("AGS1_KMS_FOO", None),
+        ("AGS1_KMS_", None),
+    ],
+)
+def test_an_unknown_variable_warns_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch, variable: str, near: str | None
+) -> None:
+    (home / "a").write_bytes(TEXT)
+    known = {"AGS1_KMS_TYPE": "local", "AGS1_KMS_KEY": "default", "AGS1_KMS_CLIENT__REGION": "x"}
+    assert unknown_variables({variable: "s3cr3t", **known}) == {variable: near}
+    assert unknown_variables({variable: "", **known}) == {}
+    assert from_environment({variable: "s3cr3t"}) == NOTHING
+    monkeypatch.setenv(variable, "s3cr3t")
+    for command in (
+        "encrypt a",
+        "verify a.ags1",
+        f"key rewrap a.ags1.keys --to-kms memory --to-kms-property {MEMORY_KEY} --to-key k",
+    ):
+        told = run(*command.split()).stderr
+        assert told.count(f"ags1: the environment variable {variable} is unknown and ignored") == 1
+        assert (near or "ags1 --help") in told
+        assert "s3cr3t" not in told
+    # What needs no KMS does not look.
+    for command in ("inspect a.ags1", "completion bash", "--version", "encrypt --help"):
+        succeed(*command.split())
 
 
 def test_two_variables_for_one_property_are_told() -> None:
@@ -311,7 +340,7 @@ def test_a_configuration_can_name_code_only_for_its_owner(home: Path) -> None:
     (home / "a").write_bytes(TEXT)
     (home / "trap.py").write_text("raise SystemExit(99)")
     path = configure("[kms]\nimpl = trap:Kms\nkey = a\n", 0o646)
-    environment = os.environ | {"PYTHONPATH": str(home)}
+    environment = os.environ | {"PYTHONPATH": f"{home}:{os.environ.get('PYTHONPATH', '')}"}
     code, _, errors = execute("encrypt", "a", env=environment)
     assert (code, errors.count(b"\n")) == (5, 1)
     assert str(path).encode() in errors
@@ -335,7 +364,7 @@ def test_a_bad_configuration_is_one_line_that_names_it(
     monkeypatch.setenv("AGS1_KMS_TYPE", "vsult")
     assert "'vsult'" in fail(5, "encrypt", "a", "--key", "a")
     monkeypatch.setenv("AGS1_KMS_TYPE", "vault")
-    assert "--key" in fail(1, "encrypt", "a")
+    assert "--key" in fail(2, "encrypt", "a")
     monkeypatch.setenv("AGS1_KMS_IMPL", "a:B")
     assert "both" in fail(5, "encrypt", "a", "--key", "a")
     # What needs no KMS asks for no configuration.
@@ -361,7 +390,7 @@ def test_wrong_options_are_wrong_usage_everywhere(
 ) -> None:
     (home / "a.ags1").write_bytes(b"")
     operand = [] if command == "key list" else ["a.ags1"]
-    said = fail(1, *command.split(), *operand, *arguments)
+    said = fail(2, *command.split(), *operand, *arguments)
     assert message in said
     assert "s3cr3t" not in said
 

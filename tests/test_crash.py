@@ -108,6 +108,7 @@ FULL = """
 import errno, os, resource, sys
 from pathlib import Path
 import ags1
+from ags1._pump import allocate
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 outside = Path(sys.argv[3])
 data = bytes(9 << 20)
@@ -115,6 +116,12 @@ data = bytes(9 << 20)
 sealed, km = ags1.encrypt(data)
 (outside / "sealed").write_bytes(sealed)
 del sealed
+with open(folder / "probe", "wb") as probe:
+    allocate(probe.fileno(), 1)
+    reserves = os.fstat(probe.fileno()).st_size == 1
+(folder / "probe").unlink()
+# Where room can be reserved, a full disk is known before the key has encrypted anything.
+fresh = ags1.KeyMetadata.generate() if reserves else None
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
@@ -125,7 +132,7 @@ def write(threads):
 
 for threads in (1, 2):
     for call in (
-        lambda: ags1.encrypt_file(outside / "plain", folder / "target", threads=threads),
+        lambda: ags1.encrypt_file(outside / "plain", folder / "target", km=fresh, threads=threads),
         lambda: ags1.decrypt_file(outside / "sealed", folder / "target", km, threads=threads),
         lambda: write(threads),
     ):

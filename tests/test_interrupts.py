@@ -22,7 +22,7 @@ from conftest import RunPython
 
 import ags1
 from ags1 import KeyMetadata, _buffers, _gcm
-from ags1._pump import Pump
+from ags1._pump import Pump, allocate
 from ags1._stream import BlockCache, ReadWindow, WriteBatch
 
 MIB = 1 << 20
@@ -511,6 +511,43 @@ def test_a_pump_stays_within_the_file(tmp_path: Path) -> None:
             with pytest.raises((OSError, ValueError)):
                 Pump(bad, target.fileno()).open(cipher, 0, 100)
         assert (tmp_path / "out").stat().st_size == 0
+
+
+def test_threads_share_a_pump_and_outlive_its_closing(tmp_path: Path) -> None:
+    path, out = tmp_path / "file", tmp_path / "out"
+    data = reference.pattern(16 * MIB)
+    path.write_bytes(reference.encrypt(data, KEY))
+    cipher = _gcm.BlockCipher(KEY)
+    with path.open("rb") as source, out.open("wb") as target:
+        pump = Pump(source.fileno(), target.fileno(), durable=True)
+    done: list[bool] = []
+
+    def start(first: int, count: int) -> threading.Thread:
+        worker = threading.Thread(target=lambda: done.append(pump.open(cipher, first, count * MIB)))
+        worker.start()
+        return worker
+
+    for worker in [start(first, 2) for first in range(0, 8, 2)]:
+        worker.join()
+    assert pump.bytes_done == 8 * MIB
+    last = start(8, 8)
+    while pump.bytes_done == 8 * MIB:
+        time.sleep(0)
+    pump.close()
+    with pytest.raises(ValueError, match="closed"):
+        pump.open(cipher, 0, MIB)
+    last.join()
+    assert done == [True] * 5
+    assert out.read_bytes() == data
+
+
+def test_room_that_cannot_be_reserved_is_no_error() -> None:
+    reading, writing = os.pipe()
+    try:
+        allocate(writing, 1000)
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def test_a_window_and_a_cache_stay_within_their_buffers() -> None:

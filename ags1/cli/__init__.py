@@ -10,11 +10,20 @@ imported only by the commands that use them: help is quick.
 
 from __future__ import annotations
 
-from .commands import app
+import signal
 
-__all__ = ["app", "main"]
+__all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line on ``sys.argv`` and exit."""
+    # Until the commands are imported there is nothing to clean up. Ctrl-C just ends the process;
+    # Python's own handler would print a traceback of whatever was being imported.
+    python_s_own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if python_s_own:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from .commands import app
+
+    if python_s_own:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     app()

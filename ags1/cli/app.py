@@ -14,7 +14,15 @@ from typing import Any, NoReturn
 import click
 
 from . import standard
-from .failures import EXPECTED, Exit, ReaderGoneError, Terminated, describe, one_line
+from .failures import (
+    EXPECTED,
+    DeclinedError,
+    Exit,
+    ReaderGoneError,
+    Terminated,
+    describe,
+    one_line,
+)
 
 
 class App(click.Group):
@@ -49,7 +57,12 @@ class App(click.Group):
                 f"{command}: {one_line(error.format_message())} (see: {command} --help)"
             )
             return Exit.USAGE
-        except click.Abort:  # at a prompt
+        except DeclinedError:
+            standard.print_error(f"{prog_name}: nothing was changed")
+            return Exit.DECLINED
+        except click.Abort as error:  # at a prompt, which hides why
+            if isinstance(error.__context__, Terminated):
+                return Exit.TERMINATED
             standard.print_error(f"{prog_name}: interrupted")
             return Exit.INTERRUPTED
         except OSError as error:

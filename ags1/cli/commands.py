@@ -27,7 +27,7 @@ _sidecar = click.option(
     "--sidecar",
     type=options.PATH,
     metavar="FILE",
-    help="The sidecar of the one encrypted file.  [default: its name and .keys]",
+    help="The sidecar of the one encrypted file.  [default: the file's name and .keys]",
 )
 _threads = click.option(
     "--threads",
@@ -63,14 +63,15 @@ _output = click.option(
 Environment:
   AGS1_KEYRING     the keyring to use instead of the default one
   AGS1_KMS_TYPE    the KMS to use (--kms); AGS1_KMS_KEY: the master key (--key)
-  AGS1_KMS_X__Y_Z  the KMS's property x.y-z, as AGS1_KMS_CLIENT__REGION is client.region
+  AGS1_KMS_X__Y_Z  the KMS's property x.y-z: AGS1_KMS_CLIENT__REGION is client.region
   AGS1_CONFIG      the configuration to use instead of the default one
-  AGS1_DEBUG       1 shows tracebacks, and what Spark and PyIceberg said themselves
-  XDG_CONFIG_HOME  where the folder ags1 of both is, instead of ~/.config
+  AGS1_DEBUG       1 shows tracebacks, and the messages of Spark and PyIceberg
+  XDG_CONFIG_HOME  the folder that ags1/config.ini and ags1/keyring.json are in,
+                   instead of ~/.config
 
 \b
-Configuration (options beat the environment, which beats the configuration; what is for
-another KMS than the one chosen is left out):
+Configuration (options come before the environment, and that before the configuration;
+what is set for another KMS than the chosen one is ignored):
   [kms]
   type = aws
   key = arn:aws:kms:eu-west-1:111122223333:alias/files
@@ -79,10 +80,10 @@ another KMS than the one chosen is left out):
 \b
 Files:
   ~/.config/ags1/config.ini    which KMS, and its properties
-  ~/.config/ags1/keyring.json  master keys; who has it can open everything
+  ~/.config/ags1/keyring.json  master keys; whoever has it can decrypt all files
   FILE.ags1                    an encrypted file
-  FILE.ags1.keys               its sidecar: its own key, wrapped. Without it the
-                               file is lost; keep and move the two together
+  FILE.ags1.keys               its sidecar: the file's key, wrapped. If it is lost,
+                               so is the file; keep and move the two together
 
 \b
 Examples:
@@ -98,10 +99,10 @@ Examples:
 @click.option("--version", is_flag=True, help="Show the version and exit.")
 @click.pass_context
 def app(ctx: click.Context, version: bool) -> None:
-    """Encrypt files in Apache Iceberg's AES-GCM stream format (AGS1), verify and decrypt them.
+    """Encrypt, verify and decrypt files in Apache Iceberg's AES-GCM stream format (AGS1).
 
-    Every file gets a fresh key, which is stored wrapped in a sidecar beside it. The master key that
-    opens the sidecars is in a keyring, made once by 'ags1 keygen', or in another KMS (--kms).
+    Every file gets a fresh key. A sidecar beside the file has that key, wrapped by a master key.
+    Master keys are in a keyring, which 'ags1 keygen' makes once, or in another KMS (--kms).
     """
     if version:
         from .. import __version__
@@ -193,7 +194,7 @@ Examples:
     is_flag=True,
     help="Pass over files whose output and sidecar exist, whatever is in them.",
 )
-@click.option("--again", is_flag=True, help="Encrypt files, too, that are encrypted already.")
+@click.option("--again", is_flag=True, help="Encrypt files that are encrypted already, too.")
 @options.no_fsync
 @options.quiet
 @options.as_json
@@ -214,19 +215,19 @@ def encrypt(
 ) -> int:
     """Encrypt files, each with a fresh key in a sidecar beside it.
 
-    FILE becomes FILE.ags1 and FILE.ags1.keys; it is never removed. A folder stands for all files
-    in it and below; those that are encrypted already are passed over, links to folders are not
+    FILE becomes FILE.ags1 and FILE.ags1.keys; FILE itself stays. A folder stands for all files in
+    it and below it. Files that are encrypted already are passed over, and links to folders are not
     followed. With -o, one file is written to that name; several files or a folder are written into
-    that folder, keeping the tree below the folder named.
+    that folder, with the same tree as below the folder named.
 
-    '-' reads standard input and writes to standard output unless -o says otherwise; output to a
-    pipe needs --sidecar. The sidecar is written before the last bytes of the output.
+    '-' reads standard input and writes to standard output, unless -o says otherwise. Output to a
+    pipe needs --sidecar; the sidecar is written before the last bytes of the output.
 
     An encrypted file and its sidecar appear together, and only when both are whole and on the disk.
-    A crash may leave a sidecar without a file, never a file without its key. With --force the old
-    pair stays usable until the new one has taken its place; with --skip-existing an interrupted run
-    over many files can be taken up again: a sidecar without a file keeps its keys, and gets the new
-    file's.
+    A crash may leave a sidecar without a file, but never a file without its key. With --force the
+    old pair stays usable until the new one has taken its place. To go on with an interrupted run
+    over many files, repeat it with --skip-existing. If it left a sidecar without a file, that
+    sidecar keeps its keys and gets the new file's key.
 
     The KMS is asked once for a run. With --kms other than local, the master key has to be named.
     """
@@ -311,14 +312,14 @@ def decrypt(
 ) -> int:
     """Decrypt files that 'ags1 encrypt' made.
 
-    FILE.ags1 becomes FILE; neither it nor its sidecar FILE.ags1.keys is removed. A folder stands
-    for all files in it and below whose names end in .ags1. With -o, one file is written to that
-    name; several files or a folder are written into that folder, keeping the tree below the folder
+    FILE.ags1 becomes FILE; FILE.ags1 and its sidecar FILE.ags1.keys stay. A folder stands for all
+    files in it and below it whose names end in .ags1. With -o, one file is written to that name;
+    several files or a folder are written into that folder, with the same tree as below the folder
     named. The sidecar names the master key; --key says which ones to accept.
 
-    A file appears under its name when every block has been verified. '-' reads standard input,
-    needs --sidecar, and writes to standard output unless -o says otherwise: there, each block is
-    written as soon as it is verified, and only the exit status tells that the end was reached.
+    A file appears under its name when every block has been verified. '-' reads standard input and
+    needs --sidecar. It writes to standard output, unless -o says otherwise. There each block is
+    written as soon as it is verified: the output is whole only if the exit status is 0.
     """
     from .masters import opening_keychain
     from .running import for_each
@@ -370,7 +371,7 @@ Examples:
     "--length",
     callback=size(0),
     metavar="SIZE",
-    help="Print so many bytes, not all to the end.",
+    help="Print this many bytes instead of all to the end.",
 )
 @options.trusted_keys
 @options.kms
@@ -390,8 +391,8 @@ def cat(
     """Decrypt files to standard output, one after the other.
 
     With --offset and --length (one file only), just the blocks that hold the range are read and
-    verified. Each block is printed once it is verified; when a later one is not, what went before
-    has been printed and the exit status tells. A range beyond the end prints nothing.
+    verified. Each block is printed as soon as it is verified: the output is whole only if the exit
+    status is 0. A range beyond the end prints nothing.
     """
     from .masters import opening_keychain
     from .running import for_each
@@ -444,12 +445,15 @@ def verify(
 ) -> int:
     """Check every block of encrypted files; write nothing.
 
-    A file that verifies is whole and is what was encrypted under the key in its sidecar. That file
-    and sidecar were not exchanged together for another pair under the same master key is not
-    something they can tell, and with --key only sidecars under the master keys named are accepted.
-    Where a key's name may be a stranger's key (an ARN of AWS, a resource name of GCP) that is a
-    must: who can write a sidecar could else have a file of theirs, under a key of theirs, pass as
-    yours. A folder stands for all files in it and below whose names end in .ags1.
+    A file that verifies is whole, and is what was encrypted under the key in its sidecar. If
+    somebody replaces a file together with its sidecar by another pair under the same master key,
+    the new pair verifies too.
+
+    With --key, only sidecars under the named master keys are accepted. With aws and gcp, where a
+    sidecar may name another user's key, --key is needed: otherwise whoever can write the sidecar
+    could pass off a file of their own, under their own key.
+
+    A folder stands for all files in it and below it whose names end in .ags1.
     """
     from .masters import opening_keychain
     from .running import for_each
@@ -491,11 +495,11 @@ Examples:
 @_sidecar
 @options.as_json
 def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, as_json: bool) -> int:
-    """Show what encrypted files tell without a key.
+    """Show what can be read from encrypted files without a key.
 
-    The header, sizes, blocks, and from the sidecar the ids of the key, of the key encryption key
-    (KEK) that wraps it and of the master key that wraps the KEK. Nothing of this is authenticated:
-    'ags1 verify' does that.
+    That is the header, sizes and blocks; and from the sidecar the ids of the file's key, of the key
+    encryption key (KEK) that wraps it, and of the master key that wraps the KEK. None of this is
+    authenticated; 'ags1 verify' authenticates a file.
     """
     from ..errors import KeyMetadataError
     from .inspecting import as_text, blocks_of

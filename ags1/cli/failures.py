@@ -7,6 +7,8 @@ import errno
 import os
 from dataclasses import dataclass
 
+import click
+
 from ..errors import (
     Ags1Error,
     AuthenticationError,
@@ -24,36 +26,49 @@ from ..errors import (
 
 
 class Exit(enum.IntEnum):
-    """What the program exits with. ``EXIT_STATUS`` is the same in words."""
+    """What the program exits with. ``EXIT_STATUS`` says it in words."""
 
     OK = 0
-    USAGE = 1
-    AUTHENTICATION = 2
+    DECLINED = 1
+    USAGE = 2
     TRUNCATED = 3
     FORMAT = 4
     KEYS = 5
     IO = 6
+    AUTHENTICATION = 7
     INTERNAL = 70
     INTERRUPTED = 130
     READER_GONE = 141
     TERMINATED = 143
 
 
+# The one table of exit statuses: every --help ends with it, and the README has it.
 EXIT_STATUS = """\
 \b
 Exit status:
   0    success
-  1    wrong usage
-  2    authentication failed: wrong key, or the data was changed
+  1    a question was answered with no: nothing was changed
+  2    wrong usage: of options, names or columns; rows that do not fit the table
   3    truncated: the file is shorter than its keys say
   4    not an AGS1 file, malformed, or longer than its keys say
-  5    keys: no keyring, master key or sidecar, or one that doesn't fit;
+  5    keys: no keyring, master key or sidecar, or one that does not fit;
        the KMS refused, or could not be reached
-  6    input or output failed
-  130  interrupted (141: the reader of the output went away, 143: terminated)
-  With several files, a failure doesn't stop the others, unless it is that
-  the KMS cannot be used; the exit status is the first failure's.
+  6    input or output failed, a file is missing, or other writers kept
+       committing to the table first
+  7    authentication failed: the key is wrong, the data was changed, or
+       something is unencrypted that must not be
+  70   internal error: a mistake in ags1
+  130  interrupted (Ctrl-C)
+  141  the reader of the output went away
+  143  terminated
+  If one of several files fails, the others are still done, unless the KMS
+  cannot be used. The exit status is that of the first failure. If a table has
+  several errors, it is that of the gravest: 7, then 3, 4, 5, 6.
 """
+
+
+class DeclinedError(click.Abort):
+    """A question was answered with no. Like click, the program then exits with 1."""
 
 
 class ReaderGoneError(Exception):

@@ -26,7 +26,20 @@ from .settings import Settings
 
 
 def settings_of(options: KmsOptions) -> Settings:
-    """Return the settings of a run. Raises click.UsageError, KmsError."""
+    """Return the settings of a run. Raises click.UsageError, KmsError.
+
+    Warns on standard error, once a run, of environment variables that mean nothing.
+    """
+    context = click.get_current_context(silent=True)
+    warned = set() if context is None else context.meta.setdefault(__name__, set())
+    for variable, near in settings.unknown_variables(os.environ).items():
+        if variable not in warned:
+            warned.add(variable)
+            hint = f"did you mean {near}?" if near else "'ags1 --help' says how they are named"
+            standard.print_error(
+                f"ags1: the environment variable {one_line(variable)} is unknown and ignored: "
+                f"{hint}"
+            )
     given = settings.from_options(options.kms_type, options.properties, options.keyring)
     environment = settings.from_environment(os.environ)
     return settings.resolve(given, environment, settings.read_file(os.environ))

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import click
+
+from .failures import DeclinedError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -118,9 +121,9 @@ trusted_keys = click.option(
     "keys",
     multiple=True,
     metavar="NAME",
-    help="Accept only keys that are wrapped under this master key; may be repeated. Needed where "
-    "a key's name may be a stranger's key (aws, gcp).  [there: $AGS1_KMS_KEY, or the "
-    "configuration's key]",
+    help="Accept only keys that are wrapped under this master key; may be repeated. Needed with "
+    "aws and gcp, where the name may be that of another user's key.  [default with those: "
+    "$AGS1_KMS_KEY, or the configuration's key]",
 )
 force = click.option("-f", "--force", is_flag=True, help="Overwrite files that exist.")
 no_fsync = click.option(
@@ -135,6 +138,28 @@ as_json = click.option(
     is_flag=True,
     help="Print one JSON object a line, one line for each file, failures too.",
 )
+
+yes = click.option("-y", "--yes", is_flag=True, help="Answer yes to the question, and don't ask.")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on the terminal whether to go on, unless ``yes`` says so.
+
+    Raises DeclinedError for a no, click.Abort for Ctrl-C, and click.UsageError if there is no
+    terminal to ask on.
+    """
+    if yes:
+        return
+    if not _has_terminal():
+        raise click.UsageError(f"{question} There is no terminal to ask this on: give --yes")
+    # Standard output may be a file for the result.
+    if not click.confirm(question, err=True):
+        raise DeclinedError
+
+
+def _has_terminal() -> bool:
+    """Whether somebody can see a question and answer it."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
 def kms(command: Command) -> Command:

@@ -1,11 +1,23 @@
 """Encrypting one file: the file and its sidecar appear together, or neither does.
 
-Two names cannot change in one step, so the order counts. The encrypted file is written and synced
-under a temporary name first; then its sidecar gets its name, then the file gets its own. A crash in
-between leaves at most a sidecar without a file, never a file without its key. When an old pair is
-replaced, the sidecar holds the keys of both files until the new file has its name: at every moment
-the file that is there can be opened. What a crash left is taken up the same way, but keeps its keys
-for good: the file that they open may only have been moved away.
+Two names cannot change in one step, so the sidecar gets its name before the file does. What is on
+the disk after each step, as "file / keys in the sidecar":
+
+    ========================  =========  ================  ================  ===========
+    At the start              1. staged  2. sidecar        3. file           4. old keys
+    ========================  =========  ================  ================  ===========
+    - / -                     the same   - / new           new / new         the same
+    old / old      --force    the same   old / old, new    new / old, new    new / new
+    old / -        --force    the same   old / new         new / new         the same
+    old / damaged  --force    the same   old / new         new / new         the same
+    - / old   --skip-existing the same   - / old, new      new / old, new    the same
+    ========================  =========  ================  ================  ===========
+
+Step 1 writes and syncs the encrypted file under a temporary name, 2 writes the sidecar, 3 gives the
+file its name, and 4 removes the old keys from the sidecar. So a file that its sidecar opened can be
+opened after a crash between any two steps, and an old file is there until the new one replaces it.
+A failure before step 3 puts the sidecar back as it was; after it, the new pair stays. In the last
+row the old keys stay too: the file that they open may only have been moved away.
 """
 
 from __future__ import annotations
@@ -19,25 +31,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from .. import layout
+from .. import layout, private_file
 from ..atomic import publish, temporary_path
 from ..bulk import encrypt_file
 from ..cpu import usable_cpus
 from ..errors import Ags1Error, KeyMetadataError
 from ..key_metadata import KeyMetadata
-from ..keys import Keychain, Sidecar, read_sidecar, write_sidecar
+from ..keys import Keychain, Sidecar, write_sidecar
 from ..keys.keychain import FILE_KEY_SIZE
 from ..stream import open as open_stream
+from ..writer import Writer
 from .sources import STREAM, Job
 from .standard import BinaryOutput, binary_input
 
 _CHUNK_SIZE = 1 << 20
+# Bytes. A larger file is no sidecar, and is not replaced.
+_MAX_SIDECAR_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """How to encrypt. ``threads`` None: one per CPU that we may use. ``takes_orphans``: a sidecar
-    whose file does not exist gets the new file's key beside its own."""
+    """How to encrypt. ``threads`` None: one per CPU that we may use. ``takes_orphans``: if there is
+    a sidecar but no file, the new file's key is added to it. Not together with ``overwrite``."""
 
     block_size: int
     threads: int | None
@@ -47,12 +62,20 @@ class Sealing:
     takes_orphans: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """The file that is there under a sidecar's name. ``sidecar`` is None if it is damaged."""
+
+    data: bytes
+    sidecar: Sidecar | None
+
+
 def encrypt(job: Job, keychain: Keychain, how: Sealing) -> tuple[KeyMetadata, Sidecar]:
     """Do ``job``; return the key metadata and the sidecar, which hold the sizes and the key ids."""
     assert job.target is not None
     if job.target == STREAM:
         return _encrypt_to_output(job, keychain, how)
-    # A link is followed, as it is in all writing; the temporary file belongs beside its end.
+    # A link is followed, as open() does; the temporary file belongs beside what it points to.
     target = os.path.realpath(job.target)
     _check_targets(job, overwrite=how.overwrite, takes_orphans=how.takes_orphans)
     staged = temporary_path(target)
@@ -96,11 +119,11 @@ def _encrypt_pipe(job: Job, staged: str, how: Sealing) -> KeyMetadata:
 
 
 def _encrypt_to_output(job: Job, keychain: Keychain, how: Sealing) -> tuple[KeyMetadata, Sidecar]:
-    """Encrypt to standard output. The sidecar is there before the stream's last bytes are: whoever
-    stored the output has no whole file without its key."""
+    """Encrypt to standard output. The sidecar is written before the stream's last bytes, so that
+    whoever stores the output never has a whole file without its key."""
     if not how.overwrite and os.path.lexists(job.sidecar):
         raise _exists(job.sidecar)
-    old = _present_sidecar(job.sidecar)
+    old = _present(job.sidecar)
     km = KeyMetadata.generate(FILE_KEY_SIZE)
     with _pipe_source(job) as chunks:
         writer = open_stream(
@@ -110,7 +133,7 @@ def _encrypt_to_output(job: Job, keychain: Keychain, how: Sealing) -> tuple[KeyM
             block_size=how.block_size,
             threads=how.threads or usable_cpus(),
         )
-        # Whatever goes wrong, leaving the context spoils the stream.
+        # If anything fails, leaving the context makes the stream unreadable.
         with writer:
             held_back = b""
             size = 0
@@ -126,9 +149,20 @@ def _encrypt_to_output(job: Job, keychain: Keychain, how: Sealing) -> tuple[KeyM
                 writer.write(held_back)
                 writer.close()
             except BaseException:
-                _take_back(job.sidecar, sidecar, old)
+                # Ctrl-C may come when the last bytes are sent already: then they need the sidecar.
+                writer.abort()
+                if not _is_complete(writer):
+                    _take_back(job.sidecar, sidecar, old)
                 raise
     return km, sidecar
+
+
+def _is_complete(writer: Writer) -> bool:
+    try:
+        writer.key_metadata  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -156,59 +190,42 @@ def _pipe_source(job: Job) -> Iterator[Iterator[bytes]]:
 def _publish_pair(
     staged: str, target: str, sidecar: Sidecar, sidecar_file: str, how: Sealing
 ) -> None:
-    """Give a file and its sidecar their names, the sidecar first."""
-    if how.takes_orphans:
-        with _orphan(sidecar_file) as orphan:
-            if orphan is not None:
-                _publish_with_orphan(staged, target, sidecar, sidecar_file, orphan, how)
-                return
-    overwrite, durable = how.overwrite, how.durable
-    status = os.stat(staged)
-    old = _present_sidecar(sidecar_file) if overwrite else None
-    first = sidecar if old is None else sidecar.with_keys_of(old)
-    if overwrite and old is None:
-        # Nothing here opens an old file, and it must not stand beside another file's sidecar.
-        _remove(target)
-    try:
-        write_sidecar(sidecar_file, first, overwrite=overwrite, durable=durable)
-        publish(staged, target, overwrite=overwrite, durable=durable)
-    except BaseException:
-        published = _is_file(target, status)
-        if published and old is None:
-            _remove(target)
-        if old is None or not published:
-            _take_back(sidecar_file, first, old)
-        raise
-    if old is not None:
-        write_sidecar(sidecar_file, sidecar, overwrite=True, durable=durable)
+    """Give a file and its sidecar their names: steps 2 to 4."""
+    with _orphan(sidecar_file) if how.takes_orphans else contextlib.nullcontext() as orphan:
+        old = _present(sidecar_file) if how.overwrite else orphan
+        first = sidecar if old is None else _with_keys_of(old, sidecar, sidecar_file)
+        status = os.stat(staged)
+        try:
+            overwrite = how.overwrite or orphan is not None
+            write_sidecar(sidecar_file, first, overwrite=overwrite, durable=how.durable)
+            publish(staged, target, overwrite=how.overwrite, durable=how.durable)
+        except BaseException:
+            # Ctrl-C may come when the file has its name already.
+            if not _is_file(target, status):
+                _take_back(sidecar_file, first, old)
+            raise
+        if how.overwrite and first != sidecar:
+            write_sidecar(sidecar_file, sidecar, overwrite=True, durable=how.durable)
 
 
-def _publish_with_orphan(
-    staged: str, target: str, sidecar: Sidecar, sidecar_file: str, orphan: Sidecar, how: Sealing
-) -> None:
-    """Do so where a sidecar is already, but no file."""
-    both = sidecar.with_keys_of(orphan)
+def _with_keys_of(old: _Present, sidecar: Sidecar, path: str) -> Sidecar:
+    if old.sidecar is None:
+        return sidecar
+    both = sidecar.with_keys_of(old.sidecar)
     try:
-        Sidecar.from_bytes(both.to_bytes())
-    except KeyMetadataError:  # too many keys
-        raise _exists(sidecar_file) from None
-    status = os.stat(staged)
-    try:
-        write_sidecar(sidecar_file, both, overwrite=True, durable=how.durable)
-        publish(staged, target, overwrite=False, durable=how.durable)
-    except BaseException:
-        if not _is_file(target, status):
-            _take_back(sidecar_file, both, orphan)
-        raise
+        return Sidecar.from_bytes(both.to_bytes())
+    except KeyMetadataError:
+        message = "this sidecar has no room for another key: move it and its file away"
+        raise KeyMetadataError(message, file=path) from None
 
 
 @contextlib.contextmanager
-def _orphan(path: str) -> Iterator[Sidecar | None]:
-    """Hold a sidecar, so that of several runs one at a time replaces it; None if there is none.
+def _orphan(path: str) -> Iterator[_Present | None]:
+    """Lock a sidecar without a file, so that one run at a time replaces it; None if there is none.
 
-    Another run may be about to give its file a name: then the file is there first, or its name is
-    taken, and either way the sidecar has its key. Raises FileExistsError for what is no sidecar, or
-    was replaced meanwhile; OSError.
+    If another run publishes its file meanwhile, our own cannot get the name, and the sidecar keeps
+    the other's key. Raises FileExistsError if this is no sidecar, or another run replaced it;
+    OSError.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -217,11 +234,11 @@ def _orphan(path: str) -> Iterator[Sidecar | None]:
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        sidecar = _present_sidecar(path)
-        # Whoever held it before has put another file in its place.
-        if sidecar is None or not _is_file(path, os.fstat(fd)):
+        present = _present(path)
+        # The run that had the lock before may have put another file in its place.
+        if present is None or present.sidecar is None or not _is_file(path, os.fstat(fd)):
             raise _exists(path)
-        yield sidecar
+        yield present
     finally:
         os.close(fd)
 
@@ -230,21 +247,27 @@ def _exists(path: str) -> FileExistsError:
     return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
-def _present_sidecar(path: str) -> Sidecar | None:
+def _present(path: str) -> _Present | None:
+    """Return the sidecar that is there, None if there is none. Raises OSError."""
     try:
-        return read_sidecar(path)
-    except (OSError, KeyMetadataError):
+        data, _ = private_file.read(path, _MAX_SIDECAR_SIZE)
+    except FileNotFoundError:
         return None
+    try:
+        return _Present(data, Sidecar.from_bytes(data))
+    except KeyMetadataError:
+        return _Present(data, None)
 
 
-def _take_back(path: str, written: Sidecar, old: Sidecar | None) -> None:
-    """Undo the writing of a sidecar, if it came about and nobody wrote another one since."""
-    if _present_sidecar(path) != written:
+def _take_back(path: str, written: Sidecar, old: _Present | None) -> None:
+    """Undo the writing of a sidecar, unless it did not happen or another one is there by now."""
+    present = _present(path)
+    if present is None or present.data != written.to_bytes():
         return
     if old is None:
         _remove(path)
     else:
-        write_sidecar(path, old, overwrite=True)
+        private_file.write(path, old.data, overwrite=True, durable=True)
 
 
 def _is_file(path: str, status: os.stat_result) -> bool:
@@ -260,31 +283,36 @@ def _remove(path: str) -> None:
 
 
 def _check_targets(job: Job, *, overwrite: bool, takes_orphans: bool) -> None:
-    """Refuse what publishing would refuse, before the work rather than after it."""
+    """Refuse before the work what publishing would refuse after it. Raises OSError."""
     assert job.target is not None
     may_be_there = job.sidecar if takes_orphans and not os.path.lexists(job.target) else None
     for path in (job.target, job.sidecar):
         try:
             status = os.stat(path)
         except FileNotFoundError:
+            if not os.path.isdir(os.path.dirname(os.path.realpath(path))):
+                raise
             continue
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if path == may_be_there:
-            if _present_sidecar(path) is None:
+            present = _present(path)
+            if present is None or present.sidecar is None:
                 raise _exists(path)
             continue
         if not overwrite:
             raise _exists(path)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", path)
+        if path == job.sidecar:
+            _present(path)
         if not job.is_pipe and os.path.samefile(job.source, path):
             raise OSError(errno.EINVAL, f"{job.source} and this are the same file", path)
 
 
 @contextlib.contextmanager
 def _errors_about(staged: str, target: str) -> Iterator[None]:
-    """Let errors name the target; nobody knows the temporary name."""
+    """Let errors name the target instead of the temporary file."""
     try:
         yield
     except Ags1Error as error:

@@ -28,6 +28,15 @@ PASSPHRASE_FILE = "kms.local.passphrase-file"
 DEFAULT_LOCAL_KEY = "default"
 
 _PREFIX = "AGS1_KMS_"
+_KEY_VARIABLE = f"{_PREFIX}KEY"
+_NAMES = {"TYPE": KMS_TYPE, "IMPL": KMS_IMPL}
+# Properties that are often set, for the hint about a mistyped one.
+_COMMON = (
+    *("azure.keyvault.url", "client.assume-role.arn", "client.profile-name", "client.region"),
+    *("gcs.oauth2.token", "kms.endpoint", "kms.gcp.key-ring", KEYRING),
+    *(PASSPHRASE_FILE, "kms.max-attempts", "kms.vault.auth", "kms.vault.mount-path"),
+    *("kms.vault.namespace", "kms.vault.token", "kms.vault.url"),
+)
 _SECTION = "kms"
 _MAX_FILE_SIZE = 1 << 20
 
@@ -115,30 +124,53 @@ def from_options(
 def from_environment(environ: Mapping[str, str]) -> Layer:
     """Return what the variables ``AGS1_KMS_…`` and ``AGS1_KEYRING`` say; an empty one says nothing.
 
-    Raises KmsConfigurationError, naming the variable.
+    Those of ``unknown_variables`` are left out. Raises KmsConfigurationError, naming the variable.
     """
     properties: dict[str, str] = {}
-    for variable, value in sorted(environ.items()):
-        if not variable.startswith(_PREFIX) or not value or variable == "AGS1_KMS_KEY":
-            continue
-        name = variable.removeprefix(_PREFIX)
-        name = {"TYPE": KMS_TYPE, "IMPL": KMS_IMPL}.get(name, name)
-        name = name.replace("__", ".").replace("_", "-").lower()
+    for variable in _kms_variables(environ):
+        name, value = _property_of(variable), environ[variable]
         if not _is_property(name):
-            raise KmsConfigurationError(
-                f"the environment variable {variable} names no property: '__' stands for '.' and "
-                "'_' for '-', as in AGS1_KMS_CLIENT__REGION for client.region"
-            )
+            continue
         if name in properties:
             raise KmsConfigurationError(
                 f"the environment variable {variable} is one of two for the property {name!r}"
             )
         properties[name] = value
-    layer = Layer(properties, environ.get("AGS1_KMS_KEY") or None)
+    layer = Layer(properties, environ.get(_KEY_VARIABLE) or None)
     keyring = environ.get("AGS1_KEYRING")
     if keyring and layer.kind in (None, LOCAL):
         layer = layer.over(Layer({KEYRING: keyring}))
     return layer
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the variables ``AGS1_KMS_…`` that name no property, each with the nearest known one;
+    None if none is near."""
+    unknown = [name for name in _kms_variables(environ) if not _is_property(_property_of(name))]
+    if not unknown:
+        return {}
+    from difflib import get_close_matches
+
+    names = [p.replace(".", "__").replace("-", "_").upper() for p in _COMMON]
+    # REGION alone is as near to CLIENT__REGION as the whole name.
+    known = {name.rpartition("__")[2]: name for name in names}
+    known |= {name: name for name in (*names, *_NAMES, "KEY")}
+    found = {}
+    for variable in unknown:
+        near = get_close_matches(variable.removeprefix(_PREFIX).upper(), known, 1)
+        found[variable] = _PREFIX + known[near[0]] if near else None
+    return found
+
+
+def _kms_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that are set and say a property."""
+    names = (name for name, value in environ.items() if name.startswith(_PREFIX) and value)
+    return sorted(name for name in names if name != _KEY_VARIABLE)
+
+
+def _property_of(variable: str) -> str:
+    name = variable.removeprefix(_PREFIX)
+    return _NAMES.get(name, name).replace("__", ".").replace("_", "-").lower()
 
 
 def from_text(text: str) -> Layer:

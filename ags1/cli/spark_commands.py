@@ -37,8 +37,8 @@ _ledger = click.option(
     required=True,
     type=_PATH,
     metavar="DIR",
-    help="The folder of Parquet files with what became of each file, and its key, wrapped. Without "
-    "it the encrypted files are lost.",
+    help="The ledger: a folder of Parquet files with each file's wrapped key and outcome. If it is "
+    "lost, so are the encrypted files.",
 )
 _json = click.option(
     "--json",
@@ -79,11 +79,12 @@ def spark(ctx: click.Context) -> None:
     """Work on any number of files with Spark (pip install 'ags1[spark]', and Java).
 
     Large files are cut into ranges of blocks and small ones grouped, so that all cores are busy.
-    The keys are kept in a ledger rather than in sidecars, a folder of the driver's. Paths are those
-    of folders that the driver and all executors have mounted, or URLs: of S3 (pip install
-    'ags1[s3]') or whatever fsspec knows. Each process uses the KMS and the storage under its own
-    identity, and finds its own credentials: a role, VAULT_TOKEN, a token file. A secret in
-    AGS1_KMS_... or the configuration is refused, since it would travel.
+    The keys are kept in a ledger, a folder on the driver's machine, instead of sidecars. A path is
+    a folder that the driver and all executors have mounted, or a URL: of S3 (pip install
+    'ags1[s3]'), or of another storage that fsspec knows. Each process uses the KMS and the storage
+    under its own identity and finds its own credentials: a role, VAULT_TOKEN, a token file. A
+    secret in AGS1_KMS_... or in the configuration is refused, because it would be sent to the
+    executors.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
@@ -137,11 +138,11 @@ def encrypt(
 ) -> int:
     """Encrypt files, folders and globs into the folder TARGET, each file under a fresh key.
 
-    FILE becomes TARGET/FILE.ags1, below the folder that was named. An interrupted run is taken up
-    by the same command: what the ledger has as done and is as the ledger says is left alone.
-    Sources that have changed are encrypted anew. A file that fails is noted in the ledger and stops
-    no other; files that are encrypted already are passed over, and so are links to folders and what
-    is no file. --force replaces targets that the ledger does not know.
+    FILE becomes TARGET/FILE.ags1, with the same tree as below the folder named. To go on with an
+    interrupted run, repeat the command: files that the ledger lists as done and that have not
+    changed since are left alone, and sources that have changed are encrypted anew. If a file fails,
+    the ledger notes it and the others are still done. Files that are encrypted already, links to
+    folders, and what is not a file are passed over.
     """
     from ..spark.storage.protocol import ledger_folder
     from .masters import settings_of
@@ -208,10 +209,11 @@ def decrypt(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Decrypt files that the ledger has the keys of into the folder TARGET.
+    """Decrypt files into the folder TARGET, with the keys in the ledger.
 
-    Without SOURCE, all of them. A file appears under its name when every block has been verified.
-    What is done is noted in the ledger and left alone the next time.
+    Without SOURCE, all files of the ledger are decrypted. A file appears under its name when every
+    block has been verified. The ledger notes which files are done, and the next run leaves them
+    alone.
     """
     config, key_ids = _opening(ledger, kms, keys)
 
@@ -258,9 +260,9 @@ def verify(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Check every block of files that the ledger has the keys of; write nothing.
+    """Check every block of the files in a ledger; write nothing.
 
-    Without SOURCE, all of them.
+    Without SOURCE, all files of the ledger are checked.
     """
     config, key_ids = _opening(ledger, kms, keys)
 
@@ -319,10 +321,10 @@ def rewrap(
 ) -> int:
     """Wrap the keys in a ledger anew; the encrypted files stay as they are.
 
-    Under another master key (--to-key), one of another KMS (--to-kms too), or else under the newest
-    version of their own. A key is replaced when what replaces it has opened it; an interrupted run
-    can be repeated. Once all have succeeded, the old master key is needed no more, except for
-    copies of the ledger.
+    The keys are wrapped under another master key (--to-key), which may be in another KMS
+    (--to-kms), or without options under the newest version of their own. A wrapped key is replaced
+    only when the new one has been unwrapped as a check. An interrupted run can be repeated. Once
+    all keys are rewrapped, only older copies of the ledger still need the old master key.
     """
     from .masters import settings_of
     from .settings import from_options

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import table_options
+from . import options, table_options
+from .failures import EXIT_STATUS
 from .spark_session import kms_config, master, session
-from .table_catalogs import EXIT_STATUS, ChangedCatalog, reporting
-from .table_commands import VERIFY_EXIT_STATUS, errors_only, no_list, require_encrypted, strict
+from .table_catalogs import ChangedCatalog, reporting
 from .table_commands import as_json as findings_as_json
+from .table_commands import errors_only, no_list, require_encrypted, strict
 from .table_maintenance import (
     Bar,
     MigrationOptions,
@@ -46,7 +47,7 @@ Examples:
   ags1 spark verify-table db.flights --catalog prod
   ags1 spark verify-table s3://lake/db/flights --kms aws --key alias/tables --json
 
-{VERIFY_EXIT_STATUS}""",
+{EXIT_STATUS}""",
 )
 @table_options.opening
 @require_encrypted
@@ -66,8 +67,8 @@ def verify_table(
 ) -> int:
     """Check every block of every file of every snapshot of a table, on Spark.
 
-    What is found and told is what 'ags1 table verify' finds and tells. The catalog, the storage and
-    the KMS have to be configured where the executors run as they are here; no secret is sent.
+    The findings are those of 'ags1 table verify'. The catalog, the storage and the KMS have to be
+    configured on the executors as they are here; no secret is sent.
     """
 
     def verified(opened: EncryptedTable, progress: Any) -> TableVerification:
@@ -93,7 +94,7 @@ def verify_table(
 Examples:
   ags1 spark migrate db.flights --catalog prod --key tables --dry-run
   ags1 spark migrate db.flights --catalog prod --key tables
-  ags1 spark migrate db.flights --catalog prod --key tables --delete-plaintext --json
+  ags1 spark migrate db.flights --catalog prod --key tables --delete-plaintext --yes
 
 {EXIT_STATUS}"""
 )
@@ -102,6 +103,7 @@ Examples:
 @delete_plaintext
 @drop_refs
 @dry_run_encrypting
+@options.yes
 @master
 @quiet
 @as_json
@@ -112,17 +114,20 @@ def migrate(
     delete_plaintext: bool,
     drop_refs: bool,
     dry_run: bool,
+    yes: bool,
     master: str | None,
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Encrypt a table that is in the clear, of any format version, in its place, on Spark.
+    """Encrypt an unencrypted table, of any format version, in its place, on Spark.
 
-    What becomes of the table is what 'ags1 table migrate' makes of it. A run that was interrupted
-    can be repeated by either, and goes on where it was. The catalog, the storage and the KMS have
-    to be configured where the executors run as they are here; no secret is sent.
+    The result is that of 'ags1 table migrate'. If a run was interrupted, either command goes on
+    where it stopped. The catalog, the storage and the KMS have to be configured on the executors as
+    they are here; no secret is sent.
     """
     opened = ChangedCatalog(where)
+    told = MigrationOptions(dry_run, delete_plaintext)
+    told.confirm(opened.identifier, yes=yes)
     key_id = opened.new_key_id()
     known = _executors_options(where)
     with Bar(opened.identifier, quiet=quiet) as bar, session(master) as spark:
@@ -140,7 +145,6 @@ def migrate(
             dry_run=dry_run,
             progress=bar,
         )
-    told = MigrationOptions(dry_run, delete_plaintext)
     tell_migration(opened.identifier, done, told, quiet=quiet, as_json=as_json)
     return 0
 
@@ -173,8 +177,8 @@ def rekey(
 ) -> int:
     """Rewrite files under fresh keys, in one commit, on Spark.
 
-    What becomes of the table is what 'ags1 table rekey' makes of it. The catalog, the storage and
-    the KMS have to be configured where the executors run as they are here; no secret is sent.
+    The result is that of 'ags1 table rekey'. The catalog, the storage and the KMS have to be
+    configured on the executors as they are here; no secret is sent.
     """
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())

@@ -27,21 +27,6 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-EXIT_STATUS = """\
-\b
-Exit status:
-  0    success
-  1    wrong usage: of options, names, columns, or rows that do not fit the table
-  2    authentication failed: wrong key, or the data was changed, or is in the
-       clear where it must not be
-  3    truncated: a file is shorter than its keys say
-  4    malformed, or longer than its keys say; a file of rows that is damaged
-  5    keys: no keyring or master key, or one that doesn't fit; the KMS refused,
-       or could not be reached
-  6    input or output failed; a file is missing; others kept committing first
-  130  interrupted (141: the reader of the output went away, 143: terminated)
-"""
-
 
 class CommitConflictError(Ags1Error):
     """Others committed first, again and again."""

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from . import options, table_maintenance, table_options, table_writing
-from .failures import EXPECTED, Exit
+from .failures import EXIT_STATUS, EXPECTED, Exit
 from .table_options import TableOptions
 
 if TYPE_CHECKING:
@@ -27,21 +27,6 @@ if TYPE_CHECKING:
     from ..iceberg.findings import TableVerification
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-_EXIT_STATUS = """\
-\b
-Exit status:
-  0    success
-  1    wrong usage
-  2    authentication failed: wrong key, or the data was changed, or is in the
-       clear where it must not be
-  3    truncated: a file is shorter than its keys say
-  4    malformed, or longer than its keys say
-  5    keys: no keyring or master key, or one that doesn't fit; the KMS refused,
-       or could not be reached
-  6    input or output failed; a file is missing
-  130  interrupted (141: the reader of the output went away, 143: terminated)
-"""
 
 
 def _reporting(command: Command) -> Command:
@@ -69,7 +54,9 @@ _at_snapshot = click.option(
 )
 _at_ref = click.option("--ref", metavar="NAME", help="Read what this branch or tag names.")
 require_encrypted = click.option(
-    "--require-encrypted", is_flag=True, help="Refuse data files in the clear, which are allowed."
+    "--require-encrypted",
+    is_flag=True,
+    help="Refuse unencrypted data files. The format allows them.",
 )
 strict = click.option("--strict", is_flag=True, help="Fail on warnings, too.")
 no_list = click.option(
@@ -83,10 +70,6 @@ as_json = click.option(
 errors_only = click.option(
     "-q", "--quiet", is_flag=True, help="Errors only: no progress bar, no warnings, no notes."
 )
-VERIFY_EXIT_STATUS = f"""\
-{_EXIT_STATUS}\
-  Of several errors the lowest code is taken; warnings are none unless --strict.
-"""
 
 
 @click.group(
@@ -117,13 +100,13 @@ Examples:
   ags1 table info warehouse/db/flights
   ags1 table info db.flights --catalog prod --json | jq .keks
 
-{_EXIT_STATUS}"""
+{EXIT_STATUS}"""
 )
 @table_options.opening
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as a JSON object.")
 @_reporting
 def info(where: TableOptions, as_json: bool) -> int:
-    """Show a table's snapshots and keys, and what of it is in the clear. Needs no key."""
+    """Show a table's snapshots and keys, and which of its files are unencrypted. Needs no key."""
     import json
 
     from .failures import one_line
@@ -150,7 +133,7 @@ Examples:
       --format jsonl | jq .id
   ags1 table scan warehouse/db/flights --ref audit -o /secure/flights.parquet
 
-{_EXIT_STATUS}"""
+{EXIT_STATUS}"""
 )
 @table_options.opening
 @click.option(
@@ -174,7 +157,7 @@ Examples:
     "--output",
     type=options.PATH,
     metavar="FILE",
-    help="Write to this file, in the clear; it appears when it is whole.",
+    help="Write to this file, unencrypted. It appears when it is whole.",
 )
 @options.force
 @require_encrypted
@@ -195,8 +178,8 @@ def scan(
 ) -> int:
     """Print a table's rows, decrypted.
 
-    Rows are printed as they are read; a damaged file ends the output, and the exit status tells.
-    Output to a file is in the clear, with the permissions that the umask gives it.
+    Rows are printed as they are read. A damaged file ends the output: it is whole only if the exit
+    status is 0. With -o, the file is unencrypted, with the permissions that the umask gives it.
     """
     from .rows import BINARY, WRITERS
     from .standard import BinaryOutput
@@ -237,7 +220,7 @@ Examples:
   ags1 table files warehouse/db/flights
   ags1 table files db.flights --catalog prod --json | jq 'select(.encrypted | not)'
 
-{_EXIT_STATUS}"""
+{EXIT_STATUS}"""
 )
 @table_options.opening
 @_at_snapshot
@@ -248,7 +231,7 @@ Examples:
 def files(
     where: TableOptions, snapshot_id: int | None, ref: str | None, quiet: bool, as_json: bool
 ) -> int:
-    """List a snapshot's data and delete files: encrypted or in the clear, rows, sizes."""
+    """List a snapshot's data and delete files: whether they are encrypted, rows, sizes."""
     import json
 
     from .failures import one_line
@@ -275,7 +258,7 @@ Examples:
   ags1 table verify s3://lake/db/flights --kms aws --key alias/tables --json \\
       | jq '.findings[] | select(.severity == "error")'
 
-{VERIFY_EXIT_STATUS}"""
+{EXIT_STATUS}"""
 )
 @table_options.opening
 @require_encrypted
@@ -298,15 +281,16 @@ def verify(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Check every block of every file of every snapshot, and tell what is in the clear.
+    """Check every block of every file of every snapshot, and list what is unencrypted.
 
-    Errors are what is damaged, changed, missing, or not encrypted though the format demands it.
-    Warnings: data files and statistics in the clear, files in the clear that lie in the table's
-    folder and belong to no snapshot (a failed INSERT leaves them), KEKs near their end. Notes:
-    other files and keys that no snapshot needs. With --quiet, errors only.
+    An error is a file that is damaged, changed or missing, or is unencrypted where the format
+    demands encryption. A warning is an unencrypted data or statistics file, an unencrypted file in
+    the table's folder that belongs to no snapshot (a failed INSERT leaves such files), or a key
+    encryption key (KEK) that expires soon. A note is another file, or a key, that no snapshot
+    needs.
 
-    The metadata.json itself (schemas, which snapshots there are) is only as trustworthy as its
-    place, and a note says so, unless --expect-sha256 or a Hive or REST catalog vouches for it.
+    The metadata.json itself (schemas, which snapshots there are) is not authenticated by the
+    table's keys. A note says so, unless --expect-sha256 or a Hive or REST catalog confirms it.
     """
     from .table_verifying import verify_and_tell
 

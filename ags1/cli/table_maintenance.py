@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from . import options, table_options
+from .failures import EXIT_STATUS
 from .table_catalogs import (
-    EXIT_STATUS,
     ChangedCatalog,
     counted,
     other_kms,
@@ -40,7 +40,7 @@ _threads = click.option(
     help="Worker threads.  [default: one for each CPU, more over a network]",
 )
 _to_key = click.option(
-    "--key", "key_id", required=True, metavar="NAME", help="The master key to be under."
+    "--key", "key_id", required=True, metavar="NAME", help="The master key for the table."
 )
 # Of migration and rekeying, wherever their work is done.
 migrating = table_options.changing(key=_to_key, mapped=False)
@@ -48,15 +48,15 @@ data_key_length = click.option(
     "--data-key-length",
     type=click.Choice(["16", "24", "32"]),
     default="16",
-    help="Of the data files' keys, in bytes.  [default: 16]",
+    help="Size of the data files' keys in bytes.  [default: 16]",
 )
 delete_plaintext = click.option(
     "--delete-plaintext",
     is_flag=True,
-    help="Delete the files in the clear once the encrypted ones are committed.",
+    help="Delete the unencrypted files once the encrypted ones are committed. Asks first.",
 )
 drop_refs = click.option(
-    "--drop-refs", is_flag=True, help="Let other branches than main, and tags, go."
+    "--drop-refs", is_flag=True, help="Drop all branches but main, and all tags."
 )
 dry_run_encrypting = click.option("--dry-run", is_flag=True, help="Tell what would be encrypted.")
 row_filter = click.option(
@@ -97,7 +97,7 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
 Examples:
   ags1 table migrate db.flights --catalog prod --key tables --dry-run
   ags1 table migrate db.flights --catalog prod --key tables
-  ags1 table migrate db.flights --catalog prod --key tables --delete-plaintext --json
+  ags1 table migrate db.flights --catalog prod --key tables --delete-plaintext --yes
 
 {EXIT_STATUS}"""
 )
@@ -107,6 +107,7 @@ Examples:
 @drop_refs
 @_threads
 @dry_run_encrypting
+@options.yes
 @quiet
 @as_json
 @reporting
@@ -117,17 +118,20 @@ def migrate(
     drop_refs: bool,
     threads: int | None,
     dry_run: bool,
+    yes: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Encrypt a table that is in the clear, of any format version, in its place.
+    """Encrypt an unencrypted table, of any format version, in its place.
 
-    Every file is encrypted and read back, then one commit makes the table an encrypted one of
-    format version 3. Rows keep their order and ids. Its history goes, since that is in the clear.
-    A run that was interrupted can be repeated, and goes on where it was. The files in the clear
-    stay, --json lists them, unless --delete-plaintext.
+    Every file is encrypted and read back; then one commit makes the table an encrypted one of
+    format version 3. Rows keep their order and ids. The table loses its earlier snapshots, because
+    they are unencrypted. If a run was interrupted, the same command goes on where it stopped. The
+    unencrypted files stay, unless --delete-plaintext is given; --json lists them.
     """
     opened = ChangedCatalog(where)
+    told = MigrationOptions(dry_run, delete_plaintext)
+    told.confirm(opened.identifier, yes=yes)
     with Bar(opened.identifier, quiet=quiet) as bar:
         done = opened.catalog.migrate_table(
             opened.identifier,
@@ -139,7 +143,6 @@ def migrate(
             dry_run=dry_run,
             progress=bar,
         )
-    told = MigrationOptions(dry_run, delete_plaintext)
     tell_migration(opened.identifier, done, told, quiet=quiet, as_json=as_json)
     return 0
 
@@ -149,6 +152,12 @@ class MigrationOptions(NamedTuple):
 
     dry_run: bool
     delete_plaintext: bool
+
+    def confirm(self, table: str, *, yes: bool) -> None:
+        """Ask before files are deleted."""
+        if self.delete_plaintext and not self.dry_run:
+            question = f"Delete the unencrypted files of {table} once it is encrypted?"
+            options.confirm(question, yes=yes)
 
 
 def tell_migration(
@@ -180,7 +189,7 @@ def tell_migration(
         }
         number = len(stay) + len(left.outside)
         if number:
-            line += f"; {counted(number, 'file')} in the clear left (--json lists them)"
+            line += f"; {counted(number, 'unencrypted file')} left (--json lists them)"
     print_result(facts, line, as_json=as_json, quiet=quiet)
 
 
@@ -196,8 +205,8 @@ Examples:
 {EXIT_STATUS}"""
 )
 @table_options.changing()
-@click.option("--rewrap", is_flag=True, help="Under the newest version of the master key.")
-@click.option("--to-key", metavar="NAME", help="Under another master key.")
+@click.option("--rewrap", is_flag=True, help="Wrap under the newest version of the master key.")
+@click.option("--to-key", metavar="NAME", help="Wrap under another master key.")
 @click.option(
     "--to-kms",
     type=options.KMS_TYPE,
@@ -226,11 +235,11 @@ def rotate(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Change the keys over a table's keys. No file changes, and no snapshot.
+    """Replace or rewrap the keys that wrap a table's keys. Files and snapshots stay as they are.
 
-    Without options, a new key encryption key (KEK) takes the place of all others. With --rewrap,
-    --to-key or --to-kms the KEKs stay, and are wrapped anew: a table that is under another KMS then
-    needs its catalog configured for that. Earlier metadata files still have the old wrappings.
+    Without options, a new key encryption key (KEK) replaces all others. With --rewrap, --to-key or
+    --to-kms the KEKs stay and are wrapped anew. After --to-kms, configure the catalog for the new
+    KMS. Earlier metadata files still have the old wrapped keys.
     """
     from ..iceberg.maintenance import rotation
 
@@ -308,10 +317,10 @@ def rekey(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Rewrite files under fresh keys, in one commit. Files in the clear are encrypted by it.
+    """Rewrite files under fresh keys, in one commit. Unencrypted files are encrypted.
 
-    Rows keep their order, ids and sequence numbers. Earlier snapshots keep the old files: 'ags1
-    table expire' ends those.
+    Rows keep their order, ids and sequence numbers. Earlier snapshots still have the old files
+    until 'ags1 table expire' removes those snapshots.
     """
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
@@ -353,7 +362,7 @@ def tell_rekeying(
     epilog=f"""
 \b
 Examples:
-  ags1 table relocate db.flights s3://other/db/flights --catalog prod --move
+  ags1 table relocate db.flights s3://other/db/flights --catalog prod --move --yes
   ags1 table relocate db.flights /backup/flights --catalog prod --current-only --verify
   ags1 table relocate db.flights /copy/flights --catalog prod --register-as db.copy
 
@@ -364,7 +373,8 @@ Examples:
 @click.option(
     "--move",
     is_flag=True,
-    help="Make the copy this table, once all of it is verified, and delete the old files.",
+    help="Make the copy this table, once all of it is verified, and delete the old files. Asks "
+    "first.",
 )
 @click.option("--register-as", metavar="NAME", help="Make the copy a table of this catalog.")
 @click.option("--current-only", is_flag=True, help="Leave all but the current snapshot behind.")
@@ -381,6 +391,7 @@ Examples:
 )
 @_threads
 @click.option("--dry-run", is_flag=True, help="Tell what would be copied.")
+@options.yes
 @quiet
 @as_json
 @reporting
@@ -394,14 +405,15 @@ def relocate(
     to_io_properties: dict[str, str],
     threads: int | None,
     dry_run: bool,
+    yes: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Copy or move a table to another place, of another storage if need be.
+    """Copy or move a table to another place, which may be in another storage.
 
-    Data files are copied byte by byte and keep their keys; what names other files is written anew.
-    Without --move and --register-as the copy is in no catalog, and the line tells where its
-    metadata.json is. A run that was interrupted can be repeated, and finds what it has copied.
+    Data files are copied byte by byte and keep their keys. Files that name other files are written
+    anew. Without --move and --register-as the copy is in no catalog; the output says where its
+    metadata.json is. If a run was interrupted, the same command goes on where it stopped.
     """
     from dataclasses import asdict
 
@@ -409,6 +421,9 @@ def relocate(
         raise click.UsageError("--move and --register-as: one is meant")
     opened = ChangedCatalog(where)
     opened.load()  # to be sure that it is under the key that was named
+    if move and not dry_run:
+        question = f"Move {opened.identifier} to {new_location} and delete its old files?"
+        options.confirm(question, yes=yes)
     with Bar(opened.identifier, quiet=quiet) as bar:
         done = opened.catalog.relocate_table(
             opened.identifier,
@@ -448,7 +463,7 @@ def relocate(
 Examples:
   ags1 table expire db.flights --catalog prod --older-than 7d --retain-last 10 --dry-run
   ags1 table expire db.flights --catalog prod --older-than 2026-01-31T12:00:00Z
-  ags1 table expire db.flights --catalog prod --snapshot 4530519338837612000
+  ags1 table expire db.flights --catalog prod --snapshot 4530519338837612000 --yes
 
 {EXIT_STATUS}"""
 )
@@ -457,14 +472,14 @@ Examples:
     "--older-than",
     type=_Moment(),
     metavar="AGE|TIME",
-    help="Snapshots made before: 7d, 12h, 30m, or a time in ISO's form, UTC unless it says "
-    "otherwise.  [default: the table's history.expire.max-snapshot-age-ms, or 5d]",
+    help="Expire snapshots older than this: 7d, 12h, 30m, or a time in ISO's form, UTC unless it "
+    "says otherwise.  [default: the table's history.expire.max-snapshot-age-ms, or 5d]",
 )
 @click.option(
     "--retain-last",
     type=click.IntRange(1),
     metavar="N",
-    help="Keep so many of each branch, however old.  [default: the table's "
+    help="Keep so many snapshots of each branch, however old.  [default: the table's "
     "history.expire.min-snapshots-to-keep, or 1]",
 )
 @click.option(
@@ -473,10 +488,11 @@ Examples:
     type=int,
     multiple=True,
     metavar="ID",
-    help="This one besides, however young; may be repeated.",
+    help="Expire this snapshot too, however young it is; may be repeated.",
 )
 @click.option("--keep-files", is_flag=True, help="Delete no files.")
-@click.option("--dry-run", is_flag=True, help="Tell what would go.")
+@click.option("--dry-run", is_flag=True, help="Tell what would be expired and deleted.")
+@options.yes
 @quiet
 @as_json
 @reporting
@@ -487,15 +503,19 @@ def expire(
     snapshot_ids: tuple[int, ...],
     keep_files: bool,
     dry_run: bool,
+    yes: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Forget old snapshots, and delete the files that only they had.
+    """Remove old snapshots, and delete the files that only they have. The command asks first.
 
-    Their keys stay in the metadata until 'ags1 table prune-keys'.
+    The snapshots' keys stay in the metadata until 'ags1 table prune-keys'.
     """
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
+    if not dry_run:
+        deleting = "" if keep_files else " and delete the files that only they have"
+        options.confirm(f"Remove old snapshots of {name}{deleting}?", yes=yes)
     done = table.expire_snapshots(
         older_than, retain_last, snapshot_ids, delete_files=not keep_files, dry_run=dry_run
     )
@@ -525,17 +545,19 @@ def expire(
 \b
 Examples:
   ags1 table prune-keys db.flights --catalog prod --dry-run
-  ags1 table expire db.flights --catalog prod && ags1 table prune-keys db.flights --catalog prod
+  ags1 table prune-keys db.flights --catalog prod --yes
 
 {EXIT_STATUS}""",
 )
 @table_options.changing()
-@click.option("--dry-run", is_flag=True, help="Tell which would go.")
+@click.option("--dry-run", is_flag=True, help="Tell which keys would be removed.")
+@options.yes
 @quiet
 @as_json
 @reporting
-def prune_keys(where: TableOptions, dry_run: bool, quiet: bool, as_json: bool) -> int:
-    """Take the wrapped keys that no snapshot needs out of a table's metadata."""
+def prune_keys(where: TableOptions, dry_run: bool, yes: bool, quiet: bool, as_json: bool) -> int:
+    """Remove the wrapped keys that no snapshot needs from a table's metadata. The command asks
+    first."""
     from ..iceberg.maintenance import rotation
 
     table = ChangedCatalog(where).load()
@@ -544,10 +566,11 @@ def prune_keys(where: TableOptions, dry_run: bool, quiet: bool, as_json: bool) -
         view = table.view()
         gone = [key.key_id for key in rotation.prune(view.metadata, view.manager).removed]
     else:
+        options.confirm(f"Remove the keys of {name} that no snapshot needs?", yes=yes)
         gone = table.prune_keys()
     would = "would be " if dry_run else ""
     facts = {"table": name, "dry_run": dry_run, "key_ids": gone}
-    line = f"{name}: {counted(len(gone), 'key')} {would}taken out"
+    line = f"{name}: {counted(len(gone), 'key')} {would}removed"
     print_result(facts, line, as_json=as_json, quiet=quiet)
     return 0
 

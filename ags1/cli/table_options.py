@@ -20,15 +20,15 @@ from .options import KmsOptions
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _TABLE_HELP = """\
-    TABLE is the location of a metadata.json, a table's folder (the newest metadata in it is
-    taken, and which one is told), or with --catalog the name NAMESPACE.TABLE in one of PyIceberg's
-    catalogs. A metadata file or folder is only as trustworthy as the place where it lies: --key
-    says whose table it has to be, --expect-sha256 which version of it.
+    TABLE is the location of a metadata.json, or a table's folder, or with --catalog the name
+    NAMESPACE.TABLE in one of PyIceberg's catalogs. In a folder, the newest metadata is read, and
+    its name is printed. Whoever can write a metadata file can change what the table is: --key says
+    under which master key it has to be, and --expect-sha256 which version of the metadata it is.
 """
 
 _CHANGING_HELP = """\
-    NAME is NAMESPACE.TABLE in the catalog that --catalog names, one of PyIceberg's. What is opened
-    by its metadata.json or folder can be read only: a change is committed to a catalog.
+    NAME is NAMESPACE.TABLE in the catalog of PyIceberg's that --catalog names. Changes need a
+    catalog; a table that is opened by its metadata.json or folder can only be read.
 """
 
 
@@ -84,8 +84,8 @@ IO_PROPERTY = _Pair("NAME=VALUE, such as s3.endpoint=http://host:9000")
 _CATALOG = click.option(
     "--catalog",
     metavar="NAME",
-    help="The catalog of that name in PyIceberg's configuration has the table. Its own "
-    "encryption.kms-type is used unless --kms is given.",
+    help="The catalog with the table, by its name in PyIceberg's configuration. If the catalog "
+    "has an encryption.kms-type, that is used unless --kms is given.",
 )
 _MAP = click.option(
     "--map",
@@ -116,9 +116,9 @@ _TABLE_OPTIONS = (
         "--expect-key-id",
         "key_id",
         metavar="NAME",
-        help="The table's master key; a table under another key, or none, is refused. Needed where "
-        "a key's name may be a stranger's key (aws, gcp) and no catalog is asked.  [there: "
-        "$AGS1_KMS_KEY, or the configuration's key]",
+        help="The table's master key; a table under another key, or none, is refused. Needed with "
+        "aws and gcp without a catalog, where the name may be that of another user's key.  "
+        "[default with those: $AGS1_KMS_KEY, or the configuration's key]",
     ),
     click.option(
         "--expect-sha256",

@@ -100,8 +100,8 @@ def _verified(
 
 
 def exit_code(result: TableVerification, *, strict: bool) -> Exit:
-    """Return the gravest of the findings' codes, which is the lowest; OK without errors, and with
-    ``strict`` without warnings."""
+    """Return the code of the gravest finding; OK if there are no errors, nor warnings with
+    ``strict``."""
     from ..iceberg.findings import SEVERITIES, Severity
 
     grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
@@ -110,6 +110,8 @@ def exit_code(result: TableVerification, *, strict: bool) -> Exit:
         for kind in result.finding_counts
         if SEVERITIES[kind] in grave
     ]
+    if Exit.AUTHENTICATION in codes:
+        return Exit.AUTHENTICATION
     return min(codes, default=Exit.OK)
 
 

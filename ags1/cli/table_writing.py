@@ -17,8 +17,8 @@ import click
 
 from ..errors import Ags1Error
 from . import options, table_options
+from .failures import EXIT_STATUS
 from .table_catalogs import (
-    EXIT_STATUS,
     ChangedCatalog,
     counted,
     print_result,
@@ -46,7 +46,7 @@ branch = click.option(
 _input_format = click.option(
     "--input-format",
     type=click.Choice(["parquet", "arrow", "csv", "jsonl", "avro"]),
-    help="What FILE is.  [default: what its name ends in; of - arrow]",
+    help="The format of FILE.  [default: by the end of its name; for - arrow]",
 )
 _new_key = click.option(
     "--key",
@@ -70,9 +70,14 @@ Examples:
 {EXIT_STATUS}"""
 )
 @table_options.changing(key=_new_key, mapped=False)
-@click.option("--schema", "schema_file", type=options.PATH, metavar="FILE", help="Iceberg's JSON.")
 @click.option(
-    "--like", type=options.PATH, metavar="FILE", help="A file of rows with the columns to have."
+    "--schema", "schema_file", type=options.PATH, metavar="FILE", help="A schema in Iceberg's JSON."
+)
+@click.option(
+    "--like",
+    type=options.PATH,
+    metavar="FILE",
+    help="A file of rows with the columns that the table gets.",
 )
 @click.option(
     "--column",
@@ -101,14 +106,14 @@ Examples:
     "--data-key-length",
     type=click.Choice(["16", "24", "32"]),
     default="16",
-    help="Of the data files' keys, in bytes.  [default: 16]",
+    help="Size of the data files' keys in bytes.  [default: 16]",
 )
 @click.option(
     "--format",
     "file_format",
     type=click.Choice(["parquet", "avro"]),
     default="parquet",
-    help="Of the data files.  [default: parquet]",
+    help="Format of the data files.  [default: parquet]",
 )
 @click.option(
     "--property",
@@ -145,8 +150,8 @@ def create(
 ) -> int:
     """Create an encrypted table, of format version 3.
 
-    Its columns are those of --schema, those that the rows in --like have, or --column's. The master
-    key is used once, to see that it can be.
+    Its columns come from --schema, from the rows in --like, or from --column. The master key is
+    used once, to make sure that it works.
     """
     from .table_schemas import partition_spec, sort_order
 
@@ -212,7 +217,9 @@ Examples:
 @click.argument("files", nargs=-1, required=True, type=options.PATH, metavar="FILE...")
 @_input_format
 @branch
-@click.option("--dry-run", is_flag=True, help="Read all rows, and see whether they fit.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only read all rows, and check that they fit the table."
+)
 @quiet
 @as_json
 @reporting
@@ -227,9 +234,9 @@ def append(
 ) -> int:
     """Append the rows of files, all in one commit.
 
-    Parquet, Arrow (IPC files and streams; Feather), CSV with a header, JSON lines and Avro; - is
-    Arrow's stream on standard input. Columns are found by name. What 'ags1 table scan' prints as
-    CSV or JSON lines is read as it was: an empty cell is null, binary is base64.
+    Files are Parquet, Arrow (IPC files and streams; Feather), CSV with a header, JSON lines or
+    Avro; - is an Arrow stream on standard input. Columns are matched by name. CSV and JSON lines
+    have the form that 'ags1 table scan' prints: an empty cell is null, binary is base64.
     """
     return _write(where, files, input_format, branch, False, None, dry_run, quiet, as_json)
 
@@ -250,11 +257,12 @@ Examples:
     "--filter",
     "row_filter",
     metavar="EXPR",
-    help="The rows that go, in PyIceberg's syntax.  [default: all]",
+    help="The rows to replace, in PyIceberg's syntax.  [default: all]",
 )
 @_input_format
 @branch
 @click.option("--dry-run", is_flag=True, help="Read all, and tell what would change.")
+@options.yes
 @quiet
 @as_json
 @reporting
@@ -265,15 +273,19 @@ def overwrite(
     input_format: str | None,
     branch: str,
     dry_run: bool,
+    yes: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
     """Replace rows by those of files, in one commit.
 
-    All rows go, or those for which --filter is true. The files are as for 'ags1 table append'.
-    Earlier snapshots keep what went: 'ags1 table expire' ends them.
+    The rows for which --filter is true are replaced. Without --filter, all rows are, and the
+    command asks first. The files are as for 'ags1 table append'. Earlier snapshots still have the
+    replaced rows until 'ags1 table expire' removes those snapshots.
     """
-    return _write(where, files, input_format, branch, True, row_filter, dry_run, quiet, as_json)
+    return _write(
+        where, files, input_format, branch, True, row_filter, dry_run, quiet, as_json, yes=yes
+    )
 
 
 @click.command(
@@ -289,6 +301,7 @@ Examples:
 @click.argument("row_filter", metavar="FILTER")
 @branch
 @click.option("--dry-run", is_flag=True, help="Tell what would be deleted.")
+@options.yes
 @quiet
 @as_json
 @reporting
@@ -297,13 +310,15 @@ def delete(
     row_filter: str,
     branch: str,
     dry_run: bool,
+    yes: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
     """Delete the rows for which FILTER, in PyIceberg's syntax, is true.
 
-    Nothing is asked. Files of which all rows go are dropped; in others the rows are marked by
-    deletion vectors. Earlier snapshots keep them: 'ags1 table expire' ends those.
+    If FILTER is true for every row, the command asks first. A file that loses all its rows is
+    dropped; in the others a deletion vector marks the deleted rows. Earlier snapshots still have
+    the rows until 'ags1 table expire' removes those snapshots.
     """
     from .table_filters import parsed_filter
 
@@ -313,6 +328,7 @@ def delete(
     if dry_run:
         facts |= _would_delete(table, branch, expression)
     else:
+        _confirm_if_all(table, branch, expression, "Delete", yes=yes)
         transaction = table.transaction()
         with transaction, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that nothing matched is told here
@@ -335,21 +351,24 @@ def delete(
 Examples:
   ags1 table drop db.flights --catalog prod
   ags1 table drop db.flights --catalog prod --purge --dry-run
-  ags1 table drop db.flights --catalog prod --purge
+  ags1 table drop db.flights --catalog prod --purge --yes
 
 {EXIT_STATUS}"""
 )
 @table_options.changing(mapped=False)
 @click.option("--purge", is_flag=True, help="Delete the table's files, too.")
 @click.option("--dry-run", is_flag=True, help="Tell what would be deleted.")
+@options.yes
 @quiet
 @as_json
 @reporting
-def drop(where: TableOptions, purge: bool, dry_run: bool, quiet: bool, as_json: bool) -> int:
-    """Take a table out of its catalog. Nothing is asked.
+def drop(
+    where: TableOptions, purge: bool, dry_run: bool, yes: bool, quiet: bool, as_json: bool
+) -> int:
+    """Take a table out of its catalog. The command asks first.
 
-    Without --purge its files stay, and 'ags1 table scan' reads them by their metadata.json. With
-    it, the files of all snapshots are deleted; what failed writers have left stays.
+    Without --purge the files stay, and 'ags1 table scan' can read them by their metadata.json. With
+    --purge the files of all snapshots are deleted; files that failed writers have left stay.
     """
     from .standard import print_error
 
@@ -364,6 +383,7 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, quiet: bool, as_json: 
             location = opened.catalog.load_table(opened.identifier).metadata_location
         facts["metadata_location"] = location
         if not dry_run:
+            options.confirm(f"Take {opened.identifier} out of its catalog?", yes=yes)
             opened.catalog.drop_table(opened.identifier)
         if location is not None:
             line += f"; its metadata is {location}"
@@ -376,9 +396,11 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, quiet: bool, as_json: 
             encrypted.files, encrypted.metadata_location, home=home_of(encrypted)
         )
         facts |= {"files": len(found.locations), "left_behind": list(found.left_behind)}
+        files = counted(len(found.locations), "file")
         if not dry_run:
+            options.confirm(f"Drop {opened.identifier} and delete its {files}?", yes=yes)
             opened.catalog.purge_table(opened.identifier)
-        line += f", {counted(len(found.locations), 'file')} {would}deleted"
+        line += f", {files} {would}deleted"
         if found.left_behind and not quiet and not as_json:
             print_error(f"ags1: {counted(len(found.left_behind), 'file')} left behind")
     print_result(facts, line, as_json=as_json, quiet=quiet)
@@ -398,6 +420,8 @@ def _write(
     dry_run: bool,
     quiet: bool,
     as_json: bool,
+    *,
+    yes: bool = False,
 ) -> int:
     from pyiceberg.expressions import AlwaysTrue
 
@@ -415,6 +439,8 @@ def _write(
     tell = _Teller()
     with Inputs(files, input_format, table.schema(), tell) as inputs:
         _check_columns(table, inputs)
+        if expression is not None and not dry_run:
+            _confirm_if_all(table, branch, expression, "Replace", yes=yes)
         with Report(as_json=as_json, quiet=quiet, total_size=inputs.size) as report:
             tell.report = report
             if dry_run:
@@ -447,6 +473,20 @@ def _write(
         line += f", on the branch {branch}"
     print_result(facts, line, as_json=as_json, quiet=quiet)
     return 0
+
+
+def _confirm_if_all(
+    table: EncryptedTable, branch: str, expression: Any, verb: str, *, yes: bool
+) -> None:
+    """Ask before a change of every row of a branch."""
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.expressions.visitors import bind
+
+    # Bound: "id is not null" is true for every row if the column is required.
+    if isinstance(bind(table.schema(), expression, case_sensitive=True), AlwaysTrue):
+        name = ".".join(table.name())
+        place = name if branch == "main" else f"{name}, branch {branch}"
+        options.confirm(f"{verb} all rows of {place}?", yes=yes)
 
 
 class ThrottledClock:

@@ -103,6 +103,8 @@ class NamedCatalog:
         self._key_id = options.key_id
         self.setting: str | None = None
         configured = configured_properties(name, options.io_properties)
+        if not configured:
+            raise click.UsageError(f"PyIceberg's configuration has no catalog {name!r}")
         has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
         if keys and has_kms and options.kms == KmsOptions():
             # The catalog's own KMS knows its tables better than what is set for everything.
@@ -234,7 +236,7 @@ def pyiceberg_failures(table: str) -> Iterator[None]:
     """Turn what PyIceberg raises for wrong input into failures of one line."""
     try:
         yield
-    except (Ags1Error, OSError, MemoryError, click.ClickException, ReaderGoneError):
+    except (Ags1Error, OSError, MemoryError, click.ClickException, click.Abort, ReaderGoneError):
         raise
     except NotImplementedError as error:
         raise Ags1Error(str(error), file=table) from None

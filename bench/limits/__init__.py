@@ -2,5 +2,14 @@
 
 from .copies import copy_memory, run_command
 from .evp import EvpLoop, LimitError
+from .pieces import LIMIT, Limit, find_limit
 
-__all__ = ["EvpLoop", "LimitError", "copy_memory", "run_command"]
+__all__ = [
+    "LIMIT",
+    "EvpLoop",
+    "Limit",
+    "LimitError",
+    "copy_memory",
+    "find_limit",
+    "run_command",
+]

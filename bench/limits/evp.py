@@ -30,14 +30,18 @@ class LimitError(Exception):
 
 
 class EvpLoop:
-    """The bare loop under one key. It writes and reads ``material``'s AGS1 slots."""
+    """The bare loop under one key. It writes and reads ``material``'s AGS1 slots.
 
-    def __init__(self, material: Material) -> None:
+    libcrypto gets the blocks in pieces of ``piece_size`` bytes, or whole.
+    """
+
+    def __init__(self, material: Material, piece_size: int | None = None) -> None:
         self._library = _load()
         self._material = material
+        self.piece_size = piece_size or material.block_size
         key, aad_prefix = material.key, material.aad_prefix
         self._loop = self._library.evp_loop_new(
-            key, len(key), aad_prefix, len(aad_prefix), material.block_size
+            key, len(key), aad_prefix, len(aad_prefix), material.block_size, self.piece_size
         )
         if not self._loop:
             raise LimitError("libcrypto refused the key")
@@ -52,13 +56,19 @@ class EvpLoop:
         if getattr(self, "_loop", None):
             self._library.evp_loop_free(self._loop)
 
-    def seal(self) -> None:
-        size = self._material.size
-        self._demand(self._library.evp_loop_seal(self._loop, self._plaintext, size, self._slots))
+    def seal(self, again: int = 0) -> None:
+        """Seal the plaintext; or ``again`` bytes, all of them the first block's."""
+        size = again or self._material.size
+        self._demand(
+            self._library.evp_loop_seal(self._loop, self._plaintext, size, self._slots, bool(again))
+        )
 
-    def open(self) -> None:
-        size = self._material.size
-        self._demand(self._library.evp_loop_open(self._loop, self._slots, size, self._opened))
+    def open(self, again: int = 0) -> None:
+        """Open what was sealed; or ``again`` bytes, all of them the first block's."""
+        size = again or self._material.size
+        self._demand(
+            self._library.evp_loop_open(self._loop, self._slots, size, self._opened, bool(again))
+        )
 
     def open_file(
         self, descriptor: int, size: int, *, first_block: int = 0, keep: bool = False
@@ -110,10 +120,11 @@ def _load() -> ctypes.CDLL:
         ctypes.c_char_p,
         _size_t,
         _size_t,
+        _size_t,
     ]
     loop.evp_loop_free.argtypes = [_void_p]
-    loop.evp_loop_seal.argtypes = [_void_p, _void_p, _size_t, _void_p]
-    loop.evp_loop_open.argtypes = [_void_p, _void_p, _size_t, _void_p]
+    loop.evp_loop_seal.argtypes = [_void_p, _void_p, _size_t, _void_p, ctypes.c_int]
+    loop.evp_loop_open.argtypes = [_void_p, _void_p, _size_t, _void_p, ctypes.c_int]
     loop.evp_loop_messages.argtypes = [_void_p, _void_p, _size_t, _void_p, _void_p, _size_t]
     loop.evp_loop_open_file.argtypes = [
         _void_p,

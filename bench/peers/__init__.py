@@ -12,6 +12,7 @@ from typing import Protocol
 from bench.material import Material
 
 from .aws_sdk import AwsEncryptionSdk
+from .cobblestone import Cobblestone
 from .iceberg_java import IcebergJava
 from .iceberg_rust import IcebergRust
 from .process import PeerError
@@ -65,6 +66,7 @@ ALL_PEERS: dict[str, Callable[[], Peer]] = {
     "cryptography": PycaInto,
     "naive": PycaNaive,
     "joined": PycaJoined,
+    "cobblestone": Cobblestone,
     "java": IcebergJava,
     "tink": TinkStreaming,
     "aws": AwsEncryptionSdk,

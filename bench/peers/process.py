@@ -8,6 +8,7 @@ Commands and their answers:
     open            what was sealed last, into kept memory          the nanoseconds it took
     check           whether the plaintext came back                 ok
     dump PATH       write what was sealed last into a file          ok
+    take PATH       have what is in a file opened next              ok
 
 Anything that fails answers ``error`` and a reason.
 """
@@ -108,14 +109,21 @@ class ProcessPeer:
             raise
 
     def _check_format(self, material: Material) -> None:
-        """What it sealed must be what ags1 opens, or the comparison would mean nothing."""
+        """Each must open what the other sealed, or the comparison would mean nothing."""
         with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
             path = Path(folder, "sealed")
             self._process.ask(f"dump {path}")
             sealed = memoryview(path.read_bytes())
-        cipher = BlockCipher(material.key, material.aad_prefix)
-        cipher.open_blocks(sealed[layout.HEADER_SIZE :], material.opened)
-        material.check_opened()
+            cipher = BlockCipher(material.key, material.aad_prefix)
+            cipher.open_blocks(sealed[layout.HEADER_SIZE :], material.opened)
+            material.check_opened()
+            cipher.seal_blocks(
+                material.plaintext, memoryview(material.sealed)[layout.HEADER_SIZE :]
+            )
+            path.write_bytes(material.sealed)
+            self._process.ask(f"take {path}")
+            self.open()
+            self.check()
 
     def seal(self) -> float:
         return self._process.seconds("seal")

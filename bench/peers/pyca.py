@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
-import importlib.util
 import io
 import os
 import time
@@ -28,8 +28,10 @@ _KEY_METADATA = {
 
 
 def missing() -> str | None:
-    if importlib.util.find_spec("cryptography") is None:
-        return "pip install cryptography"
+    try:
+        importlib.import_module("cryptography.cobblestone")
+    except ImportError:
+        return "pip install 'cryptography>=50'"
     return None
 
 
@@ -117,13 +119,7 @@ class PycaInto:
     rounds: int | None = None
 
     def missing(self) -> str | None:
-        if reason := missing():
-            return reason
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-        if not hasattr(AESGCM, "decrypt_into"):
-            return "a cryptography that has AESGCM.encrypt_into and decrypt_into"
-        return None
+        return missing()
 
     def version(self) -> str:
         return version()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
-from bench.contenders import ENGINE, MEMCPY, Engine, Into
-from bench.limits import copy_memory
+from bench.contenders import ENGINE, Engine, Into
+from bench.limits import LIMIT
 from bench.material import Material, make_material, with_key
-from bench.peers import ALL_PEERS, IcebergJava
-from bench.rounds import Contest, Contestant, Series, compete, timed
+from bench.peers import IcebergJava
+from bench.rounds import Contest, Series
 from bench.settings import Settings
 
-from .pairs import in_buffers, seal_then_open, the_limit, the_peer
+from .pairs import in_buffers, seal_then_open, the_limit, the_peers
 
 SUBJECT = "engine"
 MAKES_NEW_BYTES = ("naive", "joined")
@@ -27,18 +26,6 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
         keyed = with_key(material, key_size)
         yield from _threads(keyed, settings)
         yield from _everybody(keyed, settings, skipped)
-    yield compete(
-        SUBJECT,
-        MEMCPY,
-        [
-            Contestant(
-                MEMCPY,
-                timed(lambda: copy_memory(material.opened, material.plaintext)),
-                settings.size,
-            )
-        ],
-        settings.rounds,
-    )
     if "java" in settings.peers and IcebergJava.name not in skipped:
         yield from _cold_java(material)
 
@@ -58,18 +45,13 @@ def _everybody(
 ) -> Iterator[Contest]:
     engine = Engine(material)
     entrants = [in_buffers(ENGINE, engine.seal, engine.open, material)]
-    entrants += the_limit(material, skipped)
-    with contextlib.ExitStack() as stack:
-        for name in settings.peers:
-            if name in MAKES_NEW_BYTES:
-                continue
-            peer = ALL_PEERS[name]()
-            started = the_peer(peer, material, skipped)
-            if started:
-                stack.callback(peer.stop)
-                entrants += started
+    if limit := the_limit(material, skipped, settings.rounds):
+        yield from limit.sweep
+        entrants.append(in_buffers(LIMIT, limit.seal, limit.open, material))
+    names = [name for name in settings.peers if name not in MAKES_NEW_BYTES]
+    with the_peers(names, material, skipped) as peers:
         name = f"AES-{len(material.key) * 8}"
-        yield from seal_then_open(SUBJECT, name, entrants, settings.size, settings.rounds)
+        yield from seal_then_open(SUBJECT, name, entrants + peers, settings.size, settings.rounds)
 
 
 def _cold_java(material: Material) -> Iterator[Contest]:

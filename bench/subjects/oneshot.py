@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 from bench.contenders import ENGINE, NewBytes
 from bench.material import make_material
-from bench.peers import ALL_PEERS
 from bench.rounds import Contest
 from bench.settings import Settings
 
-from .engine import TWO_THREADS
-from .pairs import Entrant, seal_then_open, the_peer
+from .engine import MAKES_NEW_BYTES, TWO_THREADS
+from .pairs import Entrant, seal_then_open, the_peers
 
 SUBJECT = "oneshot"
 
@@ -23,12 +21,8 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
     for threads, name in ((1, ENGINE), (2, TWO_THREADS)):
         form = NewBytes(material, threads)
         entrants.append(Entrant(name, form.seal, form.open, form.check))
-    with contextlib.ExitStack() as stack:
-        for name in ("naive", "joined"):
-            if name not in settings.peers:
-                continue
-            peer = ALL_PEERS[name]()
-            if started := the_peer(peer, material, skipped):
-                stack.callback(peer.stop)
-                entrants += started
-        yield from seal_then_open(SUBJECT, "AES-256", entrants, settings.size, settings.rounds)
+    names = [name for name in MAKES_NEW_BYTES if name in settings.peers]
+    with the_peers(names, material, skipped) as peers:
+        yield from seal_then_open(
+            SUBJECT, "AES-256", entrants + peers, settings.size, settings.rounds
+        )

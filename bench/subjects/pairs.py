@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.contenders import LIMIT
-from bench.limits import EvpLoop, LimitError
+from bench.limits import LIMIT, Limit, LimitError, find_limit
 from bench.material import Material
-from bench.peers import Peer
+from bench.peers import ALL_PEERS
 from bench.rounds import Contest, Contestant, compete, timed
 
 
@@ -30,29 +30,36 @@ def in_buffers(
     return Entrant(name, timed(seal), timed(open_), material.check_opened)
 
 
-def the_limit(material: Material, skipped: dict[str, str]) -> list[Entrant]:
-    """The bare loop, if it can be built."""
+def the_limit(material: Material, skipped: dict[str, str], rounds: int) -> Limit | None:
+    """The bare loop in the best pieces, if it can be built."""
     try:
-        loop = EvpLoop(material)
+        return find_limit(material, rounds)
     except LimitError as error:
         skipped[LIMIT] = str(error)
-        return []
-    return [in_buffers(LIMIT, loop.seal, loop.open, material)]
+        return None
 
 
-def the_peer(peer: Peer, material: Material, skipped: dict[str, str]) -> list[Entrant]:
-    """The peer, started, if it can be."""
-    reason = peer.missing()
-    if reason is None:
-        try:
-            peer.start(material)
-        except Exception as error:
-            # Other people's code may raise anything, and must not end our run.
-            reason = f"{type(error).__name__}: {error}"
-    if reason is not None:
-        skipped[peer.name] = reason
-        return []
-    return [Entrant(peer.name, peer.seal, peer.open, peer.check, peer.rounds)]
+@contextlib.contextmanager
+def the_peers(
+    names: Iterable[str], material: Material, skipped: dict[str, str]
+) -> Iterator[list[Entrant]]:
+    """Those peers that can be started, until they are stopped again."""
+    with contextlib.ExitStack() as stack:
+        entrants = []
+        for peer in (ALL_PEERS[name]() for name in names):
+            reason = peer.missing()
+            if reason is None:
+                try:
+                    peer.start(material)
+                except Exception as error:
+                    # Other people's code may raise anything, and must not end our run.
+                    reason = f"{type(error).__name__}: {error}"
+            if reason is not None:
+                skipped[peer.name] = reason
+                continue
+            stack.callback(peer.stop)
+            entrants.append(Entrant(peer.name, peer.seal, peer.open, peer.check, peer.rounds))
+        yield entrants
 
 
 def seal_then_open(

@@ -22,7 +22,7 @@ from urllib.parse import urlparse
 import pytest
 
 import ags1
-from ags1.cli import app
+from ags1.cli.commands import app
 from ags1.cli.failures import Exit
 from ags1.errors import KmsUnavailableError
 from ags1.key_metadata import KeyMetadata

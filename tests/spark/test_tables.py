@@ -29,7 +29,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
-from ags1.cli import app
+from ags1.cli.commands import app
 from ags1.cli.failures import Exit
 from ags1.errors import AuthenticationError, KmsConfigurationError, KmsError
 from ags1.iceberg import EncryptedTable, load_catalog
@@ -808,7 +808,7 @@ class TestCommands:
         asked = ("db.plain", "--key", "default")
         planned = run("table", "migrate", *asked, "--dry-run")
         assert run("spark", "migrate", *asked, "--dry-run") == planned
-        code, told = run("spark", "migrate", *asked, "--delete-plaintext")
+        code, told = run("spark", "migrate", *asked, "--delete-plaintext", "--yes")
         assert code == 0
         assert {name: told[name] for name in planned[1]} == {**planned[1], "dry_run": False}
         assert (told["plaintext_left"], told["plaintext_outside"]) == ([], [])

@@ -62,6 +62,10 @@ public final class Ags1Bench {
       case "dump":
         Files.write(Path.of(words[1]), Arrays.copyOf(sealed, sealedSize));
         return "ok";
+      case "take":
+        sealed = Files.readAllBytes(Path.of(words[1]));
+        sealedSize = sealed.length;
+        return "ok";
       default:
         return "error unknown command";
     }

@@ -112,6 +112,10 @@ impl State {
                 std::fs::write(path, &*self.sealed.lock().expect("one thread"))?;
                 Ok("ok".into())
             }
+            ["take", path] => {
+                *self.sealed.lock().expect("one thread") = std::fs::read(path)?;
+                Ok("ok".into())
+            }
             _ => Err(format!("unknown command: {line}").into()),
         }
     }
