@@ -53,7 +53,18 @@ CA_CERT = "kms.vault.ca-cert"
 VERIFY = "kms.vault.verify"
 
 _PREFIX = "kms.vault."
-_NAMES = (URL, NAMESPACE, MOUNT_PATH, CA_CERT, VERIFY, AUTH, TOKEN, TOKEN_FILE, ROLE_ID, SECRET_ID)
+_NAMES: tuple[str, ...] = (
+    URL,
+    NAMESPACE,
+    MOUNT_PATH,
+    CA_CERT,
+    VERIFY,
+    AUTH,
+    TOKEN,
+    TOKEN_FILE,
+    ROLE_ID,
+    SECRET_ID,
+)
 _NAMES += (SECRET_ID_FILE, AUTH_MOUNT_PATH, ROLE, JWT_FILE)
 _DEFAULT_JWT_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 _KEY_TYPE = "aes256-gcm96"
