@@ -1,3 +1,4 @@
+# cython: freethreading_compatible=True
 """The part of the streams that every small read and write goes through.
 
 ``FastReader`` and ``FastWriter`` are the compiled bases of ``Reader`` and ``Writer``. They serve
