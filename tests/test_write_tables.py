@@ -549,16 +549,88 @@ def test_a_shorter_data_key_length_is_not_believed(catalog: EncryptedCatalog) ->
     assert [len(km.encryption_key) for km in keys] == [32, 32]
 
 
-def test_partitions_of_an_encrypted_table_are_not_told_in_summaries(
+SECRET = "123-45-6789"
+TOLD = {"write.summary.partition-limit": "100"}
+_SOME = f"v = '{SECRET}' and id = 2"
+
+
+def _in_one_transaction(table: EncryptedTable, path: str) -> None:
+    with table.transaction() as transaction:
+        transaction.append(rows(9, v=SECRET))
+        transaction.delete("id = 1")
+
+
+# Everything that writes a snapshot, all of whose rows have the secret.
+CHANGES: dict[str, Callable[[EncryptedTable, str], object]] = {
+    "append": lambda table, path: table.append(rows(9, v=SECRET)),
+    "overwrite": lambda table, path: table.overwrite(rows(9, v=SECRET)),
+    "overwrite-filter": lambda table, path: table.overwrite(rows(2, v=SECRET), _SOME),
+    "overwrite-partitions": lambda table, path: table.dynamic_partition_overwrite(
+        rows(9, v=SECRET)
+    ),
+    "delete-rows": lambda table, path: table.delete(_SOME),
+    "delete-files": lambda table, path: table.delete(f"v = '{SECRET}'"),
+    "upsert": lambda table, path: table.upsert(rows(2, 9, v=SECRET), ["id"]),
+    "add_files": lambda table, path: table.add_files([path], allow_plaintext=True),
+    "rekey": lambda table, path: table.rekey(),
+    "branch": lambda table, path: table.append(rows(9, v=SECRET), branch="other"),
+    "transaction": _in_one_transaction,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_no_operation_puts_partition_values_into_metadata_json(
     catalog: EncryptedCatalog,
+    tmp_path: Path,
+    change: Callable[[EncryptedTable, str], object],
 ) -> None:
-    told = {"write.summary.partition-limit": "100"}
-    table = catalog.create_table("db.t", SCHEMA, partition_spec=BY_V, properties=ENCRYPTED | told)
-    table.append(rows(1, v="secret value"))
-    [snapshot] = table.snapshots()
-    assert "secret value" not in repr(snapshot.summary)
+    table = catalog.create_table("db.t", SCHEMA, partition_spec=BY_V, properties=ENCRYPTED | TOLD)
+    assert isinstance(table, EncryptedTable)
+    table.append(rows(1, 2, v=SECRET))
+    pq.write_table(rows(9, v=SECRET), tmp_path / "plain.parquet")
+    change(table, str(tmp_path / "plain.parquet"))
+    assert len(table.metadata.snapshots) > 1
+    for snapshot in table.metadata.snapshots:
+        assert snapshot.summary is not None
+        assert snapshot.summary["changed-partition-count"] == "1"
+    folder = Path(table.metadata_location.removeprefix("file://")).parent
+    for version in folder.glob("*.metadata.json"):
+        assert SECRET not in version.read_text()
+
+
+def test_no_migration_puts_partition_values_into_metadata_json(catalog: EncryptedCatalog) -> None:
+    plain = catalog.create_table("db.t", SCHEMA, partition_spec=BY_V, properties=TOLD)
+    plain.append(rows(1, 2, v=SECRET))
+    assert SECRET in Path(plain.metadata_location.removeprefix("file://")).read_text()
+    catalog.migrate_table("db.t", "keyA")
+    table = catalog.load_table("db.t")
+    assert SECRET not in Path(table.metadata_location.removeprefix("file://")).read_text()
+    [snapshot] = table.metadata.snapshots
     assert snapshot.summary is not None
     assert snapshot.summary["changed-partition-count"] == "1"
+
+
+def test_no_relocation_takes_partition_values_along(
+    catalog: EncryptedCatalog, tmp_path: Path
+) -> None:
+    table = create(catalog)
+    table.append(rows(1))
+    # As Java leaves it where the table's properties ask for it.
+    path = Path(table.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_bytes())
+    metadata["snapshots"][0]["summary"] |= {
+        "partition-summaries-included": "true",
+        f"partitions.v={SECRET}": "added-records=1",
+    }
+    path.write_text(json.dumps(metadata))
+    result = catalog.relocate_table("db.t", f"file://{tmp_path}/moved", register_as="db.moved")
+    assert result.metadata_location is not None
+    moved = json.loads(Path(result.metadata_location.removeprefix("file://")).read_text())
+    before, after = metadata["snapshots"][0]["summary"], moved["snapshots"][0]["summary"]
+    assert before.keys() - after.keys() == {
+        "partition-summaries-included",
+        f"partitions.v={SECRET}",
+    }
 
 
 def test_records_with_keys_are_not_pickled(table: EncryptedTable) -> None:

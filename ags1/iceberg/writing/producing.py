@@ -328,7 +328,6 @@ class SnapshotProducer:
     def _summary(
         self, view: TableView, change: FileChange, created: int, kept: int, replaced: int
     ) -> dict[str, str]:
-        # Without summaries of partitions: their values would stand in the metadata, in the clear.
         summary = SummaryBuilder(view.specs, view.schema)
         for file in (*change.added, *change.deletes):
             summary.add(file)
