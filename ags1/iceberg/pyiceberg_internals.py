@@ -61,11 +61,12 @@ from pyiceberg.schema import Schema, visit_with_partner
 from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE
 from pyiceberg.table import _min_sequence_number as min_sequence_number
 from pyiceberg.table import _parse_row_filter as parse_row_filter
-from pyiceberg.typedef import Identifier, Properties
+from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 from pyiceberg.types import ListType, MapType, UUIDType
 from pyiceberg.utils.config import Config, merge_config
 
 from . import avro
+from .redirection import refuse_foreign_code, refuse_redirection
 
 __all__ = [
     "DATA_FILE_KEY_METADATA",
@@ -88,6 +89,7 @@ __all__ = [
     "configured_properties",
     "default_table_location",
     "downcasts_ns_timestamps",
+    "guard_catalog",
     "hive_client",
     "hive_parameters",
     "hive_table_lock",
@@ -421,7 +423,54 @@ def _rest_table(
     credentials = catalog._resolve_storage_credentials(
         parsed.storage_credentials, location or metadata.get("location")
     )
-    return metadata, location, parsed.config, {**parsed.config, **credentials}
+    storage = {**parsed.config, **credentials}
+    refuse_foreign_code(storage, catalog.properties, location)
+    return metadata, location, parsed.config, storage
+
+
+def guard_catalog(catalog: Any) -> None:
+    """Have a catalog of PyIceberg's refuse tables whose metadata chooses code, a server or
+    credentials: all its methods that load a table obey that metadata at once, ``refresh`` and
+    ``append`` of tables that it has loaded included.
+
+    They raise MetadataIntegrityError. Of a catalog without a server, the one method that makes a
+    table's FileIO of the metadata is guarded; with REST, what parses the server's answers.
+    """
+    own = vars(catalog)
+    if "_response_to_table" in own or "_load_file_io" in own:
+        return
+    if hasattr(catalog, "_response_to_table"):
+        for name in ("_response_to_table", "_response_to_staged_table"):
+            setattr(catalog, name, functools.partial(_checked, catalog, getattr(catalog, name)))
+        catalog.commit_table = functools.partial(_committed, catalog, catalog.commit_table)
+    elif hasattr(catalog, "_load_file_io"):
+        catalog._load_file_io = functools.partial(_loaded, catalog, catalog._load_file_io)
+
+
+def _loaded(
+    catalog: Any, load: Any, properties: Properties = EMPTY_DICT, location: str | None = None
+) -> Any:
+    refuse_redirection({"properties": properties}, catalog.properties, location)
+    return load(properties, location)
+
+
+def _checked(catalog: Any, make: Any, identifier: Any, response: Any) -> Any:
+    location = response.metadata_location
+    credentials = catalog._resolve_storage_credentials(response.storage_credentials, location)
+    storage = {**response.config, **credentials}
+    refuse_foreign_code(storage, catalog.properties, location)
+    stated = {"properties": response.metadata.properties}
+    refuse_redirection(stated, {**catalog.properties, **storage}, location)
+    return make(identifier, response)
+
+
+def _committed(catalog: Any, commit: Any, table: Any, requirements: Any, updates: Any) -> Any:
+    response = commit(table, requirements, updates)
+    # The table obeys what the server answers from now on.
+    stated = {"properties": response.metadata.properties}
+    own = {**catalog.properties, **table.config}
+    refuse_redirection(stated, own, response.metadata_location)
+    return response
 
 
 def check_rest_commits(catalog: Any) -> None:

@@ -34,6 +34,7 @@ from .maintenance.expiry import ExpiredFiles, expire
 from .maintenance.meter import Meter
 from .metadata import Trust, parse_metadata, read_metadata, table_key_id
 from .pyiceberg_internals import parse_row_filter
+from .redirection import refuse_redirection
 from .scan import EncryptedIncrementalScan, EncryptedScan
 
 if TYPE_CHECKING:
@@ -74,13 +75,15 @@ def open_table(
     makes a scan refuse data files in the clear, which an encrypted table may have.
 
     Raises NotEncryptedError when a KMS, a key id or ``require_encrypted`` is given and the table is
-    not encrypted; MetadataIntegrityError when the metadata is not what is expected;
+    not encrypted; MetadataIntegrityError when the metadata is not what is expected, or chooses code
+    that reads the table or a server to be asked, and ``properties`` do not say the same;
     KeyMetadataError when the KMS would unwrap with a stranger's key too (AWS, GCP) and neither of
     the two is pinned; KmsConfigurationError; FileNotFoundError.
     """
     io = load_file_io(dict(properties or {}), metadata_json_location)
     trust = Trust(expected_key_id, expected_metadata_sha256)
     metadata = read_metadata(io, metadata_json_location, trust)
+    refuse_redirection(metadata, properties or {}, metadata_json_location)
     key_id = table_key_id(metadata, trust, metadata_json_location)
     identifier = ("static-table", metadata_json_location)
     catalog = NoopCatalog("static-table")
