@@ -633,6 +633,26 @@ def test_no_relocation_takes_partition_values_along(
     }
 
 
+def test_pyiceberg_s_expiry_is_committed_by_our_rules(table: EncryptedTable) -> None:
+    for number in range(4):
+        table.append(rows(number))
+    first, second, third, last = (snapshot.snapshot_id for snapshot in table.snapshots())
+    with pytest.raises(ValueError, match="protected"):
+        table.maintenance.expire_snapshots().by_id(last)
+    expiry = table.maintenance.expire_snapshots().by_ids([first, second])
+    # Somebody tags what is to go, and commits.
+    other = again(table)
+    other.manage_snapshots().create_tag(first, "kept").commit()
+    other.append(rows(4))
+    expiry.commit()
+    left = [snapshot.snapshot_id for snapshot in again(table).snapshots()]
+    assert left == [first, third, last, other.current_snapshot().snapshot_id]
+    assert ids(table) == [0, 1, 2, 3, 4]
+    table.transaction().set_properties({"gc.enabled": "false"}).commit_transaction()
+    with pytest.raises(ValidationException, match=r"gc\.enabled"):
+        table.maintenance.expire_snapshots().by_id(third).commit()
+
+
 def test_records_with_keys_are_not_pickled(table: EncryptedTable) -> None:
     table.append(rows(1))
     view = table.view()

@@ -16,6 +16,7 @@ from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.table import ALWAYS_TRUE, Table
+from pyiceberg.table.maintenance import MaintenanceTable
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import TableRequirement, TableUpdate
@@ -290,6 +291,13 @@ class EncryptedTable(Table):
             from_snapshot_id=from_snapshot_id_exclusive,
             to_snapshot_id=to_snapshot_id_inclusive,
         )
+
+    @property
+    def maintenance(self) -> MaintenanceTable:
+        """PyIceberg's maintenance; ``expire_snapshots`` here does more than the one there."""
+        from .maintenance.builders import EncryptedMaintenance
+
+        return EncryptedMaintenance(self)
 
     def refresh(self) -> EncryptedTable:
         """Read the table's metadata again, check it again, and return this table.
