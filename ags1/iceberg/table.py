@@ -179,10 +179,12 @@ class Expiry:
 
 @dataclass(frozen=True, slots=True)
 class Rekeyed:
-    """How many files are under fresh keys now, and their size (bytes)."""
+    """How many files are under fresh keys now, and their size (bytes); how many manifests were
+    plaintext and are encrypted now."""
 
     files: int
     size: int
+    manifests: int = 0
 
 
 class Version(NamedTuple):
@@ -475,6 +477,7 @@ class EncryptedTable(Table):
         select: Callable[[FileRecord], bool] | None = None,
         case_sensitive: bool = True,
         branch: str | None = MAIN_BRANCH,
+        exposed: bool = False,
         threads: int | None = None,
         dry_run: bool = False,
         progress: Callable[[int, int], None] | None = None,
@@ -488,6 +491,13 @@ class EncryptedTable(Table):
         keep the old files: ``expire_snapshots`` ends them. ``progress`` is called with the bytes of
         files that are done and of all. ``threads`` files are rewritten at once, or ``executor``
         does it.
+
+        ``exposed`` rewrites only those files whose keys stand in a plaintext manifest, of any
+        snapshot, and encrypts the branch's plaintext manifests: ``rewrite_manifests`` of Iceberg
+        before 1.12 writes such ones. Until then, such a snapshot cannot be read. What they list is
+        compared with the manifest list's counts and with all encrypted manifests; whether somebody
+        with the exposed keys has forged files meanwhile cannot be told. Expire the snapshots before
+        afterwards: they still have the old files, and the plaintext manifests.
 
         Raises ValueError for a column that the table does not have, ValidationException when
         somebody removed a chosen file meanwhile, and what reading and writing raises.
@@ -503,14 +513,16 @@ class EncryptedTable(Table):
             select=select,
             row_filter=None if expression == ALWAYS_TRUE else expression,
             case_sensitive=case_sensitive,
+            exposed=exposed,
             threads=threads,
             on_done=meter.done,
             executor=executor,
         )
-        plan = rekeying.plan(self.view().at(branch))
+        view = self.view().at(branch)
+        plan = rekeying.plan(view)
         meter.total = plan.size
-        done = Rekeyed(len(plan.files), plan.size)
-        if dry_run or plan.is_empty:
+        done = Rekeyed(len(plan.files), plan.size, rekeying.plaintext_manifests(view))
+        if dry_run or (plan.is_empty and not done.manifests):
             return done
         transaction.stage_step(SnapshotStep(transaction.output, rekeying.change, {}, branch))
         transaction.commit_transaction()

@@ -319,7 +319,8 @@ class _Search:
     def __init__(
         self, files: TableFiles, after_files: TableFiles, home: Home, pool: ThreadPoolExecutor
     ) -> None:
-        self._files = files
+        # Plaintext manifests of expired snapshots go, and the files under the keys in them.
+        self._files = files.reading_exposed()
         self._home = home
         self._after_files = after_files
         self._pool = pool
