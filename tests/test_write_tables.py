@@ -43,7 +43,8 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.statistics import StatisticsFile
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.table.update.spec import UpdateSpec
+from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from ags1 import (
@@ -631,6 +632,53 @@ def test_no_relocation_takes_partition_values_along(
         "partition-summaries-included",
         f"partitions.v={SECRET}",
     }
+
+
+@pytest.mark.parametrize("in_a_transaction", [False, True])
+def test_a_partition_field_that_is_added_again_has_its_id(
+    table: EncryptedTable, in_a_transaction: bool
+) -> None:
+    def update() -> UpdateSpec:
+        return table.transaction().update_spec() if in_a_transaction else table.update_spec()
+
+    def changed(change: Callable[[UpdateSpec], UpdateSpec]) -> list[tuple[str, int]]:
+        builder = change(update())
+        builder.commit()
+        if in_a_transaction:
+            builder._transaction.commit_transaction()
+        return [(field.name, field.field_id) for field in again(table).spec().fields]
+
+    bucket = BucketTransform(4)
+    assert changed(lambda spec: spec.add_field("id", bucket, "id_b")) == [("id_b", 1000)]
+    assert changed(lambda spec: spec.add_identity("v")) == [("id_b", 1000), ("v", 1001)]
+    assert changed(lambda spec: spec.remove_field("id_b")) == [("v", 1001)]
+    table.append(rows(1))
+    again_there = changed(lambda spec: spec.add_field("id", bucket, "id_b"))
+    assert again_there == [("v", 1001), ("id_b", 1000)]
+    table.append(rows(2))
+    assert ids(again(table)) == [1, 2]
+    assert changed(lambda spec: spec.add_field("n", bucket))[-1] == ("n_bucket_4", 1002)
+    assert "partition-field-ids" not in verify_table(again(table)).finding_counts
+
+
+def test_a_partition_field_with_two_ids_is_named(table: EncryptedTable) -> None:
+    specs = [
+        {"spec-id": number, "fields": [{"source-id": 1, "transform": "identity"} | field]}
+        for number, field in enumerate(
+            ({"name": "id", "field-id": 1000}, {"name": "id", "field-id": 1001}), 1
+        )
+    ]
+    path = Path(table.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_bytes())
+    metadata["partition-specs"] += specs
+    path.write_text(json.dumps(metadata | {"last-partition-id": 1001, "default-spec-id": 2}))
+    table = again(table)
+    result = verify_table(table)
+    assert result.finding_counts["partition-field-ids"] == 1
+    assert any("'id' has the ids [1000, 1001]" in f.message for f in result.findings)
+    # What the finding advises.
+    table.update_spec().rename_field("id", "id_again").commit()
+    assert "partition-field-ids" not in verify_table(table).finding_counts
 
 
 def test_pyiceberg_s_expiry_is_committed_by_our_rules(table: EncryptedTable) -> None:

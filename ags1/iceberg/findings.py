@@ -42,7 +42,7 @@ _ERRORS = """
 """.split()
 _WARNINGS = """
     plain-data-file plain-levels plain-statistics missing-statistics stray-plain-file
-    kek-expired kek-near-expiry kek-timestamp kek-other-master-key
+    kek-expired kek-near-expiry kek-timestamp kek-other-master-key partition-field-ids
 """.split()
 _NOTES = """
     orphan-file orphan-key several-keks unauthenticated-bytes folder-not-listed metadata-not-pinned

@@ -56,11 +56,13 @@ from pyiceberg.manifest import (
     PartitionFieldSummary,
 )
 from pyiceberg.manifest import _inherit_from_manifest as inherit_from_manifest
-from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema, visit_with_partner
 from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE
 from pyiceberg.table import _min_sequence_number as min_sequence_number
 from pyiceberg.table import _parse_row_filter as parse_row_filter
+from pyiceberg.table.update.spec import UpdateSpec
+from pyiceberg.transforms import Transform
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 from pyiceberg.types import ListType, MapType, UUIDType
 from pyiceberg.utils.config import Config, merge_config
@@ -80,6 +82,7 @@ __all__ = [
     "NotSentError",
     "PartitionFieldSummary",
     "RecordShape",
+    "ReusingUpdateSpec",
     "StrictMetricsEvaluator",
     "arrow_filter",
     "ask_rest_server",
@@ -293,6 +296,22 @@ def iceberg_schema(schema: Schema | pa.Schema) -> Schema:
     """Return the schema of a table of format version 3, from Arrow's if need be."""
     converted: Schema = Catalog._convert_schema_if_needed(schema, 3)
     return converted
+
+
+class ReusingUpdateSpec(UpdateSpec):
+    """PyIceberg's, which in version 3 gives a partition field that is added again another id; Java
+    cannot read some of a table's metadata tables then."""
+
+    def _partition_field(
+        self, transform_key: tuple[int, Transform[Any, Any]], name: str | None
+    ) -> PartitionField:
+        source_id, transform = transform_key
+        for spec in self._transaction.table_metadata.specs().values():
+            for field in spec.fields:
+                is_same = field.source_id == source_id and str(field.transform) == str(transform)
+                if is_same and name in (None, field.name):
+                    return PartitionField(source_id, field.field_id, transform, field.name)
+        return super()._partition_field(transform_key, name)
 
 
 # Whether all rows of a data file match, from its metrics.

@@ -15,11 +15,12 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io import FileIO, load_file_io
-from pyiceberg.table import ALWAYS_TRUE, Table
+from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
 from pyiceberg.table.maintenance import MaintenanceTable
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
@@ -34,7 +35,7 @@ from .maintenance import rotation
 from .maintenance.expiry import ExpiredFiles, expire
 from .maintenance.meter import Meter
 from .metadata import Trust, parse_metadata, read_metadata, table_key_id
-from .pyiceberg_internals import parse_row_filter
+from .pyiceberg_internals import ReusingUpdateSpec, parse_row_filter
 from .redirection import refuse_redirection
 from .scan import EncryptedIncrementalScan, EncryptedScan
 
@@ -355,6 +356,10 @@ class EncryptedTable(Table):
         from .writing.transaction import EncryptedTransaction
 
         return EncryptedTransaction(self)
+
+    def update_spec(self, case_sensitive: bool = True) -> UpdateSpec:
+        """Return PyIceberg's change of the partition spec."""
+        return ReusingUpdateSpec(Transaction(self, autocommit=True), case_sensitive)
 
     def add_files(
         self,

@@ -186,6 +186,7 @@ class _Verification:
         try:
             self._check_pin()
             self._check_keys()
+            self._check_partition_fields()
             self._read_manifest_lists()
             executor = self._executor or CheckThreads(self._pool, self._threads, self._cpus)
             checks = self._checks(list_folders)
@@ -231,6 +232,25 @@ class _Verification:
                 "where it lies: expect its SHA-256, or load it from a Hive or REST catalog",
                 self._table.metadata_location,
             )
+
+    def _check_partition_fields(self) -> None:
+        """Find fields of one name and several ids, as Java sees them: by their latest names."""
+        names: dict[int, str] = {}
+        for spec in sorted(self._metadata.partition_specs, key=lambda s: s.spec_id, reverse=True):
+            for field in spec.fields:
+                names.setdefault(field.field_id, field.name)
+        ids_of: dict[str, list[int]] = {}
+        for field_id, name in names.items():
+            ids_of.setdefault(name, []).append(field_id)
+        for name, ids in ids_of.items():
+            if len(ids) > 1:
+                self._findings.add(
+                    "partition-field-ids",
+                    f"the partition field {name!r} has the ids {sorted(ids)}: Java cannot read the "
+                    "table's metadata tables (FILES, PARTITIONS, ENTRIES). Rename the field: "
+                    "update_spec().rename_field(…)",
+                    self._table.metadata_location,
+                )
 
     def _check_keys(self) -> None:
         manager = self._files.keys
