@@ -6,11 +6,13 @@ from __future__ import annotations
 import copy
 import json
 import math
+import operator
 import pickle
 import random
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,15 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.statistics import StatisticsFile
 from pyiceberg.table.update.spec import UpdateSpec
-from pyiceberg.transforms import BucketTransform, IdentityTransform
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+from pyiceberg.transforms import BucketTransform, IdentityTransform, parse_transform
+from pyiceberg.types import (
+    IntegerType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestampNanoType,
+    TimestamptzNanoType,
+)
 
 from ags1 import (
     KeyMetadata,
@@ -679,6 +688,68 @@ def test_a_partition_field_with_two_ids_is_named(table: EncryptedTable) -> None:
     # What the finding advises.
     table.update_spec().rename_field("id", "id_again").commit()
     assert "partition-field-ids" not in verify_table(table).finding_counts
+
+
+NANOSECONDS = Schema(
+    NestedField(1, "id", LongType(), required=False),
+    NestedField(2, "t", TimestampNanoType(), required=False),
+    NestedField(3, "z", TimestamptzNanoType(), required=False),
+)
+_MOMENT = 1_700_000_000_000_000_000  # 2023-11-14T22:13:20 UTC
+_COMPARED: dict[str, Callable[[int, int], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "=": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    ">": operator.gt,
+}
+
+
+@pytest.mark.parametrize("transform", [None, "day", "hour", "identity", "bucket[3]"])
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_filters_in_nanoseconds(
+    catalog: EncryptedCatalog, transform: str | None, file_format: str
+) -> None:
+    spec = PartitionSpec()
+    if transform is not None:
+        field = parse_transform(transform)
+        spec = PartitionSpec(
+            PartitionField(2, 1000, field, "p"), PartitionField(3, 1001, field, "q")
+        )
+    table = catalog.create_table(
+        "db.t",
+        NANOSECONDS,
+        partition_spec=spec,
+        properties=ENCRYPTED | {"write.format.default": file_format},
+    )
+    moments = {i: _MOMENT + n for i, n in enumerate((-1, 0, 1, 999, 1000, 86_400_000_000_000))}
+    values = [*moments.values(), None]
+    columns = [
+        pa.array([*moments, None], pa.int64()),
+        pa.array(values, pa.timestamp("ns")),
+        pa.array(values, pa.timestamp("ns", "UTC")),
+    ]
+    table.append(pa.table(columns, ["id", "t", "z"]))
+    for sign, compare in _COMPARED.items():
+        for nanoseconds in (0, 1, 999):
+            text = f"2023-11-14T22:13:20.{nanoseconds:09}"
+            wanted = [i for i, m in moments.items() if compare(m, _MOMENT + nanoseconds)]
+            assert ids(table, row_filter=f"t {sign} '{text}'") == wanted
+            assert ids(table, row_filter=f"z {sign} '{text}+00:00'") == wanted
+    for name, offset in (("t", ""), ("z", "+01:00")):
+        hour = "23" if offset else "22"
+        some = f"'2023-11-14T{hour}:13:20.000000001{offset}', '2023-11-14T{hour}:13:20{offset}'"
+        assert ids(table, row_filter=f"{name} in ({some})") == [1, 2]
+        assert ids(table, row_filter=f"{name} not in ({some})") == [0, 3, 4, 5]
+        moment = datetime(2023, 11, 14, 22, 13, 20, tzinfo=timezone.utc if offset else None)
+        assert ids(table, row_filter=GreaterThan(name, moment)) == [2, 3, 4, 5]
+        with pytest.raises(ValueError, match=r"zone|[Zz]one|offset"):
+            ids(table, row_filter=f"{name} > '2023-11-14T22:13:20{'' if offset else '+00:00'}'")
+    table.delete("t >= '2023-11-14T22:13:20.000000001' and z < '2023-11-14T22:13:20.000001+00:00'")
+    left = again(table).scan().to_arrow()["id"].to_pylist()
+    assert sorted(i for i in left if i is not None) == [0, 1, 4, 5]
+    assert None in left
 
 
 def test_pyiceberg_s_expiry_is_committed_by_our_rules(table: EncryptedTable) -> None:
