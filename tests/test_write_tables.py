@@ -48,6 +48,8 @@ from pyiceberg.table.statistics import StatisticsFile
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.transforms import BucketTransform, IdentityTransform, parse_transform
 from pyiceberg.types import (
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     NestedField,
@@ -750,6 +752,35 @@ def test_filters_in_nanoseconds(
     left = again(table).scan().to_arrow()["id"].to_pylist()
     assert sorted(i for i in left if i is not None) == [0, 1, 4, 5]
     assert None in left
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_zero_is_equal_to_minus_zero_in_a_set_too(
+    catalog: EncryptedCatalog, file_format: str
+) -> None:
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=False),
+        NestedField(2, "f", FloatType(), required=False),
+        NestedField(3, "d", DoubleType(), required=False),
+    )
+    properties = ENCRYPTED | {"write.format.default": file_format}
+    table = catalog.create_table("db.t", schema, properties=properties)
+    # Statistics say of each file that it has one value.
+    for number, value in enumerate((0.0, -0.0, 0.5, None)):
+        columns = [
+            pa.array([number]),
+            pa.array([value], pa.float32()),
+            pa.array([value], pa.float64()),
+        ]
+        table.append(pa.table(columns, ["id", "f", "d"]))
+    for name in ("f", "d"):
+        for zero in (0.0, -0.0):
+            assert ids(table, row_filter=In(name, [zero, 0.25])) == [0, 1]
+            assert ids(table, row_filter=In(name, [zero, 0.5])) == [0, 1, 2]
+            assert ids(table, row_filter=NotIn(name, [zero, 0.25])) == [2]
+            assert ids(table, row_filter=In(name, [zero])) == [0, 1]
+    table.delete(In("d", [0.0, 0.25]))
+    assert ids(again(table)) == [2, 3]
 
 
 def test_pyiceberg_s_expiry_is_committed_by_our_rules(table: EncryptedTable) -> None:

@@ -32,6 +32,7 @@ from pyiceberg.exceptions import (
     WaitingForLockException,
 )
 from pyiceberg.expressions import BooleanExpression, BoundTerm
+from pyiceberg.expressions.literals import literal
 from pyiceberg.expressions.visitors import (
     ResidualEvaluator,
     ResidualVisitor,
@@ -64,7 +65,7 @@ from pyiceberg.table import _parse_row_filter as parse_row_filter
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.transforms import Transform
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
-from pyiceberg.types import ListType, MapType, UUIDType
+from pyiceberg.types import DoubleType, FloatType, ListType, MapType, UUIDType
 from pyiceberg.utils.config import Config, merge_config
 
 from . import avro
@@ -344,6 +345,11 @@ class _ArrowFilter(_ConvertToArrowExpression):
             # Arrow compares UUIDs as the bytes that they are.
             found = [x.bytes if isinstance(x, UUID) else x for x in literals]
             return pc.field(self._get_field_name(term)).isin(pa.array(found, pa.binary(16)))
+        rest = literals - {0}
+        if rest != literals and isinstance(term.ref().field.field_type, FloatType | DoubleType):
+            # Zero is equal to minus zero; Arrow's sets tell them apart.
+            zero = self.visit_equal(term, literal(0.0))
+            return zero | super().visit_in(term, rest) if rest else zero
         return super().visit_in(term, literals)
 
     def visit_not_in(self, term: BoundTerm, literals: set[Any]) -> pc.Expression:
