@@ -12,7 +12,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from pyiceberg.table.statistics import StatisticsFile
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.transforms import BucketTransform, IdentityTransform, parse_transform
 from pyiceberg.types import (
+    DateType,
     DoubleType,
     FloatType,
     IntegerType,
@@ -781,6 +782,52 @@ def test_zero_is_equal_to_minus_zero_in_a_set_too(
             assert ids(table, row_filter=In(name, [zero])) == [0, 1]
     table.delete(In("d", [0.0, 0.25]))
     assert ids(again(table)) == [2, 3]
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
+@pytest.mark.parametrize("transform", [None, "day", "month"])
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_dates_that_became_times(
+    catalog: EncryptedCatalog, kind: str, transform: str | None, file_format: str
+) -> None:
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=False),
+        NestedField(2, "d", DateType(), required=False),
+    )
+    spec = PartitionSpec()
+    if transform is not None:
+        spec = PartitionSpec(PartitionField(2, 1000, parse_transform(transform), "p"))
+    properties = ENCRYPTED | {"write.format.default": file_format}
+    table = catalog.create_table("db.t", schema, partition_spec=spec, properties=properties)
+    days = [date(1969, 12, 31), date(1970, 1, 2), None]
+    table.append(pa.table({"id": [0, 1, 2], "d": pa.array(days, pa.date32())}))
+    # PyIceberg does not promote dates; Spark does.
+    path = Path(table.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_bytes())
+    promoted = copy.deepcopy(metadata["schemas"][0]) | {"schema-id": 1}
+    promoted["fields"][1]["type"] = kind
+    metadata["schemas"].append(promoted)
+    path.write_text(json.dumps(metadata | {"current-schema-id": 1}))
+    table = again(table)
+    unit = "us" if kind == "timestamp" else "ns"
+    times = [datetime(1970, 1, 2, 12), datetime(1969, 12, 31)]
+    table.append(pa.table({"id": [3, 4], "d": pa.array(times, pa.timestamp(unit))}))
+    found = table.scan().to_arrow().sort_by("id")
+    assert found.schema.field("d").type == pa.timestamp(unit)
+    midnight = [None if day is None else datetime(day.year, day.month, day.day) for day in days]
+    assert found["d"].cast(pa.timestamp("us")).to_pylist() == midnight + times
+    for text, wanted in {
+        "d < '1970-01-02T00:00:00'": [0, 4],
+        "d <= '1970-01-02T00:00:00'": [0, 1, 4],
+        "d = '1969-12-31T00:00:00'": [0, 4],
+        "d > '1970-01-02T00:00:00'": [3],
+        "d in ('1970-01-02T00:00:00', '1971-01-01T00:00:00')": [1],
+        "d is null": [2],
+    }.items():
+        assert ids(table, row_filter=text) == wanted, text
+    assert verify_table(table).ok
+    table.delete("d >= '1970-01-02T00:00:00'")
+    assert ids(again(table)) == [0, 2, 4]
 
 
 def test_pyiceberg_s_expiry_is_committed_by_our_rules(table: EncryptedTable) -> None:

@@ -24,6 +24,7 @@ from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
 from pyiceberg.avro.reader import DoubleReader, OptionReader, Reader, StructReader
 from pyiceberg.avro.resolver import construct_reader, resolve_reader
 from pyiceberg.catalog import _ENV_CONFIG, Catalog
+from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchNamespaceError,
@@ -45,6 +46,7 @@ from pyiceberg.io.pyarrow import (
     ArrowAccessor,
     ArrowProjectionVisitor,
     _ConvertToArrowExpression,
+    schema_to_pyarrow,
 )
 from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible as _check_compatible
 from pyiceberg.io.pyarrow import _get_column_projection_values as column_projection_values
@@ -65,7 +67,16 @@ from pyiceberg.table import _parse_row_filter as parse_row_filter
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.transforms import Transform
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
-from pyiceberg.types import DoubleType, FloatType, ListType, MapType, UUIDType
+from pyiceberg.types import (
+    DoubleType,
+    FloatType,
+    ListType,
+    MapType,
+    NestedField,
+    TimestampNanoType,
+    TimestampType,
+    UUIDType,
+)
 from pyiceberg.utils.config import Config, merge_config
 
 from . import avro
@@ -222,8 +233,29 @@ def read_avro_records(data: bytes, shape: RecordShape) -> tuple[dict[str, str], 
             raise ValueError("the sync marker after an Avro block is not the file's")
 
 
+_DAY = struct.Struct("<i")
+_TIME = struct.Struct("<q")
+_PER_DAY = {TimestampType: 86_400_000_000, TimestampNanoType: 86_400_000_000_000}
+
+
+@from_bytes.register(TimestampType)
+@from_bytes.register(TimestampNanoType)
+def _time_of_bound(kind: TimestampType | TimestampNanoType, bound: bytes) -> int:
+    """Return a bound of a column of times. PyIceberg's own function raises for that of a column
+    which was one of dates, in days, when its file was written."""
+    if len(bound) == _DAY.size:
+        return int(_DAY.unpack(bound)[0]) * _PER_DAY[type(kind)]
+    return int(_TIME.unpack(bound)[0])
+
+
 class _Projection(ArrowProjectionVisitor):
-    """PyIceberg's, whose lists and maps of structs lose their nulls: they come out empty."""
+    """PyIceberg's, whose lists and maps of structs lose their nulls: they come out empty; and which
+    does not read dates as times, to which version 3 promotes them."""
+
+    def _cast_if_needed(self, field: NestedField, values: pa.Array) -> pa.Array:
+        if isinstance(field.field_type, tuple(_PER_DAY)) and pa.types.is_date32(values.type):
+            return values.cast(schema_to_pyarrow(field.field_type, include_field_ids=False))
+        return super()._cast_if_needed(field, values)
 
     def list(
         self, list_type: ListType, list_array: pa.Array | None, value_array: pa.Array | None
