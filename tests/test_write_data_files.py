@@ -51,6 +51,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from ags1.iceberg.parquet_modules import verify_parquet
 from ags1.iceberg.writing import data_files as module
 from ags1.iceberg.writing.entries import read_entries
 from ags1.iceberg.writing.output import TableOutput
@@ -224,6 +225,28 @@ def test_row_groups_are_as_large_as_the_table_says(tmp_path: Path) -> None:
     assert record.split_offsets[0] == 4
     assert list(record.split_offsets) == sorted(record.split_offsets)
     assert read_parquet(record).equals(rows(1000))
+
+
+def test_pages_are_as_large_as_the_table_says_and_have_an_encrypted_index(tmp_path: Path) -> None:
+    modules = {}
+    for limit in (10, 100):
+        properties = {
+            "write.parquet.page-row-limit": str(limit),
+            "write.parquet.row-group-limit": "500",
+        }
+        metadata = metadata_of(tmp_path / str(limit), COLUMNS, properties=properties)
+        (record,) = write(metadata, rows(1000))
+        stored = Path(record.file_path).read_bytes()
+        assert record.key is not None
+        # Each page is a header and a body, all of them authenticated, the indexes too.
+        found = verify_parquet(lambda at, size: stored[at : at + size], len(stored), record.key)  # noqa: B023
+        modules[limit] = found.modules
+        assert found.padding_size == 0
+        assert read_parquet(record).equals(rows(1000))
+        footer = parquet_file(record).metadata
+        chunks = [footer.row_group(i).column(j) for i in range(2) for j in range(3)]
+        assert all(chunk.has_column_index and chunk.has_offset_index for chunk in chunks)
+    assert modules[10] - modules[100] == 2 * 3 * (1000 // 10 - 1000 // 100)
 
 
 @pytest.mark.parametrize("at_once", [1, 70, 299, 301, 1000])

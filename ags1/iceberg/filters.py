@@ -78,7 +78,7 @@ class _NanosecondLiteral(TimestampLiteral):
     """A time of a column in nanoseconds, which PyIceberg has no literal for; ``value`` is in
     nanoseconds since 1970."""
 
-    def to(self, type_var: IcebergType) -> _NanosecondLiteral:  # type: ignore[override]
+    def to(self, type_var: IcebergType) -> _NanosecondLiteral:
         if not isinstance(type_var, TimestampNanoType | TimestamptzNanoType):
             raise TypeError(f"a time in nanoseconds is compared with {type_var}")
         return self

@@ -747,7 +747,9 @@ def _parquet_options(properties: Mapping[str, str]) -> dict[str, Any]:
         "dictionary_pagesize_limit": _positive(
             properties, "write.parquet.dict-size-bytes", 2 * _MIB
         ),
-        "write_batch_size": _positive(properties, "write.parquet.page-row-limit", 20_000),
+        "max_rows_per_page": _positive(properties, "write.parquet.page-row-limit", 20_000),
+        # As Java, which skips pages by it.
+        "write_page_index": True,
     }
 
 
