@@ -1,9 +1,11 @@
-"""Plaintext manifests in encrypted tables: found, counted, and mended."""
+"""Plaintext manifests in encrypted tables: found, counted, and mended. One table is as Iceberg
+1.11 left it, the others are made alike."""
 
 from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -14,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from exposing import rewrite_manifests_as_java_1_11
-from iceberg_tables import KMS_PROPERTIES
+from iceberg_tables import KMS_PROPERTIES, TABLES, by_id, open_fixture
 from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Operation
@@ -24,7 +26,13 @@ import ags1
 from ags1 import Ags1Error, KeyMetadata, MetadataIntegrityError, NotEncryptedError
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, Rekeyed, load_catalog, verify_table
 from ags1.iceberg.files import TableFiles
+from ags1.iceberg.maintenance.rekeying import Rekeying
 from ags1.iceberg.writing.entries import FileRecord, read_entries
+from ags1.iceberg.writing.metadata_file import print_metadata
+from ags1.iceberg.writing.output import TableOutput
+from ags1.iceberg.writing.producing import SnapshotProducer
+from ags1.iceberg.writing.updates import apply_updates
+from ags1.keys.manager import now_ms
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
 
@@ -313,6 +321,34 @@ def test_nothing_else_reads_plaintext_manifests(catalog: EncryptedCatalog) -> No
     ):
         with pytest.raises(NotEncryptedError, match="no key for this manifest"):
             work()
+
+
+def test_the_table_that_java_1_11_left(catalog: EncryptedCatalog, tmp_path: Path) -> None:
+    written = TABLES / "java_1_11" / "exposed"
+    shutil.copytree(written, tmp_path / "exposed")
+    moved = open_fixture("exposed", tmp_path)
+    result = verify_table(moved)
+    assert (result.data_files, result.exposed_files, result.exposed_current_files) == (3, 1, 1)
+    assert errors(moved) == {"exposed-keys": 1}
+    with pytest.raises(NotEncryptedError, match="no key for this manifest"):
+        moved.scan().to_arrow()
+    view = moved.view()
+    output = TableOutput(moved.files.inner, moved.files.location_map)
+    rekeying = Rekeying(output, exposed=True)
+    updates = SnapshotProducer(output).produce(view, rekeying.change(view))
+    metadata = apply_updates(view.metadata, updates, now_ms=now_ms())
+    path = tmp_path / "exposed" / "metadata" / "00005-new.metadata.json"
+    path.write_bytes(print_metadata(metadata))
+    mended = open_fixture("exposed", tmp_path)
+    lines = (written / "expected.jsonl").read_text().splitlines()
+    assert by_id(mended.scan().to_arrow().to_pylist()) == [json.loads(line) for line in lines]
+    result = verify_table(mended)
+    assert (result.exposed_files, result.exposed_current_files) == (1, 0)
+    old, new = live(moved), live(mended)
+    assert not old.keys() & new.keys()
+    assert {key(f).encryption_key for f in old.values()}.isdisjoint(
+        key(f).encryption_key for f in new.values()
+    )
 
 
 def _now() -> datetime:
