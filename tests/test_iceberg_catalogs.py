@@ -118,9 +118,9 @@ def test_the_kms_may_be_a_client(sql: dict[str, str]) -> None:
 
 
 def test_the_configuration_of_pyiceberg_is_read(tmp_path: Path, run_python: Any) -> None:
-    # In its file, PyIceberg makes the names of properties small: the key is "keya".
-    key = {"encryption.kms-type": "memory", "encryption.kms.key.keya": "00" * 16}
-    maker = TableMaker(tmp_path / "t", COLUMNS, from_properties(key), key_id="keya")
+    # In its file, PyIceberg makes the names of properties small, the key's among them.
+    key = {"encryption.kms-type": "memory", "encryption.kms.key.keyA": "00" * 16}
+    maker = TableMaker(tmp_path / "t", COLUMNS, from_properties(key))
     maker.commit(maker.add_parquet([{"id": 1}]))
     lines = ["catalog:", "  mine:"]
     configured = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"} | key
