@@ -286,6 +286,27 @@ def test_properties_that_say_nothing_are_refused(tmp_path: Path, properties: Any
     assert not files_in(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["bloom-filter-max-bytes", "bloom-filter-enabled.column.id"])
+def test_bloom_filters_are_not_written_and_that_is_told(tmp_path: Path, name: str) -> None:
+    properties = {f"write.parquet.{name}": "true"}
+    with pytest.warns(UserWarning, match=f"{name}.*not implemented"):
+        write(metadata_of(tmp_path, COLUMNS, properties=properties), rows(1))
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Z", "Etc/UTC", "+00:00"])
+def test_nanoseconds_are_cut_in_every_spelling_of_utc(
+    tmp_path: Path, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = metadata_of(tmp_path, [{"name": "z", "type": "timestamptz"}])
+    data = pa.table({"z": pa.array([1001], pa.timestamp("ns", zone))})
+    monkeypatch.setenv("PYICEBERG_DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE", "true")
+    (record,) = write(metadata, data)
+    assert read_parquet(record)["z"].cast(pa.int64()).to_pylist() == [1]
+    monkeypatch.setenv("PYICEBERG_DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE", "false")
+    with pytest.raises((ValueError, TypeError)):
+        write(metadata, data)
+
+
 def test_orc_is_refused(tmp_path: Path) -> None:
     metadata = metadata_of(tmp_path, COLUMNS, properties={"write.format.default": "orc"})
     with pytest.raises(NotImplementedError, match="orc"):

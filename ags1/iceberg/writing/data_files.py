@@ -13,6 +13,7 @@ import itertools
 import secrets
 import sys
 import threading
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -736,7 +737,14 @@ def _split_offsets(footer: pq.FileMetaData) -> tuple[int, ...]:
     return tuple(sorted(offsets))
 
 
+_BLOOM_FILTERS = ("write.parquet.bloom-filter-max-bytes", "write.parquet.bloom-filter-enabled.")
+
+
 def _parquet_options(properties: Mapping[str, str]) -> dict[str, Any]:
+    unsupported = [name for name in properties if name.startswith(_BLOOM_FILTERS)]
+    if unsupported:
+        # As PyIceberg warns, which writes none either.
+        warnings.warn(f"Parquet writer option(s) {unsupported} not implemented", stacklevel=2)
     codec = properties.get("write.parquet.compression-codec", "zstd").lower()
     if codec not in _PARQUET_CODECS:
         raise ValueError(f"write.parquet.compression-codec is {codec!r}, which is none of Parquet")
