@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
 from conftest import RunPython
+from exposing import rewrite_manifests_as_java_1_11
 from pyiceberg.catalog import load_catalog as load_plain_catalog
 from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.table import Table
@@ -630,6 +631,26 @@ def test_rekey_takes_fresh_keys_and_keeps_the_rows(filled: EncryptedTable) -> No
     assert facts("rekey", "db.t")["files"] == 2
     assert not keys() & before
     assert ids() == [1, 2, 3, 4, 5]
+
+
+def test_exposed_keys_are_told_and_mended(filled: EncryptedTable) -> None:
+    rewrite_manifests_as_java_1_11(filled)
+    assert "--exposed" in run("table", "scan", "db.t", "--catalog", "prod").stderr
+    result = run("table", "verify", "db.t", "--catalog", "prod")
+    assert result.exit_code == 2
+    assert "error: exposed-keys: " in result.stdout
+    assert "2 files with exposed keys (2 in use)" in result.stderr
+    told = json.loads(run("table", "verify", "db.t", "--catalog", "prod", "--json").stdout)
+    assert (told["exposed_files"], told["exposed_current_files"]) == (2, 2)
+    would = facts("rekey", "db.t", "--exposed", "--dry-run")
+    assert (would["files"], would["manifests"]) == (2, 2)
+    line = succeed("rekey", "db.t", "--exposed", "--quiet")
+    assert line == ""
+    assert ids() == [1, 2, 3, 4, 5]
+    succeed("expire", "db.t", "--older-than", "0s", "--retain-last", "1")
+    result = run("table", "verify", "db.t", "--catalog", "prod")
+    assert result.exit_code == 0
+    assert "exposed keys" not in result.stdout
 
 
 def test_relocate_copies_registers_and_moves(filled: EncryptedTable, home: Path) -> None:

@@ -11,9 +11,11 @@ import base64
 import contextlib
 import hashlib
 import json
+import sys
+import textwrap
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,8 +41,15 @@ from pyiceberg.table import Table
 from table_maker import TableMaker
 
 from ags1 import KeyMetadataError, KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
-from ags1.iceberg import EncryptedCatalog, EncryptedTable, PlainTableWarning, load_catalog
-from ags1.kms import from_properties
+from ags1.iceberg import (
+    EncryptedCatalog,
+    EncryptedTable,
+    PlainTableWarning,
+    load_catalog,
+    open_table,
+)
+from ags1.iceberg.redirection import refuse_redirection
+from ags1.kms import KmsClient, from_properties
 from ags1.kms.memory import MemoryKms
 
 pytest.importorskip("sqlalchemy")
@@ -109,9 +118,9 @@ def test_the_kms_may_be_a_client(sql: dict[str, str]) -> None:
 
 
 def test_the_configuration_of_pyiceberg_is_read(tmp_path: Path, run_python: Any) -> None:
-    # In its file, PyIceberg makes the names of properties small: the key is "keya".
-    key = {"encryption.kms-type": "memory", "encryption.kms.key.keya": "00" * 16}
-    maker = TableMaker(tmp_path / "t", COLUMNS, from_properties(key), key_id="keya")
+    # In its file, PyIceberg makes the names of properties small, the key's among them.
+    key = {"encryption.kms-type": "memory", "encryption.kms.key.keyA": "00" * 16}
+    maker = TableMaker(tmp_path / "t", COLUMNS, from_properties(key))
     maker.commit(maker.add_parquet([{"id": 1}]))
     lines = ["catalog:", "  mine:"]
     configured = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"} | key
@@ -281,6 +290,7 @@ def rest_server(answer: dict[str, Any]) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
             path = self.path.partition("?")[0]
             if path == "/v1/config":
                 # What a server tells of a KMS is not heard: it could name code to run.
@@ -295,6 +305,9 @@ def rest_server(answer: dict[str, Any]) -> Iterator[str]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        # A commit, which changes nothing.
+        do_POST = do_GET
 
         def log_message(self, *arguments: object) -> None:
             pass
@@ -505,49 +518,238 @@ def test_a_catalog_s_own_word_does_not_widen_the_caller_s_list_of_keys() -> None
                 assert isinstance(table, EncryptedTable)
 
 
+# -- what the metadata may not choose
+
+SERVER = "http://127.0.0.1:1"
 REDIRECTING = {
     "py-io-impl": "evil_io.EvilIO",
-    "s3.endpoint": "http://127.0.0.1:1",
-    "s3.signer.uri": "http://127.0.0.1:1",
-    "s3.proxy-uri": "http://127.0.0.1:1",
+    "write.py-location-provider.impl": "evil_io.EvilProvider",
     "s3.retry-strategy-impl": "evil_io.EvilIO",
+    "gcs.session-kwargs": "{}",
+    "s3.endpoint": SERVER,
+    "s3.signer": "S3V4RestSigner",
+    "s3.signer.uri": SERVER,
+    "s3.proxy-uri": SERVER,
+    "s3.region": "evil.example/",
+    "uri": SERVER,
+    "token": "evil",
+    "DEFAULT_SCHEME": "s3",
+    "hdfs.host": "evil",
+    "hdfs.user": "root",
     "adls.account-name": "evil",
-    "gcs.service.host": "http://127.0.0.1:1",
+    "adls.connection-string": "evil",
+    "adls.dfs-storage-authority": "evil",
+    "gcs.service.host": SERVER,
+    "gcs.oauth2.token": "evil",
+    "hf.endpoint": SERVER,
+    "client.profile-name": "admin",
+    "client.role-arn": "arn:aws:iam::1:role/admin",
+    "s3.access-key-id": "evil",
+    "s3.sse-kms-key-id": "evil",
+}
+HARMLESS = {
+    "s3.region": "eu-central-1",
+    "client.region": "us-east-1",
+    "s3.connect-timeout": "10",
+    "gcs.version-aware": "true",
+    "write.location-provider.impl": "com.example.Java",
+    "comment": "the token, the uri and the endpoint",
 }
 
 
 @pytest.mark.parametrize("name", REDIRECTING)
-@pytest.mark.parametrize("kind", ["sql", "hive", "rest", "in-memory"])
+def test_what_chooses_code_a_server_or_credentials_is_refused(name: str) -> None:
+    value = REDIRECTING[name]
+    with pytest.raises(MetadataIntegrityError, match=name):
+        refuse_redirection({"properties": {name: value}}, {name: "another"}, "x.metadata.json")
+    refuse_redirection({"properties": {name: value}}, {name: value}, "x.metadata.json")
+    refuse_redirection({"properties": HARMLESS}, {}, "x.metadata.json")
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Python code that a metadata.json can name, and that must not run."""
+    code = """
+        from pyiceberg.io.pyarrow import PyArrowFileIO
+        from pyiceberg.table.locations import SimpleLocationProvider
+
+        class EvilIO(PyArrowFileIO):
+            pass
+
+        class EvilProvider(SimpleLocationProvider):
+            pass
+    """
+    folder = tmp_path / "evil"
+    folder.mkdir()
+    (folder / "evil_io.py").write_text(textwrap.dedent(code))
+    monkeypatch.syspath_prepend(folder)
+    yield
+    assert sys.modules.pop("evil_io", None) is None, "code that the metadata names was imported"
+
+
+class Stage:
+    """The table ``db.t`` of a catalog, honest at first."""
+
+    def __init__(self, catalog: EncryptedCatalog, maker: TableMaker, path: Path) -> None:
+        self.catalog = catalog
+        self.maker = maker
+        self.path = path
+        # As a REST server has it.
+        self.answer: dict[str, Any] = {}
+
+    def spoil(self, name: str) -> None:
+        """Change the table's metadata where it lies."""
+        self.maker.properties[name] = REDIRECTING[name]
+        self.path.write_text(json.dumps(self.maker.metadata()))
+        self.answer |= rest_answer(self.path)
+
+
+@contextmanager
+def staged(kind: str, folder: Path, kms: KmsClient | None) -> Iterator[Stage]:
+    maker = TableMaker(folder / "t", COLUMNS, kms, location=f"file://{folder}/t")
+    maker.commit(maker.add_parquet([{"id": 1}]))
+    path = Path(maker.write().removeprefix("file://"))
+    answer = rest_answer(path)
+    with contextlib.ExitStack() as stack:
+        if kind == "hive":
+            catalog = hive_catalog({"metadata_location": f"file://{path}"})
+        elif kind == "rest":
+            uri = stack.enter_context(rest_server(answer))
+            catalog = load_catalog("rest", type="rest", uri=uri, **KMS_PROPERTIES)
+        elif kind == "glue":
+            catalog = stack.enter_context(glue_catalog({"metadata_location": f"file://{path}"}))
+        else:
+            more = {"uri": f"sqlite:///{folder}/catalog.db"} if kind == "sql" else {}
+            catalog = load_catalog("c", type=kind, warehouse=str(folder), **more, **KMS_PROPERTIES)
+            catalog.create_namespace("db")
+            catalog.register_table("db.t", f"file://{path}")
+        stack.enter_context(catalog)
+        stage = Stage(catalog, maker, path)
+        stage.answer = answer
+        yield stage
+
+
+@contextmanager
+def glue_catalog(parameters: dict[str, str]) -> Iterator[EncryptedCatalog]:
+    """PyIceberg's Glue catalog, whose ``load_table`` reads the metadata itself."""
+    moto = pytest.importorskip("moto")
+    import boto3
+
+    region = {"region_name": "us-east-1"}
+    identity = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
+    with moto.mock_aws():
+        client = boto3.client("glue", **region, **identity)
+        client.create_database(DatabaseInput={"Name": "db"})
+        client.create_table(
+            DatabaseName="db",
+            TableInput={
+                "Name": "t",
+                "TableType": "EXTERNAL_TABLE",
+                "StorageDescriptor": {"Columns": [], "Location": "file:///t"},
+                "Parameters": {"table_type": "ICEBERG"} | parameters,
+            },
+        )
+        properties = {"glue.region": "us-east-1", "glue.access-key-id": "a"}
+        inner = load_plain_catalog(
+            "glue", type="glue", **properties, **{"glue.secret-access-key": "b"}
+        )
+        yield EncryptedCatalog(inner, memory_kms())
+
+
+CODE = ["py-io-impl", "write.py-location-provider.impl"]
+KINDS = ["sql", "hive", "rest", "in-memory", "glue"]
+
+
+@pytest.mark.usefixtures("evil")
+@pytest.mark.parametrize("name", [*CODE, "s3.endpoint"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("encrypted", [True, False], ids=["encrypted", "plain"])
 def test_the_metadata_does_not_choose_what_reads_the_table(
-    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, encrypted: bool, tmp_path: Path
 ) -> None:
-    (tmp_path / "evil_io.py").write_text("raise SystemExit('foreign code ran')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    for kms in (memory_kms(), None):
-        folder = tmp_path / f"{kms is None}"
-        maker = TableMaker(folder, COLUMNS, kms)
-        maker.commit(maker.add_parquet([{"id": 1}]))
-        honest = maker.write()
-        digest = hashlib.sha256(Path(honest.removeprefix("file://")).read_bytes()).hexdigest()
-        maker.properties[name] = REDIRECTING[name]
-        with contextlib.ExitStack() as stack:
-            if kind == "hive":
-                location = {"metadata_location": maker.write()}
-                catalog = hive_catalog(location)
-            elif kind == "rest":
-                uri = stack.enter_context(rest_server(rest_answer(Path(maker.write()))))
-                catalog = load_catalog("rest", type="rest", uri=uri, **KMS_PROPERTIES)
-            else:
-                more = {"uri": f"sqlite:///{folder}.db"} if kind == "sql" else {}
-                catalog = load_catalog("c", type=kind, **more, **KMS_PROPERTIES)
-                catalog.create_namespace("db")
-                catalog.inner.register_table("db.t", honest)
-                Path(honest).write_text(json.dumps(maker.metadata()))
-            stack.enter_context(catalog)
+    with staged(kind, tmp_path, memory_kms() if encrypted else None) as stage:
+        table = stage.catalog.load_table("db.t")
+        digest = hashlib.sha256(stage.path.read_bytes()).hexdigest()
+        stage.spoil(name)
+        doors: list[Callable[[], object]] = [
+            lambda: stage.catalog.load_table("db.t"),
+            lambda: stage.catalog.inner.load_table("db.t"),
+            lambda: stage.catalog.purge_table("db.t"),
+            lambda: stage.catalog.rename_table("db.t", "db.u"),
+            table.refresh,
+        ]
+        if kind == "rest":
+            # There, the server renames; loading what has another name then is PyIceberg's.
+            del doors[3]
+        for door in doors:
             with pytest.raises(MetadataIntegrityError, match=name):
-                catalog.load_table("db.t")
+                door()
+        if kind != "glue":
             with pytest.raises(MetadataIntegrityError, match="SHA-256"):
-                catalog.load_table("db.t", expected_metadata_sha256=digest)
+                stage.catalog.load_table("db.t", expected_metadata_sha256=digest)
+        assert stage.path.exists()
+        assert stage.catalog.table_exists("db.t")
+        with pytest.raises(MetadataIntegrityError, match=name):
+            open_table(str(stage.path), memory_kms() if encrypted else None)
+
+
+@pytest.mark.usefixtures("evil")
+@pytest.mark.parametrize("name", [*CODE, "s3.endpoint"])
+@pytest.mark.parametrize("kind", ["sql", "in-memory"])
+@pytest.mark.parametrize("encrypted", [True, False], ids=["encrypted", "plain"])
+def test_the_metadata_does_not_choose_what_commits_to_the_table(
+    name: str, kind: str, encrypted: bool, tmp_path: Path
+) -> None:
+    rows = pa.table({"id": pa.array([2], pa.int64())})
+    with staged(kind, tmp_path, memory_kms() if encrypted else None) as stage:
+        stage.maker.properties["format-version"] = "3"
+        catalog = stage.catalog
+        catalog.create_table("db.plain", rows.schema).append(rows)
+        table = catalog.load_table("db.t" if encrypted else "db.plain")
+        path = Path(table.metadata_location.removeprefix("file://"))
+        metadata = json.loads(path.read_bytes())
+        metadata["properties"][name] = REDIRECTING[name]
+        path.write_text(json.dumps(metadata))
+        with pytest.raises(MetadataIntegrityError, match=name):
+            (table.refresh() if encrypted else table).append(rows)
+        with pytest.raises(MetadataIntegrityError, match=name):
+            catalog.register_table("db.other", str(path))
+        assert not catalog.table_exists("db.other")
+        with pytest.raises(MetadataIntegrityError, match=name):
+            catalog.rename_table(table.name(), "db.other")
+        assert not catalog.table_exists("db.other")
+        for create in (catalog.create_table, catalog.create_table_transaction):
+            with pytest.raises(MetadataIntegrityError, match=name):
+                create("db.other", rows.schema, properties={name: REDIRECTING[name]})
+        assert not catalog.table_exists("db.other")
+
+
+@pytest.mark.usefixtures("evil")
+@pytest.mark.parametrize("name", [*CODE, "s3.endpoint"])
+def test_what_a_rest_server_answers_to_a_commit_does_not_choose_it_either(
+    name: str, tmp_path: Path
+) -> None:
+    with staged("rest", tmp_path, None) as stage:
+        table = stage.catalog.load_table("db.t")
+        stage.spoil(name)
+        with pytest.raises(MetadataIntegrityError, match=name), table.transaction() as change:
+            change.set_properties(a="b")
+        assert name not in table.properties
+
+
+@pytest.mark.usefixtures("evil")
+@pytest.mark.parametrize("encrypted", [True, False], ids=["encrypted", "plain"])
+def test_a_rest_server_chooses_storage_and_no_code(encrypted: bool, tmp_path: Path) -> None:
+    with staged("rest", tmp_path, memory_kms() if encrypted else None) as stage:
+        stage.answer["config"] = {"s3.endpoint": SERVER, "s3.session-token": "x"}
+        table = stage.catalog.load_table("db.t")
+        assert table.io.properties["s3.endpoint"] == SERVER
+        stage.catalog.inner.load_table("db.t")
+        for name in ("py-io-impl", "s3.retry-strategy-impl"):
+            stage.answer["config"] = {name: REDIRECTING[name]}
+            for door in (stage.catalog.load_table, stage.catalog.inner.load_table):
+                with pytest.raises(MetadataIntegrityError, match=name):
+                    door("db.t")
 
 
 def test_what_the_catalog_says_too_is_no_redirection(tmp_path: Path) -> None:

@@ -302,11 +302,9 @@ def test_writing_is_refused_before_anything_is_written(tmp_path: Path) -> None:
         "daft": lambda: table.to_daft(),
         "bodo": lambda: table.to_bodo(),
     }
-    for what, attempt in attempts.items():
-        with pytest.raises((NotImplementedError, ValueError)) as caught:
+    for attempt in attempts.values():
+        with pytest.raises(NotImplementedError):
             attempt()
-        if what != "expire":
-            assert caught.type is NotImplementedError, what
     assert sorted(TABLES.rglob("*")) == before
 
 

@@ -138,8 +138,9 @@ def test_the_result_as_json_is_stable() -> None:
     assert json.loads(json.dumps(result)) == result
     assert set(result) == set(
         "ok metadata_location table_uuid key_id snapshots manifest_lists manifests data_files "
-        "plain_data_files delete_files deletion_vectors statistics_files verified_size seconds "
-        "bytes_per_second errors warnings notes finding_counts findings".split()
+        "plain_data_files delete_files deletion_vectors statistics_files exposed_files "
+        "exposed_current_files verified_size seconds bytes_per_second errors warnings notes "
+        "finding_counts findings".split()
     )
     assert set(result["findings"][0]) == set(
         "severity kind message file snapshot_ids block offset".split()

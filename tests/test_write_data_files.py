@@ -51,6 +51,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from ags1.iceberg.parquet_modules import verify_parquet
 from ags1.iceberg.writing import data_files as module
 from ags1.iceberg.writing.entries import read_entries
 from ags1.iceberg.writing.output import TableOutput
@@ -226,6 +227,28 @@ def test_row_groups_are_as_large_as_the_table_says(tmp_path: Path) -> None:
     assert read_parquet(record).equals(rows(1000))
 
 
+def test_pages_are_as_large_as_the_table_says_and_have_an_encrypted_index(tmp_path: Path) -> None:
+    modules = {}
+    for limit in (10, 100):
+        properties = {
+            "write.parquet.page-row-limit": str(limit),
+            "write.parquet.row-group-limit": "500",
+        }
+        metadata = metadata_of(tmp_path / str(limit), COLUMNS, properties=properties)
+        (record,) = write(metadata, rows(1000))
+        stored = Path(record.file_path).read_bytes()
+        assert record.key is not None
+        # Each page is a header and a body, all of them authenticated, the indexes too.
+        found = verify_parquet(lambda at, size: stored[at : at + size], len(stored), record.key)  # noqa: B023
+        modules[limit] = found.modules
+        assert found.padding_size == 0
+        assert read_parquet(record).equals(rows(1000))
+        footer = parquet_file(record).metadata
+        chunks = [footer.row_group(i).column(j) for i in range(2) for j in range(3)]
+        assert all(chunk.has_column_index and chunk.has_offset_index for chunk in chunks)
+    assert modules[10] - modules[100] == 2 * 3 * (1000 // 10 - 1000 // 100)
+
+
 @pytest.mark.parametrize("at_once", [1, 70, 299, 301, 1000])
 def test_row_groups_of_a_stream_are_whole_however_it_comes(tmp_path: Path, at_once: int) -> None:
     metadata = metadata_of(tmp_path, COLUMNS, properties={"write.parquet.row-group-limit": "300"})
@@ -261,6 +284,27 @@ def test_properties_that_say_nothing_are_refused(tmp_path: Path, properties: Any
     with pytest.raises(ValueError, match=r"."):
         write(metadata_of(tmp_path, COLUMNS, properties=properties), rows(1))
     assert not files_in(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bloom-filter-max-bytes", "bloom-filter-enabled.column.id"])
+def test_bloom_filters_are_not_written_and_that_is_told(tmp_path: Path, name: str) -> None:
+    properties = {f"write.parquet.{name}": "true"}
+    with pytest.warns(UserWarning, match=f"{name}.*not implemented"):
+        write(metadata_of(tmp_path, COLUMNS, properties=properties), rows(1))
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Z", "Etc/UTC", "+00:00"])
+def test_nanoseconds_are_cut_in_every_spelling_of_utc(
+    tmp_path: Path, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = metadata_of(tmp_path, [{"name": "z", "type": "timestamptz"}])
+    data = pa.table({"z": pa.array([1001], pa.timestamp("ns", zone))})
+    monkeypatch.setenv("PYICEBERG_DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE", "true")
+    (record,) = write(metadata, data)
+    assert read_parquet(record)["z"].cast(pa.int64()).to_pylist() == [1]
+    monkeypatch.setenv("PYICEBERG_DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE", "false")
+    with pytest.raises((ValueError, TypeError)):
+        write(metadata, data)
 
 
 def test_orc_is_refused(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import copy
 import json
 import math
+import operator
 import pickle
 import random
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +45,19 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.statistics import StatisticsFile
-from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+from pyiceberg.table.update.spec import UpdateSpec
+from pyiceberg.transforms import BucketTransform, IdentityTransform, parse_transform
+from pyiceberg.types import (
+    DateType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestampNanoType,
+    TimestamptzNanoType,
+)
 
 from ags1 import (
     KeyMetadata,
@@ -549,16 +562,292 @@ def test_a_shorter_data_key_length_is_not_believed(catalog: EncryptedCatalog) ->
     assert [len(km.encryption_key) for km in keys] == [32, 32]
 
 
-def test_partitions_of_an_encrypted_table_are_not_told_in_summaries(
+SECRET = "123-45-6789"
+TOLD = {"write.summary.partition-limit": "100"}
+_SOME = f"v = '{SECRET}' and id = 2"
+
+
+def _in_one_transaction(table: EncryptedTable, path: str) -> None:
+    with table.transaction() as transaction:
+        transaction.append(rows(9, v=SECRET))
+        transaction.delete("id = 1")
+
+
+# Everything that writes a snapshot, all of whose rows have the secret.
+CHANGES: dict[str, Callable[[EncryptedTable, str], object]] = {
+    "append": lambda table, path: table.append(rows(9, v=SECRET)),
+    "overwrite": lambda table, path: table.overwrite(rows(9, v=SECRET)),
+    "overwrite-filter": lambda table, path: table.overwrite(rows(2, v=SECRET), _SOME),
+    "overwrite-partitions": lambda table, path: table.dynamic_partition_overwrite(
+        rows(9, v=SECRET)
+    ),
+    "delete-rows": lambda table, path: table.delete(_SOME),
+    "delete-files": lambda table, path: table.delete(f"v = '{SECRET}'"),
+    "upsert": lambda table, path: table.upsert(rows(2, 9, v=SECRET), ["id"]),
+    "add_files": lambda table, path: table.add_files([path], allow_plaintext=True),
+    "rekey": lambda table, path: table.rekey(),
+    "branch": lambda table, path: table.append(rows(9, v=SECRET), branch="other"),
+    "transaction": _in_one_transaction,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_no_operation_puts_partition_values_into_metadata_json(
     catalog: EncryptedCatalog,
+    tmp_path: Path,
+    change: Callable[[EncryptedTable, str], object],
 ) -> None:
-    told = {"write.summary.partition-limit": "100"}
-    table = catalog.create_table("db.t", SCHEMA, partition_spec=BY_V, properties=ENCRYPTED | told)
-    table.append(rows(1, v="secret value"))
-    [snapshot] = table.snapshots()
-    assert "secret value" not in repr(snapshot.summary)
+    table = catalog.create_table("db.t", SCHEMA, partition_spec=BY_V, properties=ENCRYPTED | TOLD)
+    assert isinstance(table, EncryptedTable)
+    table.append(rows(1, 2, v=SECRET))
+    pq.write_table(rows(9, v=SECRET), tmp_path / "plain.parquet")
+    change(table, str(tmp_path / "plain.parquet"))
+    assert len(table.metadata.snapshots) > 1
+    for snapshot in table.metadata.snapshots:
+        assert snapshot.summary is not None
+        assert snapshot.summary["changed-partition-count"] == "1"
+    folder = Path(table.metadata_location.removeprefix("file://")).parent
+    for version in folder.glob("*.metadata.json"):
+        assert SECRET not in version.read_text()
+
+
+def test_no_migration_puts_partition_values_into_metadata_json(catalog: EncryptedCatalog) -> None:
+    plain = catalog.create_table("db.t", SCHEMA, partition_spec=BY_V, properties=TOLD)
+    plain.append(rows(1, 2, v=SECRET))
+    assert SECRET in Path(plain.metadata_location.removeprefix("file://")).read_text()
+    catalog.migrate_table("db.t", "keyA")
+    table = catalog.load_table("db.t")
+    assert SECRET not in Path(table.metadata_location.removeprefix("file://")).read_text()
+    [snapshot] = table.metadata.snapshots
     assert snapshot.summary is not None
     assert snapshot.summary["changed-partition-count"] == "1"
+
+
+def test_no_relocation_takes_partition_values_along(
+    catalog: EncryptedCatalog, tmp_path: Path
+) -> None:
+    table = create(catalog)
+    table.append(rows(1))
+    # As Java leaves it where the table's properties ask for it.
+    path = Path(table.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_bytes())
+    metadata["snapshots"][0]["summary"] |= {
+        "partition-summaries-included": "true",
+        f"partitions.v={SECRET}": "added-records=1",
+    }
+    path.write_text(json.dumps(metadata))
+    result = catalog.relocate_table("db.t", f"file://{tmp_path}/moved", register_as="db.moved")
+    assert result.metadata_location is not None
+    moved = json.loads(Path(result.metadata_location.removeprefix("file://")).read_text())
+    before, after = metadata["snapshots"][0]["summary"], moved["snapshots"][0]["summary"]
+    assert before.keys() - after.keys() == {
+        "partition-summaries-included",
+        f"partitions.v={SECRET}",
+    }
+
+
+@pytest.mark.parametrize("in_a_transaction", [False, True])
+def test_a_partition_field_that_is_added_again_has_its_id(
+    table: EncryptedTable, in_a_transaction: bool
+) -> None:
+    def update() -> UpdateSpec:
+        return table.transaction().update_spec() if in_a_transaction else table.update_spec()
+
+    def changed(change: Callable[[UpdateSpec], UpdateSpec]) -> list[tuple[str, int]]:
+        builder = change(update())
+        builder.commit()
+        if in_a_transaction:
+            builder._transaction.commit_transaction()
+        return [(field.name, field.field_id) for field in again(table).spec().fields]
+
+    bucket = BucketTransform(4)
+    assert changed(lambda spec: spec.add_field("id", bucket, "id_b")) == [("id_b", 1000)]
+    assert changed(lambda spec: spec.add_identity("v")) == [("id_b", 1000), ("v", 1001)]
+    assert changed(lambda spec: spec.remove_field("id_b")) == [("v", 1001)]
+    table.append(rows(1))
+    again_there = changed(lambda spec: spec.add_field("id", bucket, "id_b"))
+    assert again_there == [("v", 1001), ("id_b", 1000)]
+    table.append(rows(2))
+    assert ids(again(table)) == [1, 2]
+    assert changed(lambda spec: spec.add_field("n", bucket))[-1] == ("n_bucket_4", 1002)
+    assert "partition-field-ids" not in verify_table(again(table)).finding_counts
+
+
+def test_a_partition_field_with_two_ids_is_named(table: EncryptedTable) -> None:
+    specs = [
+        {"spec-id": number, "fields": [{"source-id": 1, "transform": "identity"} | field]}
+        for number, field in enumerate(
+            ({"name": "id", "field-id": 1000}, {"name": "id", "field-id": 1001}), 1
+        )
+    ]
+    path = Path(table.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_bytes())
+    metadata["partition-specs"] += specs
+    path.write_text(json.dumps(metadata | {"last-partition-id": 1001, "default-spec-id": 2}))
+    table = again(table)
+    result = verify_table(table)
+    assert result.finding_counts["partition-field-ids"] == 1
+    assert any("'id' has the ids [1000, 1001]" in f.message for f in result.findings)
+    # What the finding advises.
+    table.update_spec().rename_field("id", "id_again").commit()
+    assert "partition-field-ids" not in verify_table(table).finding_counts
+
+
+NANOSECONDS = Schema(
+    NestedField(1, "id", LongType(), required=False),
+    NestedField(2, "t", TimestampNanoType(), required=False),
+    NestedField(3, "z", TimestamptzNanoType(), required=False),
+)
+_MOMENT = 1_700_000_000_000_000_000  # 2023-11-14T22:13:20 UTC
+_COMPARED: dict[str, Callable[[int, int], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "=": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    ">": operator.gt,
+}
+
+
+@pytest.mark.parametrize("transform", [None, "day", "hour", "identity", "bucket[3]"])
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_filters_in_nanoseconds(
+    catalog: EncryptedCatalog, transform: str | None, file_format: str
+) -> None:
+    spec = PartitionSpec()
+    if transform is not None:
+        field = parse_transform(transform)
+        spec = PartitionSpec(
+            PartitionField(2, 1000, field, "p"), PartitionField(3, 1001, field, "q")
+        )
+    table = catalog.create_table(
+        "db.t",
+        NANOSECONDS,
+        partition_spec=spec,
+        properties=ENCRYPTED | {"write.format.default": file_format},
+    )
+    moments = {i: _MOMENT + n for i, n in enumerate((-1, 0, 1, 999, 1000, 86_400_000_000_000))}
+    values = [*moments.values(), None]
+    columns = [
+        pa.array([*moments, None], pa.int64()),
+        pa.array(values, pa.timestamp("ns")),
+        pa.array(values, pa.timestamp("ns", "UTC")),
+    ]
+    table.append(pa.table(columns, ["id", "t", "z"]))
+    for sign, compare in _COMPARED.items():
+        for nanoseconds in (0, 1, 999):
+            text = f"2023-11-14T22:13:20.{nanoseconds:09}"
+            wanted = [i for i, m in moments.items() if compare(m, _MOMENT + nanoseconds)]
+            assert ids(table, row_filter=f"t {sign} '{text}'") == wanted
+            assert ids(table, row_filter=f"z {sign} '{text}+00:00'") == wanted
+    for name, offset in (("t", ""), ("z", "+01:00")):
+        hour = "23" if offset else "22"
+        some = f"'2023-11-14T{hour}:13:20.000000001{offset}', '2023-11-14T{hour}:13:20{offset}'"
+        assert ids(table, row_filter=f"{name} in ({some})") == [1, 2]
+        assert ids(table, row_filter=f"{name} not in ({some})") == [0, 3, 4, 5]
+        moment = datetime(2023, 11, 14, 22, 13, 20, tzinfo=timezone.utc if offset else None)
+        assert ids(table, row_filter=GreaterThan(name, moment)) == [2, 3, 4, 5]
+        with pytest.raises(ValueError, match=r"zone|[Zz]one|offset"):
+            ids(table, row_filter=f"{name} > '2023-11-14T22:13:20{'' if offset else '+00:00'}'")
+    table.delete("t >= '2023-11-14T22:13:20.000000001' and z < '2023-11-14T22:13:20.000001+00:00'")
+    left = again(table).scan().to_arrow()["id"].to_pylist()
+    assert sorted(i for i in left if i is not None) == [0, 1, 4, 5]
+    assert None in left
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_zero_is_equal_to_minus_zero_in_a_set_too(
+    catalog: EncryptedCatalog, file_format: str
+) -> None:
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=False),
+        NestedField(2, "f", FloatType(), required=False),
+        NestedField(3, "d", DoubleType(), required=False),
+    )
+    properties = ENCRYPTED | {"write.format.default": file_format}
+    table = catalog.create_table("db.t", schema, properties=properties)
+    # Statistics say of each file that it has one value.
+    for number, value in enumerate((0.0, -0.0, 0.5, None)):
+        columns = [
+            pa.array([number]),
+            pa.array([value], pa.float32()),
+            pa.array([value], pa.float64()),
+        ]
+        table.append(pa.table(columns, ["id", "f", "d"]))
+    for name in ("f", "d"):
+        for zero in (0.0, -0.0):
+            assert ids(table, row_filter=In(name, [zero, 0.25])) == [0, 1]
+            assert ids(table, row_filter=In(name, [zero, 0.5])) == [0, 1, 2]
+            assert ids(table, row_filter=NotIn(name, [zero, 0.25])) == [2]
+            assert ids(table, row_filter=In(name, [zero])) == [0, 1]
+    table.delete(In("d", [0.0, 0.25]))
+    assert ids(again(table)) == [2, 3]
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
+@pytest.mark.parametrize("transform", [None, "day", "month"])
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_dates_that_became_times(
+    catalog: EncryptedCatalog, kind: str, transform: str | None, file_format: str
+) -> None:
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=False),
+        NestedField(2, "d", DateType(), required=False),
+    )
+    spec = PartitionSpec()
+    if transform is not None:
+        spec = PartitionSpec(PartitionField(2, 1000, parse_transform(transform), "p"))
+    properties = ENCRYPTED | {"write.format.default": file_format}
+    table = catalog.create_table("db.t", schema, partition_spec=spec, properties=properties)
+    days = [date(1969, 12, 31), date(1970, 1, 2), None]
+    table.append(pa.table({"id": [0, 1, 2], "d": pa.array(days, pa.date32())}))
+    # PyIceberg does not promote dates; Spark does.
+    path = Path(table.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_bytes())
+    promoted = copy.deepcopy(metadata["schemas"][0]) | {"schema-id": 1}
+    promoted["fields"][1]["type"] = kind
+    metadata["schemas"].append(promoted)
+    path.write_text(json.dumps(metadata | {"current-schema-id": 1}))
+    table = again(table)
+    unit = "us" if kind == "timestamp" else "ns"
+    times = [datetime(1970, 1, 2, 12), datetime(1969, 12, 31)]
+    table.append(pa.table({"id": [3, 4], "d": pa.array(times, pa.timestamp(unit))}))
+    found = table.scan().to_arrow().sort_by("id")
+    assert found.schema.field("d").type == pa.timestamp(unit)
+    midnight = [None if day is None else datetime(day.year, day.month, day.day) for day in days]
+    assert found["d"].cast(pa.timestamp("us")).to_pylist() == midnight + times
+    for text, wanted in {
+        "d < '1970-01-02T00:00:00'": [0, 4],
+        "d <= '1970-01-02T00:00:00'": [0, 1, 4],
+        "d = '1969-12-31T00:00:00'": [0, 4],
+        "d > '1970-01-02T00:00:00'": [3],
+        "d in ('1970-01-02T00:00:00', '1971-01-01T00:00:00')": [1],
+        "d is null": [2],
+    }.items():
+        assert ids(table, row_filter=text) == wanted, text
+    assert verify_table(table).ok
+    table.delete("d >= '1970-01-02T00:00:00'")
+    assert ids(again(table)) == [0, 2, 4]
+
+
+def test_pyiceberg_s_expiry_is_committed_by_our_rules(table: EncryptedTable) -> None:
+    for number in range(4):
+        table.append(rows(number))
+    first, second, third, last = (snapshot.snapshot_id for snapshot in table.snapshots())
+    with pytest.raises(ValueError, match="protected"):
+        table.maintenance.expire_snapshots().by_id(last)
+    expiry = table.maintenance.expire_snapshots().by_ids([first, second])
+    # Somebody tags what is to go, and commits.
+    other = again(table)
+    other.manage_snapshots().create_tag(first, "kept").commit()
+    other.append(rows(4))
+    expiry.commit()
+    left = [snapshot.snapshot_id for snapshot in again(table).snapshots()]
+    assert left == [first, third, last, other.current_snapshot().snapshot_id]
+    assert ids(table) == [0, 1, 2, 3, 4]
+    table.transaction().set_properties({"gc.enabled": "false"}).commit_transaction()
+    with pytest.raises(ValidationException, match=r"gc\.enabled"):
+        table.maintenance.expire_snapshots().by_id(third).commit()
 
 
 def test_records_with_keys_are_not_pickled(table: EncryptedTable) -> None:

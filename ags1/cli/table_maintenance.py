@@ -65,6 +65,11 @@ row_filter = click.option(
     metavar="EXPR",
     help="Only data files that may have such rows, in PyIceberg's syntax.  [default: all files]",
 )
+exposed = click.option(
+    "--exposed",
+    is_flag=True,
+    help="Only files whose keys stand in plaintext manifests; encrypt those manifests.",
+)
 dry_run_rewriting = click.option("--dry-run", is_flag=True, help="Tell what would be rewritten.")
 
 
@@ -297,11 +302,13 @@ def rotate(
 Examples:
   ags1 table rekey db.flights --catalog prod
   ags1 table rekey db.flights --catalog prod --filter "day < '2026-01-31'" --dry-run
+  ags1 table rekey db.flights --catalog prod --exposed
 
 {EXIT_STATUS}"""
 )
 @table_options.changing()
 @row_filter
+@exposed
 @branch
 @_threads
 @dry_run_rewriting
@@ -311,6 +318,7 @@ Examples:
 def rekey(
     where: TableOptions,
     row_filter: str | None,
+    exposed: bool,
     branch: str,
     threads: int | None,
     dry_run: bool,
@@ -321,13 +329,21 @@ def rekey(
 
     Rows keep their order, ids and sequence numbers. Earlier snapshots still have the old files
     until 'ags1 table expire' removes those snapshots.
+
+    Iceberg's rewrite_manifests before 1.12 writes plaintext manifests, which expose the keys of the
+    files that they list: 'ags1 table verify' finds them, and --exposed mends the table.
     """
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
     expression = files_filter(table, row_filter)
     with Bar(name, quiet=quiet) as bar:
         done = table.rekey(
-            expression, branch=branch, threads=threads, dry_run=dry_run, progress=bar
+            expression,
+            branch=branch,
+            exposed=exposed,
+            threads=threads,
+            dry_run=dry_run,
+            progress=bar,
         )
     tell_rekeying(name, branch, done, dry_run=dry_run, quiet=quiet, as_json=as_json)
     return 0
@@ -352,9 +368,12 @@ def tell_rekeying(
         "dry_run": dry_run,
         "files": done.files,
         "size": done.size,
+        "manifests": done.manifests,
     }
     would = "would be " if dry_run else ""
     line = f"{name}: {counted(done.files, 'file')} of {done.size} bytes {would}under fresh keys"
+    if done.manifests:
+        line += f", {counted(done.manifests, 'plaintext manifest')} {would}encrypted"
     print_result(facts, line, as_json=as_json, quiet=quiet)
 
 

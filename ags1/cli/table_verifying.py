@@ -140,6 +140,9 @@ def summary(result: TableVerification) -> str:
         parts[-1] += f" ({result.plain_data_files} in the clear)"
     if result.delete_files:
         parts.append(_count(result.delete_files, "delete file"))
+    if result.exposed_files:
+        exposed = _count(result.exposed_files, "file")
+        parts.append(f"{exposed} with exposed keys ({result.exposed_current_files} in use)")
     parts.append(f"{result.verified_size} bytes verified in {result.seconds:.1f} s")
     for severity in (Severity.ERROR, Severity.WARNING, Severity.NOTE):
         if found := result.count(severity):

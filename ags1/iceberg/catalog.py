@@ -41,7 +41,6 @@ from .catalog_trust import (
     TABLE_TYPE,
     hive_trust,
     is_a,
-    refuse_redirection,
 )
 from .home import home_of
 from .maintenance.expiry import everything
@@ -49,10 +48,12 @@ from .metadata import Trust, read_metadata, table_key_id
 from .pyiceberg_internals import (
     ask_rest_server,
     configured_properties,
+    guard_catalog,
     hive_parameters,
     iceberg_schema,
     sql_metadata_location,
 )
+from .redirection import refuse_redirection
 from .table import EncryptedTable, encrypted_table, kms_client
 from .writing.commits import Base, Commits, Place, commits_for, made_whatever_comes
 from .writing.output import TableOutput
@@ -172,6 +173,7 @@ class EncryptedCatalog(Catalog):
             if name.startswith(("encryption.", "kms.")):
                 del inner.properties[name]
         super().__init__(inner.name, **inner.properties)
+        guard_catalog(inner)
         self.inner = inner
         self.kms = kms
         self.key_ids = frozenset(key_ids)
@@ -198,10 +200,8 @@ class EncryptedCatalog(Catalog):
         where there are any; what a REST server answers is taken before the metadata file.
 
         The files are read as the caller's properties and the catalog's say. Properties in the
-        metadata that say otherwise (``py-io-impl``, ``s3.endpoint``, …) are refused, of plain
-        tables too. With Hive, REST and SQL that comes first; the ``load_table`` of other catalogs
-        of PyIceberg (Glue, DynamoDB, BigQuery) reads the metadata and obeys them before anything
-        can be checked: whoever may write their metadata.json chooses code that runs here.
+        metadata that say otherwise (``py-io-impl``, ``s3.endpoint``, …) are refused before anything
+        obeys them, of plain tables too, here and in all other methods that load a table.
 
         Warns, with PlainTableWarning, of a table in the clear where ``key_ids`` were given. Raises
         as ``open_table`` does, and NoSuchTableError.
@@ -316,6 +316,7 @@ class EncryptedCatalog(Catalog):
         that would lose the keys.
         """
         if not self._is_encrypted(properties):
+            refuse_redirection({"properties": properties}, self.inner.properties, location)
             return self.inner.create_table(
                 identifier, schema, location, partition_spec, sort_order, properties
             )
@@ -334,6 +335,7 @@ class EncryptedCatalog(Catalog):
         """Return a transaction that creates the table when it is committed. Raises as
         ``create_table``."""
         if not self._is_encrypted(properties):
+            refuse_redirection({"properties": properties}, self.inner.properties, location)
             return self.inner.create_table_transaction(
                 identifier, schema, location, partition_spec, sort_order, properties
             )
@@ -443,11 +445,16 @@ class EncryptedCatalog(Catalog):
     def register_table(
         self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
     ) -> Table:
-        if not overwrite and is_a(self.inner, "HiveCatalog"):
-            # With what Java keeps of an encrypted table in the metastore, its hash for one.
-            output = TableOutput(load_file_io(dict(self.inner.properties), metadata_location))
+        """Make the metadata.json at ``metadata_location`` a table of this catalog. Raises as
+        ``load_table``; without a server, before the catalog knows of the table."""
+        if not is_a(self.inner, "RestCatalog"):
+            properties = dict(self.inner.properties)
+            output = TableOutput(load_file_io(properties, metadata_location))
             metadata = read_metadata(output.io, metadata_location, Trust())
-            if table_key_id(metadata, Trust(), metadata_location) is not None:
+            refuse_redirection(metadata, properties, metadata_location)
+            is_encrypted = table_key_id(metadata, Trust(), metadata_location) is not None
+            if is_encrypted and not overwrite and is_a(self.inner, "HiveCatalog"):
+                # With what Java keeps of an encrypted table in the metastore, its hash for one.
                 self.commits().register(identifier, metadata_location, output)
                 return self.load_table(identifier)
         self.inner.register_table(identifier, metadata_location, overwrite)
@@ -456,6 +463,14 @@ class EncryptedCatalog(Catalog):
     def rename_table(
         self, from_identifier: str | Identifier, to_identifier: str | Identifier
     ) -> Table:
+        """Rename a table. Raises as ``load_table``; without a server, before it is renamed where
+        its metadata is refused."""
+        if not is_a(self.inner, "RestCatalog"):
+            found, trust = self._find(from_identifier, Trust())
+            properties = self.inner.properties
+            io = load_file_io(properties, found.metadata_location)
+            metadata = read_metadata(io, found.metadata_location, trust)
+            refuse_redirection(metadata, properties, found.metadata_location)
         self.inner.rename_table(from_identifier, to_identifier)
         return self.load_table(to_identifier)
 
@@ -583,7 +598,11 @@ class EncryptedCatalog(Catalog):
         self.inner.drop_table(identifier)
 
     def table_exists(self, identifier: str | Identifier) -> bool:
-        return self.inner.table_exists(identifier)
+        try:
+            return self.inner.table_exists(identifier)
+        except MetadataIntegrityError:
+            # Some catalogs load it to tell. It is there, and may not be loaded.
+            return True
 
     def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
         return self.inner.list_tables(namespace)

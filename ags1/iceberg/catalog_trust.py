@@ -5,9 +5,6 @@ Knows nothing of files and keys.
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 from pyiceberg.catalog import Catalog
 from pyiceberg.typedef import Properties
 
@@ -20,14 +17,6 @@ METADATA_LOCATION = "metadata_location"
 METADATA_HASH = "metadata_hash"
 TABLE_TYPE = "table_type"
 ICEBERG = "iceberg"
-
-# What of a FileIO's properties says which code reads, or to whom requests and credentials go.
-_STORAGE = ("s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
-_REDIRECTING = re.compile(
-    r"\b(impl|endpoint|signer|proxy|host|port|authority|scheme|account-name|connection-string"
-    r"|kwargs)\b"
-)
-_REDIRECTING_NAMES = ("py-io-impl", "uri")
 
 
 def hive_trust(trust: Trust, parameters: Properties) -> Trust:
@@ -43,22 +32,6 @@ def hive_trust(trust: Trust, parameters: Properties) -> Trust:
     # The hash says it all; without one, Java compares the two properties.
     length = None if java_hash else parameters.get(DATA_KEY_LENGTH)
     return Trust(trust.key_id or key_id, trust.metadata_sha256, java_hash, length)
-
-
-def refuse_redirection(metadata: dict[str, Any], properties: Properties, location: str) -> None:
-    """Raise MetadataIntegrityError when the metadata says which code reads the table's files or to
-    whom requests for them go, and the catalog's properties do not say the same."""
-    for name, value in (metadata.get("properties") or {}).items():
-        if (
-            name in _REDIRECTING_NAMES
-            or (name.startswith(_STORAGE) and _REDIRECTING.search(name.partition(".")[2]))
-        ) and properties.get(name) != value:
-            raise MetadataIntegrityError(
-                f"the metadata has {name!r} among the table's properties, and with it whoever "
-                "writes the file chooses what reads the table and who is sent the credentials: "
-                "give it to the catalog if it is right",
-                file=location,
-            )
 
 
 def is_a(catalog: Catalog, name: str) -> bool:

@@ -21,6 +21,7 @@ from .. import oneshot
 from ..errors import (
     Ags1Error,
     FormatError,
+    KeyMetadataError,
     MetadataIntegrityError,
     MissingFileLengthError,
     NotEncryptedError,
@@ -32,6 +33,7 @@ from ..layout import DEFAULT_BLOCK_SIZE, MAGIC, build_header
 from ..reader import Reader
 
 _HEADER = build_header(DEFAULT_BLOCK_SIZE)
+_AVRO = b"Obj\x01"
 
 
 class TableFiles(FileIO):
@@ -40,6 +42,7 @@ class TableFiles(FileIO):
     ``inner`` is where they are stored. ``keys`` opens the manifest lists' keys. ``location_map``
     maps prefixes of locations, as the metadata has them, to where the files lie now; the longest
     prefix that ends at a ``/`` wins. ``require_encrypted`` refuses data files in the clear.
+    ``reads_exposed`` lets plaintext manifests be read, for those who encrypt or delete them.
 
     ``new_input`` gives the stored bytes: data files of Parquet decrypt inside. ``new_output`` and
     ``delete`` raise NotImplementedError: what PyIceberg wrote here would be in the clear. A pickle
@@ -53,11 +56,13 @@ class TableFiles(FileIO):
         *,
         location_map: Mapping[str, str] | None = None,
         require_encrypted: bool = False,
+        reads_exposed: bool = False,
     ) -> None:
         super().__init__(inner.properties)
         self.inner = inner
         self.keys = keys
         self.require_encrypted = require_encrypted
+        self.reads_exposed = reads_exposed
         self.location_map = dict(location_map or {})
 
     def with_keys(self, keys: EncryptionManager) -> TableFiles:
@@ -67,7 +72,14 @@ class TableFiles(FileIO):
             keys,
             location_map=self.location_map,
             require_encrypted=self.require_encrypted,
+            reads_exposed=self.reads_exposed,
         )
+
+    def reading_exposed(self) -> TableFiles:
+        """Return the same files with the same keys, plaintext manifests among them."""
+        files = self.with_keys(self.keys)
+        files.reads_exposed = True
+        return files
 
     def stored_location(self, location: str) -> str:
         """Return where the file lies that the metadata knows by ``location``. Raises
@@ -132,20 +144,42 @@ class TableFiles(FileIO):
         length = km.file_length
         if length is None:
             raise MissingFileLengthError("the key metadata has no file length", file=location)
-        path = self.local_path(location)
-        # One byte more tells a file that is too long, however long it is.
-        if path is None:
-            with self.open_stored(location) as stream:
-                sealed = stream.read(length + 1)
-        else:
-            with open(path, "rb", buffering=0, opener=_open_regular) as file:
-                sealed = _read(file, length + 1)
+        sealed = self._read_stored(location, length)
         try:
             _check_header(sealed)
             return oneshot.decrypt(sealed, km)
         except Ags1Error as error:
             error.file = location
             raise
+
+    def read_exposed(self, location: str, length: int) -> bytes:
+        """Return a plaintext manifest, which nothing authenticates; its manifest list says that it
+        has ``length`` bytes.
+
+        Raises MetadataIntegrityError for another length or what is no Avro file, KeyMetadataError
+        when it is encrypted, and OSError.
+        """
+        data = self._read_stored(location, length)
+        if data.startswith(MAGIC):
+            raise KeyMetadataError(
+                "the manifest is encrypted, and the manifest list has no key for it", file=location
+            )
+        if len(data) != length or not data.startswith(_AVRO):
+            raise MetadataIntegrityError(
+                "the plaintext manifest is not the one that its manifest list names: it has "
+                "another length, or is no Avro file",
+                file=location,
+            )
+        return data
+
+    def _read_stored(self, location: str, length: int) -> bytes:
+        path = self.local_path(location)
+        # One byte more tells a file that is too long, however long it is.
+        if path is None:
+            with self.open_stored(location) as stream:
+                return stream.read(length + 1)
+        with open(path, "rb", buffering=0, opener=_open_regular) as file:
+            return _read(file, length + 1)
 
     def local_path(self, location: str) -> str | None:
         """Return the path of a file of this machine, None for one that lies elsewhere. Raises

@@ -35,10 +35,27 @@ from pyiceberg.expressions import (
     SetPredicate,
     UnboundPredicate,
 )
-from pyiceberg.expressions.literals import AboveMax, BelowMin, FloatLiteral
+from pyiceberg.expressions.literals import (
+    AboveMax,
+    BelowMin,
+    FloatLiteral,
+    LongLiteral,
+    StringLiteral,
+    TimestampLiteral,
+)
 from pyiceberg.expressions.visitors import extract_field_ids, rewrite_not, visit
 from pyiceberg.schema import Schema
-from pyiceberg.types import DoubleType, FloatType, IcebergType, NestedField, StructType, UUIDType
+from pyiceberg.types import (
+    DoubleType,
+    FloatType,
+    IcebergType,
+    NestedField,
+    StructType,
+    TimestampNanoType,
+    TimestamptzNanoType,
+    UUIDType,
+)
+from pyiceberg.utils.datetime import timestamp_to_nanos, timestamptz_to_nanos
 
 from .pyiceberg_internals import BooleanRewriter, arrow_filter
 
@@ -55,6 +72,40 @@ def as_sql(
     or for all rows. Raises ValueError for a column that the schema has not.
     """
     return visit(rewrite_not(expression), _SqlRules(schema, case_sensitive))
+
+
+class _NanosecondLiteral(TimestampLiteral):
+    """A time of a column in nanoseconds, which PyIceberg has no literal for; ``value`` is in
+    nanoseconds since 1970."""
+
+    def to(self, type_var: IcebergType) -> _NanosecondLiteral:
+        if not isinstance(type_var, TimestampNanoType | TimestamptzNanoType):
+            raise TypeError(f"a time in nanoseconds is compared with {type_var}")
+        return self
+
+    def increment(self) -> _NanosecondLiteral:
+        return _NanosecondLiteral(self.value + 1)
+
+    def decrement(self) -> _NanosecondLiteral:
+        return _NanosecondLiteral(self.value - 1)
+
+
+def _in_nanoseconds(literal: Any, kind: IcebergType) -> Any:
+    """Return a literal for a column in nanoseconds, as PyIceberg converts it to microseconds: from
+    text in ISO 8601, with an offset where the column has one, from a datetime or an integer."""
+    value = literal.value
+    if isinstance(literal, _NanosecondLiteral):
+        return literal
+    if isinstance(literal, StringLiteral):
+        parse = (
+            timestamptz_to_nanos if isinstance(kind, TimestamptzNanoType) else timestamp_to_nanos
+        )
+        return _NanosecondLiteral(parse(value))
+    if isinstance(literal, TimestampLiteral):
+        return _NanosecondLiteral(value * 1000)
+    if isinstance(literal, LongLiteral):
+        return _NanosecondLiteral(value)
+    raise TypeError(f"{value!r} is no time to compare {kind} with")
 
 
 class _SqlRules(BooleanRewriter):
@@ -103,6 +154,8 @@ class _SqlRules(BooleanRewriter):
         is_float = isinstance(kind, FloatType) and isinstance(literal.value, float)
         if is_float and math.isinf(literal.value):
             return FloatLiteral(literal.value), 0
+        if isinstance(kind, TimestampNanoType | TimestamptzNanoType):
+            return _in_nanoseconds(literal, kind), 0
         converted = literal.to(kind)
         if isinstance(converted, AboveMax):
             return literal, 1

@@ -37,12 +37,12 @@ class Severity(str, Enum):
 
 _ERRORS = """
     authentication not-encrypted metadata shared-key two-keys record-count
-    snapshot-without-key manifest-without-key delete-file-without-key
+    snapshot-without-key exposed-keys manifest-without-key delete-file-without-key
     truncated missing-file format key kek-unusable unreadable-file
 """.split()
 _WARNINGS = """
     plain-data-file plain-levels plain-statistics missing-statistics stray-plain-file
-    kek-expired kek-near-expiry kek-timestamp kek-other-master-key
+    kek-expired kek-near-expiry kek-timestamp kek-other-master-key partition-field-ids
 """.split()
 _NOTES = """
     orphan-file orphan-key several-keks unauthenticated-bytes folder-not-listed metadata-not-pinned
@@ -93,7 +93,9 @@ class TableVerification:
     """The result of ``verify_table``.
 
     The numbers count each file once, however many snapshots share it. ``verified_size`` is the
-    bytes of stored files whose tags were checked. ``finding_counts`` counts findings by kind, those
+    bytes of stored files whose tags were checked. ``exposed_files`` are encrypted files of any
+    snapshot whose keys stand in a plaintext manifest, ``exposed_current_files`` those that are in
+    the current snapshot. ``finding_counts`` counts findings by kind, those
     too that ``findings`` leaves out (it keeps 10,000 of a kind).
     """
 
@@ -108,6 +110,8 @@ class TableVerification:
     delete_files: int
     deletion_vectors: int
     statistics_files: int
+    exposed_files: int
+    exposed_current_files: int
     verified_size: int
     seconds: float
     findings: tuple[Finding, ...] = field(repr=False)
@@ -141,6 +145,8 @@ class TableVerification:
             "delete_files": self.delete_files,
             "deletion_vectors": self.deletion_vectors,
             "statistics_files": self.statistics_files,
+            "exposed_files": self.exposed_files,
+            "exposed_current_files": self.exposed_current_files,
             "verified_size": self.verified_size,
             "seconds": round(self.seconds, 3),
             "bytes_per_second": round(self.bytes_per_second),

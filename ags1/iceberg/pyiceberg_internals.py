@@ -24,6 +24,7 @@ from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
 from pyiceberg.avro.reader import DoubleReader, OptionReader, Reader, StructReader
 from pyiceberg.avro.resolver import construct_reader, resolve_reader
 from pyiceberg.catalog import _ENV_CONFIG, Catalog
+from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchNamespaceError,
@@ -32,6 +33,7 @@ from pyiceberg.exceptions import (
     WaitingForLockException,
 )
 from pyiceberg.expressions import BooleanExpression, BoundTerm
+from pyiceberg.expressions.literals import literal
 from pyiceberg.expressions.visitors import (
     ResidualEvaluator,
     ResidualVisitor,
@@ -44,6 +46,7 @@ from pyiceberg.io.pyarrow import (
     ArrowAccessor,
     ArrowProjectionVisitor,
     _ConvertToArrowExpression,
+    schema_to_pyarrow,
 )
 from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible as _check_compatible
 from pyiceberg.io.pyarrow import _get_column_projection_values as column_projection_values
@@ -56,16 +59,28 @@ from pyiceberg.manifest import (
     PartitionFieldSummary,
 )
 from pyiceberg.manifest import _inherit_from_manifest as inherit_from_manifest
-from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema, visit_with_partner
 from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE
 from pyiceberg.table import _min_sequence_number as min_sequence_number
 from pyiceberg.table import _parse_row_filter as parse_row_filter
-from pyiceberg.typedef import Identifier, Properties
-from pyiceberg.types import ListType, MapType, UUIDType
+from pyiceberg.table.update.spec import UpdateSpec
+from pyiceberg.transforms import Transform
+from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
+from pyiceberg.types import (
+    DoubleType,
+    FloatType,
+    ListType,
+    MapType,
+    NestedField,
+    TimestampNanoType,
+    TimestampType,
+    UUIDType,
+)
 from pyiceberg.utils.config import Config, merge_config
 
 from . import avro
+from .redirection import refuse_foreign_code, refuse_redirection
 
 __all__ = [
     "DATA_FILE_KEY_METADATA",
@@ -79,6 +94,7 @@ __all__ = [
     "NotSentError",
     "PartitionFieldSummary",
     "RecordShape",
+    "ReusingUpdateSpec",
     "StrictMetricsEvaluator",
     "arrow_filter",
     "ask_rest_server",
@@ -88,6 +104,7 @@ __all__ = [
     "configured_properties",
     "default_table_location",
     "downcasts_ns_timestamps",
+    "guard_catalog",
     "hive_client",
     "hive_parameters",
     "hive_table_lock",
@@ -216,8 +233,29 @@ def read_avro_records(data: bytes, shape: RecordShape) -> tuple[dict[str, str], 
             raise ValueError("the sync marker after an Avro block is not the file's")
 
 
+_DAY = struct.Struct("<i")
+_TIME = struct.Struct("<q")
+_PER_DAY = {TimestampType: 86_400_000_000, TimestampNanoType: 86_400_000_000_000}
+
+
+@from_bytes.register(TimestampType)
+@from_bytes.register(TimestampNanoType)
+def _time_of_bound(kind: TimestampType | TimestampNanoType, bound: bytes) -> int:
+    """Return a bound of a column of times. PyIceberg's own function raises for that of a column
+    which was one of dates, in days, when its file was written."""
+    if len(bound) == _DAY.size:
+        return int(_DAY.unpack(bound)[0]) * _PER_DAY[type(kind)]
+    return int(_TIME.unpack(bound)[0])
+
+
 class _Projection(ArrowProjectionVisitor):
-    """PyIceberg's, whose lists and maps of structs lose their nulls: they come out empty."""
+    """PyIceberg's, whose lists and maps of structs lose their nulls: they come out empty; and which
+    does not read dates as times, to which version 3 promotes them."""
+
+    def _cast_if_needed(self, field: NestedField, values: pa.Array) -> pa.Array:
+        if isinstance(field.field_type, tuple(_PER_DAY)) and pa.types.is_date32(values.type):
+            return values.cast(schema_to_pyarrow(field.field_type, include_field_ids=False))
+        return super()._cast_if_needed(field, values)
 
     def list(
         self, list_type: ListType, list_array: pa.Array | None, value_array: pa.Array | None
@@ -293,6 +331,22 @@ def iceberg_schema(schema: Schema | pa.Schema) -> Schema:
     return converted
 
 
+class ReusingUpdateSpec(UpdateSpec):
+    """PyIceberg's, which in version 3 gives a partition field that is added again another id; Java
+    cannot read some of a table's metadata tables then."""
+
+    def _partition_field(
+        self, transform_key: tuple[int, Transform[Any, Any]], name: str | None
+    ) -> PartitionField:
+        source_id, transform = transform_key
+        for spec in self._transaction.table_metadata.specs().values():
+            for field in spec.fields:
+                is_same = field.source_id == source_id and str(field.transform) == str(transform)
+                if is_same and name in (None, field.name):
+                    return PartitionField(source_id, field.field_id, transform, field.name)
+        return super()._partition_field(transform_key, name)
+
+
 # Whether all rows of a data file match, from its metrics.
 StrictMetricsEvaluator = _StrictMetricsEvaluator
 
@@ -323,6 +377,11 @@ class _ArrowFilter(_ConvertToArrowExpression):
             # Arrow compares UUIDs as the bytes that they are.
             found = [x.bytes if isinstance(x, UUID) else x for x in literals]
             return pc.field(self._get_field_name(term)).isin(pa.array(found, pa.binary(16)))
+        rest = literals - {0}
+        if rest != literals and isinstance(term.ref().field.field_type, FloatType | DoubleType):
+            # Zero is equal to minus zero; Arrow's sets tell them apart.
+            zero = self.visit_equal(term, literal(0.0))
+            return zero | super().visit_in(term, rest) if rest else zero
         return super().visit_in(term, literals)
 
     def visit_not_in(self, term: BoundTerm, literals: set[Any]) -> pc.Expression:
@@ -421,7 +480,54 @@ def _rest_table(
     credentials = catalog._resolve_storage_credentials(
         parsed.storage_credentials, location or metadata.get("location")
     )
-    return metadata, location, parsed.config, {**parsed.config, **credentials}
+    storage = {**parsed.config, **credentials}
+    refuse_foreign_code(storage, catalog.properties, location)
+    return metadata, location, parsed.config, storage
+
+
+def guard_catalog(catalog: Any) -> None:
+    """Have a catalog of PyIceberg's refuse tables whose metadata chooses code, a server or
+    credentials: all its methods that load a table obey that metadata at once, ``refresh`` and
+    ``append`` of tables that it has loaded included.
+
+    They raise MetadataIntegrityError. Of a catalog without a server, the one method that makes a
+    table's FileIO of the metadata is guarded; with REST, what parses the server's answers.
+    """
+    own = vars(catalog)
+    if "_response_to_table" in own or "_load_file_io" in own:
+        return
+    if hasattr(catalog, "_response_to_table"):
+        for name in ("_response_to_table", "_response_to_staged_table"):
+            setattr(catalog, name, functools.partial(_checked, catalog, getattr(catalog, name)))
+        catalog.commit_table = functools.partial(_committed, catalog, catalog.commit_table)
+    elif hasattr(catalog, "_load_file_io"):
+        catalog._load_file_io = functools.partial(_loaded, catalog, catalog._load_file_io)
+
+
+def _loaded(
+    catalog: Any, load: Any, properties: Properties = EMPTY_DICT, location: str | None = None
+) -> Any:
+    refuse_redirection({"properties": properties}, catalog.properties, location)
+    return load(properties, location)
+
+
+def _checked(catalog: Any, make: Any, identifier: Any, response: Any) -> Any:
+    location = response.metadata_location
+    credentials = catalog._resolve_storage_credentials(response.storage_credentials, location)
+    storage = {**response.config, **credentials}
+    refuse_foreign_code(storage, catalog.properties, location)
+    stated = {"properties": response.metadata.properties}
+    refuse_redirection(stated, {**catalog.properties, **storage}, location)
+    return make(identifier, response)
+
+
+def _committed(catalog: Any, commit: Any, table: Any, requirements: Any, updates: Any) -> Any:
+    response = commit(table, requirements, updates)
+    # The table obeys what the server answers from now on.
+    stated = {"properties": response.metadata.properties}
+    own = {**catalog.properties, **table.config}
+    refuse_redirection(stated, own, response.metadata_location)
+    return response
 
 
 def check_rest_commits(catalog: Any) -> None:

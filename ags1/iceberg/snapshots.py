@@ -129,13 +129,21 @@ class EncryptedManifest(ManifestFile):
         self._data[MANIFEST_FILE_KEY_METADATA] = None
 
     @property
+    def is_plaintext(self) -> bool:
+        """Whether the manifest list has no key for this manifest."""
+        return self._key_bytes is None
+
+    @property
     def key(self) -> KeyMetadata:
         """What opens the manifest. Raises NotEncryptedError when there is nothing,
         KeyMetadataError, MetadataIntegrityError when the lengths stated differ."""
         if self._key_bytes is None:
             raise NotEncryptedError(
-                "the manifest list has no key for this manifest, and the table is encrypted "
-                "(Spark's add_files leaves such manifests: CALL system.rewrite_manifests)",
+                "the manifest list has no key for this manifest, and the table is encrypted: the "
+                "manifest is plaintext, and so are the keys of the files that it lists. "
+                "rekey(exposed=True), or 'ags1 table rekey --exposed', puts those files under "
+                "fresh keys and encrypts the manifest. Do not use rewrite_manifests of Iceberg "
+                "before 1.12, which writes such manifests itself",
                 file=self.manifest_path,
             )
         return _parsed_key(self._key_bytes, self.manifest_path, self.manifest_length)
@@ -144,10 +152,18 @@ class EncryptedManifest(ManifestFile):
         """Return the manifest's entries. ``io`` is the table's.
 
         Raises AuthenticationError, TruncatedError, FormatError for a manifest that is not the one
-        of the manifest list, and NotEncryptedError for a delete file without a key.
+        of the manifest list, and NotEncryptedError for a delete file without a key. A plaintext
+        manifest is read if ``io`` says so; MetadataIntegrityError, if it has not as many files and
+        rows as the manifest list says.
         """
-        data = files_of(io).read_encrypted(self.manifest_path, self.key)
+        files = files_of(io)
+        if self.is_plaintext and files.reads_exposed:
+            data = files.read_exposed(self.manifest_path, self.manifest_length)
+        else:
+            data = files.read_encrypted(self.manifest_path, self.key)
         _, records = _parsed("manifest", self.manifest_path, data, MANIFEST)
+        if self.is_plaintext:
+            self._check_counts(records)
         entries = []
         for entry in records:
             if discard_deleted and entry.status == ManifestEntryStatus.DELETED:
@@ -161,6 +177,24 @@ class EncryptedManifest(ManifestFile):
                 )
             entries.append(entry)
         return entries
+
+    def _check_counts(self, entries: Sequence[ManifestEntry]) -> None:
+        """Compare what nothing authenticates with what the manifest list says."""
+        stated = {
+            ManifestEntryStatus.ADDED: (self.added_files_count, self.added_rows_count),
+            ManifestEntryStatus.EXISTING: (self.existing_files_count, self.existing_rows_count),
+            ManifestEntryStatus.DELETED: (self.deleted_files_count, self.deleted_rows_count),
+        }
+        for status, counts in stated.items():
+            rows = [e.data_file.record_count for e in entries if e.status == status]
+            found = len(rows), sum(rows)
+            if any(n is not None and n != m for n, m in zip(counts, found, strict=True)):
+                raise MetadataIntegrityError(
+                    f"the plaintext manifest has {found[0]} {status.name.lower()} files of "
+                    f"{found[1]} rows, and the manifest list says {counts[0]} of {counts[1]}: it "
+                    "was changed",
+                    file=self.manifest_path,
+                )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a manifest of an encrypted table holds its key and is not pickled")
@@ -203,7 +237,7 @@ class EncryptedSnapshot(Snapshot):
                     "the manifest list names this manifest twice, with different keys",
                     file=manifest.manifest_path,
                 )
-            if manifest._key_bytes is None:
+            if manifest.is_plaintext and not files.reads_exposed:
                 _ = manifest.key
         return cast("list[ManifestFile]", manifests)
 

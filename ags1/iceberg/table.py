@@ -15,10 +15,12 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io import FileIO, load_file_io
-from pyiceberg.table import ALWAYS_TRUE, Table
+from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
+from pyiceberg.table.maintenance import MaintenanceTable
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
@@ -33,7 +35,8 @@ from .maintenance import rotation
 from .maintenance.expiry import ExpiredFiles, expire
 from .maintenance.meter import Meter
 from .metadata import Trust, parse_metadata, read_metadata, table_key_id
-from .pyiceberg_internals import parse_row_filter
+from .pyiceberg_internals import ReusingUpdateSpec, parse_row_filter
+from .redirection import refuse_redirection
 from .scan import EncryptedIncrementalScan, EncryptedScan
 
 if TYPE_CHECKING:
@@ -74,13 +77,15 @@ def open_table(
     makes a scan refuse data files in the clear, which an encrypted table may have.
 
     Raises NotEncryptedError when a KMS, a key id or ``require_encrypted`` is given and the table is
-    not encrypted; MetadataIntegrityError when the metadata is not what is expected;
+    not encrypted; MetadataIntegrityError when the metadata is not what is expected, or chooses code
+    that reads the table or a server to be asked, and ``properties`` do not say the same;
     KeyMetadataError when the KMS would unwrap with a stranger's key too (AWS, GCP) and neither of
     the two is pinned; KmsConfigurationError; FileNotFoundError.
     """
     io = load_file_io(dict(properties or {}), metadata_json_location)
     trust = Trust(expected_key_id, expected_metadata_sha256)
     metadata = read_metadata(io, metadata_json_location, trust)
+    refuse_redirection(metadata, properties or {}, metadata_json_location)
     key_id = table_key_id(metadata, trust, metadata_json_location)
     identifier = ("static-table", metadata_json_location)
     catalog = NoopCatalog("static-table")
@@ -175,10 +180,12 @@ class Expiry:
 
 @dataclass(frozen=True, slots=True)
 class Rekeyed:
-    """How many files are under fresh keys now, and their size (bytes)."""
+    """How many files are under fresh keys now, and their size (bytes); how many manifests were
+    plaintext and are encrypted now."""
 
     files: int
     size: int
+    manifests: int = 0
 
 
 class Version(NamedTuple):
@@ -288,6 +295,13 @@ class EncryptedTable(Table):
             to_snapshot_id=to_snapshot_id_inclusive,
         )
 
+    @property
+    def maintenance(self) -> MaintenanceTable:
+        """PyIceberg's maintenance; ``expire_snapshots`` here does more than the one there."""
+        from .maintenance.builders import EncryptedMaintenance
+
+        return EncryptedMaintenance(self)
+
     def refresh(self) -> EncryptedTable:
         """Read the table's metadata again, check it again, and return this table.
 
@@ -342,6 +356,10 @@ class EncryptedTable(Table):
         from .writing.transaction import EncryptedTransaction
 
         return EncryptedTransaction(self)
+
+    def update_spec(self, case_sensitive: bool = True) -> UpdateSpec:
+        """Return PyIceberg's change of the partition spec."""
+        return ReusingUpdateSpec(Transaction(self, autocommit=True), case_sensitive)
 
     def add_files(
         self,
@@ -464,6 +482,7 @@ class EncryptedTable(Table):
         select: Callable[[FileRecord], bool] | None = None,
         case_sensitive: bool = True,
         branch: str | None = MAIN_BRANCH,
+        exposed: bool = False,
         threads: int | None = None,
         dry_run: bool = False,
         progress: Callable[[int, int], None] | None = None,
@@ -477,6 +496,13 @@ class EncryptedTable(Table):
         keep the old files: ``expire_snapshots`` ends them. ``progress`` is called with the bytes of
         files that are done and of all. ``threads`` files are rewritten at once, or ``executor``
         does it.
+
+        ``exposed`` rewrites only those files whose keys stand in a plaintext manifest, of any
+        snapshot, and encrypts the branch's plaintext manifests: ``rewrite_manifests`` of Iceberg
+        before 1.12 writes such ones. Until then, such a snapshot cannot be read. What they list is
+        compared with the manifest list's counts and with all encrypted manifests; whether somebody
+        with the exposed keys has forged files meanwhile cannot be told. Expire the snapshots before
+        afterwards: they still have the old files, and the plaintext manifests.
 
         Raises ValueError for a column that the table does not have, ValidationException when
         somebody removed a chosen file meanwhile, and what reading and writing raises.
@@ -492,14 +518,16 @@ class EncryptedTable(Table):
             select=select,
             row_filter=None if expression == ALWAYS_TRUE else expression,
             case_sensitive=case_sensitive,
+            exposed=exposed,
             threads=threads,
             on_done=meter.done,
             executor=executor,
         )
-        plan = rekeying.plan(self.view().at(branch))
+        view = self.view().at(branch)
+        plan = rekeying.plan(view)
         meter.total = plan.size
-        done = Rekeyed(len(plan.files), plan.size)
-        if dry_run or plan.is_empty:
+        done = Rekeyed(len(plan.files), plan.size, rekeying.plaintext_manifests(view))
+        if dry_run or (plan.is_empty and not done.manifests):
             return done
         transaction.stage_step(SnapshotStep(transaction.output, rekeying.change, {}, branch))
         transaction.commit_transaction()

@@ -28,7 +28,6 @@ from ..errors import (
     KmsConfigurationError,
     KmsUnavailableError,
     MetadataIntegrityError,
-    NotEncryptedError,
 )
 from ..key_metadata import KeyMetadata
 from ..keys.envelope import EncryptedKey, KeyEncryptionKey
@@ -171,6 +170,12 @@ class _Verification:
         self._said: dict[bytes, _Stated] = {}
         self._vectors: set[tuple[bytes, _Stated, _Stated]] = set()
         self._manifests: dict[str, tuple[EncryptedManifest, list[int]]] = {}
+        # Plaintext manifests; names of the files whose keys stand in them; and, where there are
+        # such manifests, of all live files and of those of the current snapshot.
+        self._plaintext: dict[str, tuple[EncryptedManifest, list[int]]] = {}
+        self._exposed: set[bytes] = set()
+        self._live: set[bytes] = set()
+        self._current: set[bytes] = set()
         self._estimate = estimated_size(table)
         self._size_seen = 0
         self._next_progress = 0.0
@@ -181,6 +186,7 @@ class _Verification:
         try:
             self._check_pin()
             self._check_keys()
+            self._check_partition_fields()
             self._read_manifest_lists()
             executor = self._executor or CheckThreads(self._pool, self._threads, self._cpus)
             checks = self._checks(list_folders)
@@ -200,6 +206,8 @@ class _Verification:
             key_id=self._table.key_id,
             snapshots=len(self._metadata.snapshots),
             **self._counts,
+            exposed_files=len(self._exposed & self._live),
+            exposed_current_files=len(self._exposed & self._current),
             verified_size=self._verified_size,
             seconds=seconds,
             findings=self._findings.sorted(),
@@ -208,6 +216,7 @@ class _Verification:
 
     def _checks(self, list_folders: bool) -> Iterator[Check]:
         """Walk through the table; yield what others have to look at."""
+        yield from self._read_plaintext_manifests()
         yield from self._read_manifests()
         yield from self._take_statistics()
         if list_folders:
@@ -223,6 +232,25 @@ class _Verification:
                 "where it lies: expect its SHA-256, or load it from a Hive or REST catalog",
                 self._table.metadata_location,
             )
+
+    def _check_partition_fields(self) -> None:
+        """Find fields of one name and several ids, as Java sees them: by their latest names."""
+        names: dict[int, str] = {}
+        for spec in sorted(self._metadata.partition_specs, key=lambda s: s.spec_id, reverse=True):
+            for field in spec.fields:
+                names.setdefault(field.field_id, field.name)
+        ids_of: dict[str, list[int]] = {}
+        for field_id, name in names.items():
+            ids_of.setdefault(name, []).append(field_id)
+        for name, ids in ids_of.items():
+            if len(ids) > 1:
+                self._findings.add(
+                    "partition-field-ids",
+                    f"the partition field {name!r} has the ids {sorted(ids)}: Java cannot read the "
+                    "table's metadata tables (FILES, PARTITIONS, ENTRIES). Rename the field: "
+                    "update_spec().rename_field(…)",
+                    self._table.metadata_location,
+                )
 
     def _check_keys(self) -> None:
         manager = self._files.keys
@@ -351,8 +379,8 @@ class _Verification:
                 km = manifest.key
             except Ags1Error as error:
                 self._known.setdefault(self._name(path), b"")
-                if isinstance(error, NotEncryptedError):
-                    self._findings.add("manifest-without-key", error.message, path, ids)
+                if manifest.is_plaintext:
+                    self._plaintext.setdefault(path, (manifest, []))[1].append(snapshot.snapshot_id)
                 else:
                     self._findings.take(finding_of(error, path, ids))
                 continue
@@ -377,6 +405,42 @@ class _Verification:
             except Ags1Error as error:
                 self._findings.take(finding_of(error, path, ids))
 
+    def _read_plaintext_manifests(self) -> Iterator[Check]:
+        for path, result in self._ahead(self._open_plaintext_manifest, list(self._plaintext)):
+            manifest, snapshots = self._plaintext[path]
+            ids = tuple(snapshots)
+            keyed: set[bytes] = set()
+            why = "the manifest is plaintext: the manifest list has no key for it"
+            try:
+                if isinstance(result, Exception):
+                    raise result
+                self._counts["manifests"] += 1
+                yield from self._take_entries(manifest, result, ids, keyed)
+            except KeyMetadataError as error:
+                why = error.message
+            except (Ags1Error, OSError) as error:
+                self._findings.take(finding_of(error, path, ids))
+            self._exposed |= keyed
+            if keyed:
+                self._findings.add(
+                    "exposed-keys",
+                    f"the manifest is plaintext, and has the keys of {len(keyed)} encrypted files: "
+                    "who can read it can decrypt and forge them. rekey(exposed=True), or 'ags1 "
+                    "table rekey --exposed', puts those in use under fresh keys; then expire these "
+                    "snapshots",
+                    path,
+                    ids,
+                )
+            else:
+                self._findings.add("manifest-without-key", why, path, ids)
+
+    def _open_plaintext_manifest(self, path: str) -> bytes | Ags1Error | OSError:
+        manifest, _ = self._plaintext[path]
+        try:
+            return self._files.read_exposed(path, manifest.manifest_length)
+        except (Ags1Error, OSError) as error:
+            return error
+
     def _open_manifest(self, path: str) -> bytes | Finding:
         manifest, snapshots = self._manifests[path]
         try:
@@ -385,16 +449,24 @@ class _Verification:
             return finding_of(error, path, tuple(snapshots))
 
     def _take_entries(
-        self, manifest: EncryptedManifest, data: bytes, ids: _Snapshots
+        self,
+        manifest: EncryptedManifest,
+        data: bytes,
+        ids: _Snapshots,
+        keyed: set[bytes] | None = None,
     ) -> Iterator[Check]:
+        """Note a manifest's files, and in ``keyed`` the names of all that it has a key of; yield
+        what has to be looked at."""
         counts = dict.fromkeys(ManifestEntryStatus, 0)
         puffins: dict[str, list[ContentFile]] = {}
         for entry in _entries(manifest, data):
             counts[entry.status] += 1
-            if entry.status == ManifestEntryStatus.DELETED:
-                continue
             file = cast("ContentFile", entry.data_file)
             file.conceal()
+            if keyed is not None and file.is_encrypted:
+                keyed.add(self._name(file.file_path))
+            if entry.status == ManifestEntryStatus.DELETED:
+                continue
             file.spec_id = manifest.partition_spec_id
             try:
                 kind = self._take_file(file, ids, puffins)
@@ -425,6 +497,10 @@ class _Verification:
     ) -> CheckKind | None:
         """Note a file; return what is to be seen of it, None where nothing is, or where it is with
         the other ``puffins``."""
+        if self._plaintext:
+            self._live.add(self._name(file.file_path))
+            if self._metadata.current_snapshot_id in ids:
+                self._current.add(self._name(file.file_path))
         km = file.key
         is_new = self._register(file.file_path, km, ids)
         stated = _stated(file)

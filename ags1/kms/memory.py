@@ -79,9 +79,9 @@ class MemoryKms(WrapsOnly, MadeOfProperties):
         return f"MemoryKms({self._properties!r})"
 
     def _master_key(self, key_id: str) -> bytes:
-        text = self._properties.get(_KEY_PREFIX + key_id)
+        name = _KEY_PREFIX + key_id
+        # PyIceberg's configuration makes the names of properties small, in file and environment.
+        text = self._properties.get(name, name.lower())
         if text is None:
-            raise KmsKeyNotFoundError(
-                f"no master key {key_id!r}: there is no property {_KEY_PREFIX + key_id!r}"
-            )
+            raise KmsKeyNotFoundError(f"no master key {key_id!r}: there is no property {name!r}")
         return bytes.fromhex(text)

@@ -225,6 +225,16 @@ def expire(
     )
 
 
+def expire_chosen(metadata: Mapping[str, Any], snapshot_ids: Collection[int]) -> ExpiryPlan:
+    """Plan that these snapshots go, and no others: without those that are gone already, and those
+    of branches and tags. Raises ValidationException as ``expire``."""
+    _check_owns_files(metadata.get("properties") or {})
+    heads = {ref["snapshot-id"] for ref in (metadata.get("refs") or {}).values()}
+    there = [snapshot["snapshot-id"] for snapshot in metadata.get("snapshots") or ()]
+    gone = tuple(i for i in there if i in snapshot_ids and i not in heads)
+    return ExpiryPlan(_updates(metadata, gone, ()), unmoved_refs(metadata), gone, (), metadata)
+
+
 def everything(metadata: Mapping[str, Any]) -> ExpiryPlan:
     """Return a plan of all snapshots, for a table that is dropped: nothing to commit, only files to
     find. Raises ValidationException as ``expire``."""
@@ -309,7 +319,8 @@ class _Search:
     def __init__(
         self, files: TableFiles, after_files: TableFiles, home: Home, pool: ThreadPoolExecutor
     ) -> None:
-        self._files = files
+        # Plaintext manifests of expired snapshots go, and the files under the keys in them.
+        self._files = files.reading_exposed()
         self._home = home
         self._after_files = after_files
         self._pool = pool

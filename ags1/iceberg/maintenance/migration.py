@@ -277,7 +277,7 @@ def _summarize(
 ) -> None:
     """Say of the snapshot what it is, a replacement: readers of changes pass over such ones."""
     before = SummaryBuilder(view.specs, view.schema)
-    after = SummaryBuilder(view.specs, view.schema, view.properties)
+    after = SummaryBuilder(view.specs, view.schema)
     for file in old:
         before.add(file)
         after.remove(file)

@@ -1,20 +1,26 @@
 """Chosen files of a table under fresh keys: rows, row ids and sequence numbers stay what they are.
 
-Files in the clear, which an encrypted table may have, are encrypted by this. What goes with them is
-in ``rewriting``. The outcome is one ``replace`` snapshot. Follows the Iceberg specification, "Row
+Files in the clear, which an encrypted table may have, are encrypted by this. A plaintext manifest
+exposes the keys of the files that it lists: those files are found here. What goes with files is in
+``rewriting``. The outcome is one ``replace`` snapshot. Follows the Iceberg specification, "Row
 Lineage". Knows nothing of commits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import cast
 
 from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 from pyiceberg.schema import Schema
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.utils.concurrent import ExecutorFactory
 
+from ...errors import MetadataIntegrityError
 from ..files import TableFiles
 from ..reading import TaskReader
-from ..writing.entries import FileRecord
+from ..snapshots import EncryptedManifest
+from ..writing.entries import FileRecord, read_entries
 from ..writing.output import TableOutput
 from ..writing.producing import FileChange, location_provider
 from ..writing.reencryption import Done, FileRewriter, Identity, RewriteExecutor
@@ -35,8 +41,10 @@ class Rekeying:
 
     ``select`` says of a file whether it is chosen; None chooses all. With a ``row_filter``, which
     is unbound, only data files are, of those that may have a row for which it is true. A chosen
-    position delete file becomes deletion vectors. ``threads`` files are rewritten at once, or
-    ``executor`` does it; ``on_done`` is called after each with its old and new record.
+    position delete file becomes deletion vectors. ``exposed`` chooses only files whose key stands
+    in a plaintext manifest of any snapshot, and has the head's plaintext manifests encrypted.
+    ``threads`` files are rewritten at once, or ``executor`` does it; ``on_done`` is called after
+    each with its old and new record.
 
     Files are chosen at the first attempt. Later ones do not rewrite them again, and take the
     deletes that are there by then.
@@ -49,6 +57,7 @@ class Rekeying:
         select: Callable[[FileRecord], bool] | None = None,
         row_filter: BooleanExpression | None = None,
         case_sensitive: bool = True,
+        exposed: bool = False,
         threads: int | None = None,
         on_done: Done | None = None,
         executor: RewriteExecutor | None = None,
@@ -57,6 +66,7 @@ class Rekeying:
         self._select = select
         self._row_filter = None if row_filter == AlwaysTrue() else row_filter
         self._case_sensitive = case_sensitive
+        self._exposed = exposed
         self._rewriter = FileRewriter(output, threads=threads, on_done=on_done, executor=executor)
         self._chosen: frozenset[Identity] | None = None
         self._used: set[str] = set()
@@ -82,7 +92,17 @@ class Rekeying:
         vectors = write_vectors(plan.vectors, moved, self._output, locations, view.manager)
         self._vector_files.update(entry.file.file_path for entry in vectors)
         self._used = {entry.file.file_path for entry in (*added, *vectors)}
-        return FileChange(replaced=[*added, *vectors], removed=[*plan.files, *plan.superseded])
+        return FileChange(
+            replaced=[*added, *vectors],
+            removed=[*plan.files, *plan.superseded],
+            reseals=self.plaintext_manifests(view) > 0,
+        )
+
+    def plaintext_manifests(self, view: TableView) -> int:
+        """Return how many plaintext manifests of the view's snapshot are to be encrypted."""
+        if not self._exposed:
+            return 0
+        return sum(manifest.is_plaintext for manifest in view.exposed().manifests)
 
     @property
     def left_over(self) -> list[str]:
@@ -92,7 +112,13 @@ class Rekeying:
 
     def _planned(self, view: TableView) -> tuple[frozenset[Identity], RewritePlan]:
         # Files in the clear are not refused, they are what this may be for.
-        files = TableFiles(view.files.inner, view.manager, location_map=view.files.location_map)
+        files = TableFiles(
+            view.files.inner,
+            view.manager,
+            location_map=view.files.location_map,
+            reads_exposed=self._exposed,
+        )
+        view = view.exposed() if self._exposed else view
         reader = TaskReader(files, view.parsed, Schema(), AlwaysFalse())
         contents = read_snapshot(view.manifests, files, view.parsed, reader)
         chosen = self._chosen
@@ -111,6 +137,54 @@ class Rekeying:
                 case_sensitive=self._case_sensitive,
             )
             wanted = {identity(task.file) for task in tasks}
+        paths = exposed_paths(view.parsed.snapshots, files) if self._exposed else None
         for name in wanted:
-            if self._select is None or self._select(contents.entries[name].file):
+            is_wanted = paths is None or name[0] in paths
+            if is_wanted and (self._select is None or self._select(contents.entries[name].file)):
                 yield name
+
+
+def exposed_paths(snapshots: Iterable[Snapshot], files: TableFiles) -> frozenset[str]:
+    """Return the paths of the encrypted files that a plaintext manifest of the snapshots lists,
+    with their keys. ``files`` reads such manifests.
+
+    Raises MetadataIntegrityError when an encrypted manifest says something else of such a file:
+    whoever can write to the storage can change a plaintext one. Raises what reading manifests
+    raises, of any of the snapshots: then it is not known what is exposed.
+    """
+    manifests = {m.manifest_path: m for s in snapshots for m in s.manifests(files)}
+    found = [cast("EncryptedManifest", manifest) for manifest in manifests.values()]
+    plaintext = [manifest for manifest in found if manifest.is_plaintext]
+    if not plaintext:
+        return frozenset()
+    pool = ExecutorFactory.get_or_create()
+
+    def listed(manifest: EncryptedManifest) -> list[FileRecord]:
+        return [e.file for e in read_entries(manifest, files, discard_deleted=False)]
+
+    exposed = {
+        file.identity: file
+        for records in pool.map(listed, plaintext)
+        for file in records
+        if file.key_metadata is not None
+    }
+
+    def check(manifest: EncryptedManifest) -> None:
+        for file in listed(manifest):
+            other = exposed.get(file.identity)
+            if other is not None and _essence(other) != _essence(file):
+                raise MetadataIntegrityError(
+                    "a plaintext manifest has another key, size or number of rows for this file "
+                    "than an encrypted manifest: it was changed",
+                    file=file.file_path,
+                )
+
+    for _ in pool.map(check, [manifest for manifest in found if not manifest.is_plaintext]):
+        pass
+    return frozenset(path for path, _ in exposed)
+
+
+def _essence(file: FileRecord) -> tuple[object, ...]:
+    km = file.key
+    key = None if km is None else (km.encryption_key, km.aad_prefix)
+    return key, file.content, file.file_size_in_bytes, file.record_count, file.referenced_data_file

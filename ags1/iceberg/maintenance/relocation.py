@@ -53,6 +53,7 @@ from ..table import EncryptedTable, encrypted_table
 from ..verify import Progress, verify_table
 from ..writing.metadata_file import next_metadata_location, print_metadata, stored_form
 from ..writing.output import TableOutput
+from ..writing.summary import without_partitions
 from ..writing.view import TableView
 from .places import Place, Places, are_nested, checked_location, place_of, real_location
 from .repointing import (
@@ -717,7 +718,10 @@ class _Relocation:
         for entry in self._kept_snapshots():
             done = lists[entry["manifest-list"]]
             key_id = keys.add_manifest_list_key(done.km)
-            snapshots.append({**entry, "manifest-list": done.location, "key-id": key_id})
+            entry = {**entry, "manifest-list": done.location, "key-id": key_id}
+            if "summary" in entry:
+                entry["summary"] = without_partitions(entry["summary"])
+            snapshots.append(entry)
         keys = keys.prune([entry["key-id"] for entry in snapshots])
         metadata = copy.deepcopy(self._metadata)
         metadata["location"] = self._places.new

@@ -33,10 +33,11 @@ from pyiceberg.typedef import Identifier, Properties
 
 from ...errors import MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import TABLE_KEY_ID, now_ms
-from ..catalog_trust import is_a, refuse_redirection
+from ..catalog_trust import is_a
 from ..home import vouches
 from ..metadata import MAX_METADATA_SIZE, Trust, read_metadata, table_key_id
 from ..pyiceberg_internals import default_table_location
+from ..redirection import refuse_redirection
 from .metadata_file import (
     METADATA_PATH,
     java_hash,
@@ -63,8 +64,6 @@ _STATUS_CHECK_DEFAULTS = {
     _STATUS_CHECK_MIN_WAIT: 1000,
     _STATUS_CHECK_MAX_WAIT: 60_000,
 }
-# It names code that would choose where files go.
-_LOCATION_PROVIDER = "write.py-location-provider.impl"
 _KEEPING = "SQL, Hive and REST catalogs"
 
 
@@ -228,15 +227,7 @@ class Commits(ABC):
         return metadata
 
     def _refuse_foreign_code(self, base: Base | Place, metadata: Mapping[str, Any]) -> None:
-        properties = self.storage_properties(base)
-        refuse_redirection(dict(metadata), properties, base.location)
-        stated = (metadata.get("properties") or {}).get(_LOCATION_PROVIDER)
-        if stated is not None and properties.get(_LOCATION_PROVIDER) != stated:
-            raise MetadataIntegrityError(
-                f"the metadata has {_LOCATION_PROVIDER!r} among the table's properties, which is "
-                "code to run: give it to the catalog if it is right",
-                file=base.location,
-            )
+        refuse_redirection(metadata, self.storage_properties(base), base.location)
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,14 +207,12 @@ class RowConversion:
         if isinstance(values, pa.ExtensionArray):
             values = values.storage
         # Nanoseconds are cut only where PyIceberg is configured to.
-        is_safe = not (self._downcast and values.type in _NANOSECONDS)
+        is_time = pa.types.is_timestamp(values.type)
+        is_safe = not (self._downcast and is_time and values.type.unit == "ns")
         try:
             return values.cast(target, safe=is_safe)
         except pa.ArrowInvalid as error:
             raise ValueError(f"column {path!r}: {error}") from None
-
-
-_NANOSECONDS = (pa.timestamp("ns"), pa.timestamp("ns", "UTC"))
 
 
 def as_batches(data: Rows) -> tuple[pa.Schema | None, Iterator[pa.RecordBatch]]:

@@ -13,6 +13,7 @@ import itertools
 import secrets
 import sys
 import threading
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -736,7 +737,14 @@ def _split_offsets(footer: pq.FileMetaData) -> tuple[int, ...]:
     return tuple(sorted(offsets))
 
 
+_BLOOM_FILTERS = ("write.parquet.bloom-filter-max-bytes", "write.parquet.bloom-filter-enabled.")
+
+
 def _parquet_options(properties: Mapping[str, str]) -> dict[str, Any]:
+    unsupported = [name for name in properties if name.startswith(_BLOOM_FILTERS)]
+    if unsupported:
+        # As PyIceberg warns, which writes none either.
+        warnings.warn(f"Parquet writer option(s) {unsupported} not implemented", stacklevel=2)
     codec = properties.get("write.parquet.compression-codec", "zstd").lower()
     if codec not in _PARQUET_CODECS:
         raise ValueError(f"write.parquet.compression-codec is {codec!r}, which is none of Parquet")
@@ -747,7 +755,9 @@ def _parquet_options(properties: Mapping[str, str]) -> dict[str, Any]:
         "dictionary_pagesize_limit": _positive(
             properties, "write.parquet.dict-size-bytes", 2 * _MIB
         ),
-        "write_batch_size": _positive(properties, "write.parquet.page-row-limit", 20_000),
+        "max_rows_per_page": _positive(properties, "write.parquet.page-row-limit", 20_000),
+        # As Java, which skips pages by it.
+        "write_page_index": True,
     }
 
 

@@ -63,22 +63,23 @@ class FileChange:
     ``added`` are data files of new rows. ``replaced`` are entries of data files, equality deletes
     or position deletes that hold rows the table has already: their sequence number and first row id
     are those of what they replace. ``deletes`` are new deletion vectors. ``removed`` are entries of
-    any content that go.
+    any content that go. ``reseals``: plaintext manifests are read, and written anew, encrypted.
     """
 
     added: Sequence[FileRecord] = ()
     replaced: Sequence[Entry] = ()
     deletes: Sequence[FileRecord] = ()
     removed: Sequence[Entry] = ()
+    reseals: bool = False
 
     @property
     def is_empty(self) -> bool:
-        return not (self.added or self.replaced or self.deletes or self.removed)
+        return not (self.added or self.replaced or self.deletes or self.removed or self.reseals)
 
     @property
     def operation(self) -> str:
         """The ``operation`` of the snapshot's summary, as the specification defines them."""
-        if self.replaced:
+        if self.replaced or self.reseals:
             return "replace"
         if not (self.removed or self.deletes):
             return "append"
@@ -109,6 +110,8 @@ class SnapshotProducer:
         Raises ValidationException when a file to be removed is not in the branch's head any more,
         and what reading and writing raises.
         """
+        if change.reseals:
+            view = view.exposed()
         _check_counters(view)
         schema_id = view.metadata["current-schema-id"]
         locations = location_provider(view)
@@ -206,13 +209,14 @@ class SnapshotProducer:
             if not record.has_live_files:
                 # What has only deleted files tells readers nothing that they still need.
                 continue
-            if record.content not in contents:
+            is_plaintext = record.key_metadata is None
+            if record.content not in contents and not is_plaintext:
                 kept.append(record)
                 continue
             # All of them: a file may be in the table twice.
             entries = list(read_entries(manifest, view.files))
             gone = {e.file.identity for e in entries} & wanted.keys()
-            if not gone:
+            if not gone and not is_plaintext:
                 kept.append(record)
                 continue
             found |= gone
@@ -328,7 +332,6 @@ class SnapshotProducer:
     def _summary(
         self, view: TableView, change: FileChange, created: int, kept: int, replaced: int
     ) -> dict[str, str]:
-        # Without summaries of partitions: their values would stand in the metadata, in the clear.
         summary = SummaryBuilder(view.specs, view.schema)
         for file in (*change.added, *change.deletes):
             summary.add(file)

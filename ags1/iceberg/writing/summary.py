@@ -2,7 +2,9 @@
 
 Names and order are Java's, and so is what counts: a deletion vector by its own size and not by its
 file's. Follows the Iceberg specification, "Optional Snapshot Summary Fields", and Java's
-``SnapshotSummary`` and ``SnapshotProducer``. Knows nothing of manifests and metadata.
+``SnapshotSummary`` and ``SnapshotProducer``, with one exception: no partition has a summary of its
+own, whatever ``write.summary.partition-limit`` says. Its name would have the partition's values,
+and metadata.json is not encrypted. Knows nothing of manifests and metadata.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from pyiceberg.typedef import Record
 from ... import __version__
 from .entries import DATA, EQUALITY_DELETES, FileRecord
 
-__all__ = ["ENVIRONMENT", "SummaryBuilder"]
+__all__ = ["ENVIRONMENT", "SummaryBuilder", "without_partitions"]
 
 # What a summary says of who wrote it, at its end.
 ENVIRONMENT: Mapping[str, str] = {"engine-name": "ags1", "engine-version": __version__}
 
-_PARTITION_LIMIT = "write.summary.partition-limit"
+# How the summary of one partition is named, with its values after the dot.
+_PARTITION = "partitions."
+_PARTITIONS_INCLUDED = "partition-summaries-included"
 
 # Each total, with what adds to it and what takes away from it.
 _TOTALS = (
@@ -38,7 +42,7 @@ _TOTALS = (
 
 @dataclass(slots=True)
 class _Counts:
-    """What was added and removed, of the table or of one partition; sizes in bytes."""
+    """What was added and removed; sizes in bytes."""
 
     added_data_files: int = 0
     deleted_data_files: int = 0
@@ -104,33 +108,25 @@ class _Counts:
 class SummaryBuilder:
     """The summary of a snapshot under construction.
 
-    ``specs`` are the table's partition specs by id, ``schema`` its current schema, ``properties``
-    the table's: up to ``write.summary.partition-limit`` changed partitions, none by default, have a
-    summary of their own. Raises ValueError when that is no number.
+    ``specs`` are the table's partition specs by id, ``schema`` its current schema.
     """
 
-    def __init__(
-        self,
-        specs: Mapping[int, PartitionSpec],
-        schema: Schema,
-        properties: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, specs: Mapping[int, PartitionSpec], schema: Schema) -> None:
         self._specs = dict(specs)
         self._schema = schema
-        self._partition_limit = int((properties or {}).get(_PARTITION_LIMIT, 0))
         self._counts = _Counts()
-        self._partitions: dict[str, _Counts] = {}
+        self._partitions: set[str] = set()
         self._manifests: dict[str, str] = {}
 
     def add(self, file: FileRecord) -> None:
         """Count a file that the snapshot adds. Raises ValueError for a spec the table has not."""
         self._counts.add(file)
-        self._partition(file).add(file)
+        self._partitions.add(self._partition(file))
 
     def remove(self, file: FileRecord) -> None:
         """Count a file that the snapshot removes. Raises as ``add``."""
         self._counts.remove(file)
-        self._partition(file).remove(file)
+        self._partitions.add(self._partition(file))
 
     def manifests(self, *, created: int, kept: int, replaced: int) -> None:
         """Say how many manifests the snapshot has written, left as they were, and done without."""
@@ -161,44 +157,43 @@ class SummaryBuilder:
                 f"a replacement cannot add rows: {counts.added_records} in place of "
                 f"{counts.deleted_records}"
             )
-        computed = {**self._manifests, **counts.properties(), **self._of_partitions()}
+        computed = {**self._manifests, **counts.properties()}
+        computed["changed-partition-count"] = str(len(self._partitions))
         computed |= _totals(computed, previous)
         summary = {"operation": operation}
         for name, value in (extra or {}).items():
-            if name in _RESERVED or name in computed or name.startswith("partitions."):
+            if name in _RESERVED or name in computed or name.startswith(_PARTITION):
                 raise ValueError(f"{name!r} is no property of a snapshot to choose")
             summary[name] = str(value)
         return {**summary, **computed, **{k: v for k, v in environment.items() if k not in summary}}
 
-    def _partition(self, file: FileRecord) -> _Counts:
+    def _partition(self, file: FileRecord) -> str:
         spec = self._specs.get(file.spec_id)
         if spec is None:
             raise ValueError(f"{file.file_path}: the table has no partition spec {file.spec_id}")
         try:
-            path = spec.partition_to_path(Record(*file.partition), self._schema)
+            return spec.partition_to_path(Record(*file.partition), self._schema)
         except OverflowError:
             # Python's dates end with the year 9999, Iceberg's don't.
             names = (field.name for field in spec.fields)
-            path = "/".join(f"{n}={v}" for n, v in zip(names, file.partition, strict=True))
-        return self._partitions.setdefault(path, _Counts())
-
-    def _of_partitions(self) -> dict[str, str]:
-        found = {"changed-partition-count": str(len(self._partitions))}
-        if self._partitions and len(self._partitions) <= self._partition_limit:
-            found["partition-summaries-included"] = "true"
-            for path, counts in self._partitions.items():
-                if path:
-                    joined = ",".join(f"{k}={v}" for k, v in counts.properties().items())
-                    found[f"partitions.{path}"] = joined
-        return found
+            return "/".join(f"{n}={v}" for n, v in zip(names, file.partition, strict=True))
 
 
 _RESERVED = frozenset(
-    {"operation", "changed-partition-count", "partition-summaries-included"}
+    {"operation", "changed-partition-count", _PARTITIONS_INCLUDED}
     | {"manifests-created", "manifests-kept", "manifests-replaced"}
     | {name.replace("_", "-") for name in _Counts.__slots__}
     | {name for name, _, _ in _TOTALS}
 )
+
+
+def without_partitions(summary: Mapping[str, str]) -> dict[str, str]:
+    """Return a summary without its partitions' own, which other writers may have left in it."""
+    return {
+        name: value
+        for name, value in summary.items()
+        if name != _PARTITIONS_INCLUDED and not name.startswith(_PARTITION)
+    }
 
 
 def _content_size(file: FileRecord) -> int:

@@ -31,13 +31,14 @@ from pyiceberg.table.update import (
     TableRequirement,
     TableUpdate,
 )
+from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import EMPTY_DICT, Record
 
 from ...errors import NotEncryptedError
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, EncryptionManager, now_ms
-from ..pyiceberg_internals import parse_row_filter
+from ..pyiceberg_internals import ReusingUpdateSpec, parse_row_filter
 from .data_files import write_rows
 from .deletion import find_deletes
 from .deletion_vectors import write_deletion_vectors
@@ -455,6 +456,10 @@ class EncryptedTransaction(Transaction):
         if self._autocommit:
             self.commit_transaction()
         return step
+
+    def update_spec(self) -> UpdateSpec:
+        """Return PyIceberg's change of the partition spec."""
+        return ReusingUpdateSpec(self)
 
     # -- refused
 

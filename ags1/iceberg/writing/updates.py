@@ -224,7 +224,7 @@ def _check_new_properties(properties: Mapping[str, str], schema: Schema) -> None
     for name in (*_COUNTS, PREVIOUS_VERSIONS_MAX):
         text = properties.get(name, "0")
         if not (text.isascii() and text.isdigit()):
-            raise ValueError(f"{name} is {text!r}, not a number")
+            raise ValueError(f"{name} is {text!r}: it has to be a whole number, 0 or more")
     for name in properties:
         if name.startswith(_METRICS_OF_COLUMN):
             column = name.removeprefix(_METRICS_OF_COLUMN)

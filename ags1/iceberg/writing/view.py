@@ -47,6 +47,11 @@ class TableView:
             return self
         return TableView(self.metadata, self.files, branch, committed_refs=self.committed_refs)
 
+    def exposed(self) -> TableView:
+        """Return the same version, plaintext manifests included, which cannot be read otherwise."""
+        files = self.files.reading_exposed()
+        return TableView(self.metadata, files, self.branch, committed_refs=self.committed_refs)
+
     @property
     def manager(self) -> EncryptionManager:
         return self.files.keys

@@ -1,0 +1,91 @@
+"""An encrypted table as ``rewrite_manifests`` of Iceberg 1.11 leaves it: plaintext manifests, with
+the keys of the files that they list, in an encrypted manifest list that has no key for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from ags1 import KeyMetadata
+from ags1.iceberg import EncryptedTable
+from ags1.iceberg.writing import manifests as writing
+from ags1.iceberg.writing import producing
+from ags1.iceberg.writing.entries import ManifestRecord, manifest_record, read_entries
+from ags1.iceberg.writing.manifests import schema_of_spec, write_manifest
+from ags1.iceberg.writing.output import TableOutput
+from ags1.iceberg.writing.transaction import Staged, Step
+from ags1.iceberg.writing.view import TableView
+
+
+class _PlainOutput:
+    """Writes what is to be sealed as it is."""
+
+    def __init__(self, output: TableOutput) -> None:
+        self._output = output
+
+    def write_encrypted(self, location: str, data: bytes, km: KeyMetadata) -> KeyMetadata:
+        with self._output.create(location) as file:
+            file.write(data)
+        return km.with_file_length(len(data))
+
+
+class _RewriteManifests(Step):
+    def __init__(self, output: TableOutput, chosen: Callable[[ManifestRecord], bool]) -> None:
+        self._output = output
+        self._chosen = chosen
+        self._producer = producing.SnapshotProducer(output)
+
+    def stage(self, view: TableView) -> Staged:
+        locations = producing.location_provider(view)
+        records = []
+        for number, manifest in enumerate(view.manifests):
+            record = manifest_record(manifest)
+            if not self._chosen(record):
+                records.append(record)
+                continue
+            spec = view.specs[record.partition_spec_id]
+            schema = schema_of_spec(spec, view.parsed.schemas)
+            written = write_manifest(
+                _PlainOutput(self._output),  # type: ignore[arg-type]
+                locations.new_metadata_location(
+                    f"optimized-m-{number}-{self._producer.commit_uuid}.avro"
+                ),
+                [entry.existing() for entry in read_entries(manifest, view.files)],
+                spec=spec,
+                schema=schema,
+                schema_json=view.schema_json(schema.schema_id),
+                snapshot_id=self._producer.snapshot_id,
+                content=record.content,
+                manager=view.manager,
+            )
+            records.append(replace(written, key_metadata=None))
+        with (
+            _keys_may_be_missing(),
+            mock.patch.object(self._producer, "_without", return_value=(records, [], 0)),
+        ):
+            updates = self._producer.produce(view, producing.FileChange(reseals=True))
+        return updates, []
+
+
+@contextmanager
+def _keys_may_be_missing() -> Iterator[None]:
+    check = writing._check_manifest
+
+    def passed_over(record: ManifestRecord, *more: Any) -> None:
+        if record.key_metadata is not None:
+            check(record, *more)
+
+    with mock.patch.object(writing, "_check_manifest", passed_over):
+        yield
+
+
+def rewrite_manifests_as_java_1_11(
+    table: EncryptedTable, chosen: Callable[[ManifestRecord], bool] = lambda record: True
+) -> None:
+    """Write the chosen manifests anew, one for one, as plaintext, in a snapshot."""
+    transaction = table.transaction()
+    transaction.stage_step(_RewriteManifests(transaction.output, chosen))
+    transaction.commit_transaction()
