@@ -95,8 +95,8 @@ def random_bytes(Py_ssize_t size):
 
 
 cdef uint64_t this_process() noexcept nogil:
-    # A random number that this process keeps and a forked child does not have; 0 when there is no
-    # telling, which is no process's number.
+    # For other modules, which must not have a page of their own (see kernel.pxd). Returns 0, which
+    # is no process's number, when the kernel gives no random bytes.
     return current_process_number()
 
 

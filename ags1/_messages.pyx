@@ -223,14 +223,14 @@ cdef class MessageBatch:
     cdef list _messages
     cdef uint64_t _next
     cdef Py_ssize_t _end
-    cdef Py_ssize_t _share
-    cdef Py_ssize_t _fresh_size
+    cdef Py_ssize_t _share_size  # in messages
+    cdef Py_ssize_t _fresh_size  # random bytes that one message needs
 
     def __init__(self, list messages, Py_ssize_t threads):
         self._messages = messages
         self._end = len(messages)
         self.results = [None] * self._end
-        self._share = min(max(self._end // (8 * threads), 1), <Py_ssize_t>MAX_SHARE)
+        self._share_size = min(max(self._end // (8 * threads), 1), <Py_ssize_t>MAX_SHARE)
 
     def stop(self):
         """Make ``work`` return after the share under way."""
@@ -242,17 +242,17 @@ cdef class MessageBatch:
 
         ``failure`` is then the number of the first message that fails, and its exception.
         """
-        cdef Py_ssize_t first, fresh_size = self._share * self._fresh_size
-        cdef Message *share = <Message *>calloc(self._share, sizeof(Message))
+        cdef Py_ssize_t first, fresh_size = self._share_size * self._fresh_size
+        cdef Message *share = <Message *>calloc(self._share_size, sizeof(Message))
         cdef unsigned char *fresh = <unsigned char *>malloc(fresh_size + 1)
         try:
             if share == NULL or fresh == NULL:
                 raise MemoryError
             while True:
-                first = <Py_ssize_t>atomic_add(&self._next, self._share)
+                first = <Py_ssize_t>atomic_add(&self._next, self._share_size)
                 if first >= self._end:
                     break
-                self.work_on(share, fresh, first, min(self._share, len(self._messages) - first))
+                self.work_on(share, fresh, first, min(self._share_size, len(self._messages) - first))
         finally:
             if fresh != NULL:
                 wipe(fresh, fresh_size)
@@ -306,7 +306,7 @@ cdef class MessageBatch:
 
     cdef Py_ssize_t run(self, Message *share, Py_ssize_t count) noexcept nogil:
         """Return -1 when every message is done, else the place of the first that fails."""
-        return 0
+        return -1
 
     cdef error(self, Message *message):
         """Return the exception for a message that has failed."""
@@ -369,7 +369,8 @@ cdef class SealBatch(MessageBatch):
 
 
 cdef class OpenBatch(MessageBatch):
-    """Opens files. ``open_one(sealed, km)`` opens, or refuses, what is not a file as usual."""
+    """Opens files. Those that are a header alone, or whose sizes do not fit, go to
+    ``open_one(sealed, km)``, which opens or refuses them."""
 
     cdef object _open_one
 

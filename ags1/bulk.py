@@ -92,7 +92,7 @@ def encrypt_file(
                 except TruncatedError:
                     raise Ags1Error(_CHANGED) from None
             after = os.fstat(fd)
-            # Files in /proc have the size 0, but not no content.
+            # Files in /proc report a size of 0, and have content all the same.
             if (after.st_size, after.st_mtime_ns) != (size, status.st_mtime_ns) or os.pread(
                 fd, 1, size
             ):
