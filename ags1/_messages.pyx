@@ -8,6 +8,7 @@ two buffers. Knows nothing of files.
 cimport cython
 from cpython.buffer cimport PyBuffer_Release
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.number cimport PyNumber_Index
 from libc.limits cimport INT_MAX
 from libc.stdint cimport uint32_t, uint64_t
@@ -97,7 +98,7 @@ cdef seal_into(Py_buffer *src, unsigned char *at, km, int key_size, size_t block
         first_nonce = fresh + key_size + AAD_PREFIX_SIZE
     else:
         claim_key(km, reuse_key=reuse_key)
-        key, aad_prefix = km.encryption_key, km.aad_prefix
+        key, aad_prefix = km._encryption_key, km._aad_prefix
     cdef GcmContext *context = new_context(
         <const unsigned char *>PyBytes_AS_STRING(key), <int>len(key), aad_prefix or b""
     )
@@ -130,7 +131,7 @@ def open_stream(sealed, out, km, block_size, size_t max_block_size):
     cdef Py_buffer src, dst
     cdef Py_ssize_t size
     cdef size_t stated
-    length = km.file_length
+    length = km._file_length
     if length is None:
         return None
     take_input(sealed, &src)
@@ -178,12 +179,12 @@ cdef Py_ssize_t stated_sizes(
 
 cdef int open_into(const Py_buffer *src, unsigned char *text, km, size_t block_size,
                    Py_ssize_t size, bint is_shared) except -1:
-    cdef bytes key = km.encryption_key
+    cdef bytes key = km._encryption_key
     cdef Py_ssize_t failed
     cdef const unsigned char *slots = <const unsigned char *>src.buf + HEADER_SIZE
     run_blocks(block_size, size, 0)
     cdef GcmContext *context = new_context(
-        <const unsigned char *>PyBytes_AS_STRING(key), <int>len(key), km.aad_prefix or b""
+        <const unsigned char *>PyBytes_AS_STRING(key), <int>len(key), km._aad_prefix or b""
     )
     if size < GIL_WORTHWHILE:
         failed = open_run(context, slots, text, block_size, block_size, size, 0, is_shared)
@@ -249,6 +250,8 @@ cdef class MessageBatch:
             if share == NULL or fresh == NULL:
                 raise MemoryError
             while True:
+                # Nothing below runs Python code, which would notice Ctrl-C.
+                PyErr_CheckSignals()
                 first = <Py_ssize_t>atomic_add(&self._next, self._share_size)
                 if first >= self._end:
                     break
@@ -383,15 +386,15 @@ cdef class OpenBatch(MessageBatch):
         cdef Py_ssize_t size = -1
         sealed, km = self._messages[number]
         message.out = NULL
-        if isinstance(km, KeyMetadata) and km.file_length is not None:
+        if isinstance(km, KeyMetadata) and km._file_length is not None:
             take_input(sealed, &message.view)
             message.is_taken = True
-            if message.view.len == km.file_length:
+            if message.view.len == km._file_length:
                 size = stated_sizes(&message.view, MAX_STATED_BLOCK_SIZE, &message.block_size)
         if size < 0:
             self.results[number] = self._open_one(sealed, km)
             return
-        key, aad_prefix, plaintext = km.encryption_key, km.aad_prefix or b"", new_object(size)
+        key, aad_prefix, plaintext = km._encryption_key, km._aad_prefix or b"", new_object(size)
         check_key_size(len(key))
         held.append((key, aad_prefix, plaintext))
         message.text_size = size

@@ -1,116 +1,326 @@
+# cython: freethreading_compatible=True
 """The part of the streams that every small read and write goes through.
 
-A ``ReadWindow`` holds the plaintext that lies verified in memory and the position in it; a
-``WriteBatch`` holds the slots being filled. What they can serve from memory costs one copy; for
-the rest they call their subclass in ``stream``. Knows nothing of keys or of I/O.
+``FastReader`` and ``FastWriter`` are the compiled bases of ``Reader`` and ``Writer``. They serve
+from memory what they can, with one copy, and hand all else to their core, a Python object of
+``reader`` or ``writer``. What they hold is theirs alone: nothing of it can be reached from outside.
+Knows nothing of keys or of I/O.
 
-``busy`` is set by the subclass while it works without the GIL, so that a second thread takes the
-slow way too and waits there for the lock.
+A ``ReadWindow`` is the plaintext at hand for sequential reads and the position in it, a
+``BlockCache`` the plaintext that ``pread`` has decrypted, a ``WriteBatch`` the slots being filled.
+A core sets ``busy`` while it works on the window or the batch: other threads then take the slow way
+too, and wait there for the core's lock. Every access holds the object's critical section, which
+costs nothing where there is a GIL.
 """
 
+cimport cython
 from cpython.buffer cimport (
     PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from libc.stdint cimport uint64_t
 from libc.string cimport memchr, memcpy, memset
 
 from ags1._gcm cimport this_process
 from ags1.layout cimport BLOCK_OVERHEAD, NONCE_SIZE
 
+from .filelike import check_open
+
 cdef enum:
     # What peek() shows: enough for anybody who sniffs a format, cheap for readline.
     PEEK_SIZE = 8192
 
 
-cdef class ReadWindow:
-    """Sequential reads of what is in memory."""
+# ---- reading -----------------------------------------------------------------------------------
 
-    cdef Py_buffer _buffer
-    cdef bint _attached
-    cdef const unsigned char *_data
-    cdef long long _start
-    cdef Py_ssize_t _size
-    cdef public long long position
-    cdef public bint busy
+cdef class Plaintext:
+    """``size`` bytes of the plaintext, from ``start`` on, at the beginning of a buffer."""
+
+    cdef Py_buffer view
+    cdef const unsigned char *data
+    cdef object buffer
+    cdef long long start
+    cdef Py_ssize_t size
 
     def __dealloc__(self):
-        self.drop_window()
-
-    cpdef set_window(self, buffer, long long start, Py_ssize_t offset, Py_ssize_t size):
-        """Show ``size`` bytes of ``buffer`` from ``offset`` as the plaintext from ``start`` on."""
-        self.drop_window()
-        PyObject_GetBuffer(buffer, &self._buffer, PyBUF_SIMPLE)
-        self._attached = True
-        if offset < 0 or size < 0 or size > self._buffer.len - offset or start < 0:
-            self.drop_window()
-            raise ValueError("the window is larger than its buffer")
-        self._data = <const unsigned char *>self._buffer.buf + offset
-        self._start = start
-        self._size = size
-
-    cpdef drop_window(self):
-        """Forget the window."""
-        if self._attached:
-            PyBuffer_Release(&self._buffer)
-        self._attached = False
-        self._size = 0
+        PyBuffer_Release(&self.view)
 
     cdef Py_ssize_t ahead(self, long long position) noexcept:
-        """How many bytes the window holds from ``position`` on."""
-        if position < self._start or position >= self._start + self._size:
+        """How many bytes there are from ``position`` on."""
+        if position < self.start or position >= self.start + self.size:
             return 0
-        return <Py_ssize_t>(self._start + self._size - position)
+        return <Py_ssize_t>(self.start + self.size - position)
 
-    def copy_window(self, long long position, out):
-        """Copy what the window holds from ``position`` on into ``out``; return how much."""
+    cdef const unsigned char *at(self, long long position) noexcept:
+        return self.data + (position - self.start)
+
+
+cdef Plaintext NO_PLAINTEXT = Plaintext()
+
+
+cdef Plaintext plaintext(buffer, long long start, Py_ssize_t size):
+    cdef Plaintext text = Plaintext.__new__(Plaintext)
+    PyObject_GetBuffer(buffer, &text.view, PyBUF_SIMPLE)
+    text.data = <const unsigned char *>text.view.buf
+    if size < 0 or size > text.view.len or start < 0:
+        raise ValueError(f"{size} bytes of plaintext do not fit into {text.view.len}")
+    text.buffer = buffer
+    text.start = start
+    text.size = size
+    return text
+
+
+cdef class ReadWindow:
+    """The plaintext that sequential reads are served from, and their position."""
+
+    cdef Plaintext text
+    cdef public long long position
+    cdef bint _busy
+
+    def __cinit__(self):
+        self.text = NO_PLAINTEXT
+
+    @property
+    def busy(self):
+        return self._busy
+
+    @busy.setter
+    def busy(self, bint busy):
+        with cython.critical_section(self):
+            self._busy = busy
+
+    def show(self, buffer, long long start, Py_ssize_t size):
+        """Show ``size`` bytes of ``buffer`` as the plaintext from ``start`` on.
+
+        Returns the buffer that was shown before, which is free now, or None.
+        """
+        cdef Plaintext old, new = plaintext(buffer, start, size)
+        with cython.critical_section(self):
+            old = self.text
+            self.text = new
+        return old.buffer
+
+    def drop(self):
+        """Show nothing any more."""
+        with cython.critical_section(self):
+            self.text = NO_PLAINTEXT
+
+    def copy(self, long long position, out):
+        """Copy what there is from ``position`` on into ``out``; return how much."""
         cdef Py_buffer view
-        cdef Py_ssize_t size = self.ahead(position)
-        if not size:
-            return 0
+        cdef Py_ssize_t size
         PyObject_GetBuffer(out, &view, PyBUF_SIMPLE | PyBUF_WRITABLE)
-        size = min(size, view.len)
-        memcpy(view.buf, self._data + (position - self._start), size)
+        with cython.critical_section(self):
+            size = min(self.text.ahead(position), view.len)
+            if size:
+                memcpy(view.buf, self.text.at(position), size)
         PyBuffer_Release(&view)
         return size
 
-    def cached(self, long long position, Py_ssize_t size):
-        """Return those bytes if the window holds them all, else None."""
-        if self.busy or size <= 0 or self.ahead(position) < size:
-            return None
-        return PyBytes_FromStringAndSize(<char *>self._data + (position - self._start), size)
+    def holds(self, long long position):
+        """Whether the byte at ``position`` is there."""
+        return self.text.ahead(position) > 0
 
-    def window_line(self, Py_ssize_t limit):
+    def line(self, Py_ssize_t limit):
         """Take the rest of the line, or of the window if that ends first; at most ``limit``."""
-        cdef Py_ssize_t size = self.ahead(self.position)
-        cdef const unsigned char *at = self._data + (self.position - self._start)
-        if 0 <= limit < size:
-            size = limit
-        cdef const unsigned char *newline = <const unsigned char *>memchr(at, 10, size)
-        if newline != NULL:
-            size = newline - at + 1
+        cdef bytes data
+        cdef Py_ssize_t size
+        with cython.critical_section(self):
+            size = self.text.ahead(self.position)
+            data = self.take(self.line_size(size if limit < 0 else min(limit, size)))
+        return data
+
+    def peek(self):
+        """Return some of what follows the position, and stay there."""
+        cdef bytes data
+        with cython.critical_section(self):
+            data = self.look()
+        return data
+
+    # The rest is called with the critical section held.
+
+    cdef Py_ssize_t ahead(self) noexcept:
+        """How many bytes may be taken without the core."""
+        return 0 if self._busy else self.text.ahead(self.position)
+
+    cdef bytes take(self, Py_ssize_t size):
+        data = PyBytes_FromStringAndSize(<char *>self.text.at(self.position), size)
         self.position += size
-        return PyBytes_FromStringAndSize(<char *>at, size)
+        return data
+
+    cdef bytes look(self):
+        size = min(self.text.ahead(self.position), <Py_ssize_t>PEEK_SIZE)
+        return PyBytes_FromStringAndSize(<char *>self.text.at(self.position), size)
+
+    cdef Py_ssize_t line_size(self, Py_ssize_t size) noexcept:
+        """The size of the line at the position, or ``size`` where it does not end before."""
+        cdef const unsigned char *at = self.text.at(self.position)
+        cdef const unsigned char *newline = NULL
+        if size:
+            newline = <const unsigned char *>memchr(at, 10, size)
+        return size if newline == NULL else newline - at + 1
+
+
+cdef class BlockCache:
+    """The plaintext that was decrypted last, in up to ``limit`` buffers."""
+
+    cdef list _texts
+    cdef Py_ssize_t _limit
+
+    def __cinit__(self, Py_ssize_t limit):
+        self._texts = []
+        self._limit = limit
+
+    def keep(self, buffer, long long start, Py_ssize_t size):
+        """Keep a buffer with ``size`` bytes of the plaintext from ``start`` on.
+
+        Returns a buffer that is not needed (any more), or None.
+        """
+        cdef Plaintext text = plaintext(buffer, start, size)
+        with cython.critical_section(self):
+            if self._limit and self.find(start, size) is None:
+                self._texts.append(text)
+                text = None
+                if len(self._texts) > self._limit:
+                    text = self._texts[0]
+                    del self._texts[0]
+        return None if text is None else text.buffer
+
+    def close(self):
+        """Keep nothing any more."""
+        with cython.critical_section(self):
+            self._limit = 0
+            self._texts = []
+
+    def copy(self, long long position, out):
+        """Fill ``out`` from ``position`` if all of that is here; return whether it is."""
+        cdef Py_buffer view
+        cdef bint found
+        PyObject_GetBuffer(out, &view, PyBUF_SIMPLE | PyBUF_WRITABLE)
+        with cython.critical_section(self):
+            found = self.fill(position, <unsigned char *>view.buf, view.len)
+        PyBuffer_Release(&view)
+        return found
+
+    # The rest is called with the critical section held.
+
+    cdef Plaintext find(self, long long position, Py_ssize_t size):
+        """Return what holds those bytes, which makes it the last to go; None if nothing does."""
+        cdef Plaintext text
+        cdef Py_ssize_t i, last = len(self._texts) - 1
+        for i in range(last, -1, -1):
+            text = self._texts[i]
+            if text.ahead(position) >= size:
+                if i != last:
+                    del self._texts[i]
+                    self._texts.append(text)
+                return text
+        return None
+
+    cdef bint fill(self, long long position, unsigned char *out, Py_ssize_t size):
+        cdef Plaintext text
+        cdef Py_ssize_t part
+        while size:
+            text = self.find(position, 1)
+            if text is None:
+                return False
+            part = min(size, text.ahead(position))
+            memcpy(out, text.at(position), part)
+            position += part
+            out += part
+            size -= part
+        return True
+
+
+cdef ReadWindow NO_WINDOW = ReadWindow()
+cdef BlockCache NO_CACHE = BlockCache(0)
+
+
+cdef class FastReader:
+    """What a reader can do without its core (see ``ReaderCore``), and the way to it."""
+
+    cdef object __weakref__
+    cdef object core
+    cdef ReadWindow window
+    cdef BlockCache cache
+    cdef long long end
+    cdef bint seeks
+
+    def __cinit__(self):
+        self.window = NO_WINDOW
+        self.cache = NO_CACHE
+
+    def __init__(self, core):
+        if self.core is not None:
+            raise RuntimeError("the reader is open already: make another one")
+        self.window = core.window
+        self.cache = core.cache
+        self.end = core.plaintext_size
+        self.seeks = core.seekable
+        self.core = core
+
+    @property
+    def name(self):
+        """The path or the name of the source, None where it has none."""
+        return self.core.name
+
+    @property
+    def closed(self):
+        """Whether the stream was closed."""
+        return self.core is None or self.core.closed
+
+    @property
+    def plaintext_size(self):
+        """The size of the plaintext in bytes."""
+        return self.end
+
+    @property
+    def encrypted_size(self):
+        """The trusted size of the encrypted file in bytes."""
+        return self.core.encrypted_size
+
+    @property
+    def block_size(self):
+        """The plaintext bytes of a full block."""
+        return self.core.block_size
+
+    def seekable(self):
+        """Whether the source can seek, and with it the stream."""
+        check_open(self)
+        return self.seeks
+
+    def tell(self):
+        """Return the position in the plaintext."""
+        check_open(self)
+        return self.window.position
+
+    def seek(self, offset, int whence=0, /):
+        """Move to ``offset`` from the start, the position or the end; return the new position.
+
+        Beyond the end is allowed, and reads nothing. Raises ValueError for a negative position and
+        io.UnsupportedOperation when the source cannot seek.
+        """
+        return self.core.seek(offset, whence)
 
     def read(self, size=-1, /):
         """Read up to ``size`` bytes, or all that remain when it is negative or None."""
         cdef Py_ssize_t wanted = -1 if size is None else size
-        cdef long long position = self.position
-        if self.busy or wanted <= 0 or self.ahead(position) < wanted:
-            return self._read_slow(wanted)
-        self.position = position + wanted
-        return PyBytes_FromStringAndSize(<char *>self._data + (position - self._start), wanted)
+        cdef bytes data = None
+        with cython.critical_section(self.window):
+            if wanted > 0 and self.window.ahead() >= wanted:
+                data = self.window.take(wanted)
+        return self.core.read(wanted) if data is None else data
 
     def read1(self, Py_ssize_t size=-1, /):
         """Read up to ``size`` bytes, from one block at most."""
-        cdef long long position = self.position
-        cdef Py_ssize_t at_hand = self.ahead(position)
-        if self.busy or at_hand == 0 or size == 0:
-            return self._read1_slow(size)
-        if 0 <= size < at_hand:
-            at_hand = size
-        self.position = position + at_hand
-        return PyBytes_FromStringAndSize(<char *>self._data + (position - self._start), at_hand)
+        cdef Py_ssize_t at_hand
+        cdef bytes data = None
+        with cython.critical_section(self.window):
+            at_hand = self.window.ahead()
+            if at_hand and size:
+                data = self.window.take(at_hand if size < 0 else min(size, at_hand))
+        return self.core.read1(size) if data is None else data
 
     def readinto(self, buffer, /):
         """Read into ``buffer`` until it is full or the file ends; return the bytes read.
@@ -119,45 +329,97 @@ cdef class ReadWindow:
         """
         cdef Py_buffer view
         cdef Py_ssize_t size
+        cdef bint done = False
         PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE | PyBUF_WRITABLE)
         size = view.len
-        if self.busy or size == 0 or self.ahead(self.position) < size:
-            PyBuffer_Release(&view)
-            return self._readinto_slow(buffer)
-        memcpy(view.buf, self._data + (self.position - self._start), size)
-        self.position += size
+        with cython.critical_section(self.window):
+            if size and self.window.ahead() >= size:
+                memcpy(view.buf, self.window.text.at(self.window.position), size)
+                self.window.position += size
+                done = True
         PyBuffer_Release(&view)
-        return size
+        return size if done else self.core.readinto(buffer)
 
     def readline(self, size=-1, /):
         """Read up to and with the next newline; at most ``size`` bytes unless it is negative."""
         cdef Py_ssize_t limit = -1 if size is None else size
-        cdef Py_ssize_t at_hand = self.ahead(self.position)
-        cdef const unsigned char *at
-        if not self.busy and limit < 0 and at_hand:
-            at = self._data + (self.position - self._start)
-            newline = <const unsigned char *>memchr(at, 10, at_hand)
-            if newline != NULL:
-                at_hand = newline - at + 1
-                self.position += at_hand
-                return PyBytes_FromStringAndSize(<char *>at, at_hand)
-        return self._readline_slow(limit)
+        cdef Py_ssize_t at_hand, line
+        cdef bytes data = None
+        with cython.critical_section(self.window):
+            at_hand = self.window.ahead()
+            line = self.window.line_size(at_hand)
+            # One that ends with the window may go on in the next.
+            if limit < 0 and line < at_hand:
+                data = self.window.take(line)
+        return self.core.readline(limit) if data is None else data
 
     def peek(self, Py_ssize_t size=0, /):
         """Return some of the bytes that follow, at least one unless at the end; don't move on."""
-        cdef Py_ssize_t at_hand = self.ahead(self.position)
-        if self.busy or at_hand == 0:
-            return self._peek_slow()
-        return PyBytes_FromStringAndSize(
-            <char *>self._data + (self.position - self._start), min(at_hand, <Py_ssize_t>PEEK_SIZE)
-        )
+        cdef bytes data = None
+        with cython.critical_section(self.window):
+            if self.window.ahead():
+                data = self.window.look()
+        return self.core.peek() if data is None else data
 
+    def pread(self, offset, size, /):
+        """Return up to ``size`` bytes from ``offset``; fewer at the end of the file.
+
+        Does not use the position. Any number of threads may call it; with a path, an ``io.BytesIO``
+        or a ranged source they do not wait for each other. The blocks that it decrypts stay in
+        memory, up to ``cache_size`` bytes of ``ags1.open``. An error is this call's alone. Raises
+        io.UnsupportedOperation when the source cannot seek, and ValueError for a negative argument.
+        """
+        cdef bytes data = None
+        if type(offset) is int and type(size) is int:
+            data = self.at_hand(offset, size)
+        return self.core.pread(offset, size) if data is None else data
+
+    cdef bytes at_hand(self, offset, size):
+        """Return what ``pread`` does, or None if that is not in memory."""
+        cdef int too_large = 0, negative = 0
+        cdef long long position = PyLong_AsLongLongAndOverflow(offset, &too_large)
+        cdef long long wanted = PyLong_AsLongLongAndOverflow(size, &negative)
+        cdef bytes data = None
+        if too_large or negative < 0 or not self.seeks or not 0 <= position < self.end:
+            return None
+        if negative > 0 or wanted > self.end - position:
+            wanted = self.end - position
+        if wanted <= 0:
+            return None
+        with cython.critical_section(self.window):
+            if self.window.text.ahead(position) >= wanted:
+                data = PyBytes_FromStringAndSize(<char *>self.window.text.at(position), wanted)
+        if data is None:
+            with cython.critical_section(self.cache):
+                if self.cache.find(position, 1) is not None:
+                    data = PyBytes_FromStringAndSize(NULL, wanted)
+                    if not self.cache.fill(
+                        position, <unsigned char *>PyBytes_AS_STRING(data), wanted
+                    ):
+                        data = None
+        return data
+
+    def readv(self, ranges, /):
+        """Return the bytes of each ``(offset, size)``, in that order, as ``pread`` does.
+
+        Ranges in the same or in adjacent blocks are read from the source together, and each block
+        is decrypted once.
+        """
+        return self.core.readv(ranges)
+
+    def close(self):
+        """Close the stream, and its file if ``open`` was given a path."""
+        if self.core is not None:
+            self.core.close()
+
+
+# ---- writing -----------------------------------------------------------------------------------
 
 cdef class WriteBatch:
-    """Small writes into the slots of the batch under way.
+    """The slots being filled.
 
     The text of slot i begins at ``i * (block_size + 28) + 12``, so that the batch is sealed in
-    place. ``batch_used`` is the size of the run of slots that holds text.
+    place. ``used`` is the size of the run of slots that holds text.
     """
 
     cdef Py_buffer _buffer
@@ -168,26 +430,40 @@ cdef class WriteBatch:
     cdef Py_ssize_t _fill
     cdef uint64_t _process
     cdef public long long position
-    cdef public bint busy
+    cdef bint _busy
 
     def __cinit__(self):
         self._process = this_process()
 
     def __dealloc__(self):
-        self.drop_batch()
+        self.release()
 
-    cpdef set_batch(self, slots, Py_ssize_t block_size):
+    @property
+    def busy(self):
+        return self._busy
+
+    @busy.setter
+    def busy(self, bint busy):
+        with cython.critical_section(self):
+            self._busy = busy
+
+    def begin(self, slots, Py_ssize_t block_size):
         """Fill ``slots`` from now on: a writable buffer of whole slots."""
-        self.drop_batch()
         if block_size < 1:
             raise ValueError("a block has at least one byte")
-        PyObject_GetBuffer(slots, &self._buffer, PyBUF_SIMPLE | PyBUF_WRITABLE)
-        self._attached = True
-        self._block_size = block_size
-        self._blocks = self._buffer.len // (block_size + BLOCK_OVERHEAD)
+        with cython.critical_section(self):
+            self.release()
+            PyObject_GetBuffer(slots, &self._buffer, PyBUF_SIMPLE | PyBUF_WRITABLE)
+            self._attached = True
+            self._block_size = block_size
+            self._blocks = self._buffer.len // (block_size + BLOCK_OVERHEAD)
 
-    cpdef drop_batch(self):
-        """Wipe the plaintext that was not sealed, and forget the batch."""
+    def drop(self):
+        """Wipe the plaintext that was not sealed, and forget the slots."""
+        with cython.critical_section(self):
+            self.release()
+
+    cdef void release(self) noexcept:
         if self._attached:
             if self._block or self._fill:
                 memset(self._buffer.buf, 0, self._buffer.len)
@@ -201,57 +477,132 @@ cdef class WriteBatch:
         return self._process != this_process()
 
     @property
-    def batch_used(self):
-        """The bytes of the batch's slots that hold text, nonces and tags included."""
+    def used(self):
+        """The bytes of the slots that hold text, nonces and tags included."""
         cdef Py_ssize_t full = self._block * (self._block_size + BLOCK_OVERHEAD)
         return full + self._fill + BLOCK_OVERHEAD if self._fill else full
 
     @property
-    def batch_full(self):
+    def full(self):
         """Whether every slot is filled."""
         return self._block == self._blocks
 
-    def restart_batch(self):
-        """Begin the same batch again, after it was sealed and written."""
+    def restart(self):
+        """Fill the same slots again, after they were sealed and written."""
         self._block = self._fill = 0
 
-    def fill_batch(self, data):
-        """Copy as much of ``data`` as fits into the batch; return how much."""
+    def fill(self, data):
+        """Copy as much of ``data`` as fits; return how much."""
         cdef Py_buffer view
         cdef Py_ssize_t done = 0, size
-        cdef unsigned char *slot
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        while done < view.len and self._block < self._blocks:
-            size = min(view.len - done, self._block_size - self._fill)
-            slot = <unsigned char *>self._buffer.buf
-            slot += self._block * (self._block_size + BLOCK_OVERHEAD) + NONCE_SIZE
-            memcpy(slot + self._fill, <const unsigned char *>view.buf + done, size)
-            done += size
-            self._fill += size
-            if self._fill == self._block_size:
-                self._block += 1
-                self._fill = 0
+        with cython.critical_section(self):
+            while done < view.len and self._block < self._blocks:
+                size = min(view.len - done, self._block_size - self._fill)
+                memcpy(self.at(), <const unsigned char *>view.buf + done, size)
+                done += size
+                self._fill += size
+                if self._fill == self._block_size:
+                    self._block += 1
+                    self._fill = 0
+            self.position += done
         PyBuffer_Release(&view)
-        self.position += done
         return done
+
+    cdef unsigned char *at(self) noexcept:
+        cdef Py_ssize_t slot = self._block * (self._block_size + BLOCK_OVERHEAD)
+        return <unsigned char *>self._buffer.buf + slot + NONCE_SIZE + self._fill
+
+    cdef bint has_room(self, Py_ssize_t size) noexcept:
+        """Whether ``size`` bytes go into the slot at hand without filling it."""
+        return (
+            not self._busy and self._attached and self._process == this_process()
+            and self._block < self._blocks and self._fill + size < self._block_size
+        )
+
+
+cdef WriteBatch NO_BATCH = WriteBatch()
+
+
+cdef class FastWriter:
+    """What a writer can do without its core (see ``WriterCore``), and the way to it."""
+
+    cdef object __weakref__
+    cdef object core
+    cdef WriteBatch batch
+
+    def __cinit__(self):
+        self.batch = NO_BATCH
+
+    def __init__(self, core):
+        if self.core is not None:
+            raise RuntimeError("the writer is open already: make another one")
+        self.batch = core.batch
+        self.core = core
+
+    def __del__(self):
+        if self.core is not None:
+            self.core.drop(self)
+
+    @property
+    def name(self):
+        """The path or the name of the target, None where it has none."""
+        return self.core.name
+
+    @property
+    def mode(self):
+        """``wb`` or ``xb``."""
+        return self.core.mode
+
+    @property
+    def closed(self):
+        """Whether the stream was closed or aborted."""
+        return self.core is None or self.core.closed
+
+    @property
+    def block_size(self):
+        """The plaintext bytes of a full block."""
+        return self.core.block_size
+
+    @property
+    def key_metadata(self):
+        """What opens the file, with its length. Raises ValueError until ``close`` has succeeded."""
+        return self.core.key_metadata
+
+    def tell(self):
+        """Return the number of plaintext bytes written."""
+        check_open(self)
+        return self.batch.position
 
     def write(self, data, /):
         """Write all of ``data``, any C-contiguous buffer; return its size in bytes."""
         cdef Py_buffer view
         cdef Py_ssize_t size
-        cdef unsigned char *slot
+        cdef bint done = False
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         size = view.len
-        if (
-            self.busy or not self._attached or self._process != this_process()
-            or self._block == self._blocks or self._fill + size >= self._block_size
-        ):
-            PyBuffer_Release(&view)
-            return self._write_slow(data)
-        slot = <unsigned char *>self._buffer.buf
-        slot += self._block * (self._block_size + BLOCK_OVERHEAD) + NONCE_SIZE
-        memcpy(slot + self._fill, view.buf, size)
-        self._fill += size
-        self.position += size
+        with cython.critical_section(self.batch):
+            if self.batch.has_room(size):
+                memcpy(self.batch.at(), view.buf, size)
+                self.batch._fill += size
+                self.batch.position += size
+                done = True
         PyBuffer_Release(&view)
-        return size
+        return size if done else self.core.write(data)
+
+    def close(self):
+        """Seal what remains and finish the file.
+
+        When anything fails, nothing is left of a path; a file object given to ``open`` stays open.
+        """
+        if self.core is not None:
+            self.core.close()
+
+    def abort(self):
+        """Give up: close the stream and leave no file. Does nothing once it is closed.
+
+        A write that is under way in another thread, or further up in this one, fails. For what
+        stays of a file object that was written to, see ``ags1.open``.
+        """
+        if self.core is not None:
+            self.core.abort()

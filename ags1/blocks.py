@@ -6,13 +6,14 @@ once. Knows nothing of Python's file protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeAlias
 
 from . import layout
 from ._gcm import BlockCipher
-from .filelike import CHUNK_SIZE, Scratch
+from ._stream import BlockCache
+from .filelike import CHUNK_SIZE, PerProcess, Scratch
 from .geometry import Geometry
 from .key_metadata import KeyMetadata
 from .source import Source
@@ -25,11 +26,12 @@ Piece: TypeAlias = "tuple[int, memoryview]"
 class Blocks:
     """The blocks of ``source``, ``chunk`` of them at a time where they are small.
 
-    All sizes and positions are within the plaintext; the caller has seen to that.
+    ``cache`` keeps up to ``cache_size`` bytes of what ``fill`` decrypts. All sizes and positions
+    are within the plaintext; the caller has seen to that.
     """
 
     def __init__(
-        self, source: Source, geometry: Geometry, km: KeyMetadata, *, threads: int
+        self, source: Source, geometry: Geometry, km: KeyMetadata, *, threads: int, cache_size: int
     ) -> None:
         self.source = source
         self.geometry = geometry
@@ -37,24 +39,21 @@ class Blocks:
         self._block_size = geometry.block_size
         self._cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=self._block_size)
         # No block is larger than the file, whatever the header says.
-        slot = min(self._block_size, geometry.plaintext_size) + layout.BLOCK_OVERHEAD
+        text = min(self._block_size, geometry.plaintext_size)
+        slot = text + layout.BLOCK_OVERHEAD
         self.chunk = max(1, min(CHUNK_SIZE // slot, geometry.block_count))
-        self._scratch_size = self.chunk * slot
-        self.after_fork()
-
-    def after_fork(self) -> None:
-        """Begin anew with buffers and threads; a forked child has neither its parent's threads nor
-        a say in what they did with the buffers."""
-        self._slots = Scratch(self._scratch_size)
-        self._texts = Scratch(self._scratch_size)
-        self._pool = ThreadPoolExecutor(self.threads, "ags1-reader")
-        self.source.after_fork()
+        self._slots = Scratch(self.chunk * slot)
+        self._texts = Scratch(self.chunk * text)
+        self.cache = BlockCache(cache_size // max(1, self.chunk * text))
+        self._pool = PerProcess(partial(ThreadPoolExecutor, self.threads, "ags1-reader"))
 
     def close(self, *, wait: bool) -> None:
         """Close the source, after the threads have ended if ``wait``."""
         try:
-            self._pool.shutdown(wait=wait, cancel_futures=True)
+            if (pool := self._pool.made()) is not None:
+                pool.shutdown(wait=wait, cancel_futures=True)
         finally:
+            self.cache.close()
             self.source.close()
 
     def open_chunk(self, first: int, count: int, out: memoryview) -> None:
@@ -76,24 +75,11 @@ class Blocks:
 
     def open_ahead(self, first: int) -> Future[memoryview]:
         """Have a thread do that with a whole chunk."""
-        return self._pool.submit(self.open_text, first, self.chunk)
+        return self._pool.get().submit(self.open_text, first, self.chunk)
 
     def give_back(self, text: memoryview) -> None:
         """Take back a buffer of ``open_text``."""
         self._texts.give(text)
-
-    def open_blocks(self, first: int, count: int, out: memoryview) -> None:
-        """Decrypt any number of blocks into ``out``, which has just their size."""
-        if count <= self.chunk:
-            self.open_chunk(first, count, out)
-            return
-
-        def open_at(begin: int) -> None:
-            blocks = min(self.chunk, first + count - begin)
-            at = (begin - first) * self._block_size
-            self.open_chunk(begin, blocks, out[at : at + self.geometry.text_size(begin, blocks)])
-
-        self._run(open_at, range(first, first + count, self.chunk))
 
     def whole_blocks(self, position: int, size: int) -> int:
         """How many blocks lie wholly within ``size`` bytes that begin at ``position``, the first of
@@ -105,64 +91,46 @@ class Blocks:
             return self.geometry.block_count - first
         return size // self._block_size
 
-    def read(self, position: int, out: memoryview) -> None:
-        """Fill ``out`` from ``position``: a part of a block, whole blocks, a part of a block."""
-        done = 0
-        while done < out.nbytes:
-            block, inside = divmod(position + done, self._block_size)
-            whole = self.whole_blocks(position + done, out.nbytes - done)
-            if whole:
-                size = self.geometry.text_size(block, whole)
-                self.open_blocks(block, whole, out[done : done + size])
-            else:
-                size = min(self.geometry.text_size(block, 1) - inside, out.nbytes - done)
-                text = self._texts.take()
-                try:
-                    self.open_chunk(block, 1, text)
-                    out[done : done + size] = text[inside : inside + size]
-                finally:
-                    self._texts.give(text)
-            done += size
-
-    def read_all(self, pieces: list[Piece]) -> None:
-        """Fill every piece; each block is fetched and decrypted once, neighbours together."""
-        group: list[Piece] = []
-        last_block = -2
+    def fill(self, pieces: list[Piece]) -> None:
+        """Fill every piece, none of them empty; each block is fetched and decrypted once,
+        neighbours together."""
+        groups: list[list[Piece]] = []
+        last = -2
         for position, out in sorted(pieces, key=lambda piece: piece[0]):
-            if position // self._block_size > last_block + 1:
-                self._read_group(group)
-                group = []
-            group.append((position, out))
-            last_block = max(last_block, (position + out.nbytes - 1) // self._block_size)
-        self._read_group(group)
+            if position // self._block_size > last + 1:
+                groups.append([])
+            groups[-1].append((position, out))
+            last = max(last, (position + out.nbytes - 1) // self._block_size)
+        for group in groups:
+            self._fill_run(group)
 
-    def _read_group(self, group: list[Piece]) -> None:
-        if len(group) < 2:
-            for position, out in group:
-                self.read(position, out)
-            return
-        first = group[0][0] // self._block_size
-        last = max((position + out.nbytes - 1) // self._block_size for position, out in group)
+    def _fill_run(self, pieces: list[Piece]) -> None:
+        """Fill pieces whose blocks follow each other without a gap."""
+        first = pieces[0][0] // self._block_size
+        last = max((position + out.nbytes - 1) // self._block_size for position, out in pieces)
 
         def serve(begin: int) -> None:
             count = min(self.chunk, last + 1 - begin)
             start = begin * self._block_size
             end = start + self.geometry.text_size(begin, count)
-            text = self._texts.take()
-            try:
-                self.open_chunk(begin, count, text)
-                for position, out in group:
-                    low, high = max(position, start), min(position + out.nbytes, end)
-                    if low < high:
-                        out[low - position : high - position] = text[low - start : high - start]
-            finally:
-                self._texts.give(text)
+            parts = [
+                (max(position, start), out[max(start - position, 0) : end - position])
+                for position, out in pieces
+                if position < end and start < position + out.nbytes
+            ]
+            if parts[0][1].nbytes == end - start and len(parts) == 1:
+                self.open_chunk(begin, count, parts[0][1])
+            elif not all(self.cache.copy(position, out) for position, out in parts):
+                text = self.open_text(begin, count)
+                for position, out in parts:
+                    out[:] = text[position - start : position - start + out.nbytes]
+                spare = self.cache.keep(text, start, end - start)
+                if spare is not None:
+                    self.give_back(spare)
 
-        self._run(serve, range(first, last + 1, self.chunk))
-
-    def _run(self, work: Callable[[int], None], starts: range) -> None:
+        starts = range(first, last + 1, self.chunk)
         if self.threads > 1 and len(starts) > 1:
-            run_all(self._pool, work, starts)
+            run_all(self._pool.get(), serve, starts)
         else:
             for begin in starts:
-                work(begin)
+                serve(begin)

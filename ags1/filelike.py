@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import io
 from _thread import RLock
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
+
+from ._gcm import process_number
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_T = TypeVar("_T")
+
 # Blocks smaller than this are read, and written, several at a time.
 CHUNK_SIZE = 1 << 20
+
+
+class Closable(Protocol):
+    @property
+    def closed(self) -> bool: ...
+
+
+def check_open(stream: Closable) -> None:
+    """Raise ValueError when ``stream`` is closed, as ``io`` does."""
+    if stream.closed:
+        raise ValueError("I/O operation on closed file")
 
 
 class Stream:
@@ -20,31 +36,34 @@ class Stream:
     A compiled class cannot inherit from it, so the streams are registered with it instead.
     """
 
-    name: str | None
-    mode: str
-    closed: bool
+    __slots__ = ()
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ValueError("I/O operation on closed file")
+    if TYPE_CHECKING:
+
+        @property
+        def name(self) -> str | None: ...
+        @property
+        def mode(self) -> str: ...
+        @property
+        def closed(self) -> bool: ...
 
     def close(self) -> None:
         raise NotImplementedError
 
     def readable(self) -> bool:
-        self._check_open()
+        check_open(self)
         return False
 
     def writable(self) -> bool:
-        self._check_open()
+        check_open(self)
         return False
 
     def seekable(self) -> bool:
-        self._check_open()
+        check_open(self)
         return False
 
     def isatty(self) -> bool:
-        self._check_open()
+        check_open(self)
         return False
 
     def fileno(self) -> int:
@@ -57,10 +76,10 @@ class Stream:
         raise io.UnsupportedOperation("truncate")
 
     def flush(self) -> None:
-        self._check_open()
+        check_open(self)
 
     def __enter__(self) -> Self:
-        self._check_open()
+        check_open(self)
         return self
 
     def __exit__(
@@ -72,7 +91,9 @@ class Stream:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<ags1 {type(self).__name__} name={self.name!r} mode={self.mode!r}>"
+        # One that could not be opened has neither; error reporters print it all the same.
+        name, mode = getattr(self, "name", None), getattr(self, "mode", None)
+        return f"<ags1 {type(self).__name__} name={name!r} mode={mode!r}>"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(f"an encrypted {type(self).__name__} holds a key and cannot be pickled")
@@ -111,4 +132,32 @@ class Lock(RLock):  # type: ignore[misc]  # final to the checker, not to Python
     def check_not_mine(self) -> None:
         """Raise RuntimeError when this thread holds it."""
         if self.mine:
-            raise RuntimeError("the stream is in use further up in this thread")
+            raise RuntimeError(
+                "the stream was used while a call on it was still running in the same thread (by a "
+                "signal handler, or by the file object that it reads or writes); use it after that "
+                "call has returned"
+            )
+
+
+class PerProcess(Generic[_T]):
+    """An object that is made on first need, and anew in a forked child: a lock that another thread
+    of the parent holds, or a pool whose threads the child does not have, is of no use there.
+
+    Any number of threads may ask at once: they get the same one.
+    """
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        self._make = make
+        self._by_process: dict[int, _T] = {}
+
+    def made(self) -> _T | None:
+        """Return this process's object if there is one."""
+        return self._by_process.get(process_number())
+
+    def get(self) -> _T:
+        """Return this process's object."""
+        made = self.made()
+        if made is None:
+            # One step: of two threads that come at once, both get what the first has put there.
+            made = self._by_process.setdefault(process_number(), self._make())
+        return made

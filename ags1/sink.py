@@ -36,10 +36,15 @@ class FileSink(Sink):
         self.published = False
         name = getattr(file, "name", None)
         self.name: str | None = name if isinstance(name, str) else None
+        self._written = False
+        # Where the file is written from, and where it ended before.
         self._start: int | None = None
         with contextlib.suppress(OSError, AttributeError, ValueError):
             if file.seekable():
-                self._start = file.tell()
+                start = file.tell()
+                self._end = file.seek(0, os.SEEK_END)
+                file.seek(start)
+                self._start = start
 
     def write(self, data: memoryview) -> None:
         while data.nbytes:
@@ -48,9 +53,16 @@ class FileSink(Sink):
             with data[:] as view:
                 written = self._file.write(view)
             if written is None:
-                raise BlockingIOError(errno.EAGAIN, "the target takes no data now and would block")
+                raise BlockingIOError(
+                    errno.EAGAIN,
+                    "the target takes no data now and would block: give one that waits",
+                )
             if not 0 < written <= data.nbytes:
-                raise OSError(errno.EIO, f"the target claims to have written {written} bytes")
+                raise OSError(
+                    errno.EIO,
+                    f"the target says that {written} of {data.nbytes} bytes were written",
+                )
+            self._written = True
             data = data[written:]
 
     def commit(self) -> None:
@@ -63,16 +75,21 @@ class FileSink(Sink):
             flush()
 
     def discard(self) -> None:
-        if self._start is not None:
-            with contextlib.suppress(OSError, AttributeError, ValueError):
-                self._file.seek(self._start)
-                self._file.truncate()
-                return
-        # What went down a pipe stays there. One byte after the last whole block makes its length
-        # impossible, whichever length a reader is made to believe.
+        # One zero byte makes what was written useless, whichever length and key a reader is made
+        # to believe. It goes over a file's magic bytes; and after the last whole block of what
+        # went down a pipe, whose length becomes impossible.
         with contextlib.suppress(Exception):
-            self._file.write(b"\0")
+            if self._start is not None:
+                self._file.seek(self._start)
+            if self._written:
+                self._file.write(b"\0")
             self._flush()
+        # A file gets back the length that it had. What lay behind our start stays, as far as it
+        # was not overwritten.
+        if self._start is not None:
+            with contextlib.suppress(Exception):
+                self._file.truncate(self._end)
+                self._file.seek(self._start)
 
 
 class PathSink(Sink):

@@ -11,21 +11,25 @@ import io
 import os
 import stat
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._buffers import flat
 from .errors import FormatError, TruncatedError
+from .filelike import PerProcess
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_WOULD_BLOCK = "the source has no data yet and would block"
+_WOULD_BLOCK = "the source has no data now and would block: give one that waits for its data"
 
 
 class RangedReader(Protocol):
     """What a caller's own storage has to offer: ``pread(offset, size)`` in bytes, thread-safe.
 
-    It may return fewer bytes only at the end. A ``size`` attribute (bytes) is used if there is one.
+    When it returns fewer bytes, it is asked for the rest; no bytes at all are the end. ``size``, an
+    attribute or a method without arguments, is used if there is one (bytes).
     """
 
     def pread(self, offset: int, size: int, /) -> Buffer: ...
@@ -49,16 +53,13 @@ class Source(Protocol):
         """Raise FormatError when more bytes follow, where the size has not told already."""
         return
 
-    def after_fork(self) -> None:
-        """Forget, in a forked child, what the parent's threads were doing."""
-        return
-
     def close(self) -> None: ...
 
 
 def _cut(got: int, offset: int, size: int) -> TruncatedError:
     return TruncatedError(
-        f"the file ends at byte {offset + got}, within the {size} bytes wanted from {offset}",
+        f"the file ends at byte {offset + got}, and {size} bytes from byte {offset} are needed: it "
+        "was cut, or it is still being written",
         offset=offset,
     )
 
@@ -121,20 +122,29 @@ class MemorySource(Source):
 
 
 class RangedSource(Source):
-    """A caller's object with ``pread(offset, size)``."""
+    """A caller's object with ranged reads, of which the file begins at byte ``base``."""
 
     random_access = True
 
-    def __init__(self, reader: RangedReader) -> None:
-        self._reader = reader
-        size = getattr(reader, "size", None)
-        self.size: int | None = size if isinstance(size, int) else None
+    def __init__(self, pread: Callable[[int, int], Buffer], size: object, base: int = 0) -> None:
+        self._pread = pread
+        self._base = base
+        size = size() if callable(size) else size
+        self.size: int | None = size - base if isinstance(size, int) else None
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
-        view = flat(self._reader.pread(offset, size))
-        if view.nbytes < size:
-            raise _cut(view.nbytes, offset, size)
-        return view[:size]
+        done = 0
+        while True:
+            begin = self._base + offset + done
+            view = flat(self._pread(begin, size - done))[: size - done]
+            if view.nbytes == size:
+                return view
+            if not view.nbytes:
+                raise _cut(done, offset, size)
+            scratch[done : done + view.nbytes] = view
+            done += view.nbytes
+            if done == size:
+                return scratch[:size]
 
     def close(self) -> None:
         pass
@@ -147,17 +157,14 @@ class SeekableSource(Source):
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._base: int = file.tell()
         self.size: int | None = file.seek(0, os.SEEK_END) - self._base
         file.seek(self._base)
 
-    def after_fork(self) -> None:
-        self._lock = threading.Lock()
-
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
         view = scratch[:size]
-        with self._lock:
+        with self._lock.get():
             self._file.seek(self._base + offset)
             done = read_full(self._file, view)
         if done < size:
@@ -182,9 +189,9 @@ class PipeSource(Source):
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
         if self._broken:
-            raise OSError(errno.EIO, "the source failed in the middle of a block before")
+            raise OSError(errno.EIO, "an earlier read of the source failed within a block")
         if offset != self._position:
-            raise io.UnsupportedOperation("this source cannot seek")
+            raise io.UnsupportedOperation("the source cannot seek, so it is read in order only")
         view = scratch[:size]
         self._broken = True
         done = read_full(self._file, view)
@@ -225,7 +232,8 @@ def read_full(file: Any, view: memoryview) -> int:
         if not got:
             break
         if not 0 < got <= view.nbytes - done:
-            raise OSError(errno.EIO, f"the source claims to have read {got} bytes")
+            wanted = view.nbytes - done
+            raise OSError(errno.EIO, f"the source returned {got} bytes where {wanted} were wanted")
         done += got
     return done
 
@@ -244,13 +252,21 @@ def open_source(file: Any) -> tuple[Source, str | None]:
     if type(file) is io.BytesIO:
         return MemorySource(file), name
     if hasattr(file, "pread"):
-        return RangedSource(file), name
+        return RangedSource(file.pread, getattr(file, "size", None)), name
     if not hasattr(file, "read"):
         raise TypeError(f"a path or a binary file object is needed, not {type(file).__name__}")
     seekable = getattr(file, "seekable", None)
     if seekable() if seekable is not None else hasattr(file, "seek"):
+        if hasattr(file, "read_at"):
+            return RangedSource(partial(_pread_arrow, file), file.size, file.tell()), name
         return SeekableSource(file), name
     return PipeSource(file), name
+
+
+def _pread_arrow(file: Any, offset: int, size: int) -> Buffer:
+    # pyarrow's files take the arguments the other way round.
+    data: Buffer = file.read_at(size, offset)
+    return data
 
 
 def _open_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Source:

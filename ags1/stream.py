@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, overload
 from . import layout
 from .geometry import DEFAULT_MAX_BLOCK_SIZE
 from .key_metadata import KeyMetadata
-from .reader import Reader
+from .reader import DEFAULT_CACHE_SIZE, Reader
 from .writer import Writer
 
 
@@ -69,6 +69,7 @@ def open(
     max_block_size: int = DEFAULT_MAX_BLOCK_SIZE,
     threads: int = 1,
     trust_file_size: bool = False,
+    cache_size: int = DEFAULT_CACHE_SIZE,
 ) -> Reader: ...
 @overload
 def open(
@@ -92,6 +93,7 @@ def open(
     max_block_size: int = DEFAULT_MAX_BLOCK_SIZE,
     threads: int = 1,
     trust_file_size: bool = False,
+    cache_size: int = DEFAULT_CACHE_SIZE,
     encoding: str | None = None,
     errors: str | None = None,
     newline: str | None = None,
@@ -123,6 +125,7 @@ def open(
     max_block_size: int = DEFAULT_MAX_BLOCK_SIZE,
     threads: int = 1,
     trust_file_size: bool = False,
+    cache_size: int = DEFAULT_CACHE_SIZE,
     reuse_key: bool = False,
     durable: bool = True,
     encoding: str | None = None,
@@ -132,18 +135,28 @@ def open(
     """Open an encrypted file, as ``gzip.open`` does a compressed one.
 
     ``file`` is a path, a binary file object (used from its position on, and left open by
-    ``close``), or for reading an object with ``pread(offset, size)``. ``mode`` is ``rb`` (the
-    default), ``wb``, ``xb``, their text forms ``rt``, ``wt``, ``xt`` with ``encoding``, ``errors``
-    and ``newline``, or ``r``, ``w``, ``x``, which are binary.
+    ``close``), or for reading an object with ``pread(offset, size)``. A seekable pyarrow file is
+    read by its ``read_at``, any number of ranges at once. ``mode`` is ``rb`` (the default), ``wb``,
+    ``xb``, their text forms ``rt``, ``wt``, ``xt`` with ``encoding``, ``errors`` and ``newline``,
+    or ``r``, ``w``, ``x``, which are binary.
 
     Reading needs ``km`` with its file length; ``trust_file_size`` takes the source's size instead
     where there is none. ``block_size`` pins the block size (bytes), else the header's is taken up
-    to ``max_block_size``. Raises FormatError, TruncatedError, MissingFileLengthError.
+    to ``max_block_size``. ``pread`` and ``readv`` keep the plaintext of the last blocks of which
+    they returned a part, up to ``cache_size`` bytes of memory until ``close``: 4 MiB, which is four
+    blocks of the default size, and none where a block is larger than ``cache_size``. 0 keeps
+    nothing. Raises FormatError, TruncatedError, MissingFileLengthError.
 
     Writing makes a fresh key of ``key_size`` bytes unless ``km`` gives one that has sealed no file
     yet (``reuse_key`` insists); ``key_metadata`` of the closed stream opens the file. A path gets
     the file when ``close`` succeeds, not before; ``durable`` syncs it to disk. Java and
     iceberg-rust read no other ``block_size`` than the default of 1 MiB. Raises KeyReuseError.
+
+    A stream that is aborted, or fails, hands out no key metadata. Its path stays as it was. In a
+    seekable file object the first byte written becomes zero, so that nobody takes the rest for a
+    whole file, and the file gets back the length that it had: bytes behind the start position are
+    lost as far as they were overwritten, and stay otherwise. A file object that cannot seek gets a
+    zero byte after what was written, for the same reason.
 
     ``threads`` above one works on blocks ahead in the background.
     """
@@ -164,6 +177,7 @@ def open(
             max_block_size=max_block_size,
             threads=threads,
             trust_file_size=trust_file_size,
+            cache_size=cache_size,
         )
         if not text:
             return reader

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 from . import layout
 from ._buffers import flat
 from ._gcm import BlockCipher
-from ._stream import WriteBatch
+from ._stream import FastWriter, WriteBatch
 from .errors import Ags1Error, KeyReuseError
-from .filelike import CHUNK_SIZE, Lock, Scratch, Stream
+from .filelike import CHUNK_SIZE, Lock, Scratch, Stream, check_open
 from .geometry import check_unused, claim_key
 from .key_metadata import KeyMetadata
 from .sink import open_sink
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 
 
-class Writer(WriteBatch, Stream):
+class Writer(FastWriter, Stream):
     """An encrypted file, open for writing: made by ``open``.
 
     An ``io.BufferedIOBase`` (registered), not seekable, whose target need not be either. Blocks
@@ -40,6 +40,8 @@ class Writer(WriteBatch, Stream):
     an exception, ``abort``, or dropping the object unclosed leaves no file. An error in writing is
     remembered: every later call raises it again. Raises KeyReuseError in a forked child.
     """
+
+    __slots__ = ()
 
     def __init__(
         self,
@@ -53,60 +55,23 @@ class Writer(WriteBatch, Stream):
         durable: bool = True,
         exclusive: bool = False,
     ) -> None:
-        self.closed = True
         if threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
         if km is None:
             km = KeyMetadata.generate(key_size)
         check_unused(km, reuse_key=reuse_key)
-        self.mode = "xb" if exclusive else "wb"
-        self._block_size = block_size
-        self._km = km
-        self._cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=block_size)
-        slot = block_size + layout.BLOCK_OVERHEAD
-        self._chunk = max(1, CHUNK_SIZE // slot)
-        self._slots = Scratch(self._chunk * slot)
-        self._batch = self._slots.take()
-        self.set_batch(self._batch, block_size)
-        self._next_block = 0
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, "ags1-writer")
-        self._sealing: collections.deque[tuple[memoryview, int, Future[int]]] = collections.deque()
-        self._lock = Lock()
-        self._error: Exception | None = None
-        self._aborting = False
-        self._finished: KeyMetadata | None = None
-        self._sink = open_sink(file, overwrite=not exclusive, durable=durable)
-        self.name = self._sink.name
-        self.closed = False
+        core = WriterCore(file, km, block_size, threads, exclusive=exclusive, durable=durable)
+        super().__init__(core)
         try:
             claim_key(km, reuse_key=reuse_key)
-            self._sink.write(memoryview(layout.build_header(block_size)))
+            core.send(memoryview(layout.build_header(block_size)))
         except BaseException:
             self.abort()
             raise
 
-    @property
-    def key_metadata(self) -> KeyMetadata:
-        """What opens the file, with its length. Raises ValueError until ``close`` has succeeded."""
-        if self._finished is None:
-            why = "closed without a file" if self.closed else "the stream is not closed yet"
-            raise ValueError(f"there is no key metadata: {why}")
-        return self._finished
-
-    @property
-    def block_size(self) -> int:
-        """The plaintext bytes of a full block."""
-        return self._block_size
-
     def writable(self) -> bool:
-        self._check_open()
+        check_open(self)
         return True
-
-    def tell(self) -> int:
-        """Return the number of plaintext bytes written."""
-        self._check_open()
-        return self.position
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         raise io.UnsupportedOperation("seek: an encrypted stream is written from start to end")
@@ -122,101 +87,155 @@ class Writer(WriteBatch, Stream):
         for line in lines:
             self.write(line)
 
-    def _write_slow(self, data: Buffer) -> int:
-        view = flat(data)
-        self._serially(self._write, view)
-        return view.nbytes
-
-    def _serially(
-        self, work: Callable[_P, None], /, *arguments: _P.args, **named: _P.kwargs
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
-        """Call ``work`` while no other thread uses the stream."""
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+io.BufferedIOBase.register(Writer)
+
+
+class WriterCore:
+    """What a writer does with the batches that its small writes fill, and with large writes."""
+
+    def __init__(
+        self,
+        file: Any,
+        km: KeyMetadata,
+        block_size: int,
+        threads: int,
+        *,
+        exclusive: bool,
+        durable: bool,
+    ) -> None:
+        self.mode = "xb" if exclusive else "wb"
+        self.closed = False
+        self.block_size = block_size
+        self._km = km
+        self._cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=block_size)
+        self.batch = WriteBatch()
+        slot = self.block_size + layout.BLOCK_OVERHEAD
+        self._chunk = max(1, CHUNK_SIZE // slot)
+        self._slots = Scratch(self._chunk * slot)
+        self._filling = self._slots.take()
+        self.batch.begin(self._filling, self.block_size)
+        self._next_block = 0
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._sealing: collections.deque[tuple[memoryview, int, Future[int]]] = collections.deque()
+        self._lock = Lock()
+        self._error: Exception | None = None
+        self._aborting = False
+        self._finished: KeyMetadata | None = None
+        self._sink = open_sink(file, overwrite=not exclusive, durable=durable)
+        self.name = self._sink.name
+
+    @property
+    def key_metadata(self) -> KeyMetadata:
+        if self._finished is None:
+            why = (
+                "the stream was closed without a file"
+                if self.closed
+                else "the stream is not closed yet, and the file's length is part of it"
+            )
+            raise ValueError(f"there is no key metadata: {why}")
+        return self._finished
+
+    def write(self, data: Buffer) -> int:
+        view = flat(data)
         self._check_process()
         self._lock.check_not_mine()
         with self._lock:
-            self._check_open()
-            self._for_good(work, *arguments, **named)
+            check_open(self)
+            self._or_fail(self._write, view)
+        return view.nbytes
 
     def _check_process(self) -> None:
-        if self.forked:
+        if self.batch.forked:
             raise KeyReuseError(
-                "this stream was opened before a fork: its parent writes under the same key",
+                "this stream was opened before a fork, and the parent process still writes with "
+                "its key: open another one in the child",
                 file=self.name,
             )
 
-    def _for_good(
+    def _or_fail(
         self, work: Callable[_P, None], /, *arguments: _P.args, **named: _P.kwargs
     ) -> None:
-        """Call ``work``, holding the lock. Whatever it raises is the end of the stream."""
+        """Call ``work``, holding the lock; whatever it raises, every later call raises too."""
         if self._error is not None:
             raise copy.copy(self._error)
-        self.busy = True
+        self.batch.busy = True
         try:
             work(*arguments, **named)
         except BaseException as error:
             self._error = _remembered(error)
             # Small writes would go on filling it, unheard.
-            self.drop_batch()
+            self.batch.drop()
             raise
         finally:
-            self.busy = False
+            self.batch.busy = False
             if self._aborting:
                 self._finish(discard=self._finished is None)
 
     def _write(self, rest: memoryview) -> None:
         while rest.nbytes:
-            if self._threads == 1 and not self.batch_used and rest.nbytes >= self._room:
+            if self._threads == 1 and not self.batch.used and rest.nbytes >= self._room:
                 rest = rest[self._write_straight(rest[: self._room]) :]
             else:
-                rest = rest[self.fill_batch(rest) :]
-                if self.batch_full:
+                rest = rest[self.batch.fill(rest) :]
+                if self.batch.full:
                     self._emit()
 
     @property
     def _room(self) -> int:
-        return self._chunk * self._block_size
+        return self._chunk * self.block_size
 
     def _write_straight(self, text: memoryview) -> int:
         """Seal a whole batch from where the caller's data lies."""
-        size = self._cipher.seal_blocks(text, self._batch, self._next_block)
-        self._send(self._batch[:size])
+        size = self._cipher.seal_blocks(text, self._filling, self._next_block)
+        self.send(self._filling[:size])
         self._next_block += self._chunk
-        self.position += text.nbytes
+        self.batch.position += text.nbytes
         return text.nbytes
 
     def _emit(self) -> None:
         """Seal the batch under way and send it; with threads, send what was sealed before."""
-        batch, used = self._batch, self.batch_used
+        slots, used = self._filling, self.batch.used
         first, self._next_block = self._next_block, self._next_block + self._chunk
         if self._threads == 1:
-            self._cipher.seal_in_place(batch[:used], first)
-            self._send(batch[:used])
-            self.restart_batch()
+            self._cipher.seal_in_place(slots[:used], first)
+            self.send(slots[:used])
+            self.batch.restart()
             return
-        job = self._pool.submit(self._cipher.seal_in_place, batch[:used], first)
-        self.restart_batch()
-        self._sealing.append((batch, used, job))
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, "ags1-writer")
+        job = self._pool.submit(self._cipher.seal_in_place, slots[:used], first)
+        self.batch.restart()
+        self._sealing.append((slots, used, job))
         self._send_sealed(self._threads)
-        self._batch = self._slots.take()
-        self.set_batch(self._batch, self._block_size)
+        self._filling = self._slots.take()
+        self.batch.begin(self._filling, self.block_size)
 
     def _send_sealed(self, leave: int) -> None:
         while len(self._sealing) > leave:
-            batch, used, job = self._sealing.popleft()
+            slots, used, job = self._sealing.popleft()
             job.result()
-            self._send(batch[:used])
-            self._slots.give(batch)
+            self.send(slots[:used])
+            self._slots.give(slots)
 
-    def _send(self, data: memoryview) -> None:
+    def send(self, data: memoryview) -> None:
         if self._aborting:
-            raise Ags1Error("the stream was aborted", file=self.name)
+            raise Ags1Error("the stream was aborted during this write", file=self.name)
         self._sink.write(data)
 
     def close(self) -> None:
-        """Seal what remains and finish the file.
-
-        When anything fails, nothing is left of a path; a file object given to ``open`` stays open.
-        """
         if self.closed:
             return
         try:
@@ -229,19 +248,19 @@ class Writer(WriteBatch, Stream):
             # Another thread may have closed it while we waited.
             if not self.closed:
                 try:
-                    self._for_good(self._complete)
+                    self._or_fail(self._complete)
                 finally:
                     self._finish(discard=self._finished is None)
 
     def _complete(self) -> None:
-        if not self.position:
+        if not self.batch.position:
             empty = memoryview(bytearray(layout.BLOCK_OVERHEAD))
             self._cipher.seal_in_place(empty, 0)
-            self._send(empty)
-        if self.batch_used:
+            self.send(empty)
+        if self.batch.used:
             self._emit()
         self._send_sealed(0)
-        length = layout.encrypted_size(self.position, self._block_size)
+        length = layout.encrypted_size(self.batch.position, self.block_size)
         try:
             self._sink.commit()
         finally:
@@ -250,14 +269,10 @@ class Writer(WriteBatch, Stream):
                 self._finished = self._km.with_file_length(length)
 
     def abort(self) -> None:
-        """Give up: close the stream and leave no file. Does nothing once it is closed.
-
-        A write that is under way in another thread, or further up in this one, fails.
-        """
         if self.closed:
             return
         self._aborting = True
-        if self.forked:
+        if self.batch.forked:
             self._finish(discard=False)
         elif not self._lock.mine:
             with self._lock:
@@ -268,33 +283,24 @@ class Writer(WriteBatch, Stream):
         if self.closed:
             return
         self.closed = True
+        # A forked child has neither the threads nor a part in what its parent writes.
+        forked = self.batch.forked
         try:
-            # A forked child has neither the threads nor a part in what its parent writes.
-            if not self.forked:
+            if self._pool is not None and not forked:
                 self._pool.shutdown(cancel_futures=True)
         finally:
             self._sealing.clear()
-            self.drop_batch()
-            if discard and not self.forked:
+            self.batch.drop()
+            if discard and not forked:
                 self._sink.discard()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
-
-    def __del__(self) -> None:
+    def drop(self, writer: object) -> None:
+        """Give up because ``writer`` was dropped."""
         if not self.closed:
             try:
-                if not self.forked:
-                    message = f"unclosed {self!r}: no file is left"
-                    warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
+                if not self.batch.forked:
+                    message = f"unclosed {writer!r}: no file is left"
+                    warnings.warn(message, ResourceWarning, stacklevel=2, source=writer)
             finally:
                 self.abort()
 
@@ -305,7 +311,7 @@ def _remembered(error: BaseException) -> Exception:
         return copy.copy(error)
     if isinstance(error, OSError) and error.errno is not None:
         return OSError(error.errno, error.strerror, error.filename)
-    return Ags1Error(f"the stream failed before ({type(error).__name__}); no file is left")
-
-
-io.BufferedIOBase.register(Writer)
+    return Ags1Error(
+        f"an earlier write to this stream failed with {type(error).__name__}: no file is left, "
+        "write it again from its start"
+    )

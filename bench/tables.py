@@ -47,7 +47,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 import ags1
 from ags1 import KeyMetadata
 from ags1.keys import EncryptionManager
-from ags1.keys.envelope import print_encryption_keys
+from ags1.keys.envelope import encryption_keys_to_dicts
 from ags1.kms import KmsClient
 
 ORDERS = Schema(
@@ -254,7 +254,7 @@ class TableWriter:
         if self._keys and km:
             properties["encryption.key-id"] = _KEY_ID
             snapshot["key-id"] = self._keys.add_manifest_list_key(km)
-            metadata["encryption-keys"] = print_encryption_keys(self._keys.encryption_keys)
+            metadata["encryption-keys"] = encryption_keys_to_dicts(self._keys.encryption_keys)
         path = self._path("metadata/00001.metadata.json")
         path.write_text(json.dumps(metadata))
         return _location(path)

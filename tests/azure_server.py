@@ -53,7 +53,6 @@ class _Version:
 @dataclass
 class _Key:
     versions: list[_Version]
-    managed: bool = False
 
 
 class AzureServer(Server):
@@ -121,19 +120,7 @@ class AzureServer(Server):
         body = json.loads(request.body or b"{}")
         if parts[0] != "keys":
             raise _RefusedError(404, "NotFound")
-        if len(parts) == 1:
-            self._allowed("list")
-            return self._page(request, [self._item(name, name) for name in sorted(self.keys)])
         name, rest = parts[1], parts[2:]
-        if rest == ["create"]:
-            self._allowed("create")
-            made = _Version(
-                rsa.generate_private_key(65537, body.get("key_size", 2048)), body["key_ops"]
-            )
-            if body["kty"] != "RSA":
-                raise _RefusedError(400, "BadParameter")
-            self.keys.setdefault(name, _Key([])).versions.append(made)
-            return self._bundle(name, made)
         if name not in self.keys:
             raise _RefusedError(
                 404, "KeyNotFound", message=f"A key with (name/id) {name} was not found."
@@ -144,10 +131,6 @@ class AzureServer(Server):
             return self._page(
                 request, [self._item(name, f"{name}/{one.version}", one) for one in versions]
             )
-        if rest == ["rotate"]:
-            self._allowed("rotate")
-            self.add_version(name)
-            return self._bundle(name, versions[-1])
         verb = rest.pop() if rest and rest[-1] in ("wrapkey", "unwrapkey") else ""
         wanted = [one for one in versions if one.version == rest[0]] if rest else versions[-1:]
         if not wanted or len(rest) > 1:
@@ -174,7 +157,6 @@ class AzureServer(Server):
         return {
             "kid": f"{self.url}/keys/{path}",
             "attributes": self._attributes(version or self.keys[name].versions[-1]),
-            "managed": self.keys[name].managed,
         }
 
     def _attributes(self, version: _Version) -> dict[str, object]:

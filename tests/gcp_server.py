@@ -9,10 +9,9 @@ import json
 import os
 import re
 import struct
-import time
 from collections import deque
 from dataclasses import dataclass, field
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
 import google_crc32c
 from cryptography.exceptions import InvalidTag
@@ -29,7 +28,6 @@ _HTTP = {
     "UNAUTHENTICATED": 401,
     "PERMISSION_DENIED": 403,
     "NOT_FOUND": 404,
-    "ALREADY_EXISTS": 409,
     "RESOURCE_EXHAUSTED": 429,
     "INTERNAL": 500,
     "UNAVAILABLE": 503,
@@ -59,7 +57,6 @@ class _Version:
     number: int
     state: _STATES = _STATES.ENABLED
     key: bytes = field(default_factory=lambda: os.urandom(32))
-    created_s: int = field(default_factory=lambda: int(time.time()))
 
 
 @dataclass
@@ -82,6 +79,11 @@ class GcpServer(Server):
         self.keys[f"{RING}/cryptoKeys/{name}"] = _Key()
         return f"{RING}/cryptoKeys/{name}"
 
+    def rotate(self, key_id: str) -> None:
+        key = self.keys[key_id]
+        key.versions.append(_Version(len(key.versions) + 1))
+        key.primary = len(key.versions)
+
     def disable(self, key_id: str, number: int) -> None:
         self.keys[key_id].versions[number - 1].state = _STATES.DISABLED
 
@@ -96,54 +98,11 @@ class GcpServer(Server):
 
     def _route(self, request: Request, resource: str, verb: str) -> str:
         body = request.body.decode() or "{}"
-        listed = resource.rpartition("/")
         if verb == "encrypt":
             return self._encrypt(resource, service.EncryptRequest.from_json(body))
         if verb == "decrypt":
             return self._decrypt(resource, service.DecryptRequest.from_json(body))
-        if verb == "updatePrimaryVersion":
-            asked = service.UpdateCryptoKeyPrimaryVersionRequest.from_json(body)
-            key = self._key(resource)
-            key.primary = int(asked.crypto_key_version_id)
-            return resources.CryptoKey.to_json(self._message(resource))
-        if listed[2] == "cryptoKeys" and request.method == "POST":
-            name = f"{resource}/{parse_qs(request.query)['cryptoKeyId'][0]}"
-            if name in self.keys:
-                raise _RefusedError("ALREADY_EXISTS", f"CryptoKey {name} already exists.")
-            if resources.CryptoKey.from_json(body).purpose.name != "ENCRYPT_DECRYPT":
-                raise _RefusedError("INVALID_ARGUMENT", "not that purpose")
-            self.keys[name] = _Key()
-            return resources.CryptoKey.to_json(self._message(name))
-        if listed[2] == "cryptoKeys":
-            return self._list(listed[0], request)
-        if listed[2] == "cryptoKeyVersions":
-            key = self._key(listed[0])
-            if request.method == "POST":
-                key.versions.append(_Version(len(key.versions) + 1))
-                return resources.CryptoKeyVersion.to_json(
-                    self._version_message(listed[0], key.versions[-1])
-                )
-            versions = [self._version_message(listed[0], one) for one in reversed(key.versions)]
-            return service.ListCryptoKeyVersionsResponse.to_json(
-                service.ListCryptoKeyVersionsResponse(crypto_key_versions=versions)
-            )
-        self._key(resource)
-        return resources.CryptoKey.to_json(self._message(resource))
-
-    def _list(self, ring: str, request: Request) -> str:
-        """Two keys a page, and among them one that is not for wrapping."""
-        if ring != RING:
-            raise _RefusedError("NOT_FOUND", f"KeyRing {ring} not found.")
-        signing = resources.CryptoKey(name=f"{ring}/cryptoKeys/signing", purpose="ASYMMETRIC_SIGN")
-        messages = [signing, *(self._message(name) for name in sorted(self.keys))]
-        start = int(parse_qs(request.query).get("pageToken", ["0"])[0])
-        rest = len(messages) > start + 2
-        return service.ListCryptoKeysResponse.to_json(
-            service.ListCryptoKeysResponse(
-                crypto_keys=messages[start : start + 2],
-                next_page_token=str(start + 2) if rest else "",
-            )
-        )
+        raise _RefusedError("NOT_FOUND", f"there is no {request.method} {resource}.")
 
     def _encrypt(self, resource: str, asked: service.EncryptRequest) -> str:
         name, _, number = resource.partition("/cryptoKeyVersions/")
@@ -215,19 +174,3 @@ class GcpServer(Server):
                 f"{version.state.name}.",
             )
         return version
-
-    def _version_message(self, name: str, version: _Version) -> resources.CryptoKeyVersion:
-        return resources.CryptoKeyVersion(
-            name=f"{name}/cryptoKeyVersions/{version.number}",
-            state=version.state,
-            algorithm="GOOGLE_SYMMETRIC_ENCRYPTION",
-            create_time={"seconds": version.created_s},
-        )
-
-    def _message(self, name: str) -> resources.CryptoKey:
-        key = self.keys[name]
-        return resources.CryptoKey(
-            name=name,
-            purpose="ENCRYPT_DECRYPT",
-            primary=self._version_message(name, key.versions[key.primary - 1]),
-        )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 from typing_extensions import Buffer
 
 
@@ -28,6 +29,13 @@ class PreadOnly:
     @property
     def bytes_asked(self) -> int:
         return sum(size for _, size in self.calls)
+
+
+class StingyRanges(PreadOnly):
+    """Ranged reads that return a few bytes at a time, as a remote store may."""
+
+    def pread(self, offset: int, size: int) -> bytes:
+        return super().pread(offset, min(size, 7))
 
 
 class Stingy(io.RawIOBase):
@@ -130,7 +138,11 @@ def seekable_sources(data: bytes, path: Path) -> dict[str, Callable[[], Any]]:
         "buffered file": lambda: path.open("rb"),
         "raw file": lambda: path.open("rb", buffering=0),
         "pread": lambda: _plain(PreadOnly(data)),
+        "stingy ranges": lambda: _plain(StingyRanges(data)),
         "stingy": lambda: _plain(Stingy(data)),
+        "pyarrow": lambda: pyarrow.OSFile(str(path)),
+        "pyarrow in memory": lambda: pyarrow.BufferReader(data),
+        "pyarrow over Python": lambda: pyarrow.PythonFile(io.BytesIO(data), "r"),
     }
 
 

@@ -28,7 +28,7 @@ from pyroaring import BitMap64
 
 import ags1
 from ags1 import KeyMetadata
-from ags1.keys.envelope import print_encryption_keys
+from ags1.keys.envelope import encryption_keys_to_dicts
 from ags1.keys.manager import EncryptionManager
 from ags1.kms import KmsClient
 
@@ -355,7 +355,7 @@ class TableMaker:
         if "main" in self.refs:
             metadata["current-snapshot-id"] = self.refs["main"]["snapshot-id"]
         if self.manager:
-            metadata["encryption-keys"] = print_encryption_keys(self.manager.encryption_keys)
+            metadata["encryption-keys"] = encryption_keys_to_dicts(self.manager.encryption_keys)
         return metadata
 
     def write(self, metadata: Mapping[str, Any] | None = None) -> str:

@@ -518,6 +518,10 @@ class WaitingKms:
     def __init__(self, properties: Mapping[str, str]) -> None:
         self.marker = Path(properties["test.marker"])
 
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str]) -> WaitingKms:
+        return cls(properties)
+
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         self.marker.touch()
         time.sleep(60)

@@ -16,7 +16,7 @@ from ags1 import AuthenticationError, KeyMetadata, KeyMetadataError
 from ags1._messages import open as open_sealed
 from ags1._messages import seal
 from ags1.keys import EncryptedKey, KeyEncryptionKey, Sidecar, read_sidecar, write_sidecar
-from ags1.keys.envelope import KEY_TIMESTAMP, parse_encryption_keys, print_encryption_keys
+from ags1.keys.envelope import KEY_TIMESTAMP, encryption_keys_to_dicts, parse_encryption_keys
 from ags1.kms import GeneratedKey
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -173,7 +173,7 @@ def test_a_malformed_list_is_rejected(entries: object) -> None:
 
 def test_a_list_is_printed_as_it_was_parsed() -> None:
     entries = [ENTRY, {"key-id": "b", "encrypted-key-metadata": "AA==", "encrypted-by-id": "a"}]
-    assert print_encryption_keys(parse_encryption_keys(entries)) == entries
+    assert encryption_keys_to_dicts(parse_encryption_keys(entries)) == entries
 
 
 def sealed_sidecar() -> tuple[KeyMetadata, Sidecar]:

@@ -46,7 +46,7 @@ from ags1 import (
 from ags1.iceberg import metadata as metadata_module
 from ags1.iceberg import open_table
 from ags1.iceberg.metadata import Trust, read_metadata
-from ags1.keys import EncryptionManager, Keychain, print_encryption_keys
+from ags1.keys import EncryptionManager, Keychain, encryption_keys_to_dicts
 from ags1.kms import from_properties
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -664,7 +664,7 @@ def test_a_loose_files_key_is_no_manifest_lists(tmp_path: Path) -> None:
     sealed, km = ags1.encrypt(plain)
     (folder / "metadata" / "upload.avro").write_bytes(sealed)
     sidecar = Keychain(memory_kms(), "keyA").seal(km)
-    metadata["encryption-keys"] += print_encryption_keys(sidecar.encryption_keys)
+    metadata["encryption-keys"] += encryption_keys_to_dicts(sidecar.encryption_keys)
     snapshot["key-id"] = sidecar.key_id
     snapshot["manifest-list"] = f"{JAVA_LOCATION}/parquet_plain/metadata/upload.avro"
     location.write_text(json.dumps(metadata))

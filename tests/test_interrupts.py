@@ -23,7 +23,7 @@ from conftest import RunPython
 import ags1
 from ags1 import KeyMetadata, _buffers, _gcm
 from ags1._pump import Pump, allocate
-from ags1._stream import ReadWindow, WriteBatch
+from ags1._stream import BlockCache, ReadWindow, WriteBatch
 
 MIB = 1 << 20
 KEY, PREFIX = bytes(range(32)), b"sixteen byte aad"
@@ -550,20 +550,28 @@ def test_room_that_cannot_be_reserved_is_no_error() -> None:
         os.close(writing)
 
 
-def test_a_window_stays_within_its_buffer() -> None:
-    window = ReadWindow()
-    for offset, size in ((0, 4), (0, 1 << 40), (-1, 2), (3, 1), (2, -1), (-(2**62), 2**62)):
-        with pytest.raises((ValueError, OverflowError)):
-            window.set_window(b"abc", 0, offset, size)
-    window.set_window(b"abc", 0, 1, 2)
-    assert window.cached(0, 2) == b"bc"
-    assert window.cached(0, 3) is None
-    for position in (-1, 2, 2**62):
-        assert window.cached(position, 1) is None
+def test_a_window_and_a_cache_stay_within_their_buffers() -> None:
+    window, cache = ReadWindow(), BlockCache(2)
+    for start, size in ((0, 4), (0, 1 << 40), (0, -1), (-1, 2), (0, -(2**62))):
+        for call in (window.show, cache.keep):
+            with pytest.raises((ValueError, OverflowError)):
+                call(memoryview(b"abc"), start, size)
+    window.show(memoryview(b"abc"), 5, 2)
+    cache.keep(memoryview(b"abc"), 5, 2)
+    out = bytearray(b"....")
+    assert window.copy(5, out) == 2
+    assert out == b"ab.."
+    assert not cache.copy(5, out)
+    assert cache.copy(6, memoryview(out)[:1])
+    assert out[:1] == b"b"
+    for position in (-1, 0, 4, 7, 2**62):
+        assert window.copy(position, out) == 0
+        assert not window.holds(position)
+        assert not cache.copy(position, out)
     batch = WriteBatch()
     for block_size in (0, -1):
         with pytest.raises((ValueError, OverflowError)):
-            batch.set_batch(bytearray(100), block_size)
+            batch.begin(bytearray(100), block_size)
 
 
 def test_a_target_that_keeps_what_it_was_lent_is_told_so() -> None:

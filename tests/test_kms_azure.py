@@ -6,11 +6,11 @@ import base64
 import logging
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding
 from kms_contract import KEY, KmsContract, everything_said, spellings
 
 from ags1.errors import (
@@ -22,7 +22,7 @@ from ags1.errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from ags1.kms import KeyAdmin, from_properties
+from ags1.kms import from_properties
 
 pytest.importorskip("azure.keyvault.keys")
 pytest.importorskip("azure.identity")
@@ -500,87 +500,6 @@ def test_wrong_properties_are_refused_at_once(properties: dict[str, str]) -> Non
     with pytest.raises(KmsConfigurationError) as caught:
         AzureKms(properties)
     assert "password" not in str(caught.value)
-
-
-class TestAdmin:
-    def test_the_vaults_keys_are_listed(self, kms: AzureKms, server: AzureServer) -> None:
-        server.add_key("a-certificates")
-        server.keys["a-certificates"].managed = True
-        server.add_key("third")
-        listed = list(kms.list_keys())
-        assert [key.key_id for key in listed] == ["main", "other", "third"]
-        assert {key.algorithm for key in listed} == {"RSA 2048"}
-
-    def test_a_key_is_described_with_its_public_keys(
-        self, kms: AzureKms, server: AzureServer
-    ) -> None:
-        assert isinstance(kms, KeyAdmin)
-        server.add_version("main")
-        server.keys["main"].versions[0].created_s -= 60
-        server.keys["main"].versions[0].enabled = False
-        info = kms.describe_key("main")
-        first, second = server.keys["main"].versions
-        assert [one.version for one in info.versions] == [first.version, second.version]
-        assert (info.current_version, info.enabled) == (second.version, True)
-        assert [one.enabled for one in info.versions] == [False, True]
-        assert info.versions[0].created_ms == first.created_s * 1000
-        # What anybody may wrap with, the vault unwraps.
-        pem = info.versions[1].public_key
-        assert pem is not None
-        public_key = serialization.load_pem_public_key(pem.encode())
-        assert isinstance(public_key, rsa.RSAPublicKey)
-        assert kms.unwrap_key(public_key.encrypt(KEY, OAEP_256), "main") == KEY
-
-    def test_a_key_is_made_once(self, kms: AzureKms, server: AzureServer) -> None:
-        made = kms.create_key("new")
-        assert (made.key_id, made.algorithm, len(made.versions)) == ("new", "RSA 3072", 1)
-        assert server.keys["new"].versions[0].operations == ["wrapKey", "unwrapKey"]
-        assert kms.unwrap_key(kms.wrap_key(KEY, "new"), "new") == KEY
-        with pytest.raises(KmsError, match="already"):
-            kms.create_key("new")
-        assert len(server.keys["new"].versions) == 1
-
-    def test_a_rotated_key_wraps_with_its_new_version(
-        self, kms: AzureKms, server: AzureServer
-    ) -> None:
-        wrapped = kms.wrap_key(KEY, "main")
-        info = kms.rotate_key("main")
-        assert len(info.versions) == 2
-        assert info.current_version == server.keys["main"].versions[1].version
-        newer = kms.wrap_key(KEY, "main")
-        assert server.keys["main"].versions[1].key.decrypt(newer, OAEP_256) == KEY
-        assert kms.unwrap_key(wrapped, "main") == kms.unwrap_key(newer, "main") == KEY
-        with pytest.raises(KmsKeyNotFoundError):
-            kms.rotate_key("missing")
-
-    def test_making_is_not_tried_twice(self, kms: AzureKms, server: AzureServer) -> None:
-        def broken(request: Request) -> Answer | None:
-            server.faults.appendleft(broken)
-            changes = request.path.endswith(("create", "rotate"))
-            return error(503, "ServiceUnavailable") if changes else None
-
-        kms.wrap_key(KEY, "main")
-        server.requests.clear()
-        server.faults.append(broken)
-        for call in (lambda: kms.create_key("new"), lambda: kms.rotate_key("main")):
-            with pytest.raises(KmsUnavailableError):
-                call()
-        assert [one for one in server.calls() if one.startswith("POST")] == [
-            "POST /keys/new/create",
-            "POST /keys/main/rotate",
-        ]
-
-    @pytest.mark.parametrize("permission", ["get", "list", "create", "rotate"])
-    def test_what_is_forbidden(self, kms: AzureKms, server: AzureServer, permission: str) -> None:
-        server.forbidden.add(permission)
-        call: dict[str, Callable[[], object]] = {
-            "get": lambda: kms.describe_key("main"),
-            "list": lambda: list(kms.list_keys()),
-            "create": lambda: kms.create_key("new"),
-            "rotate": lambda: kms.rotate_key("main"),
-        }
-        with pytest.raises(KmsAccessDeniedError, match="ForbiddenByRbac"):
-            call[permission]()
 
 
 @pytest.mark.parametrize("identity", ["token", "managed"])

@@ -27,7 +27,7 @@ from ags1.errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from ags1.kms import KeyAdmin, from_properties
+from ags1.kms import from_properties
 
 pytest.importorskip("google.cloud.kms_v1")
 pytest.importorskip("google_crc32c")
@@ -69,7 +69,7 @@ def server(running: GcpServer) -> GcpServer:
 
 
 def properties_for(server: GcpServer, **more: str) -> dict[str, str]:
-    given = {"kms.gcp.endpoint": server.url, "gcs.oauth2.token": TOKEN, "kms.gcp.key-ring": RING}
+    given = {"kms.gcp.endpoint": server.url, "gcs.oauth2.token": TOKEN}
     return given | SHORT | {"kms.read-timeout-ms": "5000"} | more
 
 
@@ -133,7 +133,7 @@ def test_a_version_wraps_and_every_version_unwraps(
     kms: GcpKms, server: GcpServer, key_id: str
 ) -> None:
     first = kms.wrap_key(KEY, key_id)
-    assert kms.rotate_key(key_id).current_version == "2"
+    server.rotate(key_id)
     second = kms.wrap_key(KEY, key_id)
     pinned = kms.wrap_key(KEY, f"{key_id}/cryptoKeyVersions/1")
     assert [wrapped[3] for wrapped in (first, second, pinned)] == [1, 2, 1]
@@ -210,7 +210,6 @@ def test_trouble_that_passes_is_waited_out(
         (error("PERMISSION_DENIED", reason="SERVICE_DISABLED"), KmsAccessDeniedError, 1),
         (error("NOT_FOUND"), KmsKeyNotFoundError, 1),
         (error("FAILED_PRECONDITION", "the key's purpose is ASYMMETRIC_SIGN"), KmsError, 1),
-        (error("ALREADY_EXISTS"), KmsError, 1),
         (Answer(200, GARBAGE, HTML), KmsError, 1),
         (Answer(200, b""), KmsError, 1),
         (Answer(200, b"[1]"), KmsError, 1),
@@ -277,8 +276,6 @@ def test_a_disabled_version_is_said_to_be(kms: GcpKms, server: GcpServer, key_id
         kms.wrap_key(KEY, key_id)
     with pytest.raises(KmsKeyDisabledError, match="FAILED_PRECONDITION"):
         kms.unwrap_key(wrapped, key_id)
-    info = kms.describe_key(key_id)
-    assert (info.enabled, info.versions[0].enabled) == (False, False)
 
 
 @pytest.mark.parametrize(
@@ -416,7 +413,7 @@ class TestEndpoint:
         ],
     )
     def test_an_endpoint_that_is_not_safe_is_refused(self, endpoint: str) -> None:
-        with pytest.raises(KmsConfigurationError, match=r"kms\.gcp\.endpoint") as caught:
+        with pytest.raises(KmsConfigurationError, match=r"kms\.gcp\.endpoint|not https") as caught:
             GcpKms({"kms.gcp.endpoint": endpoint, "kms.gcp.anonymous": "true"})
         assert "password" not in str(caught.value)
 
@@ -427,7 +424,6 @@ class TestEndpoint:
             {"kms.gcp.endpoint": "http://127.0.0.1:1", "gcs.oauth2.token": TOKEN},
             {"kms.gcp.anonymous": "true", "gcs.oauth2.token": TOKEN},
             {"kms.gcp.anonymous": "yes"},
-            {"kms.gcp.key-ring": "ring"},
             {"gcs.oauth2.token-expires-at": "tomorrow"},
             {"kms.max-attempts": "0"},
         ],
@@ -436,50 +432,6 @@ class TestEndpoint:
         with pytest.raises(KmsConfigurationError) as caught:
             GcpKms(properties)
         assert TOKEN not in str(caught.value)
-
-
-class TestAdmin:
-    def test_the_keys_of_the_ring_are_listed(self, kms: GcpKms, server: GcpServer) -> None:
-        server.add_key("third")
-        listed = list(kms.list_keys())
-        assert [key.key_id.rpartition("/")[2] for key in listed] == ["main", "other", "third"]
-        assert {key.algorithm for key in listed} == {"GOOGLE_SYMMETRIC_ENCRYPTION"}
-
-    def test_listing_needs_a_ring(self, server: GcpServer) -> None:
-        with pytest.raises(KmsConfigurationError, match=r"kms\.gcp\.key-ring"):
-            list(GcpKms({"kms.gcp.endpoint": server.url}).list_keys())
-
-    def test_a_key_is_made_once(self, kms: GcpKms, server: GcpServer) -> None:
-        assert isinstance(kms, KeyAdmin)
-        key_id = f"{RING}/cryptoKeys/new"
-        made = kms.create_key(key_id)
-        assert (made.key_id, made.current_version, made.enabled) == (key_id, "1", True)
-        wrapped = kms.wrap_key(KEY, key_id)
-        with pytest.raises(KmsError, match="already"):
-            kms.create_key(key_id)
-        assert kms.unwrap_key(wrapped, key_id) == KEY
-        with pytest.raises(KmsError, match="no version"):
-            kms.create_key(f"{key_id}/cryptoKeyVersions/1")
-
-    def test_a_rotated_key_has_two_versions(
-        self, kms: GcpKms, server: GcpServer, key_id: str
-    ) -> None:
-        before = int(time.time()) * 1000
-        info = kms.rotate_key(key_id)
-        assert [version.version for version in info.versions] == ["1", "2"]
-        assert info.versions[1].created_ms is not None
-        assert info.versions[1].created_ms >= before
-        with pytest.raises(KmsKeyNotFoundError):
-            kms.rotate_key(f"{RING}/cryptoKeys/missing")
-
-    def test_making_is_not_tried_twice(self, kms: GcpKms, server: GcpServer, key_id: str) -> None:
-        server.faults.append(error("UNAVAILABLE"))
-        with pytest.raises(KmsUnavailableError):
-            kms.create_key(f"{RING}/cryptoKeys/new")
-        server.faults.append(error("UNAVAILABLE"))
-        with pytest.raises(KmsUnavailableError):
-            kms.rotate_key(key_id)
-        assert len(server.requests) == 2
 
 
 class TestLogs:

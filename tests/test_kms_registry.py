@@ -13,6 +13,7 @@ from kms_contract import everything_said
 
 from ags1.errors import KmsConfigurationError
 from ags1.kms import LocalKms, from_properties, kms_types
+from ags1.kms.endpoints import ALLOW_PLAINTEXT_HTTP, InsecureEndpointWarning
 from ags1.kms.memory import MemoryKms
 from ags1.kms.properties import Properties, missing_library
 
@@ -23,10 +24,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertie
 
 
 class ThirdParty:
-    """A client of somebody else, made by calling it."""
+    """A client of somebody else."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self.properties = properties
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str]) -> ThirdParty:
+        return cls(properties)
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         return key
@@ -51,7 +56,7 @@ class ThirdParty:
 
 
 def make_third_party(properties: Mapping[str, str]) -> ThirdParty:
-    return ThirdParty({**properties, "made-by": "function"})
+    raise AssertionError("nothing but from_properties is called")
 
 
 class Half:
@@ -59,6 +64,10 @@ class Half:
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self.close = self.wrap_key
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str]) -> Half:
+        return cls(properties)
 
     def wrap_key(self, key: bytes = b"", key_id: str = "") -> bytes:
         return key
@@ -69,8 +78,10 @@ class Half:
 NOT_A_CLIENT = 5
 
 
-def make_nothing(properties: Mapping[str, str]) -> None:
-    return None
+class MakesNothing:
+    @staticmethod
+    def from_properties(properties: Mapping[str, str]) -> None:
+        return None
 
 
 # ---- which client ------------------------------------------------------------------------------
@@ -142,7 +153,6 @@ def test_javas_type_and_class_name_mean_the_same_client(kms_type: str, monkeypat
     [
         ("test_kms_registry:ThirdParty", None),
         ("test_kms_registry:ThirdParty.Inner", "from_properties"),
-        ("test_kms_registry:make_third_party", "function"),
     ],
 )
 def test_an_impl_names_python_code(impl: str, made_by: str | None) -> None:
@@ -171,11 +181,11 @@ GADGETS = ["subprocess:Popen", "subprocess:run", "subprocess:call", "subprocess:
 
 
 @pytest.mark.parametrize("impl", GADGETS)
-def test_an_impl_that_would_run_properties_is_not_called(impl: str, tmp_path: Path) -> None:
+def test_an_impl_without_from_properties_is_not_called(impl: str, tmp_path: Path) -> None:
     script, marker = tmp_path / "script", tmp_path / "marker"
     script.write_text(f"#!/bin/sh\ntouch {marker}\n")
     script.chmod(0o755)
-    with pytest.raises(KmsConfigurationError, match="does not make a KMS client"):
+    with pytest.raises(KmsConfigurationError, match="has no method from_properties"):
         from_properties({str(script): "1", "encryption.kms-impl": impl})
     assert not marker.exists()
 
@@ -193,9 +203,10 @@ def test_an_impl_that_would_run_properties_is_not_called(impl: str, tmp_path: Pa
         ("ags1.kms.local:LocalKms:x", "form package.module:Name"),
         ("ags1.kms.local:LocalKms()", "form package.module:Name"),
         ("org.apache.iceberg.encryption.UnitestKMS", "AwsKeyManagementClient"),
-        ("test_kms_registry:NOT_A_CLIENT", "does not make a KMS client"),
-        ("test_kms_registry:make_nothing", "does not make a KMS client"),
-        *((gadget, "does not make a KMS client") for gadget in GADGETS),
+        ("test_kms_registry:NOT_A_CLIENT", "has no method from_properties"),
+        ("test_kms_registry:make_third_party", "has no method from_properties"),
+        ("test_kms_registry:MakesNothing", "is not complete"),
+        *((gadget, "has no method from_properties") for gadget in GADGETS),
     ],
 )
 def test_an_impl_that_cannot_be_used_is_a_configuration_error(impl: str, message: str) -> None:
@@ -226,6 +237,8 @@ def install(tmp_path: Path) -> Any:
         (tmp_path / f"{name}_module.py").write_text(
             "class Kms:\n"
             "    def __init__(self, properties): self.properties = properties\n"
+            "    @classmethod\n"
+            "    def from_properties(cls, properties): return cls(properties)\n"
             "    def wrap_key(self, key, key_id): return key[::-1]\n"
             "    def unwrap_key(self, wrapped_key, key_id): return wrapped_key[::-1]\n"
             "    supports_key_generation = False\n"
@@ -313,7 +326,7 @@ def test_a_broken_package_is_a_configuration_error(
     ("kms_type", "libraries", "properties"),
     [
         ("aws", ["boto3", "botocore"], {"client.region": "eu-central-1"}),
-        ("vault", ["hvac"], {"kms.vault.url": "http://127.0.0.1:1", "kms.vault.token": "t"}),
+        ("vault", ["requests"], {"kms.vault.url": "http://127.0.0.1:1", "kms.vault.token": "t"}),
         ("gcp", ["google.cloud.kms", "google.cloud.kms_v1"], {}),
         (
             "azure",
@@ -350,7 +363,7 @@ import sys
 import ags1.kms
 ags1.kms.kms_types()
 ags1.kms.from_properties({"encryption.kms-type": "local"})
-libraries = {"boto3", "botocore", "hvac", "google.cloud", "grpc", "azure", "requests"}
+libraries = {"boto3", "botocore", "google.cloud", "grpc", "azure", "requests"}
 assert not libraries & set(sys.modules)
 """
     )
@@ -448,6 +461,52 @@ def test_properties_are_a_copy() -> None:
     assert properties.get("a") == "1"
     properties.to_pickle()["a"] = "3"
     assert properties.get("a") == "1"
+
+
+# ---- endpoints without TLS ---------------------------------------------------------------------
+
+CREDENTIALS = {
+    "aws": {"client.region": "eu-west-1"},
+    "vault": {"kms.vault.token": "t"},
+    "gcp": {"kms.gcp.anonymous": "true"},
+}
+ENDPOINT = {"aws": "kms.endpoint", "vault": "kms.vault.url", "gcp": "kms.gcp.endpoint"}
+LIBRARIES = {"aws": "boto3", "vault": "requests", "gcp": "google.cloud.kms_v1"}
+
+
+def client_at(kms_type: str, url: str, **more: str) -> Any:
+    pytest.importorskip(LIBRARIES[kms_type])
+    given = {"encryption.kms-type": kms_type, ENDPOINT[kms_type]: url, **more}
+    return from_properties(given | CREDENTIALS[kms_type])
+
+
+@pytest.mark.parametrize("kms_type", ENDPOINT)
+@pytest.mark.parametrize("url", ["http://kms.test:8080", "http://10.0.0.1", "http://127.1.test"])
+def test_keys_do_not_cross_the_network_unencrypted_unless_allowed(kms_type: str, url: str) -> None:
+    for refusing in ({}, {ALLOW_PLAINTEXT_HTTP: "false"}):
+        with pytest.raises(KmsConfigurationError, match=rf"not https.*'{ALLOW_PLAINTEXT_HTTP}'"):
+            client_at(kms_type, url, **refusing)
+    with pytest.warns(InsecureEndpointWarning, match="unencrypted") as told:
+        client_at(kms_type, url, **{ALLOW_PLAINTEXT_HTTP: "true"})
+    assert [one.filename for one in told] == [__file__]
+
+
+@pytest.mark.filterwarnings("error::ags1.kms.endpoints.InsecureEndpointWarning")
+@pytest.mark.parametrize("kms_type", ENDPOINT)
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost:1", "https://kms.test"],
+)
+def test_an_emulator_on_this_machine_needs_no_tls(kms_type: str, url: str) -> None:
+    client_at(kms_type, url)
+
+
+def test_azure_never_goes_without_tls() -> None:
+    pytest.importorskip("azure.keyvault.keys")
+    for url in ("http://vault.test", "http://127.0.0.1:1"):
+        given = {"azure.keyvault.url": url, ALLOW_PLAINTEXT_HTTP: "true"}
+        with pytest.raises(KmsConfigurationError, match="https"):
+            from_properties({"encryption.kms-type": "azure", **given})
 
 
 # ---- secrets -----------------------------------------------------------------------------------
@@ -580,7 +639,7 @@ def test_a_password_in_a_url_is_a_secret(url: str, is_secret: bool) -> None:
 
 
 def test_properties_themselves_are_not_pickled() -> None:
-    with pytest.raises(TypeError, match="to_pickle"):
+    with pytest.raises(TypeError, match="not pickled"):
         pickle.dumps(Properties({}))
 
 

@@ -25,6 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import https_server
 import pytest
 from conftest import RunPython
 from kms_contract import KEY, KmsContract, everything_said, spellings
@@ -39,13 +40,13 @@ from ags1.errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from ags1.kms import KeyAdmin, Rewrapper, from_properties
+from ags1.kms import Rewrapper, from_properties
 
-pytest.importorskip("hvac")
+pytest.importorskip("requests")
 
-from ags1.kms import bounded_http
 from ags1.kms import vault as vault_module
-from ags1.kms.vault import InsecureVaultWarning, VaultKms
+from ags1.kms.endpoints import InsecureEndpointWarning
+from ags1.kms.vault import VaultKms
 
 CACHE_HOME = cache_home()
 TOKEN = "hvs.ThisTokenIsForTestsOnly"
@@ -171,8 +172,7 @@ class TestARealVault:
     ) -> None:
         kms = client(vault)
         old = kms.wrap_key(KEY, new_key)
-        info = kms.rotate_key(new_key)
-        assert (info.current_version, [v.version for v in info.versions]) == ("2", ["1", "2"])
+        vault.request("POST", f"transit/keys/{new_key}/rotate", {})
         assert kms.unwrap_key(old, new_key) == KEY
         assert isinstance(kms, Rewrapper)
         new = kms.rewrap_key(old, new_key)
@@ -183,18 +183,13 @@ class TestARealVault:
     def test_a_version_out_of_use_is_disabled(self, vault: VaultServer, new_key: str) -> None:
         kms = client(vault)
         old = kms.wrap_key(KEY, new_key)
-        kms.rotate_key(new_key)
+        vault.request("POST", f"transit/keys/{new_key}/rotate", {})
         new = kms.rewrap_key(old, new_key)
         vault.request("POST", f"transit/keys/{new_key}/config", {"min_decryption_version": 2})
         for call in (kms.unwrap_key, kms.rewrap_key):
             with pytest.raises(KmsKeyDisabledError, match="min_decryption_version"):
                 call(old, new_key)
         assert kms.unwrap_key(new, new_key) == KEY
-        versions = kms.describe_key(new_key).versions
-        assert [(v.version, v.enabled) for v in versions] == [("1", False), ("2", True)]
-        vault.request("POST", f"transit/keys/{new_key}/config", {"min_encryption_version": 2})
-        vault.request("POST", f"transit/keys/{new_key}/trim", {"min_available_version": 2})
-        assert [v.version for v in kms.describe_key(new_key).versions] == ["2"]
 
     def test_a_deleted_key_is_not_found_nor_made_again(
         self, vault: VaultServer, new_key: str
@@ -208,56 +203,9 @@ class TestARealVault:
             lambda: kms.rewrap_key(wrapped, new_key),
             lambda: kms.wrap_key(KEY, new_key),
             lambda: kms.generate_key(new_key, 16),
-            lambda: kms.describe_key(new_key),
-            lambda: kms.rotate_key(new_key),
         ):
             with pytest.raises(KmsKeyNotFoundError, match=new_key):
                 call()
-
-    def test_created_keys_wrap_and_cannot_leave(self, vault: VaultServer) -> None:
-        kms = client(vault)
-        assert isinstance(kms, KeyAdmin)
-        before_ms = int(time.time()) * 1000 - 1000
-        info = kms.create_key("made.here-1")
-        assert (info.key_id, info.algorithm, info.current_version) == (
-            "made.here-1",
-            "aes256-gcm96",
-            "1",
-        )
-        assert before_ms <= (info.versions[0].created_ms or 0) <= before_ms + 120_000
-        data = vault.request("GET", "transit/keys/made.here-1")["data"]
-        flags = ("exportable", "derived", "allow_plaintext_backup", "deletion_allowed")
-        assert not any(data[flag] for flag in flags)
-        assert data["type"] == "aes256-gcm96"
-        assert kms.unwrap_key(kms.wrap_key(KEY, "made.here-1"), "made.here-1") == KEY
-        assert "made.here-1" in [info.key_id for info in kms.list_keys()]
-
-    def test_an_existing_key_is_kept(self, vault: VaultServer, new_key: str) -> None:
-        kms = client(vault)
-        before = vault.request("GET", f"transit/keys/{new_key}")["data"]
-        with pytest.raises(KmsError, match="already"):
-            kms.create_key(new_key)
-        assert vault.request("GET", f"transit/keys/{new_key}")["data"] == before
-
-    def test_keys_are_listed_by_id(self, vault: VaultServer) -> None:
-        vault.request("POST", "sys/mounts/team/keys", {"type": "transit"})
-        kms = client(vault, mount_path="team/keys")
-        assert list(kms.list_keys()) == []
-        for name in ("b", "a"):
-            kms.create_key(name)
-        assert [(info.key_id, info.current_version) for info in kms.list_keys()] == [
-            ("a", "1"),
-            ("b", "1"),
-        ]
-        assert kms.unwrap_key(kms.wrap_key(KEY, "a"), "a") == KEY
-
-    @pytest.mark.parametrize("kind", ["rsa-2048", "ecdsa-p256", "ed25519"])
-    def test_asymmetric_keys_show_their_public_key(self, vault: VaultServer, kind: str) -> None:
-        vault.request("POST", f"transit/keys/asymmetric-{kind}", {"type": kind})
-        (version,) = client(vault).describe_key(f"asymmetric-{kind}").versions
-        public_key = vault.request("GET", f"transit/keys/asymmetric-{kind}")["data"]["keys"]["1"]
-        assert version.public_key == public_key["public_key"]
-        assert abs((version.created_ms or 0) / 1000 - time.time()) < 600
 
     @pytest.mark.parametrize("readable", [True, False])
     def test_an_rsa_key_only_unwraps(self, vault: VaultServer, readable: bool) -> None:
@@ -311,18 +259,15 @@ class TestARealVault:
         "name", ["a", "_", "A-b_c.d", "0", "orders.2026-01", "x" * 200, "keys"]
     )
     def test_any_name_that_vault_takes(self, vault: VaultServer, name: str) -> None:
+        vault.request("POST", f"transit/keys/{name}", {})
         kms = client(vault)
-        kms.create_key(name)
         assert kms.unwrap_key(kms.wrap_key(KEY, name), name) == KEY
-        assert kms.describe_key(name).key_id == name
 
     def test_a_wrong_token_is_refused(self, vault: VaultServer) -> None:
         kms = client(vault, token="hvs.wrong")
         for call in (
             lambda: kms.wrap_key(KEY, "orders"),
             lambda: kms.generate_key("orders", 16),
-            lambda: next(kms.list_keys()),
-            lambda: kms.create_key("x"),
         ):
             with pytest.raises(KmsAccessDeniedError) as caught:
                 call()
@@ -338,8 +283,6 @@ class TestARealVault:
         for call in (
             lambda: kms.unwrap_key(wrapped, "orders"),
             lambda: kms.wrap_key(KEY, "other"),
-            lambda: kms.create_key("another"),
-            lambda: kms.describe_key("orders"),
         ):
             with pytest.raises(KmsAccessDeniedError, match="policy"):
                 call()
@@ -428,7 +371,7 @@ class TestLogins:
     def test_a_token_that_expires_in_mid_use_is_replaced(self, vault: VaultServer) -> None:
         kms = client(vault, **self.role(vault, name="short", token_ttl="1s", token_max_ttl="1s"))
         wrapped = kms.wrap_key(KEY, "orders")
-        first = kms._connection.get().login().token
+        first = kms._connection.get().token
         while True:  # until Vault itself calls it expired
             try:
                 vault.request("GET", "auth/token/lookup-self", token=first)
@@ -436,13 +379,13 @@ class TestLogins:
                 break
             time.sleep(0.1)
         assert kms.unwrap_key(wrapped, "orders") == KEY
-        assert kms._connection.get().login().token != first
+        assert kms._connection.get().token != first
 
     def test_a_revoked_token_is_replaced_once_for_all_threads(self, vault: VaultServer) -> None:
         given = self.role(vault, name="revoked")
         kms = client(vault, **given)
         wrapped = kms.wrap_key(KEY, "orders")
-        vault.request("POST", "auth/token/revoke", {"token": kms._connection.get().login().token})
+        vault.request("POST", "auth/token/revoke", {"token": kms._connection.get().token})
         before = len(vault.request("LIST", "auth/token/accessors")["data"]["keys"])
         results: list[bytes] = []
         threads = [
@@ -461,10 +404,10 @@ class TestLogins:
         for _ in range(2):
             with pytest.raises(KmsAccessDeniedError):
                 kms.generate_key("orders", 16)
-        first = kms._connection.get().login()
+        first = kms._connection.get().token
         with pytest.raises(KmsAccessDeniedError):
             kms.generate_key("orders", 16)
-        assert kms._connection.get().login() is first
+        assert kms._connection.get().token == first
 
     @pytest.mark.parametrize("wrong", ["role_id", "secret_id"])
     def test_a_wrong_approle_is_refused(self, vault: VaultServer, wrong: str) -> None:
@@ -524,9 +467,7 @@ class TestLogins:
                 assert bad.encode() not in everything_said(caught.value)
             # The token on disk is renewed by the cluster: it is read at each login.
             file.write_text(good)
-            vault.request(
-                "POST", "auth/token/revoke", {"token": kms._connection.get().login().token}
-            )
+            vault.request("POST", "auth/token/revoke", {"token": kms._connection.get().token})
             assert kms.unwrap_key(wrapped, "orders") == KEY
 
 
@@ -554,7 +495,6 @@ def test_a_sealed_vault_is_unavailable_until_it_is_gone(vault: VaultServer) -> N
         for call in (
             lambda: kms.unwrap_key(wrapped, "orders"),
             lambda: kms.wrap_key(KEY, "orders"),
-            lambda: kms.create_key("x"),
         ):
             with pytest.raises(KmsUnavailableError, match="sealed"):
                 call()
@@ -570,7 +510,7 @@ def test_tls(vault: VaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         wrapped = kms.wrap_key(KEY, "orders")
         with pytest.raises(KmsConfigurationError, match="certificate"):
             client(other).unwrap_key(wrapped, "orders")
-        with pytest.warns(InsecureVaultWarning, match="verify"):
+        with pytest.warns(InsecureEndpointWarning, match="verify"):
             unverified = client(other, verify="false")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -778,18 +718,6 @@ def test_an_answer_that_breaks_off_is_an_error() -> None:
         assert caught.value.__context__ is None
 
 
-def test_what_changes_something_for_good_is_asked_once() -> None:
-    existing = Reply(200, {"data": {"type": "aes256-gcm96", "latest_version": 1, "keys": {"1": 1}}})
-
-    def answer(request: Request) -> Reply:
-        return existing if request.method == "GET" else FAULTS["slow"]
-
-    with FaultyServer(answer) as server:
-        with pytest.raises(KmsUnavailableError):
-            client_of(server).rotate_key("orders")
-        assert [r.path for r in server.requests] == ["/v1/transit/keys/orders/rotate"]
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -806,8 +734,6 @@ def test_answers_of_another_form(body: Any, status: int) -> None:
             lambda: kms.wrap_key(KEY, "orders"),
             lambda: kms.generate_key("orders", 16),
             lambda: kms.rewrap_key(WRAPPED, "orders"),
-            lambda: kms.describe_key("orders"),
-            lambda: list(kms.list_keys()),
         ):
             with pytest.raises(KmsError, match="as Vault does") as caught:
                 call()
@@ -825,7 +751,6 @@ def test_answers_that_are_no_json(text: bytes, status: int) -> None:
         for call in (
             lambda: kms.unwrap_key(WRAPPED, "orders"),
             lambda: kms.wrap_key(KEY, "orders"),
-            lambda: list(kms.list_keys()),
         ):
             with pytest.raises(KmsError, match="as Vault does"):
                 call()
@@ -890,11 +815,21 @@ def test_neither_cookies_nor_passwords_of_others_are_sent(
     (tmp_path / ".netrc").write_text("default login somebody password secret\n")
     (tmp_path / ".netrc").chmod(0o600)
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
-    reply = Reply(200, OPENED.body, {"Set-Cookie": "a=b; Path=/"})
-    with FaultyServer(lambda _: reply) as server:
-        kms = client_of(server)
+
+    class Cookies(https_server.Server):
+        def answer(self, request: https_server.Request) -> https_server.Answer:
+            body = json.dumps(OPENED.body).encode()
+            return https_server.Answer(200, body, {"Set-Cookie": "a=b; Path=/"})
+
+    # Over TLS: without, requests looks for neither proxies nor passwords.
+    server = Cookies()
+    try:
+        given = {"kms.vault.url": server.url, "kms.vault.token": TOKEN}
+        kms = VaultKms(given | {"kms.vault.ca-cert": server.certificate})
         for _ in range(2):
             kms.unwrap_key(WRAPPED, "orders")
+    finally:
+        server.stop()
     assert len(server.requests) == 2
     for request in server.requests:
         assert {"cookie", "authorization"}.isdisjoint(request.headers)
@@ -1000,13 +935,9 @@ def test_a_name_that_no_key_can_have_is_not_asked_for(key_id: str) -> None:
             lambda: kms.unwrap_key(WRAPPED, key_id),
             lambda: kms.rewrap_key(WRAPPED, key_id),
             lambda: kms.generate_key(key_id, 16),
-            lambda: kms.describe_key(key_id),
-            lambda: kms.rotate_key(key_id),
         ):
             with pytest.raises(KmsKeyNotFoundError):
                 call()
-        with pytest.raises(KmsError, match="cannot name"):
-            kms.create_key(key_id)
         assert server.requests == []
 
 
@@ -1036,7 +967,7 @@ def test_what_vault_never_wrapped_is_not_sent(wrapped: bytes) -> None:
         ({"kms.vault.url": "https://[::1"}, "https://host:8200"),
         ({"kms.vault.url": "https://h/?a=b"}, "https://host:8200"),
         ({"kms.vault.url": "https://h\r\nx"}, "https://host:8200"),
-        ({"kms.vault.url": "https://me:hunter2@h"}, "password"),
+        ({"kms.vault.url": "https://me:hunter2@h"}, "may not hold credentials"),
         ({"kms.vault.namespace": "a\r\nX-Vault-Token: b"}, "kms.vault.namespace"),
         ({"kms.vault.mount-path": "../sys"}, "kms.vault.mount-path"),
         ({"kms.vault.mount-path": "a//b"}, "kms.vault.mount-path"),
@@ -1079,22 +1010,10 @@ def test_a_token_that_is_none(token: str, error: type[KmsError], tmp_path: Path)
         assert server.requests == []
 
 
-@pytest.mark.parametrize(
-    ("url", "loud"),
-    [
-        ("http://vault.test:8200", True),
-        ("http://10.0.0.1:8200", True),
-        ("http://127.0.0.1:8200", False),
-        ("http://[::1]:8200", False),
-        ("http://localhost:8200", False),
-        ("https://vault.test:8200", False),
-    ],
-)
-def test_keys_in_the_clear_are_warned_of(url: str, loud: bool) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        VaultKms({"kms.vault.url": url})
-    assert [one.category for one in caught] == [InsecureVaultWarning] * loud
+def test_no_certificate_checked_is_warned_of() -> None:
+    with pytest.warns(InsecureEndpointWarning, match="verify is false") as caught:
+        VaultKms({"kms.vault.url": "https://vault.test:8200", "kms.vault.verify": "false"})
+    assert [one.filename for one in caught] == [__file__]
 
 
 def test_a_client_shows_and_pickles_no_secret() -> None:
@@ -1107,7 +1026,7 @@ def test_a_client_shows_and_pickles_no_secret() -> None:
 
 def test_without_its_library_it_says_what_to_install(run_python: RunPython) -> None:
     said = run_python(
-        "import sys; sys.modules['hvac'] = None\n"
+        "import sys; sys.modules['requests'] = None\n"
         "from ags1.kms import from_properties\n"
         "try: from_properties({'encryption.kms-type': 'vault', 'kms.vault.url': 'https://h'})\n"
         "except ValueError as error: print(error)"
@@ -1153,49 +1072,42 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 @pytest.mark.parametrize("part", ["body", "chunks", "headers"])
 def test_an_answer_is_not_read_without_end(part: str) -> None:
-    data = b'{"x": "' + b" " * (bounded_http.MAX_ANSWER_SIZE + (1 << 20)) + b'"}'
-    raw = {
-        "body": HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data,
-        "chunks": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * (len(data) // 6),
-        "headers": HEAD + b"X: y\r\n" * (len(data) // 6) + b"\r\n",
+    begin, piece = {
+        "body": (HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 40), b" " * 65536),
+        "chunks": (
+            HEAD + b"Transfer-Encoding: chunked\r\n\r\n",
+            b"%x\r\n%65536s\r\n" % (65536, b""),
+        ),
+        "headers": (HEAD, b"X: %65000s\r\n" % b"y"),
     }[part]
-    with FaultyServer(lambda _: Reply(raw=raw)) as server:
-        with pytest.raises(KmsUnavailableError):
-            client_of(server).unwrap_key(WRAPPED, "orders")
-
-
-def test_a_compressed_answer_is_refused() -> None:
-    data = gzip.compress(json.dumps(OPENED.body).encode())
-    raw = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(data) + data
-    with FaultyServer(lambda _: Reply(raw=raw)) as server:
-        with pytest.raises(KmsUnavailableError):
-            client_of(server).unwrap_key(WRAPPED, "orders")
-        assert server.requests[0].headers["accept-encoding"] == "identity"
-
-
-@pytest.mark.parametrize("part", ["body", "headers"])
-def test_an_answer_that_drips_ends(part: str) -> None:
-    """One byte every now and then, for ever; the client ends it, or this test would not."""
+    sent = 0
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def drip() -> None:
+        def send() -> None:
+            nonlocal sent
             connection, _ = listener.accept()
             with connection, contextlib.suppress(OSError):
                 connection.recv(65536)
-                connection.sendall(HEAD)
-                if part == "body":
-                    connection.sendall(b"Content-Length: 1000000\r\n\r\n")
-                while True:
-                    connection.sendall(b"x")
-                    time.sleep(0.05)
+                connection.sendall(begin)
+                while sent < 256 << 20:
+                    connection.sendall(piece)
+                    sent += len(piece)
 
-        thread = threading.Thread(target=drip, daemon=True)
+        thread = threading.Thread(target=send, daemon=True)
         thread.start()
-        properties = {"kms.read-timeout-ms": "300", "kms.max-attempts": "1"}
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        kms = VaultKms({"kms.vault.url": url, "kms.vault.token": TOKEN, **properties})
-        with pytest.raises(KmsUnavailableError):
-            kms.unwrap_key(WRAPPED, "orders")
-        kms.close()
+        given = {"kms.vault.url": url, "kms.vault.token": TOKEN, "kms.max-attempts": "1"}
+        with pytest.raises(KmsError, match=r"more than 4 MiB|cannot be reached"):
+            VaultKms(given).unwrap_key(WRAPPED, "orders")
         thread.join(60)
-        assert not thread.is_alive()
+    # What lies in the sockets' buffers besides.
+    assert sent < 64 << 20
+
+
+def test_a_compressed_answer_is_not_unpacked() -> None:
+    data = gzip.compress(json.dumps(OPENED.body).encode())
+    raw = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+    with FaultyServer(lambda _: Reply(raw=raw)) as server:
+        with pytest.raises(KmsError, match="as Vault does"):
+            client_of(server).unwrap_key(WRAPPED, "orders")
+        assert server.requests[0].headers["accept-encoding"] == "identity"

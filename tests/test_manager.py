@@ -36,8 +36,8 @@ from ags1.keys import (
     EncryptionManager,
     KekCache,
     KeyEncryptionKey,
+    encryption_keys_to_dicts,
     parse_encryption_keys,
-    print_encryption_keys,
 )
 from ags1.keys import cache as cache_module
 from ags1.keys.manager import CLOCK_SKEW_MS, KEK_LIFETIME_MS
@@ -160,7 +160,7 @@ class TestWhatJavaWrote:
         self, metadata: dict[str, Any], kms: Watched
     ) -> None:
         manager = EncryptionManager.from_metadata(metadata, kms)
-        printed = print_encryption_keys(manager.encryption_keys)
+        printed = encryption_keys_to_dicts(manager.encryption_keys)
         assert json.dumps(printed) == json.dumps(metadata.get("encryption-keys", []))
 
     def test_javas_kek_is_used_for_what_is_added(
@@ -243,7 +243,7 @@ class TestNewKeys:
     def test_what_was_added_opens_here_and_from_the_printed_list(self, kms: Watched) -> None:
         manager = EncryptionManager(kms, "keyA", clock_ms=at(NOW))
         made = added(manager, 5)
-        printed = json.loads(json.dumps(print_encryption_keys(manager.encryption_keys)))
+        printed = json.loads(json.dumps(encryption_keys_to_dicts(manager.encryption_keys)))
         again = EncryptionManager(memory_kms(), "keyA", parse_encryption_keys(printed))
         for key_id, km in made.items():
             assert manager.manifest_list_key(key_id) == km == again.manifest_list_key(key_id)
@@ -917,7 +917,7 @@ class TestCache:
         manager = EncryptionManager(kms, "keyA")
         made = added(manager, 10_000)
         parsed = parse_encryption_keys(
-            json.loads(json.dumps(print_encryption_keys(manager.encryption_keys)))
+            json.loads(json.dumps(encryption_keys_to_dicts(manager.encryption_keys)))
         )
         reader = EncryptionManager(kms, "keyA", parsed)
         assert all(reader.manifest_list_key(key_id) == km for key_id, km in made.items())

@@ -7,6 +7,8 @@ import ctypes
 import gc
 import os
 import pickle
+import signal
+import time
 import tracemalloc
 from typing import Any
 
@@ -518,6 +520,23 @@ def test_messages_after_a_failure_leave_no_uninitialised_bytes() -> None:
         batch.work()
         assert set(batch.results[:80]) == {bytes(1000)}
         assert batch.results[80:] == [None, None]
+
+
+def test_many_messages_can_be_interrupted() -> None:
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    pair = ags1.encrypt(b"text")
+    batch = _messages.OpenBatch([pair] * 200_000, 1, ags1.decrypt)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(InterruptedError):
+            batch.work()
+            time.sleep(5)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert batch.results[-1] is None
 
 
 def test_a_key_of_a_wrong_length_never_reaches_aes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import logging
 import os
@@ -21,6 +22,11 @@ from reading import WAYS, Attempt
 
 import ags1
 from ags1 import KeyMetadata, _messages, hazmat
+from ags1.keys import EncryptedKey, KeyEncryptionKey
+from ags1.kms import GeneratedKey, azure, keyring, vault
+from ags1.kms.passphrase import Protection, passphrase_source
+from ags1.kms.properties import Properties
+from ags1.kms.secret import discreet
 
 # No byte of it is a printable character, so that it cannot hide in a text by chance.
 KEY = bytes(0x80 | byte for byte in os.urandom(32))
@@ -58,6 +64,26 @@ def test_the_search_finds_what_it_should() -> None:
             assert_no_key(kind(KEY).decode())
 
 
+def kms_objects() -> dict[str, Any]:
+    """What holds keys or credentials in the KMS clients and in the keyring."""
+    protection = Protection.new()
+    return {
+        "GeneratedKey": GeneratedKey(KEY, b"wrapped"),
+        "KeyringVersion": keyring.KeyringVersion(KEY, None),
+        "MasterKey": keyring.MasterKey(1, {1: keyring.KeyringVersion(KEY, None)}),
+        "Sealing": keyring.Sealing(protection, KEY),
+        "a keyring's JSON": keyring._Hidden(key=KEY.hex()),
+        "Keyring": keyring.Keyring("keyring.json", None),
+        "Passphrase": passphrase_source(KEY, None),
+        "KeyEncryptionKey": KeyEncryptionKey(
+            EncryptedKey("k", b"w", "m", {"KEY_TIMESTAMP": "1"}), KEY
+        ),
+        "Properties": Properties({"kms.vault.token": KEY.hex()}),
+        "Azure's token": azure._StaticCredential(KEY.hex()),
+        "Vault's answer": vault._Answer(200, {"data": {"plaintext": KEY.hex()}}, (), True),
+    }
+
+
 def objects() -> dict[str, Any]:
     sealed = ags1.encrypt(b"data", km=KeyMetadata(KEY, b"prefix"))
     return {
@@ -68,6 +94,7 @@ def objects() -> dict[str, Any]:
         "TextReader": ags1.open(io.BytesIO(sealed.data), "rt", sealed.key_metadata),
         "Writer": ags1.open(io.BytesIO(), "wb", KeyMetadata(KEY)),
         "TextWriter": ags1.open(io.BytesIO(), "wt", KeyMetadata(KEY)),
+        **kms_objects(),
     }
 
 
@@ -95,6 +122,10 @@ def test_nothing_that_holds_a_key_is_pickled(name: str) -> None:
         for what in (value, [value], {"km": value}):
             with pytest.raises(TypeError):
                 pickle.dumps(what, protocol)
+    if name in kms_objects():
+        for duplicate in (copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="not pickled or copied"):
+                duplicate(value)
     value.close() if hasattr(value, "close") else None
 
 
@@ -199,6 +230,40 @@ def test_no_file_holds_key_or_plaintext(tmp_path: Path) -> None:
             stream = (tmp_path / name).read_bytes()
             assert_no_key_in_bytes(stream)
             assert b"plain" not in stream
+
+
+# ---- discreet ----------------------------------------------------------------------------------
+
+
+def test_a_discreet_function_lets_out_its_exception_alone() -> None:
+    class RequestError(Exception):
+        pass
+
+    @discreet
+    def call(key: bytes, *, failure: Exception) -> None:
+        try:
+            raise RequestError(key)
+        except RequestError as error:
+            raise failure from error
+
+    for failure in (ags1.KmsError("no"), OSError(5, "Input/output error")):
+        with pytest.raises(type(failure)) as caught:
+            call(KEY, failure=failure)
+        error = caught.value
+        assert error is failure
+        assert error.__cause__ is error.__context__ is None
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        assert [frame.f_code.co_name for frame in frames] == [
+            "test_a_discreet_function_lets_out_its_exception_alone",
+            "call",
+        ]
+        assert_no_key(repr(frames[1].f_locals))
+    with pytest.raises(KeyboardInterrupt):
+        discreet(interrupt)()
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 # ---- memory ------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from typing import Any
 
 import fastavro
 import numpy as np
+import pyarrow
 import pytest
 import reference
 import sources
@@ -34,11 +35,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import ags1
 from ags1 import KeyMetadata, layout
+from ags1.filelike import PerProcess
 
 MIB = 1 << 20
 KEY, PREFIX = bytes(range(32)), b"sixteen byte aad"
 threads = pytest.mark.parametrize("threads", [1, 2, 4])
 SEEKABLE = ["path", "str", "bytes path", "BytesIO", "buffered file", "raw file", "pread", "stingy"]
+SEEKABLE += ["stingy ranges", "pyarrow", "pyarrow in memory", "pyarrow over Python"]
 SEQUENTIAL = ["pipe", "socket", "read only"]
 
 
@@ -233,6 +236,36 @@ def test_the_io_protocol(tmp_path: Path) -> None:
     file.close()
     file.close()
     assert file.closed
+
+
+OWN_NAMES = {"plaintext_size", "encrypted_size", "block_size", "pread", "readv", "read_buffer"}
+
+
+def test_nothing_but_the_public_names_shows() -> None:
+    data = reference.pattern(1000)
+    with reader(data) as file:
+        names = {name for name in dir(file) if not name.startswith("_")}
+        assert names == {n for n in dir(io.BufferedReader) if n[0] != "_"} - {"raw"} | OWN_NAMES
+        inherited = {*dir(object), *dir(io.BufferedReader)}
+        for name in dir(file):
+            value = getattr(file, name)
+            if name not in inherited and not callable(value):
+                with pytest.raises(AttributeError):
+                    setattr(file, name, value)
+        for name in ("position", "busy", "window", "core", "_position", "_plaintext_size"):
+            with pytest.raises(AttributeError):
+                setattr(file, name, 0)
+        other, km = sealed(b"other")
+        with pytest.raises(RuntimeError, match="open already"):
+            file.__init__(io.BytesIO(other), km)
+        assert file.read() == data
+    # One that was never opened refuses, and does nothing worse.
+    file = type(file).__new__(type(file))
+    assert repr(file).startswith("<ags1 Reader name=None")
+    assert file.closed
+    for call in (file.read, file.peek, file.tell, lambda: file.pread(0, 1)):
+        with pytest.raises((ValueError, AttributeError)):
+            call()
 
 
 def test_a_closed_file_refuses_everything() -> None:
@@ -554,7 +587,7 @@ def test_small_reads_hit_the_block_in_memory() -> None:
         assert source.calls == []
 
 
-@pytest.mark.parametrize("kind", ["path", "BytesIO", "raw file", "pread", "stingy"])
+@pytest.mark.parametrize("kind", ["path", "BytesIO", "raw file", "pread", "stingy", "pyarrow"])
 @threads
 def test_many_threads_pread_one_reader(tmp_path: Path, kind: str, threads: int) -> None:
     data = random.Random(7).randbytes(200_000)
@@ -596,6 +629,57 @@ def test_threads_share_the_sequential_side_without_losing_bytes() -> None:
         assert sorted(struct.unpack("<I", part)[0] for part in parts) == list(range(50_000))
 
 
+def test_pread_keeps_the_last_blocks() -> None:
+    data = reference.pattern(100_000)
+    stream, km = sealed(data, 10_000)
+    source = sources.PreadOnly(stream)
+
+    def fetched(read: Callable[[], bytes]) -> int:
+        source.calls.clear()
+        read()
+        return source.bytes_asked // 10_000
+
+    with pytest.MonkeyPatch.context() as patch:
+        # One block at a time, as with blocks of 1 MiB.
+        patch.setattr("ags1.blocks.CHUNK_SIZE", 10_000)
+        with ags1.open(source, "rb", km, cache_size=30_000) as file:
+            for offset in (5, 10_005, 20_005):
+                assert fetched(lambda offset=offset: file.pread(offset, 10)) == 1
+            for offset, size in ((0, 10_000), (20_000, 9_999), (9_000, 18_000), (3, 29_997)):
+                assert fetched(lambda o=offset, n=size: file.pread(o, n)) == 0
+                assert file.pread(offset, size) == data[offset : offset + size]
+            assert fetched(lambda: file.readv([(1, 5), (25_000, 5)])[0]) == 0
+            # The block that was not used for the longest time goes.
+            assert file.pread(7, 1) == data[7:8]
+            assert fetched(lambda: file.pread(35_000, 10)) == 1
+            assert fetched(lambda: file.pread(8, 1)) == 0
+            assert fetched(lambda: file.pread(35_000, 5010)) == 1
+            assert fetched(lambda: file.pread(20_005, 10)) == 1
+            assert fetched(lambda: file.pread(8, 1)) == 1
+            # Reading in order fills its own window.
+            assert file.read() == data
+            assert fetched(lambda: file.pread(8, 1)) == 0
+        with pytest.raises(ValueError, match="closed"):
+            file.pread(8, 1)
+        with ags1.open(source, "rb", km, cache_size=9_999) as file:
+            for _ in range(2):
+                assert fetched(lambda: file.pread(5, 10)) == 1
+    with pytest.raises(ValueError, match="cache_size"):
+        ags1.open(source, "rb", km, cache_size=-1)
+
+
+def test_a_block_that_failed_is_not_kept() -> None:
+    stream, km = sealed(reference.pattern(1000), 100)
+    changed = bytearray(stream)
+    changed[layout.block_offset(5, 100)] ^= 1
+    source = sources.PreadOnly(bytes(changed))
+    with ags1.open(source, "rb", km) as file:
+        with pytest.raises(ags1.AuthenticationError):
+            file.pread(550, 10)
+        source.data = stream
+        assert file.pread(550, 10) == reference.pattern(1000)[550:560]
+
+
 # ---- errors ------------------------------------------------------------------------------------
 
 
@@ -609,8 +693,6 @@ def test_errors_name_the_block_and_stay(tmp_path: Path, threads: int) -> None:
         for call in (
             lambda: file.read(1),
             lambda: file.read(1),
-            lambda: file.pread(0, 10),
-            lambda: file.readv([(900, 10)]),
             lambda: file.readinto(bytearray(10)),
             lambda: file.read1(),
             lambda: file.peek(),
@@ -637,15 +719,73 @@ def test_after_an_error_what_lies_in_memory_is_not_served_either(threads: int) -
         lambda f: f.readinto(bytearray(5)),
         lambda f: f.readline(5),
         lambda f: f.peek(),
-        lambda f: f.pread(0, 5),
-        lambda f: f.readv([(0, 5)]),
     ):
         with ags1.open(io.BytesIO(changed), "rb", km, threads=threads) as file:
-            assert file.read(10) == reference.pattern(10)
+            file.seek(480)
+            assert file.read(10) == reference.pattern(1000)[480:490]
             with pytest.raises(ags1.AuthenticationError):
-                file.pread(550, 10)
+                file.read(20)
             with pytest.raises(ags1.AuthenticationError):
                 call(file)
+
+
+@threads
+def test_an_error_of_pread_is_that_calls_alone(threads: int) -> None:
+    data = reference.pattern(1000)
+    stream, km = sealed(data, 100)
+    changed = bytearray(stream)
+    changed[layout.block_offset(5, 100)] ^= 1
+    with ags1.open(io.BytesIO(changed), "rb", km, threads=threads) as file:
+        assert file.read(10) == data[:10]
+        for _ in range(2):
+            for call in (lambda: file.pread(550, 10), lambda: file.readv([(0, 5), (550, 10)])):
+                with pytest.raises(ags1.AuthenticationError, match="block 5"):
+                    call()
+            assert file.pread(450, 40) == data[450:490]
+            assert file.readv([(600, 10), (5, 5)]) == [data[600:610], data[5:10]]
+        assert file.read(80) == data[10:90]
+        # Nor do the errors of the position concern pread.
+        file.seek(550)
+        with pytest.raises(ags1.AuthenticationError, match="block 5"):
+            file.read(1)
+        with pytest.raises(ags1.AuthenticationError, match="block 5"):
+            file.seek(0)
+        assert file.pread(700, 50) == data[700:750]
+
+
+class Moody(sources.PreadOnly):
+    """Returns nothing, or raises, when it is told to."""
+
+    mood: str | None = None
+
+    def pread(self, offset: int, size: int) -> bytes:
+        mood, self.mood = self.mood, None
+        if mood == "raises":
+            raise OSError(110, "Connection timed out")
+        return super().pread(offset, 3 if mood == "short" else 0 if mood else size)
+
+
+@pytest.mark.parametrize(
+    ("mood", "error"),
+    [("short", None), ("empty", ags1.TruncatedError), ("raises", OSError)],
+)
+def test_short_answers_are_asked_again_and_failures_pass(
+    mood: str, error: type[BaseException] | None
+) -> None:
+    data = reference.pattern(1000)
+    stream, km = sealed(data, 100)
+    source = Moody(stream)
+    with ags1.open(source, "rb", km) as file:
+        for call in (lambda: file.pread(250, 10), lambda: file.readv([(350, 10)])[0]):
+            source.mood = mood
+            if error is None:
+                assert call() in (data[250:260], data[350:360])
+            else:
+                with pytest.raises(error):
+                    call()
+        assert file.pread(250, 10) == data[250:260]
+        assert file.readv([(350, 10)]) == [data[350:360]]
+        assert file.read() == data
 
 
 def test_a_failure_zeroes_what_the_call_could_have_written_and_no_more() -> None:
@@ -737,6 +877,42 @@ def test_a_source_that_returns_the_wrong_amount() -> None:
 # ---- other people's code over it ---------------------------------------------------------------
 
 
+@threads
+def test_pyarrow_reads_through_read_buffer(threads: int) -> None:
+    data = reference.pattern(5 * MIB + 5)
+    with reader(data, MIB, threads=threads) as file:
+        read = file.read_buffer(3 * MIB)
+        assert isinstance(read, pyarrow.Buffer)
+        assert read.to_pybytes() == data[: 3 * MIB]
+        assert file.tell() == 3 * MIB
+        with pyarrow.PythonFile(file, "r") as native:
+            assert native.read_buffer(MIB + 3).to_pybytes() == data[3 * MIB : 4 * MIB + 3]
+            assert native.read(100) == data[4 * MIB + 3 : 4 * MIB + 103]
+            assert native.read_buffer().to_pybytes() == data[4 * MIB + 103 :]
+            assert native.read_buffer(10).size == 0
+            native.seek(2 * MIB)
+            assert native.read_at(2 * MIB, 7) == data[7 : 2 * MIB + 7]
+
+
+def test_a_pyarrow_file_is_read_in_ranges_from_where_it_stands(tmp_path: Path) -> None:
+    data = reference.pattern(1000)
+    stream, km = sealed(data, 100)
+    (tmp_path / "file").write_bytes(b"in front" + stream)
+    with pyarrow.OSFile(str(tmp_path / "file")) as source:
+        source.seek(8)
+        with ags1.open(source, "rb", km) as file:
+            assert file.pread(250, 10) == data[250:260]
+            assert file.read() == data
+            # By ranges, not by moving the position that all share.
+            assert source.tell() == 8
+    compressed = pyarrow.compress(stream, "gzip", asbytes=True)
+    with pyarrow.CompressedInputStream(pyarrow.BufferReader(compressed), "gzip") as source:
+        # It has the method, and cannot do it.
+        with ags1.open(source, "rb", km) as file:
+            assert not file.seekable()
+            assert file.read() == data
+
+
 def avro_file(count: int) -> tuple[bytes, list[dict[str, Any]]]:
     records = [{"id": i, "text": f"record {i}" * (i % 7)} for i in range(count)]
     out = io.BytesIO()
@@ -810,6 +986,27 @@ def test_a_forked_child_reads_on(tmp_path: Path, threads: int) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_two_threads_of_a_forked_child_get_the_same_lock() -> None:
+    meeting = threading.Barrier(2, timeout=20)
+
+    def make() -> object:
+        meeting.wait()
+        return object()
+
+    each = PerProcess(make)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: each.get(), range(2))
+    assert first is second is each.get() is each.made()
+
+
+def test_no_pool_is_made_for_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ags1.blocks.ThreadPoolExecutor", pytest.fail)
+    with reader(reference.pattern(10_000), 100) as file:
+        file.read(10)
+        file.pread(50, 500)
+        assert file.read(5000) == reference.pattern(5010)[10:]
+
+
 @threads
 def test_threads_end_with_the_file(threads: int) -> None:
     before = set(threading.enumerate())
@@ -844,9 +1041,17 @@ class ReaderMachine(RuleBasedStateMachine):
         threads=st.sampled_from([1, 1, 2, 4]),
         kind=st.sampled_from(["BytesIO", "pread", "stingy"]),
         chunk=st.sampled_from([1, 100, 500, 1 << 20]),
+        cache_size=st.sampled_from([0, 50, 300, 1 << 20]),
     )
     def open(
-        self, data: bytes, lines: bool, block_size: int, threads: int, kind: str, chunk: int
+        self,
+        data: bytes,
+        lines: bool,
+        block_size: int,
+        threads: int,
+        kind: str,
+        chunk: int,
+        cache_size: int,
     ) -> None:
         # A small chunk brings reading ahead, and the borders of chunks, within reach.
         self.patch = pytest.MonkeyPatch()
@@ -861,7 +1066,7 @@ class ReaderMachine(RuleBasedStateMachine):
         }[kind](stream)
         self.data = data
         self.model = io.BytesIO(data)
-        self.file = ags1.open(source, "rb", km, threads=threads)
+        self.file = ags1.open(source, "rb", km, threads=threads, cache_size=cache_size)
 
     @rule(size=st.integers(-2, 500) | st.none())
     def read(self, size: int | None) -> None:
@@ -881,6 +1086,10 @@ class ReaderMachine(RuleBasedStateMachine):
         ours, theirs = bytearray(b"\xaa" * size), bytearray(b"\xaa" * size)
         assert self.file.readinto(ours) == self.model.readinto(theirs)
         assert ours == theirs
+
+    @rule(size=st.integers(-1, 500) | st.none())
+    def read_buffer(self, size: int | None) -> None:
+        assert self.file.read_buffer(size).to_pybytes() == self.model.read(size)
 
     @rule(size=st.integers(0, 500))
     def readinto1(self, size: int) -> None:

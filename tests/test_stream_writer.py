@@ -264,6 +264,41 @@ def test_the_io_protocol(tmp_path: Path) -> None:
     assert open_by_reference(path.read_bytes(), file.key_metadata) == b"12345"
 
 
+def test_nothing_but_the_public_names_shows() -> None:
+    target = io.BytesIO()
+    with ags1.open(target, "wb", block_size=BLOCK) as file:
+        names = {name for name in dir(file) if not name.startswith("_")}
+        public = {n for n in dir(io.BufferedWriter) if n[0] != "_"} - {"raw"}
+        public |= {n for n in dir(io.BufferedReader) if n[0] != "_"} - {"raw"}
+        assert names == public | {"abort", "block_size", "key_metadata"}
+        file.write(b"five!")
+        inherited = {*dir(object), *dir(io.BufferedWriter)}
+        own = {name for name in dir(file) if name not in inherited}
+        for name in own | {"position", "busy", "batch", "core", "_position", "_next_block"}:
+            with pytest.raises(AttributeError):
+                setattr(file, name, 0)
+        with pytest.raises(RuntimeError, match="open already"):
+            file.__init__(io.BytesIO(), reuse_key=True)
+        file.write(bytes(100))
+    assert open_by_reference(target.getvalue(), file.key_metadata) == b"five!" + bytes(100)
+    assert file.key_metadata.file_length == len(target.getvalue())
+    # One that was never opened refuses, and does nothing worse.
+    file = type(file).__new__(type(file))
+    assert repr(file).startswith("<ags1 Writer name=None")
+    assert file.closed
+    file.close()
+    file.abort()
+    for call in (lambda: file.write(b"x"), file.tell):
+        with pytest.raises((ValueError, AttributeError)):
+            call()
+
+
+def test_no_pool_is_made_for_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ags1.writer.ThreadPoolExecutor", pytest.fail)
+    with ags1.open(io.BytesIO(), "wb", block_size=BLOCK) as file:
+        file.write(bytes(5000))
+
+
 def test_key_metadata_comes_with_closing() -> None:
     target = io.BytesIO()
     file = ags1.open(target, "wb")
@@ -475,6 +510,49 @@ def test_abort_leaves_nothing_that_could_be_taken_for_a_file(
         ags1.decrypt(stream, km, trust_file_size=True)
     with pytest.raises(ags1.Ags1Error):
         ags1.decrypt(stream, km.with_file_length(len(stream)))
+
+
+@threads
+@pytest.mark.parametrize("written", [0, 5, BLOCK, 3 * BLOCK + 5, 5000])
+@pytest.mark.parametrize("behind", [0, 1, 8, 8 + 2 * (BLOCK + 28), 1000])
+@pytest.mark.parametrize("truncates", [True, False])
+def test_abort_leaves_what_lay_in_front_and_behind(
+    written: int, behind: int, truncates: bool, threads: int
+) -> None:
+    class Target(io.BytesIO):
+        def truncate(self, size: int | None = None, /) -> int:
+            if truncates:
+                return super().truncate(size)
+            raise io.UnsupportedOperation
+
+    km = KeyMetadata(bytes(16), b"prefix")
+    # What lies behind the start is a file under the same key: the two must not become one.
+    old = ags1.encrypt(bytes(2000), km=km, block_size=BLOCK, reuse_key=True).data[:behind]
+    target = Target(b"in front" + old)
+    target.seek(8)
+    file = ags1.open(target, "wb", km, block_size=BLOCK, threads=threads, reuse_key=True)
+    file.write(reference.pattern(written))
+    reached = target.tell() - 8
+    file.abort()
+    assert target.tell() == 8 or not truncates
+    left = target.getvalue()
+    assert left[:8] == b"in front"
+    assert left[8 + reached :] == old[reached:] or not truncates
+    assert len(left) == 8 + behind or not truncates
+    for length in {len(left) - 8, reached, 8 + BLOCK + 28}:
+        stream = left[8 : 8 + length]
+        for trusted in (km, km.with_file_length(len(stream))):
+            with pytest.raises(ags1.Ags1Error):
+                ags1.decrypt(stream, trusted, trust_file_size=True)
+
+
+def test_abort_adds_one_byte_to_what_went_down_a_pipe() -> None:
+    target = sources.WriteOnlyStream()
+    file = ags1.open(target, "wb", block_size=BLOCK)
+    file.write(bytes(5000))
+    before = target.data
+    file.abort()
+    assert target.data == before + b"\0"
 
 
 def test_abort_after_closing_does_nothing(tmp_path: Path) -> None:

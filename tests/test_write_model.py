@@ -34,7 +34,7 @@ from ags1.iceberg.maintenance.rotation import (
 from ags1.iceberg.writing import updates as updates_module
 from ags1.iceberg.writing.producing import key_updates
 from ags1.iceberg.writing.updates import apply_updates, check_requirements
-from ags1.keys import EncryptionManager, KekCache, print_encryption_keys
+from ags1.keys import EncryptionManager, KekCache, encryption_keys_to_dicts
 from ags1.keys.manager import KEK_LIFETIME_MS
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -160,7 +160,7 @@ def first_world(age_ms: int) -> World:
             | {"sequence-number": snapshot_id, "parent-snapshot-id": snapshot_id - 1 or None}
         )
     del metadata["snapshots"][0]["parent-snapshot-id"]
-    metadata["encryption-keys"] = print_encryption_keys(manager.encryption_keys)
+    metadata["encryption-keys"] = encryption_keys_to_dicts(manager.encryption_keys)
     assert len(manager.key_encryption_keys) == 2
     reached = {1: frozenset({1}), 2: frozenset({1, 2}), 3: frozenset({3})}
     return World(metadata, secrets, reached)
@@ -262,7 +262,7 @@ class Model:
         key_id = manager.add_manifest_list_key(secret)
         changes: list[dict[str, Any]] = key_updates(manager, key_id)
         if kind == "java":
-            keys = print_encryption_keys(manager.encryption_keys)
+            keys = encryption_keys_to_dicts(manager.encryption_keys)
             changes = [{"action": "add-encryption-key", "encryption-key": key} for key in keys]
         if not self.rules.kek_added_again:
             changes = [c for c in changes if c["encryption-key"]["key-id"] not in known]

@@ -123,12 +123,14 @@ Examples:
   ags1 keygen                            a key 'default' in the default keyring
   ags1 keygen --name backup-2026         another one beside it
   ags1 keygen --keyring /mnt/usb/k.json  a keyring of its own
+  ags1 keygen --passphrase               a new keyring that a passphrase protects
 """,
 )
 @click.option("--name", default="default", show_default=True, help="The master key's name.")
 @options.keyring
+@options.new_passphrase
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
-def keygen(name: str, keyring: str | None, as_json: bool) -> int:
+def keygen(name: str, keyring: str | None, passphrase: bool, as_json: bool) -> int:
     """Make a master key in a keyring: the short form of 'ags1 key create'.
 
     The key is added to the keyring, and the keyring is made (mode 0600) if there is none. A key
@@ -141,12 +143,11 @@ def keygen(name: str, keyring: str | None, as_json: bool) -> int:
     """
     import json
 
-    from ..kms import LocalKms
-    from .masters import client, settings_of
+    from .masters import keyring_for_new_key, settings_of
     from .standard import print_line
 
-    kms = client(settings_of(KmsOptions("local", (), keyring)))
-    assert isinstance(kms, LocalKms)
+    chosen = settings_of(KmsOptions("local", (), keyring))
+    kms = keyring_for_new_key(chosen, protect=passphrase)
     path = kms.path
     version = int(kms.create_key(name).versions[-1].version)
     if as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,14 +28,17 @@ _name = click.argument("name", metavar="NAME")
 \b
 Examples:
   ags1 key create backup-2026
-  ags1 key list --kms aws --kms-property client.region=eu-west-1
+  ags1 key list
   ags1 key rotate default && ags1 key rewrap sealed
   ags1 key rewrap sealed --to-kms vault --to-key backup
 """,
 )
 @click.pass_context
 def key(ctx: click.Context) -> None:
-    """Manage master keys, in a keyring or another KMS, and move sidecars to another master key."""
+    """Manage the master keys of a keyring, and move sidecars to another master key or KMS.
+
+    Another KMS's keys are managed with its own tools: aws, az, gcloud or vault.
+    """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(Exit.USAGE)
@@ -48,35 +51,28 @@ def key(ctx: click.Context) -> None:
 \b
 Examples:
   ags1 key list
-  ags1 key list --kms vault --json | jq -r .key_id
+  ags1 key list --json | jq -r .key_id
 
 {EXIT_STATUS}""",
 )
 @options.kms
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def list_(kms: KmsOptions, as_json: bool) -> int:
-    """List the master keys: name, algorithm, current version, other names."""
+    """List the master keys of a keyring: name, algorithm, current version."""
     import json
 
     from .failures import one_line
-    from .masters import administration
+    from .masters import keyring, keyring_settings
     from .standard import print_line
 
-    admin, _ = administration(kms)
-    for info in admin.list_keys():
+    for info in keyring(keyring_settings(kms, "list")).list_keys():
         if as_json:
-            facts = _public(info)
+            facts = asdict(info)
             del facts["versions"]
             print_line(json.dumps({**facts, "ok": True}))
-            continue
-        parts = [info.key_id, info.algorithm]
-        if info.current_version is not None:
-            parts.append(f"version {info.current_version}")
-        if not info.enabled:
-            parts.append("disabled")
-        if info.aliases:
-            parts.append(" ".join(info.aliases))
-        print_line(one_line("  ".join(parts)))
+        else:
+            facts_shown = (info.key_id, info.algorithm, f"version {info.current_version}")
+            print_line(one_line("  ".join(facts_shown)))
     return Exit.OK
 
 
@@ -86,20 +82,15 @@ def list_(kms: KmsOptions, as_json: bool) -> int:
 Examples:
   ags1 key create default
   ags1 key create default --passphrase --keyring /mnt/usb/k.json
-  ags1 key create backup --kms vault
 
 {EXIT_STATUS}"""
 )
 @_name
 @options.kms
-@click.option(
-    "--passphrase",
-    is_flag=True,
-    help="Ask for a passphrase to protect the new keyring (--kms local).",
-)
+@options.new_passphrase
 @_json
 def create(name: str, kms: KmsOptions, passphrase: bool, as_json: bool) -> int:
-    """Make a master key.
+    """Make a master key in a keyring.
 
     One that is there already is never replaced: whatever it has wrapped would be lost. A keyring is
     made if there is none ('ags1 keygen' does the same). With --passphrase, or a
@@ -107,22 +98,11 @@ def create(name: str, kms: KmsOptions, passphrase: bool, as_json: bool) -> int:
     terminal it is asked for when the keyring is used. Where a passphrase is set, a keyring without
     one is refused.
     """
-    from ..kms import LocalKms, default_keyring_path
-    from .masters import administration, ask_passphrase, has_passphrase
+    from .masters import keyring_for_new_key, keyring_settings
 
-    admin, settings = administration(kms)
-    if passphrase:
-        if not settings.is_local or has_passphrase(settings):
-            raise click.UsageError(
-                "--passphrase asks for the passphrase of a keyring (--kms local); here there is "
-                + ("one in the settings" if settings.is_local else "no keyring")
-            )
-        path = settings.properties.get("kms.local.keyring") or default_keyring_path()
-        if os.path.exists(path):
-            raise click.UsageError(f"{path} exists: protect it with 'ags1 key protect'")
-        admin = LocalKms(path, passphrase=ask_passphrase(path, new=True))
-    info = admin.create_key(name)
-    _tell(info, f"made the master key {_both(name, info)}", as_json)
+    chosen = keyring_settings(kms, "create")
+    info = keyring_for_new_key(chosen, protect=passphrase).create_key(name)
+    _tell(info, f"made the master key {name!r}", as_json)
     return Exit.OK
 
 
@@ -139,18 +119,16 @@ Examples:
 @options.kms
 @_json
 def rotate(name: str, kms: KmsOptions, as_json: bool) -> int:
-    """Make a new version of a master key.
+    """Make a new version of a master key in a keyring.
 
     The new version wraps from now on. Older ones stay and open what they have wrapped; 'ags1 key
     rewrap' brings sidecars to the new one.
     """
-    from .masters import administration
+    from .masters import keyring, keyring_settings
 
-    info = administration(kms)[0].rotate_key(name)
-    version = f", version {info.current_version}" if info.current_version else ""
-    _tell(
-        info, f"rotated the master key {info.key_id!r}{version}; older versions still open", as_json
-    )
+    info = keyring(keyring_settings(kms, "rotate")).rotate_key(name)
+    said = f"rotated the master key {info.key_id!r}, version {info.current_version}"
+    _tell(info, f"{said}; older versions still open", as_json)
     return Exit.OK
 
 
@@ -187,14 +165,12 @@ def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, as_j
     from ..kms.local import check_names
     from ..kms.passphrase import encoded, read_passphrase
     from .failures import one_line
-    from .masters import ask_passphrase, settings_of
+    from .masters import ask_passphrase, keyring_settings
     from .standard import print_line
 
     if remove and new_passphrase_file is not None:
         raise click.UsageError("--remove and --new-passphrase-file contradict each other")
-    settings = settings_of(kms)
-    if not settings.is_local:
-        raise click.UsageError(f"a keyring has a passphrase; {settings.kms_name} is no keyring")
+    settings = keyring_settings(kms, "protect")
     check_names(settings.properties)
     path = settings.properties.get("kms.local.keyring") or default_keyring_path()
     old: Any = functools.partial(ask_passphrase, path)
@@ -232,20 +208,21 @@ Examples:
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @options.kms
 def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> int:
-    """Print what is public about master keys, all of them unless some are named, as JSON.
+    """Print what is public about a keyring's master keys, all of them unless some are named, as
+    JSON.
 
-    Versions with their times and fingerprints, public keys of asymmetric ones; nothing secret, and
-    nothing about where the KMS is. For audits, and to see whether two places hold the same key.
+    Versions with their times and fingerprints; nothing secret, and nothing about where the keyring
+    is. For audits, and to see whether two places hold the same key.
     """
     import json
 
-    from .masters import administration
+    from .masters import keyring, keyring_settings
     from .standard import print_line
 
-    admin, settings = administration(kms)
-    wanted = names or tuple(info.key_id for info in admin.list_keys())
-    keys = [_public(admin.describe_key(name)) for name in wanted]
-    print_line(json.dumps({"kms": settings.kms_name, "keys": keys}, indent=2))
+    opened = keyring(keyring_settings(kms, "describe"))
+    wanted = names or tuple(opened.names())
+    keys = [asdict(opened.describe_key(name)) for name in wanted]
+    print_line(json.dumps({"kms": "local", "keys": keys}, indent=2))
     return Exit.OK
 
 
@@ -353,35 +330,10 @@ def rewrap(
     return for_each(plan, work, as_json=as_json, quiet=quiet)
 
 
-def _both(name: str, info: KeyInfo) -> str:
-    """Return what the user calls a key, and what the KMS calls it if that is something else."""
-    return repr(name) if info.key_id == name else f"{name!r} ({info.key_id})"
-
-
 def _tell(info: KeyInfo, line: str, as_json: bool) -> None:
     import json
 
     from .failures import one_line
     from .standard import print_line
 
-    print_line(json.dumps({**_public(info), "ok": True}) if as_json else one_line(line))
-
-
-def _public(info: KeyInfo) -> dict[str, Any]:
-    return {
-        "key_id": info.key_id,
-        "algorithm": info.algorithm,
-        "enabled": info.enabled,
-        "aliases": list(info.aliases),
-        "current_version": info.current_version,
-        "versions": [
-            {
-                "version": version.version,
-                "created_ms": version.created_ms,
-                "enabled": version.enabled,
-                "fingerprint": version.fingerprint,
-                "public_key": version.public_key,
-            }
-            for version in info.versions
-        ],
-    }
+    print_line(json.dumps({**asdict(info), "ok": True}) if as_json else one_line(line))

@@ -6,18 +6,18 @@ read, a master key that nobody named. Knows no files to encrypt.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import warnings
 
 import click
 
-from ..errors import KmsAccessDeniedError, KmsError
+from ..errors import KmsAccessDeniedError
 from ..keys.keychain import Keychain
-from ..kms import KeyAdmin, KmsClient, LocalKms, default_keyring_path, from_properties
+from ..kms import KmsClient, LocalKms, default_keyring_path, from_properties
 from ..kms.local import check_names
 from ..kms.registry import is_built_in
+from ..kms.secret import discreet
 from . import settings, standard
 from .failures import one_line
 from .options import KmsOptions
@@ -96,23 +96,29 @@ def ask_passphrase(keyring: str | None, *, new: bool = False) -> bytes:
             "--kms-property kms.local.passphrase-file=FILE"
         ) from None
     name = one_line(keyring or default_keyring_path())
-    answer: str | None = None
-    # Raised outside: the decoder's exception holds what was typed.
-    with contextlib.suppress(UnicodeDecodeError):
-        answer = click.prompt(
-            f"{'New passphrase' if new else 'Passphrase'} of {name}",
+    return _typed(
+        f"{'New passphrase' if new else 'Passphrase'} of {name}",
+        confirmation="The same again" if new else False,
+    )
+
+
+@discreet
+def _typed(question: str, *, confirmation: str | bool) -> bytes:
+    try:
+        answer: str = click.prompt(
+            question,
             # Nothing is an answer too, and refused as such rather than asked again.
             default="",
             show_default=False,
             hide_input=True,
             err=True,
-            confirmation_prompt="The same again" if new else False,
+            confirmation_prompt=confirmation,
         )
-    if answer is None:
+    except UnicodeDecodeError:
         raise KmsAccessDeniedError(
             "the passphrase that was typed is not UTF-8: the terminal has another encoding, or "
             "give it in a file (kms.local.passphrase-file)"
-        )
+        ) from None
     return answer.encode("utf-8", "surrogateescape")
 
 
@@ -161,13 +167,67 @@ def trusted_keys(chosen: Settings, kms: KmsClient, keys: tuple[str, ...]) -> fro
     return frozenset({chosen.key_id})
 
 
-def administration(options: KmsOptions) -> tuple[KeyAdmin, Settings]:
-    """Return what manages the KMS's master keys. Raises KmsError where nothing does."""
+# What makes, lists and shows master keys elsewhere: the vendors' own command lines.
+_VENDOR_COMMANDS = {
+    "aws": {
+        "list": "aws kms list-aliases",
+        "create": "aws kms create-key, then aws kms create-alias",
+        "rotate": "aws kms rotate-key-on-demand",
+        "describe": "aws kms describe-key",
+    },
+    "azure": {
+        "list": "az keyvault key list",
+        "create": "az keyvault key create --ops wrapKey unwrapKey",
+        "rotate": "az keyvault key rotate",
+        "describe": "az keyvault key show",
+    },
+    "gcp": {
+        "list": "gcloud kms keys list",
+        "create": "gcloud kms keys create --purpose encryption",
+        "rotate": "gcloud kms keys versions create --primary",
+        "describe": "gcloud kms keys versions list",
+    },
+    "vault": {
+        "list": "vault list transit/keys",
+        "create": "vault write -f transit/keys/NAME",
+        "rotate": "vault write -f transit/keys/NAME/rotate",
+        "describe": "vault read transit/keys/NAME",
+    },
+}
+
+
+def keyring_settings(options: KmsOptions, action: str) -> Settings:
+    """Return the settings of a run about a keyring's master keys: ``action`` is ``list``,
+    ``create``, ``rotate``, ``describe`` or ``protect``. Raises click.UsageError that names another
+    KMS's own command, KmsError."""
     chosen = settings_of(options)
-    kms = client(chosen)
-    if not isinstance(kms, KeyAdmin):
-        raise KmsError(
-            f"ags1 does not manage the keys of the KMS {chosen.kms_name!r}: use the service's own "
-            "tools"
+    if not chosen.is_local:
+        command = _VENDOR_COMMANDS.get(chosen.kms_name.lower(), {}).get(action)
+        raise click.UsageError(
+            f"ags1 manages the keys of a keyring (--kms local); for the KMS {chosen.kms_name!r}, "
+            + (f"use: {command}" if command else "use its own tools")
         )
-    return kms, chosen
+    return chosen
+
+
+def keyring(chosen: Settings) -> LocalKms:
+    """Return the keyring, not read yet. Raises KmsError."""
+    kms = client(chosen)
+    assert isinstance(kms, LocalKms)
+    return kms
+
+
+def keyring_for_new_key(chosen: Settings, *, protect: bool) -> LocalKms:
+    """Return the keyring to make a master key in, not read yet. ``protect``: a keyring that is not
+    there yet gets a passphrase, the settings' or one that is asked for twice.
+
+    Raises click.UsageError when the keyring is there, KmsError.
+    """
+    kms = keyring(chosen)
+    if not protect:
+        return kms
+    if os.path.exists(kms.path):
+        raise click.UsageError(f"{kms.path} exists: protect it with 'ags1 key protect'")
+    if has_passphrase(chosen):
+        return kms
+    return LocalKms(kms.path, passphrase=ask_passphrase(kms.path, new=True))

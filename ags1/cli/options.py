@@ -99,6 +99,12 @@ keyring = click.option(
     help="The keyring with the master keys.  [default: $AGS1_KEYRING, or ags1/keyring.json in "
     "$XDG_CONFIG_HOME or ~/.config]",
 )
+new_passphrase = click.option(
+    "--passphrase",
+    is_flag=True,
+    help="Protect the new keyring by a passphrase: the one in the settings "
+    "(kms.local.passphrase-file), or one that is asked for twice.",
+)
 _kms_type = click.option(
     "--kms",
     "kms_type",

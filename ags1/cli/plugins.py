@@ -16,7 +16,7 @@ from typing import Any, cast
 import click
 
 from ..errors import Ags1Error, KmsError
-from ..kms import GeneratedKey, KeyInfo, KmsClient
+from ..kms import GeneratedKey, KmsClient
 
 _BYTES = (bytes, bytearray, memoryview)
 _RESULTS: dict[str, type | tuple[type, ...]] = {
@@ -24,9 +24,6 @@ _RESULTS: dict[str, type | tuple[type, ...]] = {
     "unwrap_key": _BYTES,
     "rewrap_key": _BYTES,
     "generate_key": GeneratedKey,
-    "describe_key": KeyInfo,
-    "create_key": KeyInfo,
-    "rotate_key": KeyInfo,
     "close": object,
 }
 
@@ -52,8 +49,6 @@ class _Guarded:
         for method in _RESULTS:
             if hasattr(type(kms), method) or hasattr(kms, method):
                 setattr(self, method, functools.partial(self._call, method))
-        if hasattr(type(kms), "list_keys"):
-            self.list_keys = self._list_keys
 
     @property
     def accepts_foreign_keys(self) -> bool:
@@ -78,22 +73,11 @@ class _Guarded:
         with failures_of(self._name, method):
             result = getattr(self._kms, method)(*arguments, **named)
         if not isinstance(result, _RESULTS[method]):
-            raise self._wrong_result(method, result)
+            raise PluginError(
+                f"the KMS client {self._name} returned the wrong thing from {method} "
+                f"({type(result).__name__})"
+            )
         return result
-
-    def _list_keys(self) -> Iterator[KeyInfo]:
-        with failures_of(self._name, "list_keys"):
-            keys = list(self._kms.list_keys())
-        for info in keys:
-            if not isinstance(info, KeyInfo):
-                raise self._wrong_result("list_keys", info)
-        return iter(keys)
-
-    def _wrong_result(self, method: str, result: object) -> PluginError:
-        return PluginError(
-            f"the KMS client {self._name} returned the wrong thing from {method} "
-            f"({type(result).__name__})"
-        )
 
 
 @contextlib.contextmanager

@@ -103,11 +103,15 @@ class TableFiles(FileIO):
 
     def open_encrypted(self, location: str, km: KeyMetadata, *, threads: int = 1) -> Reader:
         """Return a reader of an AGS1 file's plaintext. Raises as ``ags1.open`` does."""
-        source: Any = self.local_path(location)
-        stream = None if source is not None else self.open_stored(location)
+        path = self.local_path(location)
+        stream = self.open_stored(location) if path is None else None
         try:
-            source = _ranges(stream) if source is None else source
-            reader = Reader(source, km, block_size=DEFAULT_BLOCK_SIZE, threads=threads)
+            reader = Reader(
+                stream if path is None else path,
+                km,
+                block_size=DEFAULT_BLOCK_SIZE,
+                threads=threads,
+            )
         except BaseException as error:
             if stream is not None:
                 stream.close()
@@ -215,19 +219,3 @@ def _read(file: Any, size: int) -> bytes:
             break
         data += more
     return data
-
-
-class _NativeRanges:
-    """A pyarrow file as a source of ranges that many threads may read."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.size: int = file.size()
-
-    def pread(self, offset: int, size: int, /) -> bytes:
-        data: bytes = self._file.read_at(size, offset)
-        return data
-
-
-def _ranges(stream: Any) -> Any:
-    return _NativeRanges(stream) if hasattr(stream, "read_at") else stream

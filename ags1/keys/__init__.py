@@ -7,8 +7,8 @@ from .cache import KekCache
 from .envelope import (
     EncryptedKey,
     KeyEncryptionKey,
+    encryption_keys_to_dicts,
     parse_encryption_keys,
-    print_encryption_keys,
 )
 from .keychain import Keychain
 from .manager import EncryptionManager
@@ -21,8 +21,8 @@ __all__ = [
     "KeyEncryptionKey",
     "Keychain",
     "Sidecar",
+    "encryption_keys_to_dicts",
     "parse_encryption_keys",
-    "print_encryption_keys",
     "read_sidecar",
     "sidecar_path",
     "write_sidecar",

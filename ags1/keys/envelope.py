@@ -15,7 +15,7 @@ import hmac
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from .._buffers import wipe
 from .._gcm import process_number, random_bytes
@@ -24,6 +24,7 @@ from .._messages import seal
 from ..errors import AuthenticationError, KeyMetadataError, KeyReuseError, KmsError
 from ..key_metadata import KEY_SIZES, KeyMetadata
 from ..kms.client import GeneratedKey, KmsClient, Rewrapper
+from ..kms.secret import Secret, discreet
 
 KEY_TIMESTAMP = "KEY_TIMESTAMP"
 # The spelling in the text proposed for the specification; Java writes the one above.
@@ -96,7 +97,7 @@ class EncryptedKey:
         return proposed if written is None else written
 
 
-class KeyEncryptionKey:
+class KeyEncryptionKey(Secret):
     """An unwrapped KEK together with its entry. The key is never printed, pickled or copied, and is
     wiped when nobody uses it any more. ``made_here``: it comes from ``generate`` and not from a KMS
     that unwrapped what somebody had stored.
@@ -107,6 +108,7 @@ class KeyEncryptionKey:
 
     __slots__ = ("_aad", "_fork", "_key", "entry", "made_here")
 
+    @discreet
     def __init__(
         self, entry: EncryptedKey, key: bytes | bytearray | memoryview, *, made_here: bool = False
     ) -> None:
@@ -116,7 +118,6 @@ class KeyEncryptionKey:
         self._key = bytearray()
         size = len(key)
         if size not in KEY_SIZES:
-            del key  # error reporters show the variables of a traceback
             raise KeyMetadataError(
                 f"the key {entry.key_id!r} unwraps to {size} bytes; an AES key has 16, 24 or 32"
             )
@@ -127,6 +128,7 @@ class KeyEncryptionKey:
         wipe(memoryview(self._key))
 
     @classmethod
+    @discreet
     def generate(
         cls, kms: KmsClient, master_key_id: str, *, key_size: int, timestamp_ms: int | None = None
     ) -> KeyEncryptionKey:
@@ -141,6 +143,7 @@ class KeyEncryptionKey:
         return cls(entry, made.key, made_here=True)
 
     @classmethod
+    @discreet
     def unwrap(
         cls, kms: KmsClient, entry: EncryptedKey, master_key_id: str | None = None
     ) -> KeyEncryptionKey:
@@ -153,7 +156,7 @@ class KeyEncryptionKey:
         master_key_id = entry.encrypted_by_id if master_key_id is None else master_key_id
         if master_key_id is None:
             raise KeyMetadataError(f"the key {entry.key_id!r} does not say which key wrapped it")
-        _aad(entry)  # before a key is here to be seen in a traceback's variables
+        _aad(entry)  # before the KMS is asked
         return cls(entry, _bytes(kms.unwrap_key(entry.encrypted_key_metadata, master_key_id)))
 
     @property
@@ -192,6 +195,7 @@ class KeyEncryptionKey:
         KEK, from which nothing of the KEK can be learned."""
         return hmac.digest(self._key, purpose, "sha256")
 
+    @discreet
     def rewrap(self, kms: KmsClient, master_key_id: str, *, same_kms: bool) -> KeyEncryptionKey:
         """Return the same KEK wrapped under another master key of ``kms``, or under the newest
         version of its own: same id, same timestamp, in the spelling that Java reads. Two KMS calls.
@@ -205,7 +209,7 @@ class KeyEncryptionKey:
         if same_kms and isinstance(kms, Rewrapper) and master_key_id == entry.encrypted_by_id:
             wrapped_key = _bytes(kms.rewrap_key(entry.encrypted_key_metadata, master_key_id))
         else:
-            wrapped_key = _wrapped(kms, self._key, master_key_id)
+            wrapped_key = _bytes(kms.wrap_key(bytes(self._key), master_key_id))
         if not hmac.compare_digest(kms.unwrap_key(wrapped_key, master_key_id), self._key):
             raise KmsError(f"the KMS does not unwrap what it wrapped under {master_key_id!r}")
         # Java reads this spelling only.
@@ -218,9 +222,6 @@ class KeyEncryptionKey:
 
     def __repr__(self) -> str:
         return f"KeyEncryptionKey({self.entry!r}, key=<{len(self._key)} bytes>)"
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a key encryption key is not pickled or copied; its entry can be")
 
 
 def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKey:
@@ -236,22 +237,8 @@ def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKe
                     f"the KMS made a key of {len(key_made)} bytes where {key_size} were asked for"
                 )
             return GeneratedKey(key_made, wrapped_key)
-    key = bytearray(random_bytes(key_size))
-    try:
-        return GeneratedKey(bytes(key), _wrapped(kms, key, master_key_id))
-    except BaseException:
-        wipe(memoryview(key))  # error reporters show the variables of a traceback
-        raise
-
-
-def _wrapped(kms: KmsClient, key: bytearray, master_key_id: str) -> bytes:
-    try:
-        return _bytes(kms.wrap_key(bytes(key), master_key_id))
-    except KmsError as error:
-        # Without the frames of the client, whose variables hold the key.
-        failure = error.with_traceback(None)
-    del key
-    raise failure
+    key = random_bytes(key_size)
+    return GeneratedKey(key, _bytes(kms.wrap_key(key, master_key_id)))
 
 
 def _bytes(answer: object) -> bytes:
@@ -289,7 +276,7 @@ def parse_encryption_keys(entries: object) -> tuple[EncryptedKey, ...]:
     return keys
 
 
-def print_encryption_keys(keys: Iterable[EncryptedKey]) -> list[dict[str, Any]]:
+def encryption_keys_to_dicts(keys: Iterable[EncryptedKey]) -> list[dict[str, Any]]:
     """Return the ``encryption-keys`` list as it stands in JSON."""
     return [key.to_dict() for key in keys]
 

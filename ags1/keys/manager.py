@@ -121,7 +121,7 @@ class EncryptionManager:
 
     @property
     def encryption_keys(self) -> tuple[EncryptedKey, ...]:
-        """The list as it goes into metadata.json (see ``print_encryption_keys``)."""
+        """The list as it goes into metadata.json (see ``encryption_keys_to_dicts``)."""
         return tuple(self._entries.values())
 
     @property

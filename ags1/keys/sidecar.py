@@ -19,7 +19,12 @@ from dataclasses import dataclass
 from .. import private_file
 from ..errors import KeyMetadataError
 from ..key_metadata import KeyMetadata
-from .envelope import EncryptedKey, KeyEncryptionKey, parse_encryption_keys, print_encryption_keys
+from .envelope import (
+    EncryptedKey,
+    KeyEncryptionKey,
+    encryption_keys_to_dicts,
+    parse_encryption_keys,
+)
 
 SUFFIX = ".keys"
 # A sidecar of two keys has under 1 KiB: far more than that is another file.
@@ -67,7 +72,7 @@ class Sidecar:
     def to_bytes(self) -> bytes:
         """Return the JSON document, one line per entry's field, ending in a newline."""
         document = {
-            "encryption-keys": print_encryption_keys(self.encryption_keys),
+            "encryption-keys": encryption_keys_to_dicts(self.encryption_keys),
             "key-id": self.key_id,
         }
         return json.dumps(document, indent=2).encode() + b"\n"

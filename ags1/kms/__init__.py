@@ -4,8 +4,10 @@ Each client imports its service's library when it is made. Knows nothing of the 
 keys wrap.
 """
 
-from .client import GeneratedKey, KeyAdmin, KeyInfo, KeyVersion, KmsClient, Rewrapper
+from .client import GeneratedKey, KmsClient, Rewrapper
 from .local import (
+    KeyInfo,
+    KeyVersion,
     LocalKms,
     create_key,
     default_keyring_path,
@@ -16,7 +18,6 @@ from .registry import from_properties, kms_types
 
 __all__ = [
     "GeneratedKey",
-    "KeyAdmin",
     "KeyInfo",
     "KeyVersion",
     "KmsClient",

@@ -9,18 +9,16 @@ this module: its exceptions hold requests, and what it logs while it works for u
 
 from __future__ import annotations
 
-import base64
 import contextvars
+import functools
 import logging
 import os
 import re
-import textwrap
+import types
 import uuid
-import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
-from urllib.parse import urlsplit
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from ..errors import (
     KmsAccessDeniedError,
@@ -31,22 +29,17 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from .client import GeneratedKey, KeyInfo, KeyVersion
-from .plaintext_http import InsecureEndpointWarning, crosses_the_network, through_a_proxy
+from . import endpoints
+from .client import GeneratedKey, MadeOfProperties
 from .process import PerProcess
 from .properties import Properties, missing_library
-
-T = TypeVar("T")
+from .secret import discreet
 
 SYMMETRIC_DEFAULT = "SYMMETRIC_DEFAULT"
-# What wraps, and which kind of master key create_key makes for it.
-_KEY_SPECS = {
-    SYMMETRIC_DEFAULT: SYMMETRIC_DEFAULT,
-    "RSAES_OAEP_SHA_1": "RSA_4096",
-    "RSAES_OAEP_SHA_256": "RSA_4096",
-    "SM2PKE": "SM2",
-}
+_ALGORITHMS = (SYMMETRIC_DEFAULT, "RSAES_OAEP_SHA_1", "RSAES_OAEP_SHA_256", "SM2PKE")
 _DATA_KEY_SPECS = ("AES_256", "AES_128")
+_ENDPOINT = "the property 'kms.endpoint'"
+_HTTP_CLIENTS = ("apache", "urlconnection")
 
 # KMS's own limits, in bytes and characters.
 _MAX_PLAINTEXT_SIZE = 4096
@@ -54,17 +47,21 @@ _MAX_WRAPPED_SIZE = 6144
 _MAX_GENERATED_SIZE = 1024
 _MAX_KEY_ID_LENGTH = 2048
 
-_ALIAS = re.compile(r"alias/(?!aws/)[A-Za-z0-9/_-]{1,250}")
 _UUID = re.compile(r"(mrk-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|mrk-[0-9a-f]{32}", re.I)
 _ROLE_ARN = re.compile(r"arn:[a-z0-9-]+:iam::\d{12}:role/\S{1,512}")
 _SESSION_NAME = re.compile(r"[\w+=,.@-]{2,64}", re.ASCII)
 
-_DELETION_WINDOW_DAYS = 7  # the shortest that KMS takes
-
 # Java class names that stand for what this client does anyway.
-_JAVA_DEFAULT_PROVIDER = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-_JAVA_DEFAULT_FACTORY = "org.apache.iceberg.aws.AwsClientFactories$DefaultAwsClientFactory"
 _JAVA_ROLE_FACTORY = "org.apache.iceberg.aws.AssumeRoleAwsClientFactory"
+_JAVA_CLASSES = {
+    "client.factory": (
+        "org.apache.iceberg.aws.AwsClientFactories$DefaultAwsClientFactory",
+        _JAVA_ROLE_FACTORY,
+    ),
+    "client.credentials-provider": (
+        "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
+    ),
+}
 
 _NOT_FOUND = {"NotFoundException", "InvalidArnException"}
 _DISABLED = {"DisabledException", "KMSInvalidStateException"}
@@ -109,9 +106,7 @@ _QUOTABLE = (
     | _UNAVAILABLE
     | _REFUSED
     | {
-        "AlreadyExistsException",
         "IncorrectKeyException",
-        "InvalidAliasNameException",
         "InvalidKeyUsageException",
         "UnsupportedOperationException",
     }
@@ -143,24 +138,9 @@ def _hide(record: logging.LogRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Role:
+    region: str | None
     arn: str
-    region: str | None
     request: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    region: str | None
-    endpoint: str | None
-    algorithm: str
-    profile: str | None
-    access_key_id: str | None
-    secret_access_key: str | None = field(repr=False)
-    session_token: str | None = field(repr=False)
-    role: _Role | None
-    connect_timeout_ms: int
-    read_timeout_ms: int
-    max_attempts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +150,7 @@ class _Connection:
     region: str | None
 
 
-class AwsKms:
+class AwsKms(MadeOfProperties):
     """A KMS client over AWS KMS, or what speaks its protocol at ``kms.endpoint``.
 
     A ``key_id`` is a key's id or ARN, an alias (``alias/name``) or an alias's ARN. A table that is
@@ -183,8 +163,8 @@ class AwsKms:
       ``client.secret-access-key``, ``client.session-token`` or ``client.profile-name``; else
       boto3's own chain of environment, files, container and instance.
     - ``kms.endpoint``: a URL (else what the SDK knows: AWS_ENDPOINT_URL_KMS, …). Keys pass through
-      it in the clear, so ``http`` is for tests: not through a proxy, and with an
-      InsecureEndpointWarning to another machine.
+      it unencrypted, so ``http`` is for tests: not through a proxy, and to another machine only
+      with ``kms.allow-plaintext-http`` = true. That holds for STS too.
     - ``kms.encryption-algorithm-spec``: ``SYMMETRIC_DEFAULT``, or what an asymmetric master key
       takes (``RSAES_OAEP_SHA_256``, …).
     - ``kms.data-key-spec``: ``AES_256`` or ``AES_128``, checked and otherwise without effect. Java
@@ -202,9 +182,7 @@ class AwsKms:
     other credentials than configured.
 
     Calls raise the errors of ``KmsClient``. The SDK repeats a call that was throttled, timed out or
-    met a failing server, with back-off. Making and rotating master keys is not repeated: an answer
-    that got lost may have done its work. The read time-out is one between two reads, and bounds
-    neither the time nor the size of a whole answer.
+    met a failing server, with back-off.
     """
 
     accepts_foreign_keys = True
@@ -212,24 +190,37 @@ class AwsKms:
     @property
     def wraps_with_public_key(self) -> bool:
         """Whether the configured algorithm is an asymmetric one."""
-        return self._settings.algorithm != SYMMETRIC_DEFAULT
+        return self._algorithm != SYMMETRIC_DEFAULT
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         try:
             import boto3  # noqa: F401 - better known now than when the first key is needed
         except ImportError as error:
             raise missing_library("aws", error) from error
-        self._properties = Properties(properties)
-        self._settings = _settings(self._properties)
-        # As far as it is known before connecting, where a profile may name another one.
-        self._warned_of = _named_endpoint(self._settings)
-        if self._warned_of and crosses_the_network(self._warned_of):
-            _warn(self._warned_of, stacklevel=3)
-        self._connection = PerProcess(lambda: self._connect(self._settings.max_attempts))
-        # For what must not be repeated. How often to try is a property of an SDK's client.
-        self._single_attempts = PerProcess(lambda: self._connect(1))
-
-    # Wrapping
+        super().__init__(properties)
+        found = self._properties
+        _check_credentials(found)
+        self._region = found.get("client.region")
+        self._plaintext_allowed = allowed = endpoints.is_allowed(found)
+        # What the environment or a profile names is checked before it is used.
+        self._endpoint = found.get("kms.endpoint")
+        if self._endpoint:
+            form = "https://host:port/path"
+            endpoints.checked_url(_ENDPOINT, self._endpoint, allowed=allowed, form=form)
+        self._algorithm = found.choice(
+            "kms.encryption-algorithm-spec", default=SYMMETRIC_DEFAULT, choices=_ALGORITHMS
+        )
+        found.choice("kms.data-key-spec", default=_DATA_KEY_SPECS[0], choices=_DATA_KEY_SPECS)
+        kind = found.choice("http-client.type", default="apache", choices=_HTTP_CLIENTS)
+        self._connect_timeout_ms = found.number(
+            f"http-client.{kind}.connection-timeout-ms", default=found.connect_timeout_ms
+        )
+        self._read_timeout_ms = found.number(
+            f"http-client.{kind}.socket-timeout-ms", default=found.read_timeout_ms
+        )
+        self._max_attempts = found.max_attempts
+        self._role = _role(found)
+        self._connection = PerProcess(self._connect)
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         if not 1 <= len(key) <= _MAX_PLAINTEXT_SIZE:
@@ -241,9 +232,9 @@ class AwsKms:
             key_id,
             KeyId=key_id,
             Plaintext=bytes(key),
-            EncryptionAlgorithm=self._settings.algorithm,
+            EncryptionAlgorithm=self._algorithm,
         )
-        return self._field(answer, "CiphertextBlob", bytes)
+        return self._bytes(answer, "CiphertextBlob")
 
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         answer = self._call(
@@ -251,15 +242,15 @@ class AwsKms:
             key_id,
             KeyId=key_id,
             CiphertextBlob=_checked_wrapped_key(wrapped_key),
-            EncryptionAlgorithm=self._settings.algorithm,
+            EncryptionAlgorithm=self._algorithm,
         )
-        return self._field(answer, "Plaintext", bytes)
+        return self._bytes(answer, "Plaintext")
 
     @property
     def supports_key_generation(self) -> bool:
         """Whether the configured algorithm is the symmetric one: KMS generates no keys under an
         asymmetric master key."""
-        return self._settings.algorithm == SYMMETRIC_DEFAULT
+        return self._algorithm == SYMMETRIC_DEFAULT
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         """Have KMS make a key of ``key_size`` bytes, wrapped under ``key_id``: GenerateDataKey with
@@ -273,10 +264,10 @@ class AwsKms:
                 f"AWS KMS generates keys of 1 to {_MAX_GENERATED_SIZE} bytes, not {key_size}"
             )
         answer = self._call("generate_data_key", key_id, KeyId=key_id, NumberOfBytes=key_size)
-        key = self._field(answer, "Plaintext", bytes)
+        key = self._bytes(answer, "Plaintext")
         if len(key) != key_size:
             self._not_kms(f"a key of {len(key)} bytes where {key_size} were asked for")
-        return GeneratedKey(key, self._field(answer, "CiphertextBlob", bytes))
+        return GeneratedKey(key, self._bytes(answer, "CiphertextBlob"))
 
     def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the same key wrapped under the newest version of ``key_id``; it does not leave
@@ -287,157 +278,76 @@ class AwsKms:
             CiphertextBlob=_checked_wrapped_key(wrapped_key),
             SourceKeyId=key_id,
             DestinationKeyId=key_id,
-            SourceEncryptionAlgorithm=self._settings.algorithm,
-            DestinationEncryptionAlgorithm=self._settings.algorithm,
+            SourceEncryptionAlgorithm=self._algorithm,
+            DestinationEncryptionAlgorithm=self._algorithm,
         )
-        return self._field(answer, "CiphertextBlob", bytes)
-
-    # Managing master keys
-
-    def list_keys(self) -> Iterator[KeyInfo]:
-        """Yield the account's master keys for encryption in this region, by ARN, without versions.
-
-        Each is described by a call of its own; one that the caller may not describe has the
-        algorithm ``unknown``.
-        """
-        aliases: dict[str, list[str]] = {}
-        for entry in self._pages("list_aliases", "Aliases"):
-            if target := entry.get("TargetKeyId"):
-                aliases.setdefault(target, []).append(self._field(entry, "AliasName", str))
-        arns = [self._field(entry, "KeyArn", str) for entry in self._pages("list_keys", "Keys")]
-        for arn in sorted(arns):
-            names = tuple(sorted(aliases.get(arn.rpartition("/")[2], ())))
-            try:
-                metadata = self._metadata(arn)
-            except KmsAccessDeniedError:
-                yield KeyInfo(arn, "unknown", aliases=names)
-                continue
-            if metadata.get("KeyUsage") == "ENCRYPT_DECRYPT":
-                yield _key_info(metadata, aliases=names)
-
-    def describe_key(self, key_id: str) -> KeyInfo:
-        """Return what KMS tells about a master key. ``key_id`` of the result is its ARN.
-
-        Versions are numbered in the order of their making. What the caller may not ask for
-        (rotations, aliases, the public key) is left out.
-        """
-        metadata = self._metadata(key_id)
-        return _key_info(
-            metadata, versions=self._versions(metadata), aliases=self._aliases(metadata)
-        )
-
-    def create_key(self, key_id: str) -> KeyInfo:
-        """Make a master key and the alias ``key_id`` for it, ``alias/name`` or ``name``.
-
-        KMS chooses the key's own id; the result has its ARN. An alias that exists is refused and
-        never repointed: it is looked up before a key is made. When the alias still cannot be made,
-        the new key is scheduled for deletion, and the error says so. The key is symmetric unless
-        ``kms.encryption-algorithm-spec`` says otherwise.
-        """
-        alias = _new_alias(key_id)
-        if self._target(alias) is not None:
-            raise KmsError(f"the alias {alias!r} exists already; it is left as it is")
-        answer = self._call(
-            "create_key",
-            alias,
-            once=True,
-            KeyUsage="ENCRYPT_DECRYPT",
-            KeySpec=_KEY_SPECS[self._settings.algorithm],
-            Description=f"Master key {alias.removeprefix('alias/')} of encrypted tables",
-        )
-        metadata = self._checked_metadata(answer)
-        try:
-            self._call("create_alias", alias, AliasName=alias, TargetKeyId=metadata["KeyId"])
-        except KmsError as error:
-            self._keep_or_discard(alias, metadata, error)
-        return _key_info(metadata, aliases=(alias,))
-
-    def rotate_key(self, key_id: str) -> KeyInfo:
-        """Rotate a symmetric master key on demand. KMS does it in its own time: for some seconds
-        the result, and wrapping, may still show the version before."""
-        arn = self._metadata(key_id)["Arn"]
-        self._call("rotate_key_on_demand", key_id, once=True, KeyId=arn)
-        return self.describe_key(key_id)
+        return self._bytes(answer, "CiphertextBlob")
 
     def close(self) -> None:
-        for connections in (self._connection, self._single_attempts):
-            if connection := connections.take():
-                connection.client.close()
+        if connection := self._connection.take():
+            connection.client.close()
 
     def __repr__(self) -> str:
-        return f"AwsKms(region={self._settings.region!r}, endpoint={self._settings.endpoint!r})"
+        return f"AwsKms(region={self._region!r}, endpoint={self._endpoint!r})"
 
-    def __reduce__(self) -> tuple[type[AwsKms], tuple[dict[str, str]]]:
-        return AwsKms, (self._properties.to_pickle(),)
-
-    # Calling KMS
-
-    def _connect(self, max_attempts: int) -> _Connection:
+    def _connect(self) -> _Connection:
         import boto3
         import botocore.config
-        import botocore.session
 
         for name in _TALKATIVE:
             logging.getLogger(name).addFilter(_hide)
-        settings = self._settings
+        found = self._properties
+        profile = found.get("client.profile-name")
         config = botocore.config.Config(
-            connect_timeout=settings.connect_timeout_ms / 1000,
-            read_timeout=settings.read_timeout_ms / 1000,
-            retries={"mode": "standard", "total_max_attempts": max_attempts},
+            connect_timeout=self._connect_timeout_ms / 1000,
+            read_timeout=self._read_timeout_ms / 1000,
+            retries={"mode": "standard", "total_max_attempts": self._max_attempts},
         )
         session = boto3.Session(
-            profile_name=settings.profile,
-            region_name=settings.region,
-            aws_access_key_id=settings.access_key_id,
-            aws_secret_access_key=settings.secret_access_key,
-            aws_session_token=settings.session_token,
+            profile_name=profile,
+            region_name=self._region,
+            aws_access_key_id=found.get("client.access-key-id"),
+            aws_secret_access_key=found.get("client.secret-access-key"),
+            aws_session_token=found.get("client.session-token"),
         )
         # AWS_REGION is what Java reads; boto3 does not.
         region = session.region_name or os.environ.get("AWS_REGION")
-        if role := settings.role:
-            region = role.region or region
-            sts = session.client("sts", region_name=region, config=config)
-            self._check_endpoint(sts.meta.endpoint_url)
-            assuming = botocore.session.Session(profile=settings.profile)
-            assuming.register_component("credential_provider", _RoleCredentials(sts, role))
-            session = boto3.Session(botocore_session=assuming)
-        client = session.client(
-            "kms", region_name=region, endpoint_url=settings.endpoint, config=config
-        )
-        self._check_endpoint(client.meta.endpoint_url)
-        where = f"AWS KMS at {_shown(client.meta.endpoint_url)}"
+        if self._role:
+            region = self._role.region or region
+        client_of = functools.partial(self._client, region_name=region, config=config)
+        if self._role:
+            session = _assuming(self._role, profile, session, functools.partial(client_of, session))
+        client = client_of(session, "kms", endpoint_url=self._endpoint)
+        where = f"AWS KMS at {endpoints.shown(client.meta.endpoint_url)}"
         return _Connection(client, where, client.meta.region_name)
 
-    def _check_endpoint(self, url: str) -> None:
-        import botocore.utils
+    def _client(self, session: Any, service: str, **options: Any) -> Any:
+        client = session.client(service, **options)
+        endpoints.check(client.meta.endpoint_url, allowed=self._plaintext_allowed)
+        endpoints.check_proxy(client.meta.endpoint_url)
+        return client
 
-        if url.startswith("http:") and botocore.utils.get_environ_proxies(url).get("http"):
-            raise through_a_proxy(_shown(url))
-        if crosses_the_network(url) and url != self._warned_of:
-            _warn(url, stacklevel=2)
-
-    def _call(
-        self, operation: str, key_id: str | None, *, once: bool = False, **parameters: Any
-    ) -> dict[str, Any]:
-        if key_id is not None:
-            _check_key_id(key_id)
+    @discreet
+    def _call(self, operation: str, key_id: str, **parameters: Any) -> dict[str, Any]:
+        if not isinstance(key_id, str) or not 1 <= len(key_id) <= _MAX_KEY_ID_LENGTH:
+            raise KmsKeyNotFoundError(
+                f"the id of a master key of AWS KMS has 1 to {_MAX_KEY_ID_LENGTH} characters"
+            )
         connection = None
         working = _working.set(True)
         try:
-            connection = (self._single_attempts if once else self._connection).get()
+            connection = self._connection.get()
             answer: dict[str, Any] = getattr(connection.client, operation)(**parameters)
             return answer
         except Exception as error:
             # Also what the SDK does not foresee: it stumbles over answers that are not KMS's.
-            failure = _failure(error, operation, key_id, connection)
+            raise _failure(error, operation, key_id, connection) from None
         finally:
             _working.reset(working)
-        # Not inside `except`: the SDK's exception, and the request in it, would stay attached.
-        raise failure
 
-    def _field(self, answer: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    def _bytes(self, answer: Mapping[str, Any], name: str) -> bytes:
         value = answer.get(name)
-        if not isinstance(value, kind) or not value:
+        if not isinstance(value, bytes) or not value:
             self._not_kms(f"an answer without {name}")
         return value
 
@@ -447,213 +357,59 @@ class AwsKms:
             "something other than KMS answers there (a proxy?)"
         )
 
-    def _pages(self, operation: str, name: str, **parameters: Any) -> Iterator[dict[str, Any]]:
-        while True:
-            answer = self._call(operation, None, **parameters)
-            if not isinstance(answer.get(name), list):
-                self._not_kms(f"an answer without {name}")
-            yield from answer[name]
-            marker = answer.get("NextMarker")
-            if not answer.get("Truncated") or not marker or marker == parameters.get("Marker"):
-                return
-            parameters["Marker"] = marker
 
-    def _metadata(self, key_id: str) -> dict[str, Any]:
-        answer = self._call("describe_key", key_id, KeyId=key_id)
-        return self._checked_metadata(answer)
+def _assuming(
+    role: _Role, profile: str | None, session: Any, make_client: Callable[..., Any]
+) -> Any:
+    """Return a session with the credentials of the role, which botocore asks STS for with those of
+    ``session``, and again before they expire."""
+    import boto3
+    import botocore.session
+    from botocore import credentials, exceptions
 
-    def _checked_metadata(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        metadata: dict[str, Any] = self._field(answer, "KeyMetadata", dict)
-        self._field(metadata, "Arn", str)
-        self._field(metadata, "KeyId", str)
-        return metadata
-
-    def _target(self, alias: str) -> str | None:
-        """Return the id of the key that an alias points to, None when there is no such alias."""
-        try:
-            return str(self._metadata(alias)["KeyId"])
-        except KmsKeyNotFoundError:
-            return None
-
-    def _keep_or_discard(self, alias: str, metadata: Mapping[str, Any], error: KmsError) -> None:
-        """After CreateAlias failed: return if it was made all the same, an answer having got lost;
-        else raise, with the new key scheduled for deletion."""
-        try:
-            if self._target(alias) == metadata["KeyId"]:
-                return
-            self._call(
-                "schedule_key_deletion",
-                metadata["KeyId"],
-                KeyId=metadata["KeyId"],
-                PendingWindowInDays=_DELETION_WINDOW_DAYS,
-            )
-        except KmsError as second:
-            raise type(error)(
-                f"{error.message}; the key that was to get the alias, {metadata['Arn']}, "
-                f"is left behind: {second.message}"
-            ) from None
-        raise type(error)(
-            f"{error.message}; the key that was to get the alias, {metadata['Arn']}, "
-            f"is deleted in {_DELETION_WINDOW_DAYS} days"
-        ) from None
-
-    def _versions(self, metadata: Mapping[str, Any]) -> tuple[KeyVersion, ...]:
-        made_ms = _epoch_ms(metadata.get("CreationDate"))
-        enabled = metadata.get("KeyState") == "Enabled"
-        try:
-            if metadata.get("KeySpec", SYMMETRIC_DEFAULT) != SYMMETRIC_DEFAULT:
-                answer = self._call("get_public_key", metadata["Arn"], KeyId=metadata["Arn"])
-                public_key = _pem(self._field(answer, "PublicKey", bytes))
-                return (KeyVersion("1", made_ms, enabled, public_key=public_key),)
-            rotations = list(
-                self._pages("list_key_rotations", "Rotations", KeyId=metadata["KeyId"])
-            )
-        except KmsUnavailableError:
-            raise
-        except KmsError:
-            return ()
-        dates = [made_ms, *sorted(_epoch_ms(one.get("RotationDate")) or 0 for one in rotations)]
-        return tuple(KeyVersion(str(n), date, enabled) for n, date in enumerate(dates, 1))
-
-    def _aliases(self, metadata: Mapping[str, Any]) -> tuple[str, ...]:
-        try:
-            entries = list(self._pages("list_aliases", "Aliases", KeyId=metadata["Arn"]))
-        except KmsUnavailableError:
-            raise
-        except KmsError:
-            return ()
-        return tuple(sorted(self._field(entry, "AliasName", str) for entry in entries))
-
-
-class _RoleCredentials:
-    """What a botocore session asks for its credentials: those of an assumed role, which botocore
-    asks for again before they expire."""
-
-    def __init__(self, sts: Any, role: _Role) -> None:
-        self._sts = sts
-        self._role = role
-
-    def load_credentials(self) -> Any:
-        from botocore.credentials import DeferredRefreshableCredentials
-
-        return DeferredRefreshableCredentials(self._assume, "assume-role")
-
-    def _assume(self) -> dict[str, str]:
-        made = self._sts.assume_role(**self._role.request)["Credentials"]
-        return {
-            "access_key": made["AccessKeyId"],
-            "secret_key": made["SecretAccessKey"],
-            "token": made["SessionToken"],
-            "expiry_time": made["Expiration"].isoformat(),
-        }
+    source = session.get_credentials()
+    if source is None:
+        raise exceptions.NoCredentialsError
+    fetcher = credentials.AssumeRoleCredentialFetcher(
+        make_client, source, role.arn, extra_args=role.request
+    )
+    assumed = credentials.DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
+    assuming = botocore.session.Session(profile=profile)
+    provider = types.SimpleNamespace(load_credentials=lambda: assumed)
+    assuming.register_component("credential_provider", provider)
+    return boto3.Session(botocore_session=assuming)
 
 
 # Properties
 
 
-def _settings(properties: Properties) -> _Settings:
-    factory = properties.get("client.factory")
-    if factory not in (None, _JAVA_DEFAULT_FACTORY, _JAVA_ROLE_FACTORY):
-        raise KmsConfigurationError(
-            "the property 'client.factory' names a Java class that has no counterpart here: "
-            "configure the credentials by 'client.profile-name', 'client.assume-role.arn' or the "
-            "environment"
-        )
-    provider = properties.get("client.credentials-provider")
-    if provider not in (None, _JAVA_DEFAULT_PROVIDER):
-        raise KmsConfigurationError(
-            "the property 'client.credentials-provider' names a Java class that has no counterpart "
-            "here: configure the credentials by 'client.profile-name', 'client.assume-role.arn' or "
-            "the environment"
-        )
+def _check_credentials(properties: Properties) -> None:
+    for name, known in _JAVA_CLASSES.items():
+        if properties.get(name) not in (None, *known):
+            raise KmsConfigurationError(
+                f"the property {name!r} names a Java class that has no counterpart here: configure "
+                "the credentials by 'client.profile-name', 'client.assume-role.arn' or the "
+                "environment"
+            )
     access_key_id = properties.get("client.access-key-id")
-    secret_access_key = properties.get("client.secret-access-key")
-    session_token = properties.get("client.session-token")
-    profile = properties.get("client.profile-name")
-    if (access_key_id is None) != (secret_access_key is None):
+    if (access_key_id is None) != (properties.get("client.secret-access-key") is None):
         raise KmsConfigurationError(
             "of 'client.access-key-id' and 'client.secret-access-key' only one is given"
         )
-    if session_token and not access_key_id:
+    if properties.get("client.session-token") and not access_key_id:
         raise KmsConfigurationError(
             "'client.session-token' is given without 'client.access-key-id'"
         )
-    given = [access_key_id and "client.access-key-id", profile and "client.profile-name"]
-    given = [name for name in [*given, provider and "client.credentials-provider"] if name]
+    names = ("client.access-key-id", "client.profile-name", "client.credentials-provider")
+    given = [name for name in names if properties.get(name)]
     if len(given) > 1:
         raise KmsConfigurationError(
             f"{given[0]!r} and {given[1]!r} both name credentials: one is meant"
         )
-    properties.choice("kms.data-key-spec", default=_DATA_KEY_SPECS[0], choices=_DATA_KEY_SPECS)
-    http_client = properties.choice(
-        "http-client.type", default="apache", choices=("apache", "urlconnection")
-    )
-    return _Settings(
-        region=properties.get("client.region"),
-        endpoint=_endpoint(properties),
-        algorithm=properties.choice(
-            "kms.encryption-algorithm-spec", default=SYMMETRIC_DEFAULT, choices=tuple(_KEY_SPECS)
-        ),
-        profile=profile,
-        access_key_id=access_key_id,
-        secret_access_key=secret_access_key,
-        session_token=session_token,
-        role=_role(properties, required=factory == _JAVA_ROLE_FACTORY),
-        connect_timeout_ms=properties.number(
-            f"http-client.{http_client}.connection-timeout-ms",
-            default=properties.connect_timeout_ms,
-        ),
-        read_timeout_ms=properties.number(
-            f"http-client.{http_client}.socket-timeout-ms",
-            default=properties.read_timeout_ms,
-        ),
-        max_attempts=properties.max_attempts,
-    )
 
 
-def _endpoint(properties: Properties) -> str | None:
-    endpoint = properties.get("kms.endpoint")
-    if endpoint is None:
-        return None
-    try:
-        url = urlsplit(endpoint)
-        sound = url.scheme in ("http", "https") and url.hostname and (url.port is None or url.port)
-    except ValueError:
-        sound = False
-    if not sound:
-        raise KmsConfigurationError("the property 'kms.endpoint' is not an http or https URL")
-    if "@" in url.netloc:
-        raise KmsConfigurationError("the property 'kms.endpoint' may not hold credentials")
-    return endpoint
-
-
-def _named_endpoint(settings: _Settings) -> str | None:
-    """Return the endpoint that the property or the environment names."""
-    environ = os.environ
-    if (
-        settings.endpoint
-        or environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
-    ):
-        return settings.endpoint
-    return environ.get("AWS_ENDPOINT_URL_KMS") or environ.get("AWS_ENDPOINT_URL")
-
-
-def _shown(url: str) -> str:
-    """Return an endpoint's address; the environment's may have credentials in it."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-
-
-def _warn(url: str, stacklevel: int) -> None:
-    warnings.warn(
-        f"{_shown(url)} is not https: keys and credentials cross the network in the clear",
-        InsecureEndpointWarning,
-        stacklevel=stacklevel + 1,
-    )
-
-
-def _role(properties: Properties, *, required: bool) -> _Role | None:
-    if required:
+def _role(properties: Properties) -> _Role | None:
+    if properties.get("client.factory") == _JAVA_ROLE_FACTORY:
         # Java's factory refuses to start without these two.
         properties.require("client.assume-role.arn")
         properties.require("client.assume-role.region")
@@ -671,7 +427,6 @@ def _role(properties: Properties, *, required: bool) -> _Role | None:
             "and +=,.@_-"
         )
     request: dict[str, Any] = {
-        "RoleArn": arn,
         "RoleSessionName": session_name,
         "DurationSeconds": properties.number(
             "client.assume-role.timeout-sec", default=3600, minimum=900, maximum=43_200
@@ -681,17 +436,10 @@ def _role(properties: Properties, *, required: bool) -> _Role | None:
         request["ExternalId"] = external_id
     if tags := properties.with_prefix("client.assume-role.tags."):
         request["Tags"] = [{"Key": name, "Value": value} for name, value in sorted(tags.items())]
-    return _Role(arn, properties.get("client.assume-role.region"), request)
+    return _Role(properties.get("client.assume-role.region"), arn, request)
 
 
 # Arguments and answers
-
-
-def _check_key_id(key_id: str) -> None:
-    if not isinstance(key_id, str) or not 1 <= len(key_id) <= _MAX_KEY_ID_LENGTH:
-        raise KmsKeyNotFoundError(
-            f"the id of a master key of AWS KMS has 1 to {_MAX_KEY_ID_LENGTH} characters"
-        )
 
 
 def _checked_wrapped_key(wrapped_key: bytes) -> bytes:
@@ -703,46 +451,11 @@ def _checked_wrapped_key(wrapped_key: bytes) -> bytes:
     return bytes(wrapped_key)
 
 
-def _new_alias(key_id: str) -> str:
-    alias = key_id if key_id.startswith("alias/") else f"alias/{key_id}"
-    if not _ALIAS.fullmatch(alias) or _UUID.fullmatch(key_id):
-        raise KmsError(
-            f"{key_id!r} cannot be the name of a new master key: AWS KMS chooses its id, and an "
-            "alias for it is made of letters, digits and /_-, and does not begin with alias/aws/"
-        )
-    return alias
-
-
-def _key_info(
-    metadata: Mapping[str, Any],
-    *,
-    versions: tuple[KeyVersion, ...] = (),
-    aliases: tuple[str, ...] = (),
-) -> KeyInfo:
-    return KeyInfo(
-        key_id=str(metadata["Arn"]),
-        algorithm=str(metadata.get("KeySpec", SYMMETRIC_DEFAULT)),
-        enabled=metadata.get("KeyState") == "Enabled",
-        current_version=versions[-1].version if versions else None,
-        versions=versions,
-        aliases=aliases,
-    )
-
-
-def _epoch_ms(date: Any) -> int | None:
-    return None if date is None else int(date.timestamp() * 1000)
-
-
-def _pem(der: bytes) -> str:
-    text = "\n".join(textwrap.wrap(base64.b64encode(der).decode(), 64))
-    return f"-----BEGIN PUBLIC KEY-----\n{text}\n-----END PUBLIC KEY-----\n"
-
-
 # Failures
 
 
 def _failure(
-    error: Exception, operation: str, key_id: str | None, connection: _Connection | None
+    error: Exception, operation: str, key_id: str, connection: _Connection | None
 ) -> KmsError:
     """Return our error for one of the SDK's. Of its text only what cannot hold a secret is kept."""
     from botocore import exceptions as sdk
@@ -752,7 +465,7 @@ def _failure(
     where = connection.where if connection else "AWS KMS"
     call = operation.title().replace("_", "")
     name = type(error).__name__
-    doing = f"{call} with the master key {key_id!r}" if key_id else call
+    doing = f"{call} with the master key {key_id!r}"
     if isinstance(error, sdk.ClientError):
         return _refusal(error, operation, doing, key_id, where, connection)
     if isinstance(
@@ -792,8 +505,6 @@ def _failure(
         return KmsUnavailableError(f"{where} could not be reached for {doing} ({name})")
     if connection is None:
         return KmsConfigurationError(f"the AWS SDK does not accept its configuration ({name})")
-    if isinstance(error, AttributeError) and not hasattr(connection.client, operation):
-        return KmsConfigurationError(f"the installed boto3 is too old to know {call} of AWS KMS")
     if isinstance(error, sdk.BotoCoreError):
         return KmsError(f"{where}: the AWS SDK could not carry out {doing} ({name})")
     return KmsUnavailableError(
@@ -806,7 +517,7 @@ def _refusal(
     error: Any,
     operation: str,
     doing: str,
-    key_id: str | None,
+    key_id: str,
     where: str,
     connection: _Connection | None,
 ) -> KmsError:
@@ -860,8 +571,8 @@ def _refusal(
     return KmsError(f"{where} refused {doing} ({said})")
 
 
-def _missing_hint(key_id: str | None, connection: _Connection | None) -> str:
-    if key_id is None or connection is None:
+def _missing_hint(key_id: str, connection: _Connection | None) -> str:
+    if connection is None:
         return ""
     parts = key_id.split(":")
     if parts[0] == "arn":

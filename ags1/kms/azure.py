@@ -15,10 +15,9 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
 
 from ..errors import (
     KmsAccessDeniedError,
@@ -29,9 +28,11 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from .client import KeyInfo, KeyVersion
+from . import endpoints
+from .client import MadeOfProperties, WrapsOnly
 from .process import PerProcess
-from .properties import Properties, missing_library
+from .properties import missing_library
+from .secret import Secret, discreet
 
 VAULT_URL = "azure.keyvault.url"
 KEY_WRAP_ALGORITHM = "azure.keyvault.key-wrap-algorithm"
@@ -50,7 +51,6 @@ _CODE = re.compile(r"[A-Za-z]{1,60}")
 _DISABLED = frozenset(("KeyDisabled", "KeyExpired", "KeyNotYetValid"))
 _DISABLED_MESSAGE = re.compile(r"not allowed on an? (disabled|expired|not yet valid) key")
 
-_NEW_KEY_BITS = 3072
 # How many versions unwrap_key tries, the newest first.
 _MAX_VERSIONS = 20
 _MAX_RETRY_AFTER_S = 10.0
@@ -65,7 +65,7 @@ class _Connection:
     credential: Any
 
 
-class AzureKms:
+class AzureKms(WrapsOnly, MadeOfProperties):
     """A KMS client for Azure Key Vault and managed HSMs.
 
     A key id is a key's name, which means its latest version; ``name/version``; or the key's whole
@@ -73,12 +73,12 @@ class AzureKms:
     other is sent a token. A name without a version unwraps by all its enabled versions, the latest
     first, which needs the permission to list keys once that one does not fit.
 
-    Properties: ``azure.keyvault.url``; ``azure.keyvault.key-wrap-algorithm`` (``RSA-OAEP-256``).
-    RSA1_5 unwraps what Java wrapped with it, and does not wrap. Credentials: ``kms.azure.token``, a
-    bearer token for the vault, else azure-identity's DefaultAzureCredential, as Java's. As there,
-    ``adls.token`` is not used: it is for storage. Java's ``adls.token-credential-provider`` names a
-    Java class and is refused. Time-outs and attempts as for every remote client; the read time-out
-    is one between two reads, and bounds neither the time nor the size of a whole answer.
+    Properties: ``azure.keyvault.url``, always https: the SDK sends no token over http, not to this
+    machine either; ``azure.keyvault.key-wrap-algorithm`` (``RSA-OAEP-256``). RSA1_5 unwraps what
+    Java wrapped with it, and does not wrap. Credentials: ``kms.azure.token``, a bearer token for
+    the vault, else azure-identity's DefaultAzureCredential, as Java's. As there, ``adls.token`` is
+    not used: it is for storage. Java's ``adls.token-credential-provider`` names a Java class and is
+    refused. Time-outs and attempts as for every remote client.
 
     With an RSA algorithm whoever has the public key can wrap: that a wrapped key unwraps says
     nothing about who made it (``wraps_with_public_key``).
@@ -92,10 +92,12 @@ class AzureKms:
         return self._algorithm in _RSA
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        self._properties = Properties(properties)
-        self._vault = _vault_url(
-            self._properties.require(VAULT_URL, hint="the vault, https://<name>.vault.azure.net")
-        )
+        super().__init__(properties)
+        vault = self._properties.require(VAULT_URL, hint="https://<name>.vault.azure.net")
+        name = f"the property {VAULT_URL!r}"
+        self._vault = endpoints.checked_url(name, vault, allowed=False).removesuffix(":443")
+        if not self._vault.startswith("https:"):
+            raise KmsConfigurationError(f"{name} is not https: the SDK sends no token there")
         self._algorithm = self._properties.choice(
             KEY_WRAP_ALGORITHM, default=_RSA_OAEP_256, choices=(*_RSA, *_AES)
         )
@@ -124,6 +126,7 @@ class AzureKms:
         name, version = self._parse_key_id(key_id)
         return self._operate("wrap", name, version, key, key_id)
 
+    @discreet
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the key. Raises as ``KmsClient`` says."""
         name, version = self._parse_key_id(key_id)
@@ -132,96 +135,24 @@ class AzureKms:
         try:
             return self._operate("unwrap", name, version, wrapped_key, key_id)
         except (KmsUnwrapError, KmsKeyDisabledError) as error:
-            failure: KmsError = error
-        if version is None:
-            try:
-                older = self._enabled_versions(name, key_id)
-            except KmsAccessDeniedError:
-                failure = type(failure)(
-                    f"{failure.message}; older versions were not tried, because the caller may not "
-                    "list the key's versions"
-                )
-                older = []
-            for one in older:
-                try:
-                    return self._operate("unwrap", name, one, wrapped_key, key_id)
-                except (KmsUnwrapError, KmsKeyDisabledError):
-                    continue
-        # Raised outside of the handlers, so that it drags no other exception along.
-        raise failure
+            if version is not None:
+                raise
+            return self._unwrap_with_older(name, wrapped_key, key_id, error)
 
-    @property
-    def supports_key_generation(self) -> bool:
-        return False
-
-    def generate_key(self, key_id: str, key_size: int) -> NoReturn:
-        raise NotImplementedError("Azure Key Vault generates no wrapped keys; wrap one")
-
-    def list_keys(self) -> Iterator[KeyInfo]:
-        """Yield the vault's keys by name, but not those of certificates."""
-
-        def list_all() -> list[KeyInfo]:
-            client = self._connection.get().client
-            listed = [one for one in client.list_properties_of_keys() if not one.managed]
-            names = sorted(str(one.name) for one in listed)
-            return [_key_info(client.get_key(name)) for name in names]
-
-        yield from self._call("list the keys", None, list_all)
-
-    def describe_key(self, key_id: str) -> KeyInfo:
-        """Return a key with its versions and their public keys, oldest first."""
-        name, _ = self._parse_key_id(key_id)
-
-        def describe() -> KeyInfo:
-            client = self._connection.get().client
-            versions = [
-                client.get_key(name, one.version)
-                for one in client.list_properties_of_key_versions(name)
-            ]
-            return _key_info(client.get_key(name), versions)
-
-        return self._call("describe", key_id, describe)
-
-    def create_key(self, key_id: str) -> KeyInfo:
-        """Make an RSA key of 3072 bits that does nothing but wrap. Raises KmsError where there is
-        one of that name."""
-        name, version = self._parse_key_id(key_id)
-        if version is not None:
-            raise KmsError(f"a key to create has no version: {key_id!r}")
-        if self._algorithm not in _RSA:
-            raise KmsError(
-                f"a key for {self._algorithm} is made with the tools of the managed HSM, not here"
-            )
-
-        def create() -> None:
-            client = self._connection.get().client
-            client.create_rsa_key(
-                name,
-                size=_NEW_KEY_BITS,
-                key_operations=["wrapKey", "unwrapKey"],
-                retry_total=0,
-            )
-
-        # The vault would take it for a new version.
+    def _unwrap_with_older(
+        self, name: str, wrapped_key: bytes, key_id: str, failure: KmsError
+    ) -> bytes:
         try:
-            self._call("find", key_id, lambda: self._connection.get().client.get_key(name))
-            exists = True
-        except KmsKeyNotFoundError:
-            exists = False
-        if exists:
-            raise KmsError(f"the vault {self._vault} has a key {name!r} already; it was kept")
-        self._call("create", key_id, create)
-        return self.describe_key(name)
-
-    def rotate_key(self, key_id: str) -> KeyInfo:
-        """Make a new version of a key. Java does not unwrap what older versions wrapped."""
-        name, _ = self._parse_key_id(key_id)
-        self._call(
-            "rotate",
-            key_id,
-            lambda: self._connection.get().client.rotate_key(name, retry_total=0),
-        )
-        return self.describe_key(name)
+            versions = self._enabled_versions(name, key_id)
+        except KmsAccessDeniedError:
+            raise type(failure)(
+                f"{failure.message}; older versions were not tried, because the caller may not "
+                "list the key's versions"
+            ) from None
+        for version in versions:
+            with contextlib.suppress(KmsUnwrapError, KmsKeyDisabledError):
+                return self._operate("unwrap", name, version, wrapped_key, key_id)
+        raise failure
 
     def close(self) -> None:
         if connection := self._connection.take():
@@ -230,9 +161,6 @@ class AzureKms:
 
     def __repr__(self) -> str:
         return f"AzureKms({self._vault!r})"
-
-    def __reduce__(self) -> tuple[type[AzureKms], tuple[dict[str, str]]]:
-        return AzureKms, (self._properties.to_pickle(),)
 
     def _connect(self) -> _Connection:
         from azure.core.pipeline.policies import RetryPolicy
@@ -306,7 +234,9 @@ class AzureKms:
         if len(versions) < 2:
             return []
         # The newest is in it again: times are in seconds and may be equal.
-        versions.sort(key=lambda one: _created_ms(one) or 0, reverse=True)
+        versions.sort(
+            key=lambda one: one.created_on.timestamp() if one.created_on else 0, reverse=True
+        )
         return [str(one.version) for one in versions if one.enabled][:_MAX_VERSIONS]
 
     def _parse_key_id(self, key_id: str) -> tuple[str, str | None]:
@@ -330,15 +260,14 @@ class AzureKms:
             )
         return name, version or None
 
-    def _call(self, action: str, key_id: str | None, work: Callable[[], T]) -> T:
-        # Raised outside of the handler: the SDK's exceptions hold the request, key and all.
+    @discreet
+    def _call(self, action: str, key_id: str, work: Callable[[], T]) -> T:
         try:
             return work()
         except Exception as error:
-            caught = error
-        raise caught if isinstance(caught, KmsError) else self._failure(action, key_id, caught)
+            raise self._failure(action, key_id, error) from None
 
-    def _failure(self, action: str, key_id: str | None, error: Exception) -> KmsError:
+    def _failure(self, action: str, key_id: str, error: Exception) -> KmsError:
         """Return our exception for one of the SDK's. Quotes nothing but the service's codes: an
         answer may repeat the request."""
         from azure.core.exceptions import (
@@ -378,7 +307,7 @@ class AzureKms:
             )
         return self._nonsense(action, key_id)
 
-    def _refused(self, action: str, key_id: str | None, status: int, body: bytes) -> KmsError:
+    def _refused(self, action: str, key_id: str, status: int, body: bytes) -> KmsError:
         error = _json_object(body).get("error")
         error = error if isinstance(error, dict) else {}
         inner = error.get("innererror")
@@ -403,8 +332,6 @@ class AzureKms:
             )
         if status == 404:
             return KmsKeyNotFoundError(f"{said}: there is no such key or version")
-        if status == 409:
-            return KmsError(f"{said}: a deleted key of that name may be waiting to be purged")
         if status == 400 and action == "unwrap":
             return KmsUnwrapError(
                 f"{said}: another key or another {KEY_WRAP_ALGORITHM!r} than {self._algorithm} "
@@ -414,19 +341,20 @@ class AzureKms:
             return KmsUnavailableError(f"{said}, after all attempts")
         return KmsError(said)
 
-    def _nonsense(self, action: str, key_id: str | None) -> KmsError:
+    def _nonsense(self, action: str, key_id: str) -> KmsError:
         return KmsError(
             f"what answered {self._said(action, key_id)} is not Azure Key Vault: is the address "
             "right?"
         )
 
-    def _said(self, action: str, key_id: str | None) -> str:
-        what = action if key_id is None else f"{action} with the key {key_id!r}"
-        return f"the request to {what} in the vault {self._vault}"
+    def _said(self, action: str, key_id: str) -> str:
+        return f"the request to {action} with the key {key_id!r} in the vault {self._vault}"
 
 
-class _StaticCredential:
+class _StaticCredential(Secret):
     """A bearer token, as azure-core asks for one."""
+
+    __slots__ = ("_token",)
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -439,27 +367,6 @@ class _StaticCredential:
 
     def close(self) -> None:
         """It has nothing open."""
-
-
-def _vault_url(text: str) -> str:
-    """Return a vault's address, ``https://host[:port]``. Raises KmsConfigurationError."""
-    wrong = KmsConfigurationError(f"the property {VAULT_URL!r} is not of the form https://host")
-    try:
-        parts = urlsplit(text)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise wrong from None
-    if (
-        parts.scheme != "https"
-        or not host
-        or not re.fullmatch(r"[a-z0-9.-]+", host)
-        or "@" in parts.netloc
-        or parts.path not in ("", "/")
-        or parts.query
-        or parts.fragment
-    ):
-        raise wrong
-    return f"https://{host}:{port}" if port not in (None, 443) else f"https://{host}"
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -478,43 +385,3 @@ def _from_base64url(text: object) -> bytes | None:
         return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except binascii.Error:
         return None
-
-
-def _created_ms(properties: Any) -> int | None:
-    return int(properties.created_on.timestamp() * 1000) if properties.created_on else None
-
-
-def _key_info(latest: Any, versions: list[Any] | None = None) -> KeyInfo:
-    shown = [
-        KeyVersion(
-            version=str(one.properties.version),
-            created_ms=_created_ms(one.properties),
-            enabled=bool(one.properties.enabled),
-            public_key=_public_key(one.key),
-        )
-        for one in versions or ()
-    ]
-    modulus = latest.key.n
-    kind = str(getattr(latest.key_type, "value", latest.key_type))
-    return KeyInfo(
-        key_id=str(latest.name),
-        algorithm=f"{kind} {len(modulus.lstrip(bytes(1))) * 8}" if modulus else kind,
-        enabled=bool(latest.properties.enabled),
-        current_version=str(latest.properties.version),
-        versions=tuple(sorted(shown, key=lambda version: version.created_ms or 0)),
-    )
-
-
-def _public_key(jwk: Any) -> str | None:
-    """Return an RSA key's public half as PEM."""
-    # The SDK depends on it.
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
-
-    if not jwk.n or not jwk.e:
-        return None
-    numbers = RSAPublicNumbers(int.from_bytes(jwk.e, "big"), int.from_bytes(jwk.n, "big"))
-    pem = numbers.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return pem.decode()

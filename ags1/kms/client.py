@@ -1,19 +1,24 @@
 """What a key management service does for us, in the nouns of Java's ``KeyManagementClient``.
 
-``KmsClient`` is what reading and writing need; ``KeyAdmin`` is what ``ags1 key`` needs besides, and
-a client may lack it. Knows of no service in particular.
+Knows of no service in particular.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from .properties import Properties
+from .secret import Secret
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedKey:
-    """A key that the KMS made, in the clear and wrapped."""
+class GeneratedKey(Secret):
+    """A key that the KMS made, unencrypted and wrapped. It is not pickled or copied: TypeError."""
 
     key: bytes = field(repr=False)
     wrapped_key: bytes = field(repr=False)
@@ -25,7 +30,13 @@ class KmsClient(Protocol):
     Every method may raise KmsKeyNotFoundError, KmsKeyDisabledError, KmsAccessDeniedError,
     KmsUnavailableError (after the retries that the client was configured for) or
     KmsConfigurationError. A client may be used by several threads at once and in a forked child; it
-    connects when it is first used.
+    connects when it is first used. ``encryption.kms-impl`` and the entry points ``ags1.kms`` name a
+    class or object with a method ``from_properties(properties)`` that returns a client.
+
+    ``kms.connect-timeout-ms`` and ``kms.read-timeout-ms`` (between two reads) bound the waiting for
+    a service, ``kms.max-attempts`` the number of attempts. Neither the time nor the size of a whole
+    answer is bounded: by its certificate, whoever answers is the service with the master keys, and
+    can withhold them anyway.
 
     A client may also have ``accepts_foreign_keys: bool``: whether a ``key_id`` may name a key that
     does not belong to the configured account or server (an ARN of anybody's). There, a key id that
@@ -71,53 +82,29 @@ class Rewrapper(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class KeyVersion:
-    """A version of a master key, as far as the service tells; nothing secret.
+class WrapsOnly:
+    """Part of a client of a service that makes no keys itself."""
 
-    ``created_ms`` is in epoch milliseconds. ``fingerprint`` tells whether two places hold the same
-    key and nothing else about it. ``public_key`` is the PEM of an asymmetric key.
+    @property
+    def supports_key_generation(self) -> bool:
+        return False
+
+    def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
+        raise NotImplementedError("this KMS does not generate wrapped keys; wrap one")
+
+
+class MadeOfProperties:
+    """Part of a client that its properties describe whole. A pickle has the properties, and is
+    refused with TypeError when one of them is secret: the other process finds its own credentials.
     """
 
-    version: str
-    created_ms: int | None = None
-    enabled: bool = True
-    fingerprint: str | None = None
-    public_key: str | None = None
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._properties = Properties(properties)
 
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str]) -> Self:
+        """Return the client that ``properties`` describe. Raises KmsConfigurationError."""
+        return cls(properties)
 
-@dataclass(frozen=True, slots=True)
-class KeyInfo:
-    """A master key, as far as the service tells; nothing secret.
-
-    ``key_id`` is the name to use in wrap_key; ``algorithm`` the service's own name for it;
-    ``current_version`` what wrap_key uses. ``versions`` may be empty where the service lists none.
-    """
-
-    key_id: str
-    algorithm: str
-    enabled: bool = True
-    current_version: str | None = None
-    versions: tuple[KeyVersion, ...] = ()
-    aliases: tuple[str, ...] = ()
-
-
-@runtime_checkable
-class KeyAdmin(Protocol):
-    """Manages master keys; raises as ``KmsClient`` does, KmsError where the service refuses."""
-
-    def list_keys(self) -> Iterator[KeyInfo]:
-        """Yield the master keys, by id. ``versions`` may be left out."""
-        ...
-
-    def describe_key(self, key_id: str) -> KeyInfo:
-        """Return all that the service tells about one master key."""
-        ...
-
-    def create_key(self, key_id: str) -> KeyInfo:
-        """Make a master key for wrapping. An existing one is never replaced: KmsError."""
-        ...
-
-    def rotate_key(self, key_id: str) -> KeyInfo:
-        """Make a new version of a master key, which wraps from now on; older ones still unwrap."""
-        ...
+    def __reduce__(self) -> tuple[type, tuple[dict[str, str]]]:
+        return type(self), (self._properties.to_pickle(),)

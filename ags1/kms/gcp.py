@@ -13,11 +13,9 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import (
     KmsAccessDeniedError,
@@ -28,11 +26,11 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from .bounded_http import bounded_adapter, refuse_compressed
-from .client import KeyInfo, KeyVersion
-from .plaintext_http import is_loopback, through_a_proxy
+from . import endpoints
+from .client import MadeOfProperties, WrapsOnly
 from .process import PerProcess
-from .properties import Properties, missing_library
+from .properties import missing_library
+from .secret import discreet
 
 if TYPE_CHECKING:
     from google.cloud.kms_v1 import KeyManagementServiceClient
@@ -41,14 +39,11 @@ TOKEN = "gcs.oauth2.token"
 TOKEN_EXPIRES_AT = "gcs.oauth2.token-expires-at"
 ENDPOINT = "kms.gcp.endpoint"
 ANONYMOUS = "kms.gcp.anonymous"
-KEY_RING = "kms.gcp.key-ring"
 
 _DEFAULT_HOST = "cloudkms.googleapis.com"
-_RING_PATTERN = r"projects/[A-Za-z0-9][A-Za-z0-9.:_-]*/locations/[A-Za-z0-9-]+/keyRings/[\w-]+"
-_RING = re.compile(_RING_PATTERN, re.ASCII)
 _KEY = re.compile(
-    rf"(?P<key>(?P<ring>{_RING_PATTERN})/cryptoKeys/(?P<name>[\w-]+))"
-    r"(?:/cryptoKeyVersions/[0-9]+)?",
+    r"(?P<key>projects/[A-Za-z0-9][A-Za-z0-9.:_-]*/locations/[A-Za-z0-9-]+/keyRings/[\w-]+"
+    r"/cryptoKeys/[\w-]+)(?:/cryptoKeyVersions/[0-9]+)?",
     re.ASCII,
 )
 _KEY_FORM = "projects/P/locations/L/keyRings/R/cryptoKeys/K"
@@ -67,16 +62,7 @@ class _CorruptedError(Exception):
     """A checksum says that the request or the answer was changed on its way."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    host: str
-    plaintext: bool
-
-    def __str__(self) -> str:
-        return f"http://{self.host}" if self.plaintext else self.host
-
-
-class GcpKms:
+class GcpKms(WrapsOnly, MadeOfProperties):
     """A KMS client for Google Cloud KMS.
 
     A key id is ``projects/P/locations/L/keyRings/R/cryptoKeys/K``. With ``/cryptoKeyVersions/N``
@@ -84,10 +70,9 @@ class GcpKms:
 
     Properties: ``gcs.oauth2.token`` and ``gcs.oauth2.token-expires-at`` (epoch ms), else Google's
     application default credentials. ``kms.gcp.endpoint``: ``host``, ``host:port`` or
-    ``https://host``; and ``http://`` for an emulator at a loopback address, which together with
-    ``kms.gcp.anonymous`` = true is sent no credentials. ``kms.gcp.key-ring``: what ``list_keys``
-    lists. Time-outs and attempts as for every remote client; an answer is read up
-    to 4 MiB, and within twice the read time-out.
+    ``https://host``; and ``http://`` for an emulator, which needs ``kms.gcp.anonymous`` = true, is
+    sent no credentials, and is on this machine unless ``kms.allow-plaintext-http`` is true.
+    Time-outs and attempts as for every remote client.
 
     Google's libraries log requests, plaintext keys included, at DEBUG. Connecting takes the bodies
     out of these log records for the whole process.
@@ -97,22 +82,24 @@ class GcpKms:
     wraps_with_public_key = False
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        self._properties = Properties(properties)
-        self._endpoint = _endpoint(self._properties.get(ENDPOINT))
+        super().__init__(properties)
+        given = self._properties.get(ENDPOINT) or _DEFAULT_HOST
+        self._url = endpoints.checked_url(
+            f"the property {ENDPOINT!r}",
+            given if "://" in given else f"https://{given}",
+            allowed=endpoints.is_allowed(self._properties),
+        )
+        self._shown = self._url.removeprefix("https://")
+        self._plaintext = self._url.startswith("http:")
         self._anonymous = self._properties.flag(ANONYMOUS, default=False)
         if self._anonymous and self._properties.get(TOKEN):
             raise KmsConfigurationError(f"both {ANONYMOUS!r} and {TOKEN!r} are given: one is meant")
-        if self._endpoint.plaintext and not self._anonymous:
+        if self._plaintext and not self._anonymous:
             raise KmsConfigurationError(
                 f"the property {ENDPOINT!r} is not https: credentials are not sent there; "
                 f"for an emulator, set {ANONYMOUS!r} to 'true'"
             )
         self._expires_at = _expiry(self._properties.get(TOKEN_EXPIRES_AT))
-        self._key_ring = self._properties.get(KEY_RING)
-        if self._key_ring and not _RING.fullmatch(self._key_ring):
-            raise KmsConfigurationError(
-                f"the property {KEY_RING!r} is not of the form projects/P/locations/L/keyRings/R"
-            )
         self._timeout_s = (
             self._properties.connect_timeout_ms / 1000,
             self._properties.read_timeout_ms / 1000,
@@ -173,98 +160,14 @@ class GcpKms:
 
         return self._call("decrypt", key_id, decrypt)
 
-    @property
-    def supports_key_generation(self) -> bool:
-        return False
-
-    def generate_key(self, key_id: str, key_size: int) -> NoReturn:
-        raise NotImplementedError("Google Cloud KMS generates no wrapped keys; wrap one")
-
-    def list_keys(self) -> Iterator[KeyInfo]:
-        """Yield the keys for wrapping in the key ring that ``kms.gcp.key-ring`` names."""
-        if self._key_ring is None:
-            raise KmsConfigurationError(
-                f"the property {KEY_RING!r} is missing: Google Cloud KMS lists the keys of one "
-                "key ring, projects/P/locations/L/keyRings/R"
-            )
-        ring = self._key_ring
-
-        def list_all() -> list[Any]:
-            client = self._client.get()
-            return list(client.list_crypto_keys(request={"parent": ring}, **self._options()))
-
-        for key in self._call("list", ring, list_all):
-            if key.purpose.name == "ENCRYPT_DECRYPT":
-                yield _key_info(key)
-
-    def describe_key(self, key_id: str) -> KeyInfo:
-        """Return a key with its versions, oldest first. Raises as ``KmsClient`` says."""
-        name = _parse_key_id(key_id)["key"]
-
-        def describe() -> KeyInfo:
-            client = self._client.get()
-            key = client.get_crypto_key(request={"name": name}, **self._options())
-            versions = client.list_crypto_key_versions(request={"parent": name}, **self._options())
-            return _key_info(key, list(versions))
-
-        return self._call("describe", key_id, describe)
-
-    def create_key(self, key_id: str) -> KeyInfo:
-        """Make a symmetric key in an existing key ring. Raises KmsError where one of that name is
-        there already."""
-        match = _parse_key_id(key_id)
-        if match["key"] != key_id:
-            raise KmsError(f"a key to create has no version: {key_id!r}")
-        request = {
-            "parent": match["ring"],
-            "crypto_key_id": match["name"],
-            "crypto_key": {"purpose": "ENCRYPT_DECRYPT"},
-        }
-        self._call(
-            "create",
-            key_id,
-            lambda: self._client.get().create_crypto_key(request=request, **self._options()),
-            max_attempts=1,
-        )
-        return self.describe_key(key_id)
-
-    def rotate_key(self, key_id: str) -> KeyInfo:
-        """Make a new version of a key and let it wrap from now on. Raises KmsError when the version
-        is not ready yet; what was made stays, unused."""
-        name = _parse_key_id(key_id)["key"]
-
-        def rotate() -> None:
-            client = self._client.get()
-            version = client.create_crypto_key_version(
-                request={"parent": name, "crypto_key_version": {}}, **self._options()
-            )
-            number = str(version.name).rpartition("/")[2]
-            if version.state.name != "ENABLED":
-                raise KmsError(
-                    f"version {number} of the key {name!r} was made and is {version.state.name}, "
-                    "so that it does not wrap yet"
-                )
-            client.update_crypto_key_primary_version(
-                request={"name": name, "crypto_key_version_id": number}, **self._options()
-            )
-
-        # Tried once: an attempt whose answer was lost has made a version.
-        self._call("rotate", key_id, rotate, max_attempts=1)
-        return self.describe_key(key_id)
-
     def close(self) -> None:
         if client := self._client.take():
             client.transport.close()
 
     def __repr__(self) -> str:
-        return f"GcpKms({str(self._endpoint)!r})"
-
-    def __reduce__(self) -> tuple[type[GcpKms], tuple[dict[str, str]]]:
-        return GcpKms, (self._properties.to_pickle(),)
+        return f"GcpKms({self._shown!r})"
 
     def _connect(self) -> KeyManagementServiceClient:
-        import requests.adapters
-        import requests.utils
         from google.auth.credentials import AnonymousCredentials
         from google.cloud.kms_v1 import KeyManagementServiceClient
         from google.cloud.kms_v1.services.key_management_service.transports.rest import (
@@ -279,22 +182,16 @@ class GcpKms:
         elif token := self._properties.get(TOKEN):
             credentials = Credentials(token=token, expiry=self._expires_at)
         transport: Any = "rest"
-        if self._endpoint.plaintext:
-            if requests.utils.get_environ_proxies(str(self._endpoint)):
-                raise through_a_proxy(str(self._endpoint))
+        if self._plaintext:
+            endpoints.check_proxy(self._url)
             transport = functools.partial(KeyManagementServiceRestTransport, url_scheme="http")
         client = KeyManagementServiceClient(
             credentials=credentials,
             transport=transport,
-            client_options={"api_endpoint": self._endpoint.host},
+            client_options={"api_endpoint": self._url.partition("://")[2]},
         )
         # A key goes to the endpoint and not where that points to. There is no public way to say so.
-        session = client.transport._session
-        session.max_redirects = 0
-        refuse_compressed(session)
-        for prefix, adapter in list(session.adapters.items()):
-            if type(adapter) is requests.adapters.HTTPAdapter:  # not one with a client certificate
-                session.mount(prefix, bounded_adapter())
+        client.transport._session.max_redirects = 0
         return client
 
     def _options(self) -> dict[str, Any]:
@@ -304,12 +201,11 @@ class GcpKms:
         # takes a pair: for the connection and for each read.
         return {"retry": None, "timeout": ConstantTimeout(self._timeout_s)}
 
-    def _call(
-        self, action: str, key_id: str, attempt: Callable[[], T], max_attempts: int | None = None
-    ) -> T:
+    @discreet
+    def _call(self, action: str, key_id: str, attempt: Callable[[], T]) -> T:
         from google.api_core.retry import Retry
 
-        left = (self._max_attempts if max_attempts is None else max_attempts) - 1
+        left = self._max_attempts - 1
 
         def again(error: Exception) -> bool:
             nonlocal left
@@ -317,13 +213,13 @@ class GcpKms:
             return left >= 0 and _is_transient(error)
 
         retry = Retry(predicate=again, initial=0.1, maximum=2.0, multiplier=2.0, timeout=None)
-        # Raised outside of the handler: Google's exceptions hold the request, key and all.
         try:
             result: T = retry(attempt)()
             return result
+        except KmsError:
+            raise
         except Exception as error:
-            caught = error
-        raise caught if isinstance(caught, KmsError) else self._failure(action, key_id, caught)
+            raise self._failure(action, key_id, error) from None
 
     def _failure(self, action: str, key_id: str, error: Exception) -> KmsError:
         """Return our exception for one of the libraries'. Quotes nothing but the service's codes:
@@ -332,7 +228,7 @@ class GcpKms:
         import requests
         from google.api_core.exceptions import GoogleAPICallError
 
-        where = f"Google Cloud KMS ({self._endpoint})"
+        where = f"Google Cloud KMS ({self._shown})"
         subject = f"to {action} with the key {key_id!r}"
         if isinstance(error, _CorruptedError) or _is_corrupted_request(error):
             return KmsUnavailableError(
@@ -394,8 +290,6 @@ def _service_failure(error: Any, action: str, key_id: str, where: str) -> KmsErr
         )
     if status == "INVALID_ARGUMENT" and action == "decrypt":
         return KmsUnwrapError(f"{said}: another key wrapped it, or it was changed")
-    if status == "ALREADY_EXISTS":
-        return KmsError(f"{said}: there is a key of that name already; it was kept")
     if status in _UNAVAILABLE:
         return KmsUnavailableError(f"{said}, after all attempts")
     return KmsError(said)
@@ -459,34 +353,6 @@ def _parse_key_id(key_id: str) -> re.Match[str]:
     return match
 
 
-def _endpoint(text: str | None) -> _Endpoint:
-    if text is None:
-        return _Endpoint(_DEFAULT_HOST, plaintext=False)
-    wrong = KmsConfigurationError(
-        f"the property {ENDPOINT!r} is none of host, host:port, https://host:port, and "
-        "http://host:port with a loopback address"
-    )
-    try:
-        parts = urlsplit(text if "://" in text else f"https://{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise wrong from None
-    host_form = re.compile(r"[a-z0-9.-]+|[0-9a-f:.]*:[0-9a-f:.]*")
-    if (
-        parts.scheme not in ("http", "https")
-        or not host
-        or not host_form.fullmatch(host)
-        or "@" in parts.netloc
-        or parts.path not in ("", "/")
-        or parts.query
-        or parts.fragment
-        or (parts.scheme == "http" and not is_loopback(host))
-    ):
-        raise wrong
-    shown = f"[{host}]" if ":" in host else host
-    return _Endpoint(f"{shown}:{port}" if port else shown, plaintext=parts.scheme == "http")
-
-
 def _expiry(text: str | None) -> datetime | None:
     """Return a time in epoch milliseconds as google-auth wants it: naive, in UTC."""
     if text is None:
@@ -494,25 +360,6 @@ def _expiry(text: str | None) -> datetime | None:
     if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) >= 253_402_300_800_000:
         raise KmsConfigurationError(f"the property {TOKEN_EXPIRES_AT!r} is no time in epoch ms")
     return datetime.fromtimestamp(int(text) / 1000, timezone.utc).replace(tzinfo=None)
-
-
-def _key_info(key: Any, versions: list[Any] | None = None) -> KeyInfo:
-    shown = tuple(
-        KeyVersion(
-            version=str(version.name).rpartition("/")[2],
-            created_ms=int(version.create_time.timestamp() * 1000) if version.create_time else None,
-            enabled=version.state.name == "ENABLED",
-        )
-        for version in versions or ()
-    )
-    primary = key.primary if key.primary and key.primary.name else None
-    return KeyInfo(
-        key_id=str(key.name),
-        algorithm=(primary or key.version_template).algorithm.name,
-        enabled=primary is not None and primary.state.name == "ENABLED",
-        current_version=str(primary.name).rpartition("/")[2] if primary else None,
-        versions=tuple(sorted(shown, key=lambda version: int(version.version))),
-    )
 
 
 # What of a logged request or answer is harmless.

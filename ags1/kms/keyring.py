@@ -46,6 +46,7 @@ from ..errors import (
     KmsKeyNotFoundError,
 )
 from .passphrase import Passphrase, Protection, checked, read_private
+from .secret import Secret, discreet
 
 _FORMAT = "ags1-keyring"
 _PLAIN, _PROTECTED = 1, 2
@@ -54,13 +55,13 @@ _MAX_SIZE = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class KeyringVersion:
+class KeyringVersion(Secret):
     key: bytes = field(repr=False)
     created_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class MasterKey:
+class MasterKey(Secret):
     current: int
     versions: Mapping[int, KeyringVersion]
 
@@ -72,16 +73,15 @@ def new_version() -> dict[str, Any]:
     }
 
 
-class _Hidden(dict[str, Any]):
-    """A JSON object with keys in it, at whatever depth: error reporters show the variables of a
-    traceback, and this is all they get."""
+class _Hidden(Secret, dict[str, Any]):
+    """A JSON object with keys in it, at whatever depth, which does not show them."""
 
     def __repr__(self) -> str:
         return "<hidden>"
 
 
 @dataclass(frozen=True, slots=True)
-class Sealing:
+class Sealing(Secret):
     """A protection with its derived key."""
 
     protection: Protection
@@ -92,8 +92,8 @@ class Sealing:
 _Seal = Sealing | None
 
 
-class Keyring:
-    """A keyring file as one process knows it: its keys in the clear, once they were needed."""
+class Keyring(Secret):
+    """A keyring file as one process knows it, with its unencrypted keys once they were needed."""
 
     __slots__ = ("_derived", "_keys", "_lock", "_passphrase", "_path", "_seen")
 
@@ -105,6 +105,7 @@ class Keyring:
         self._seen: object = None
         self._derived: _Seal = None
 
+    @discreet
     def keys(self, *, fresh: bool = False) -> Mapping[str, MasterKey]:
         """Return the master keys by name; ``fresh``: as they stand in the file now."""
         keys = self._keys
@@ -113,12 +114,14 @@ class Keyring:
         with self._lock:
             return self._refresh()
 
+    @discreet
     def is_protected(self) -> bool:
         """Return whether the keyring has a passphrase, which has been asked for then."""
         with self._lock:
             self._refresh()
             return self._derived is not None
 
+    @discreet
     def change(
         self,
         edit: Callable[[dict[str, Any]], None],
@@ -156,25 +159,11 @@ class Keyring:
                     document, keys, seal_before = {"format": _FORMAT}, _Hidden(), new_seal
                 edit(keys)
                 master_keys = _parse(keys, self._path)
-                self._write(path, document, keys, protect(seal_before))
-            return master_keys
-
-    def _write(
-        self, path: str, document: Mapping[str, Any], keys: Mapping[str, Any], sealed_by: _Seal
-    ) -> None:
-        data = _print(document, keys, sealed_by)
-        failure: Exception | None = None
-        if len(data) > _MAX_SIZE:
-            failure = KmsError(f"the keyring {self._path} would be larger than 16 MiB")
-        else:
-            try:
+                data = _print(document, keys, protect(seal_before))
+                if len(data) > _MAX_SIZE:
+                    raise KmsError(f"the keyring {self._path} would be larger than 16 MiB")
                 private_file.write(path, data, overwrite=True, durable=True)
-            except OSError as error:
-                # Without the frames below, whose variables hold the keys.
-                failure = error.with_traceback(None)
-        del data
-        if failure is not None:
-            raise failure from None
+            return master_keys
 
     def _refresh(self) -> Mapping[str, MasterKey]:
         if self._keys is None or self._seen != self._identity():
@@ -195,7 +184,6 @@ class Keyring:
         keys = document.get("keys")
         if document["version"] == _PLAIN:
             if not isinstance(keys, dict):
-                del keys
                 raise KmsError(f"the keyring {self._path} is damaged: it has no 'keys'")
             if self._passphrase is not None and self._passphrase.at_hand:
                 raise KmsConfigurationError(
@@ -224,7 +212,6 @@ class Keyring:
                 f"the passphrase does not open the keyring {self._path}"
             ) from None
         if not isinstance(opened, dict):
-            del opened
             raise KmsError(f"the keyring {self._path} is damaged: its 'keys' are no object")
         return opened, sealed_by
 
@@ -278,11 +265,9 @@ def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
             f"there is no keyring {path} (make one with: ags1 keygen)"
         ) from None
     document = _decode(data)
-    del data
     if document is None:
         raise KmsError(f"the keyring {path} is damaged: it is not JSON")
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        del document
         raise KmsError(f"{path} is not a keyring of ags1")
     version = document.get("version")
     if type(version) is not int or version not in (_PLAIN, _PROTECTED):
@@ -292,7 +277,6 @@ def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
 
 def _decode(data: bytes) -> object:
     """Return what JSON says, its objects ``_Hidden``; None for what is no JSON."""
-    # Not raised: the decoder's exception holds the whole text, keys and all.
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(data, object_hook=_Hidden)
     return None
@@ -339,8 +323,6 @@ def _parse(keys: Mapping[str, Any], path: str) -> Mapping[str, MasterKey]:
         except (AttributeError, KeyError, TypeError, ValueError):
             whole = False
         if not whole:
-            # Not the entry itself: it holds the key, and may not even be an object.
-            del entry
             raise KmsError(f"the keyring {path} is damaged: its key {name!r} is not whole")
         master_keys[name] = MasterKey(current, versions)
     return master_keys

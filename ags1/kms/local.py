@@ -12,8 +12,9 @@ import hmac
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from .._messages import open as open_sealed
 from .._messages import seal
@@ -23,11 +24,12 @@ from ..errors import (
     KmsKeyNotFoundError,
     KmsUnwrapError,
 )
-from .client import KeyInfo, KeyVersion
+from .client import WrapsOnly
 from .keyring import Keyring, MasterKey, new_version, sealing
 from .passphrase import checked, encoded, passphrase_source
 from .process import PerProcess
 from .properties import Properties
+from .secret import discreet
 
 _PROPERTIES = ("keyring", "passphrase", "passphrase-file")
 _ALGORITHM = "AES-256-GCM"
@@ -37,6 +39,27 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:/+=-]{0,127}")
 # "v1": another way to make fingerprints would get another label, and never look alike.
 _FINGERPRINT_LABEL = b"ags1 master key fingerprint v1"
 _FINGERPRINT_SIZE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KeyVersion:
+    """A version of a master key; nothing secret. ``created_ms`` is in epoch milliseconds;
+    ``fingerprint`` tells whether two places hold the same key and nothing else about it (see
+    ``LocalKms.describe_key``)."""
+
+    version: str
+    created_ms: int | None
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInfo:
+    """A master key; nothing secret. ``current_version`` is the one that wraps."""
+
+    key_id: str
+    algorithm: str
+    current_version: str
+    versions: tuple[KeyVersion, ...]
 
 
 def default_keyring_path() -> str:
@@ -55,7 +78,7 @@ def check_names(properties: Mapping[str, str]) -> None:
     Properties(properties).check_names("kms.local.", _PROPERTIES)
 
 
-class LocalKms:
+class LocalKms(WrapsOnly):
     """A KMS client over a keyring file, and its administration.
 
     ``path`` is the keyring's, ``default_keyring_path()`` without one. The file is read when a key
@@ -79,8 +102,8 @@ class LocalKms:
     for a damaged keyring; OSError when a changed keyring cannot be written.
     """
 
-    accepts_foreign_keys: ClassVar[bool] = False
-    wraps_with_public_key: ClassVar[bool] = False
+    accepts_foreign_keys = False
+    wraps_with_public_key = False
 
     def __init__(
         self,
@@ -143,17 +166,10 @@ class LocalKms:
         key = self.unwrap_key(wrapped_key, key_id)
         return self.wrap_key(key, key_id)
 
-    @property
-    def supports_key_generation(self) -> bool:
-        return False
-
-    def generate_key(self, key_id: str, key_size: int) -> NoReturn:
-        raise NotImplementedError("a keyring does not generate keys; wrap one")
-
-    def list_keys(self) -> Iterator[KeyInfo]:
-        """Yield the master keys, by name."""
+    def list_keys(self) -> list[KeyInfo]:
+        """Return the master keys, by name."""
         keys = self._keyring.get().keys(fresh=True)
-        return iter([_describe(name, keys[name]) for name in sorted(keys)])
+        return [_describe(name, keys[name]) for name in sorted(keys)]
 
     def describe_key(self, key_id: str) -> KeyInfo:
         """Return a master key's versions with their times and fingerprints.
@@ -240,6 +256,7 @@ class LocalKms:
         )
 
 
+@discreet
 def create_key(
     path: str, name: str, *, passphrase: bytes | Callable[[], bytes] | None = None
 ) -> int:
@@ -247,12 +264,10 @@ def create_key(
 
     Returns the key's version. ``passphrase``, an existing key and the errors: as with ``LocalKms``.
     """
-    kms = LocalKms(path, passphrase=passphrase)
-    del passphrase
-    info = kms.create_key(name)
-    return int(info.versions[-1].version)
+    return int(LocalKms(path, passphrase=passphrase).create_key(name).versions[-1].version)
 
 
+@discreet
 def set_passphrase(
     path: str,
     new: bytes | Callable[[], bytes],
@@ -265,13 +280,13 @@ def set_passphrase(
     the master keys have to be rotated. Raises as ``LocalKms`` does.
     """
     keyring, source = Keyring(path, passphrase_source(old, None)), passphrase_source(new, None)
-    del new, old  # error reporters show the variables of a traceback
     had_one = keyring.is_protected()
     new_seal = sealing(checked(source and source.ask()))
     keyring.change(lambda _: None, protect=lambda _: new_seal)
     return had_one
 
 
+@discreet
 def remove_passphrase(path: str, passphrase: bytes | Callable[[], bytes]) -> bool:
     """Leave the keyring at ``path`` with its file mode as its only protection. Returns whether it
     had another.
@@ -279,7 +294,6 @@ def remove_passphrase(path: str, passphrase: bytes | Callable[[], bytes]) -> boo
     Raises as ``LocalKms`` does.
     """
     keyring = Keyring(path, passphrase_source(passphrase, None))
-    del passphrase
     had_one = keyring.is_protected()
     if had_one:
         keyring.change(lambda _: None, protect=lambda _: None)

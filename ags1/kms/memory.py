@@ -8,11 +8,8 @@ in ASCII and ``keyB`` = ``1123456789012345``.
 
 from __future__ import annotations
 
-import inspect
 import re
-import warnings
 from collections.abc import Mapping
-from typing import ClassVar, NoReturn
 
 from .._messages import open as open_sealed
 from .._messages import seal
@@ -22,17 +19,18 @@ from ..errors import (
     KmsKeyNotFoundError,
     KmsUnwrapError,
 )
-from .properties import Properties
+from .client import MadeOfProperties, WrapsOnly
+from .properties import warn_user
 
 _KEY_PREFIX = "encryption.kms.key."
 _HEX_KEY = re.compile(r"(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{48}|[0-9A-Fa-f]{64})")
 
 
 class KeysInPropertiesWarning(UserWarning):
-    """Master keys in the clear, in a place that is read, stored and sent around."""
+    """Unencrypted master keys in a place that is read, stored and sent around."""
 
 
-class MemoryKms:
+class MemoryKms(WrapsOnly, MadeOfProperties):
     """A KMS client over the properties ``encryption.kms.key.<id>``, each a key of 16, 24 or 32
     bytes in hex.
 
@@ -40,12 +38,12 @@ class MemoryKms:
     with KeysInPropertiesWarning. It is not pickled: TypeError.
     """
 
-    accepts_foreign_keys: ClassVar[bool] = False
-    wraps_with_public_key: ClassVar[bool] = False
+    accepts_foreign_keys = False
+    wraps_with_public_key = False
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        # They stay in hex in there: it neither shows nor pickles them.
-        self._properties = Properties(properties)
+        super().__init__(properties)
+        # The keys stay in there in hex: properties neither show nor pickle them.
         keys = self._properties.with_prefix(_KEY_PREFIX)
         if not keys:
             raise KmsConfigurationError(f"there is no property '{_KEY_PREFIX}<id>': no master key")
@@ -55,11 +53,10 @@ class MemoryKms:
                     f"the property {_KEY_PREFIX + key_id!r} is not an AES key: "
                     "16, 24 or 32 bytes in hex, under an id"
                 )
-        warnings.warn(
+        warn_user(
             "master keys in properties are for tests and demonstrations: "
             "who can read the configuration can decrypt everything",
             KeysInPropertiesWarning,
-            stacklevel=_level_of_caller(),
         )
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
@@ -75,21 +72,11 @@ class MemoryKms:
                 "another master key wrapped it, or it was changed"
             ) from None
 
-    @property
-    def supports_key_generation(self) -> bool:
-        return False
-
-    def generate_key(self, key_id: str, key_size: int) -> NoReturn:
-        raise NotImplementedError("this KMS does not generate keys; wrap one")
-
     def close(self) -> None:
         """Do nothing: the keys belong to the properties."""
 
     def __repr__(self) -> str:
         return f"MemoryKms({self._properties!r})"
-
-    def __reduce__(self) -> tuple[type[MemoryKms], tuple[dict[str, str]]]:
-        return MemoryKms, (self._properties.to_pickle(),)
 
     def _master_key(self, key_id: str) -> bytes:
         text = self._properties.get(_KEY_PREFIX + key_id)
@@ -98,13 +85,3 @@ class MemoryKms:
                 f"no master key {key_id!r}: there is no property {_KEY_PREFIX + key_id!r}"
             )
         return bytes.fromhex(text)
-
-
-def _level_of_caller() -> int:
-    """Return the ``stacklevel`` at which our caller's warning is about the line outside of this
-    library that led here, through the registry or a catalog."""
-    package = __name__.partition(".")[0]
-    level, frame = 0, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
-        level, frame = level + 1, frame.f_back
-    return max(level, 1)

@@ -6,7 +6,6 @@ The key derivation is scrypt (RFC 7914), which Python's own OpenSSL has. Knows n
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import hashlib
 import os
@@ -18,6 +17,7 @@ from typing import Any
 from .. import private_file
 from .._gcm import random_bytes
 from ..errors import KmsAccessDeniedError, KmsConfigurationError, KmsError
+from .secret import Secret, discreet
 
 _MAX_PASSPHRASE_SIZE = 64 << 10
 _DERIVED_SIZE = 32
@@ -29,6 +29,7 @@ _SCRYPT_MAX_MEMORY = 512 << 20
 _SCRYPT_MAX_P = 4
 
 
+@discreet
 def read_private(path: str, size_limit: int, what: str) -> tuple[bytes, os.stat_result]:
     """Return a file's bytes and status, once its owner and mode are seen to be safe.
 
@@ -42,11 +43,7 @@ def read_private(path: str, size_limit: int, what: str) -> tuple[bytes, os.stat_
         raise KmsAccessDeniedError(f"cannot read the {what} {path}: {error.strerror}") from None
     except OSError as error:
         raise KmsError(f"cannot read the {what} {path}: {error.strerror}") from None
-    try:
-        check_private(status, path, what)
-    except KmsAccessDeniedError:
-        del data  # error reporters show the variables of a traceback
-        raise
+    check_private(status, path, what)
     return data, status
 
 
@@ -73,7 +70,7 @@ def check_owner(status: os.stat_result, path: str, what: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Passphrase:
+class Passphrase(Secret):
     """Where the passphrase comes from. ``at_hand``: nobody has to be asked for it."""
 
     ask: Callable[[], bytes] = field(repr=False)
@@ -81,6 +78,7 @@ class Passphrase:
     file: str | None = None
 
 
+@discreet
 def passphrase_source(
     passphrase: bytes | Callable[[], bytes] | None, file: str | None
 ) -> Passphrase | None:
@@ -96,27 +94,24 @@ def passphrase_source(
     return Passphrase(lambda: whole, True)
 
 
+@discreet
 def encoded(text: str) -> bytes:
     """Return a passphrase given as text. Raises KmsConfigurationError."""
-    passphrase = None
-    # Raised outside: the encoder's exception holds the text.
-    with contextlib.suppress(UnicodeEncodeError):
-        passphrase = text.encode()
-    if passphrase is None:
-        del text
-        raise KmsConfigurationError("the property 'kms.local.passphrase' is not UTF-8")
-    return passphrase
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise KmsConfigurationError("the property 'kms.local.passphrase' is not UTF-8") from None
 
 
 def checked(passphrase: object) -> bytes:
     if not isinstance(passphrase, bytes):
-        del passphrase  # error reporters show the variables of a traceback
         raise KmsConfigurationError("the passphrase is not bytes")
     if not passphrase:
         raise KmsConfigurationError("the passphrase is empty")
     return passphrase
 
 
+@discreet
 def read_passphrase(path: str) -> bytes:
     try:
         data, _ = read_private(path, _MAX_PASSPHRASE_SIZE, "passphrase file")
@@ -192,7 +187,6 @@ class Protection:
                 dklen=_DERIVED_SIZE,
             )
         except (AttributeError, ValueError):
-            del passphrase
             raise KmsConfigurationError(
                 "a keyring with a passphrase needs scrypt, which this Python's OpenSSL lacks, "
                 "forbids (FIPS), or has too little memory for"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, TypeVar
 
 from .._gcm import process_number
+from .secret import Secret
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ class _State(Generic[T]):
         self.value: T | None = None
 
 
-class PerProcess(Generic[T]):
+class PerProcess(Secret, Generic[T]):
     """Makes a value when it is first asked for, once, and again in a forked child.
 
     ``make`` is called by one thread at a time; what it raises, ``get`` raises, and the next ``get``
@@ -66,6 +67,3 @@ class PerProcess(Generic[T]):
             for other in [number for number in self._states if number != fork]:
                 self._states.pop(other, None)
         return state
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("what belongs to one process is not pickled")

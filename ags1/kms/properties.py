@@ -5,11 +5,13 @@ The names are Iceberg's own where Iceberg has one. Messages name a property, nev
 
 from __future__ import annotations
 
+import inspect
 import re
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
 from ..errors import KmsConfigurationError
+from .secret import Secret
 
 CONNECT_TIMEOUT_MS = "kms.connect-timeout-ms"
 READ_TIMEOUT_MS = "kms.read-timeout-ms"
@@ -41,7 +43,7 @@ _PASSWORD_IN_URL = re.compile(
 )
 
 
-class Properties:
+class Properties(Secret):
     """A client's properties. Each getter takes names in order of preference; first one given wins.
 
     Raises KmsConfigurationError, naming the property.
@@ -161,9 +163,6 @@ class Properties:
         shown = {k: "<hidden>" if k in hidden else v for k, v in sorted(self._values.items())}
         return f"Properties({shown!r})"
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("properties may hold secrets: see to_pickle()")
-
 
 def missing_library(extra: str, error: ImportError) -> KmsConfigurationError:
     """Return the error for a client whose SDK is not installed."""
@@ -171,3 +170,13 @@ def missing_library(extra: str, error: ImportError) -> KmsConfigurationError:
         f"the library for this KMS is not installed ({error.name or error}): "
         f"pip install 'ags1[{extra}]'"
     )
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn about the line outside of this library that led here, through the registry or a
+    catalog."""
+    package = __name__.partition(".")[0]
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level + 1)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 import operator
 import re
-import sys
-import types
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, cast
@@ -65,12 +63,11 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
     """Return the KMS client that ``properties`` describe; it connects when it is first used.
 
     ``encryption.kms-type`` is one of ``kms_types()``, in any case where it is ours; or
-    ``encryption.kms-impl`` is ``package.module:Name`` of a class or function, or Java's class name
-    of a client we have. Its ``from_properties``, else itself, is called with ``properties``: a
-    class without the former has to have wrap_key and unwrap_key, and a function not to be of
-    Python's own library. Raises KmsConfigurationError: neither or both given, an unknown type,
-    one that two packages registered, a library that is not installed, a property that is missing or
-    wrong.
+    ``encryption.kms-impl`` is ``package.module:Name`` of a class or object whose
+    ``from_properties(properties)`` returns a client, or Java's class name of a client we have.
+    Nothing else is called: ``subprocess:Popen`` would take the properties for a command. Raises
+    KmsConfigurationError: neither or both given, an unknown type, one that two packages registered,
+    a library that is not installed, a property that is missing or wrong.
 
     Properties come from the caller. Not from a table or a catalog server: ``encryption.kms-impl``
     names code to run.
@@ -82,13 +79,13 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
     if impl:
         kms_type = _JAVA.get(impl)
         if kms_type is None:
-            return _make(_load(impl), properties)
+            return _make(impl, properties)
     if not kms_type:
         raise KmsConfigurationError(
             f"no KMS is configured: {KMS_TYPE} is one of {', '.join(kms_types())}"
         )
     if place := _BUILT_IN.get(kms_type.lower()):
-        return _make(_load(place), properties)
+        return _make(place, properties)
     found = entry_points(group=ENTRY_POINT_GROUP, name=kms_type)
     # A value may name extras behind the place: "package.module:Name [extra]".
     places = {entry.value.partition("[")[0].strip() for entry in found}
@@ -101,7 +98,7 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
             f"{KMS_TYPE} is {kms_type!r}, which is registered more than once: say which is meant "
             f"with {KMS_IMPL}: {', '.join(sorted(places))}"
         )
-    return _make(_load(places.pop()), properties)
+    return _make(places.pop(), properties)
 
 
 def _load(place: str) -> Any:
@@ -117,31 +114,21 @@ def _load(place: str) -> Any:
         raise KmsConfigurationError(f"cannot load the KMS client {place!r}: {error}") from error
 
 
-def _make(factory: Any, properties: Mapping[str, str]) -> KmsClient:
-    make = getattr(factory, "from_properties", None)
-    if make is None and _may_be_called(factory):
-        make = factory
-    client = make(dict(properties)) if callable(make) else None
+def _make(place: str, properties: Mapping[str, str]) -> KmsClient:
+    make = getattr(_load(place), "from_properties", None)
+    if not callable(make):
+        raise KmsConfigurationError(
+            f"the KMS client {place!r} has no method from_properties(properties), which makes a "
+            "client (see ags1.kms.KmsClient)"
+        )
+    client = make(dict(properties))
     # A property of a class may ask the service: only whether it is there counts.
     missing = [
         name for name in _PROTOCOL if not (hasattr(type(client), name) or hasattr(client, name))
     ]
     if missing:
         raise KmsConfigurationError(
-            f"{factory!r} does not make a KMS client: what it makes has no {', '.join(missing)}"
+            f"the KMS client {place!r} is not complete: what its from_properties returns has no "
+            + ", ".join(missing)
         )
     return cast("KmsClient", client)
-
-
-def _may_be_called(factory: Any) -> bool:
-    """Whether this is meant to make a client, as far as can be known before it is called:
-    ``subprocess.Popen`` and ``subprocess.run`` would take the properties for a command line."""
-    if isinstance(factory, type):
-        return _is_client(factory)
-    if not isinstance(factory, types.FunctionType):
-        return False
-    return factory.__module__.partition(".")[0] not in sys.stdlib_module_names
-
-
-def _is_client(client: Any) -> bool:
-    return all(callable(getattr(client, name, None)) for name in ("wrap_key", "unwrap_key"))

@@ -1,9 +1,8 @@
 """HashiCorp Vault (and OpenBao): master keys in a transit secrets engine.
 
 A wrapped key is what ``transit/encrypt`` gives, Vault's own text ``vault:v1:<base64>``: whoever may
-use the master key can open it with Vault's command line too. Speaks Vault's HTTP API through hvac's
-paths, but reads the answers itself: hvac's exceptions hold whole answers, and requests' exceptions
-the request with key and token in it, so none of them is ever in the chain of one of ours.
+use the master key can open it with Vault's command line too. Speaks Vault's HTTP API over requests,
+whose exceptions hold the request with key and token in it: none is in the chain of one of ours.
 """
 
 from __future__ import annotations
@@ -16,12 +15,9 @@ import random
 import re
 import ssl
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 from ..errors import (
     KmsAccessDeniedError,
@@ -32,11 +28,11 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
-from .bounded_http import bounded_adapter, refuse_compressed
-from .client import GeneratedKey, KeyInfo, KeyVersion
-from .plaintext_http import InsecureEndpointWarning, crosses_the_network, through_a_proxy
+from . import endpoints
+from .client import GeneratedKey, MadeOfProperties
 from .process import PerProcess
-from .properties import Properties, missing_library
+from .properties import Properties, missing_library, warn_user
+from .secret import Secret, discreet
 
 if TYPE_CHECKING:
     import requests
@@ -57,14 +53,19 @@ CA_CERT = "kms.vault.ca-cert"
 VERIFY = "kms.vault.verify"
 
 _PREFIX = "kms.vault."
-_NAMES = tuple(
-    name.removeprefix(_PREFIX)
-    for name in (
-        *(URL, NAMESPACE, MOUNT_PATH, CA_CERT, VERIFY),
-        *(AUTH, TOKEN, TOKEN_FILE, ROLE_ID, SECRET_ID, SECRET_ID_FILE),
-        *(AUTH_MOUNT_PATH, ROLE, JWT_FILE),
-    )
+_NAMES: tuple[str, ...] = (
+    URL,
+    NAMESPACE,
+    MOUNT_PATH,
+    CA_CERT,
+    VERIFY,
+    AUTH,
+    TOKEN,
+    TOKEN_FILE,
+    ROLE_ID,
+    SECRET_ID,
 )
+_NAMES += (SECRET_ID_FILE, AUTH_MOUNT_PATH, ROLE, JWT_FILE)
 _DEFAULT_JWT_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 _KEY_TYPE = "aes256-gcm96"
 # framework.GenericNameRegex of Vault, less what its router refuses: nothing in it, neither slashes
@@ -82,13 +83,10 @@ _TRANSIENT = frozenset((412, 429, 500, 502, 503, 504))
 _FIRST_WAIT_S = 0.2
 _MAX_WAIT_S = 10.0
 _POOL_SIZE = 32
+_MAX_ANSWER_SIZE = 4 << 20
 
 
-class InsecureVaultWarning(InsecureEndpointWarning):
-    """Keys and tokens go to a Vault whose identity is not checked, or in the clear."""
-
-
-class VaultKms:
+class VaultKms(MadeOfProperties):
     """A KMS client for Vault's transit engine; a key id is the name of a key there.
 
     ``wrap_key`` and ``generate_key`` need ``update`` on ``transit/encrypt/<key>`` and
@@ -98,8 +96,9 @@ class VaultKms:
 
     Properties: ``kms.vault.url`` (else VAULT_ADDR), ``kms.vault.namespace`` (else VAULT_NAMESPACE),
     ``kms.vault.mount-path`` (transit), ``kms.vault.ca-cert``, a PEM file (else VAULT_CACERT), and
-    ``kms.vault.verify`` = false, which warns with InsecureVaultWarning, as does a URL without TLS.
-    Without TLS, a proxy is refused.
+    ``kms.vault.verify`` = false, which warns with InsecureEndpointWarning. A URL without TLS is for
+    tests: it is not used through a proxy, and to another machine only with
+    ``kms.allow-plaintext-http`` = true.
 
     ``kms.vault.auth`` is ``token`` (``kms.vault.token``, ``kms.vault.token-file``, VAULT_TOKEN or
     ``~/.vault-token``), ``approle`` (``kms.vault.role-id`` with ``kms.vault.secret-id`` or
@@ -108,26 +107,27 @@ class VaultKms:
     the file, again. Tokens are left to expire, not revoked.
 
     Under an RSA key nothing is wrapped (KmsConfigurationError), only unwrapped: whoever has its
-    public half could have wrapped it as well. An answer is read up to 4 MiB, and within twice the
-    read time-out.
+    public half could have wrapped it as well. An answer is read up to 4 MiB.
 
     Attempts are repeated as Vault's own client does it. A key made by an attempt whose answer was
-    lost is never used; ``create_key`` and ``rotate_key``, which leave something behind, are only
-    repeated where they did not reach the server. Redirects are not followed: token and key would
-    go along.
+    lost is never used. Redirects are not followed: token and key would go along.
     """
 
-    accepts_foreign_keys: ClassVar[bool] = False
-    wraps_with_public_key: ClassVar[bool] = False
+    accepts_foreign_keys = False
+    wraps_with_public_key = False
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        found = self._properties = Properties(properties)
-        found.check_names(_PREFIX, _NAMES)
-        self._url = _checked_url(
+        super().__init__(properties)
+        found = self._properties
+        found.check_names(_PREFIX, [name.removeprefix(_PREFIX) for name in _NAMES])
+        self._url = endpoints.checked_url(
+            f"the property {URL!r} (or VAULT_ADDR)",
             found.get(URL)
             or os.environ.get("VAULT_ADDR")
             # For the error that names the property.
-            or found.require(URL, hint="https://host:8200, or VAULT_ADDR in the environment")
+            or found.require(URL, hint="https://host:8200, or VAULT_ADDR in the environment"),
+            allowed=endpoints.is_allowed(found),
+            form="https://host:8200/path",
         )
         self._namespace = found.get(NAMESPACE) or os.environ.get("VAULT_NAMESPACE") or None
         if self._namespace and not _NAMESPACE.fullmatch(self._namespace):
@@ -149,35 +149,26 @@ class VaultKms:
         self._timeout_s = (found.connect_timeout_ms / 1000, found.read_timeout_ms / 1000)
         self._max_attempts = found.max_attempts
         try:
-            import hvac  # noqa: F401
+            import requests  # noqa: F401
         except ImportError as error:
             raise missing_library("vault", error) from None
         if not self._verify:
-            warnings.warn(
+            warn_user(
                 f"{VERIFY} is false: whoever answers at {self._url} gets the token and the keys",
-                InsecureVaultWarning,
-                stacklevel=2,
+                endpoints.InsecureEndpointWarning,
             )
-        elif crosses_the_network(self._url):
-            warnings.warn(
-                f"{self._url} is not https: the token and the keys cross the network in the clear",
-                InsecureVaultWarning,
-                stacklevel=2,
-            )
-        self._connection: PerProcess[_Connection] = PerProcess(self._connect)
+        self._connection: PerProcess[_Connection] = PerProcess(lambda: _Connection(self._session()))
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         """Return Vault's ciphertext of ``key``. Raises as ``KmsClient`` says, and KmsError for a
         master key that derives its keys from a context, or cannot encrypt."""
         self._check_key_id(key_id)
         self._check_can_wrap(key_id)
-        plaintext = base64.b64encode(key).decode()
         data = self._ask(
-            lambda transit: transit.encrypt_data(
-                name=key_id, plaintext=plaintext, mount_point=self._mount_path
-            ),
-            f"wrap a key under {key_id!r}",
+            "encrypt",
             key_id,
+            {"plaintext": base64.b64encode(key).decode()},
+            f"wrap a key under {key_id!r}",
             # An answer that echoes the request would show the key.
             quote=False,
         )
@@ -187,28 +178,16 @@ class VaultKms:
         """Return the key in Vault's ciphertext. Raises as ``KmsClient`` says; KmsKeyDisabledError
         where the key's min_decryption_version has passed the version that wrapped."""
         self._check_key_id(key_id)
-        ciphertext = _ciphertext(wrapped_key)
         data = self._ask(
-            lambda transit: transit.decrypt_data(
-                name=key_id, ciphertext=ciphertext, mount_point=self._mount_path
-            ),
-            f"unwrap a key with {key_id!r}",
-            key_id,
-            opens=True,
+            "decrypt", key_id, _ciphertext(wrapped_key), f"unwrap a key with {key_id!r}", opens=True
         )
         return self._plaintext(data)
 
     def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the same key under the newest version of ``key_id``; it never leaves Vault."""
         self._check_key_id(key_id)
-        ciphertext = _ciphertext(wrapped_key)
         data = self._ask(
-            lambda transit: transit.rewrap_data(
-                name=key_id, ciphertext=ciphertext, mount_point=self._mount_path
-            ),
-            f"rewrap a key with {key_id!r}",
-            key_id,
-            opens=True,
+            "rewrap", key_id, _ciphertext(wrapped_key), f"rewrap a key with {key_id!r}", opens=True
         )
         return self._wrapped_key(data, key_id)
 
@@ -225,76 +204,12 @@ class VaultKms:
             )
         self._check_key_id(key_id)
         data = self._ask(
-            lambda transit: transit.generate_data_key(
-                name=key_id, key_type="plaintext", bits=key_size * 8, mount_point=self._mount_path
-            ),
-            f"make a key under {key_id!r}",
-            key_id,
+            "datakey/plaintext", key_id, {"bits": key_size * 8}, f"make a key under {key_id!r}"
         )
         key = self._plaintext(data)
         if len(key) != key_size:
             raise self._not_vault("a key of another size than asked for")
         return GeneratedKey(key, self._wrapped_key(data, key_id))
-
-    def list_keys(self) -> Iterator[KeyInfo]:
-        """Yield the mount's keys, by id, each as ``describe_key`` returns it."""
-        answer = self._send(lambda transit: transit.list_keys(mount_point=self._mount_path))
-        if answer.says_there_is_none:
-            return
-        names = self._data(answer, "list the keys").get("keys")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise self._not_vault("a list of keys without names")
-        for name in sorted(names):
-            # One that another has deleted meanwhile is no error.
-            with contextlib.suppress(KmsKeyNotFoundError):
-                yield self.describe_key(name)
-
-    def describe_key(self, key_id: str) -> KeyInfo:
-        """Return a key's type and versions, disabled below its min_decryption_version."""
-        self._check_key_id(key_id)
-        data = self._data(self._read(key_id), f"read the key {key_id!r}", key_id)
-        info = None
-        with contextlib.suppress(ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-            info = _key_info(key_id, data)
-        if info is None:
-            raise self._not_vault("a key without type or versions")
-        return info
-
-    def create_key(self, key_id: str) -> KeyInfo:
-        """Make an AES-256-GCM key that Vault does not export. An existing one is kept: KmsError."""
-        if not _KEY_ID.fullmatch(key_id):
-            raise KmsError(f"{key_id!r} cannot name a key in Vault: {_KEY_ID_FORM}")
-        # Vault itself takes a second creation for a success.
-        existing = self._read(key_id)
-        if existing.ok:
-            raise KmsError(f"{self._place} has a key {key_id!r} already; it was kept")
-        doing = f"make the key {key_id!r}"
-        if not existing.says_there_is_none:
-            self._data(existing, doing, key_id)
-        self._ask(
-            lambda transit: transit.create_key(
-                name=key_id,
-                key_type=_KEY_TYPE,
-                derived=False,
-                convergent_encryption=False,
-                exportable=False,
-                allow_plaintext_backup=False,
-                mount_point=self._mount_path,
-            ),
-            doing,
-            key_id,
-        )
-        return self.describe_key(key_id)
-
-    def rotate_key(self, key_id: str) -> KeyInfo:
-        """Make a new version of a key, which wraps from now on; older ones still unwrap."""
-        self._check_key_id(key_id)
-        self._ask(
-            lambda transit: transit.rotate_key(name=key_id, mount_point=self._mount_path),
-            f"rotate the key {key_id!r}",
-            key_id,
-        )
-        return self.describe_key(key_id)
 
     def close(self) -> None:
         """Give back the connections and forget the token. Used again, the client logs in again."""
@@ -308,9 +223,6 @@ class VaultKms:
             f"auth={self._auth!r})"
         )
 
-    def __reduce__(self) -> tuple[type[VaultKms], tuple[dict[str, str]]]:
-        return VaultKms, (self._properties.to_pickle(),)
-
     @property
     def _place(self) -> str:
         namespace = f"{self._namespace.strip('/')}/" if self._namespace else ""
@@ -323,7 +235,7 @@ class VaultKms:
             )
 
     def _check_can_wrap(self, key_id: str) -> None:
-        answer = self._read(key_id)
+        answer = self._send("GET", f"{self._mount_path}/keys/{key_id}")
         if answer.status == 403:
             return  # a policy for wrapping alone, or a bad token, which the next call will tell
         data = self._data(answer, f"read the key {key_id!r}", key_id)
@@ -333,9 +245,6 @@ class VaultKms:
             raise self._derived(key_id)
         if data.get("supports_encryption") is False:
             raise KmsError(f"the key {key_id!r} in {self._place} cannot encrypt: it is for signing")
-
-    def _read(self, key_id: str) -> _Answer:
-        return self._send(lambda transit: transit.read_key(key_id, mount_point=self._mount_path))
 
     def _wrapped_key(self, data: Mapping[str, Any], key_id: str) -> bytes:
         ciphertext = data.get("ciphertext")
@@ -347,74 +256,79 @@ class VaultKms:
         return ciphertext.encode()
 
     def _plaintext(self, data: Mapping[str, Any]) -> bytes:
-        key = None
-        # Raised outside: the decoder's exception is not worth a look at what it holds.
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            key = base64.b64decode(data["plaintext"], validate=True)
-        if key is None:
-            raise self._not_vault("no plaintext")
-        return key
+        try:
+            return base64.b64decode(data["plaintext"], validate=True)
+        except (KeyError, TypeError, ValueError):
+            raise self._not_vault("no plaintext") from None
 
-    def _connect(self) -> _Connection:
-        import requests.utils
+    def _session(self) -> requests.Session:
+        import http.cookiejar
 
-        if self._url.startswith("http:"):
-            proxies = requests.utils.get_environ_proxies(self._url)
-            if requests.utils.select_proxy(self._url, proxies):
-                raise through_a_proxy(f"Vault at {self._url}")
-        return _Connection(
-            session=_session(self._max_attempts, f"{self._url}/v1/", self._mount_path),
-            make_client=self._make_client,
-            log_in=self._log_in,
-        )
+        import requests
+        import requests.adapters
+        import urllib3
+        import urllib3.exceptions
 
-    def _make_client(self, session: requests.Session, token: str) -> Any:
-        import hvac
+        class Retry(urllib3.Retry):
+            def get_retry_after(self, response: Any) -> float | None:
+                try:
+                    wait_s = super().get_retry_after(response)
+                except urllib3.exceptions.InvalidHeader:
+                    return None
+                # A server does not get to stop us for an hour.
+                return None if wait_s is None else min(wait_s, _MAX_WAIT_S)
 
-        verify: bool | str = self._verify
-        if verify:
-            # hvac would look at these when it is imported.
+            def get_backoff_time(self) -> float:
+                wait_s = min(_FIRST_WAIT_S * 2.0 ** min(len(self.history) - 1, 16), _MAX_WAIT_S)
+                # Spread, or all workers that failed together come back together.
+                return random.uniform(wait_s / 2, wait_s)
+
+        endpoints.check_proxy(self._url)
+        session = requests.Session()
+        if self._verify:
             environment = os.environ.get("VAULT_CACERT") or os.environ.get("VAULT_CAPATH")
-            verify = self._ca_cert or environment or True
-        if isinstance(verify, str):
-            _check_ca_cert(verify)
-        # Both: hvac prefers the session's, requests the call's.
-        session.verify = verify
-        return hvac.Client(
-            url=self._url,
-            token=token,
-            verify=verify,
-            timeout=self._timeout_s,
-            allow_redirects=False,
-            session=session,
-            namespace=self._namespace,
-            ignore_exceptions=True,
-            strict_http=True,
-        )
+            session.verify = self._ca_cert or environment or True
+            if session.verify is not True:
+                _check_ca_cert(session.verify)
+        else:
+            session.verify = False
+        # Over plain http no proxy, whatever the environment comes to say.
+        session.trust_env = self._url.startswith("https:")
+        # A wrong secret id may be a 500, and Vault locks out who tries too often.
+        for path, statuses in (("", _TRANSIENT), ("auth/", _TRANSIENT - {500})):
+            retry = Retry(
+                total=self._max_attempts - 1,
+                allowed_methods=None,
+                status_forcelist=statuses,
+                raise_on_status=False,
+            )
+            adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOL_SIZE, max_retries=retry)
+            session.mount(f"{self._url}/v1/{path}", adapter)
+        session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
+        # Otherwise a password from ~/.netrc is sent along.
+        session.auth = lambda request: request
+        # A small compressed answer can be a huge one; it would not be read as JSON here.
+        session.headers.update({"Accept-Encoding": "identity", "X-Vault-Request": "true"})
+        if self._namespace:
+            session.headers["X-Vault-Namespace"] = self._namespace
+        return session
 
     def _log_in(self, session: requests.Session) -> str:
         """Return a token. Raises KmsAccessDeniedError and what any call raises."""
         found = self._properties
         if self._auth == "token":
             return self._found_token()
-        # A client of its own, which sends no old token along.
-        methods = self._make_client(session, "").auth
         if self._auth == "approle":
-            role_id, secret_id = found.require(ROLE_ID), found.get(SECRET_ID)
+            body = {"role_id": found.require(ROLE_ID)}
+            secret_id = found.get(SECRET_ID)
             if path := found.get(SECRET_ID_FILE):
                 secret_id = _read_credential(path, SECRET_ID_FILE)
-            answer = self._call(
-                lambda: methods.approle.login(
-                    role_id, secret_id, use_token=False, mount_point=self._auth_mount_path
-                )
-            )
+            if secret_id:
+                body["secret_id"] = secret_id
         else:
             jwt = _read_credential(found.get(JWT_FILE) or _DEFAULT_JWT_FILE, JWT_FILE)
-            answer = self._call(
-                lambda: methods.kubernetes.login(
-                    found.require(ROLE), jwt, use_token=False, mount_point=self._auth_mount_path
-                )
-            )
+            body = {"role": found.require(ROLE), "jwt": jwt}
+        answer = self._call(session, "POST", f"auth/{self._auth_mount_path}/login", None, body)
         # Some versions of Vault say 500 to a wrong secret id.
         if answer.status in (400, 401, 403) or "invalid secret id" in answer.errors:
             raise KmsAccessDeniedError(
@@ -450,46 +364,71 @@ class VaultKms:
 
     def _ask(
         self,
-        call: Callable[[Any], Any],
-        doing: str,
+        action: str,
         key_id: str,
+        body: Mapping[str, object],
+        doing: str,
         *,
         opens: bool = False,
         quote: bool = True,
     ) -> Mapping[str, Any]:
-        return self._data(self._send(call), doing, key_id, opens=opens, quote=quote)
+        answer = self._send("POST", f"{self._mount_path}/{action}/{key_id}", body)
+        return self._data(answer, doing, key_id, opens=opens, quote=quote)
 
-    def _send(self, call: Callable[[Any], Any]) -> _Answer:
-        """Call a method of hvac's transit engine, with another token if the one at hand expired."""
+    @discreet
+    def _send(self, method: str, path: str, body: Mapping[str, object] | None = None) -> _Answer:
+        """Call Vault, with another token if the one at hand has expired."""
         connection = self._connection.get()
-        login = connection.login()
-        answer = self._call(lambda: call(login.client.secrets.transit))
-        if answer.status == 403:
-            renewed = connection.renewed_login(login, self._has_expired)
-            if renewed is not None:
-                answer = self._call(lambda: call(renewed.client.secrets.transit))
+        session = connection.session
+        token = connection.token or self._renewed_token(connection, None)
+        answer = self._call(session, method, path, token, body)
+        if answer.status == 403 and (renewed := self._renewed_token(connection, token)):
+            answer = self._call(session, method, path, renewed, body)
         return answer
 
-    def _has_expired(self, login: _Login) -> bool:
+    def _renewed_token(self, connection: _Connection, used: str | None) -> str:
+        """Return a token; an empty one if there is no better one than ``used``."""
+        with connection.lock:
+            if connection.token == used and (used is None or self._has_expired(connection, used)):
+                connection.token = self._log_in(connection.session)
+            return "" if connection.token == used else connection.token or ""
+
+    def _has_expired(self, connection: _Connection, token: str) -> bool:
         """Whether a 403 is the token's fault rather than the policy's, for which Vault has the same
         words; and whether there may be another token."""
-        if self._auth != "token":
-            return self._call(login.client.auth.token.lookup_self).status == 403
-        return self._found_token() != login.token
+        if self._auth == "token":
+            return self._found_token() != token
+        return self._call(connection.session, "GET", "auth/token/lookup-self", token).status == 403
 
-    def _call(self, call: Callable[[], Any]) -> _Answer:
+    def _call(
+        self,
+        session: requests.Session,
+        method: str,
+        path: str,
+        token: str | None,
+        body: Mapping[str, object] | None = None,
+    ) -> _Answer:
         import urllib3.exceptions
 
-        failure: KmsError | None = None
         try:
-            result = call()
+            with session.request(
+                method,
+                f"{self._url}/v1/{path}",
+                headers={"X-Vault-Token": token} if token else {},
+                json=body,
+                timeout=self._timeout_s,
+                # By itself the session's would yield to REQUESTS_CA_BUNDLE.
+                verify=session.verify,
+                allow_redirects=False,
+                stream=True,
+            ) as answer:
+                content = answer.raw.read(_MAX_ANSWER_SIZE + 1)
         # requests' exceptions are OSErrors; the rest is what libraries below let through.
-        except (OSError, ValueError, RecursionError, urllib3.exceptions.HTTPError) as error:
-            failure = self._unreachable(error)
-        if failure is not None:
-            # Outside of the handler, so that the request is not in the context.
-            raise failure
-        return _answer(result)
+        except (OSError, ValueError, urllib3.exceptions.HTTPError) as error:
+            raise self._unreachable(error) from None
+        if len(content) > _MAX_ANSWER_SIZE:
+            raise self._not_vault("more than 4 MiB")
+        return _answer(answer.status_code, content)
 
     def _unreachable(self, error: Exception) -> KmsError:
         import requests
@@ -509,8 +448,6 @@ class VaultKms:
             error, ValueError
         ):
             return KmsConfigurationError(f"{where}: not an address ({type(error).__name__})")
-        if isinstance(error, RecursionError):
-            return self._not_vault("JSON without end")
         return KmsUnavailableError(f"{where} cannot be reached: {_cause(error)}, {attempts}")
 
     def _data(
@@ -609,7 +546,7 @@ class VaultKms:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(Secret):
     """``body`` and ``errors`` are empty where the answer has none, ``from_vault`` says whether it
     had the form of one of Vault's."""
 
@@ -628,111 +565,28 @@ class _Answer:
         return self.status == 404 and self.from_vault and not self.errors
 
 
-@dataclass(frozen=True, slots=True)
-class _Login:
-    token: str = field(repr=False)
-    client: Any = field(repr=False)
-
-
-class _Connection:
-    """One process's HTTP session, and the token in use.
+class _Connection(Secret):
+    """One process's HTTP session, and the token in use, which the lock is held to replace.
 
     Threads share the session. requests promises nothing about that, but what it changes in a
     session while asking is only the cookies, which are refused here; the pools of urllib3 are made
-    for threads. hvac keeps the token in its client: so a new token gets a new client, and no
-    thread's token changes under it.
+    for threads.
     """
 
-    def __init__(
-        self,
-        session: requests.Session,
-        make_client: Callable[[requests.Session, str], Any],
-        log_in: Callable[[requests.Session], str],
-    ) -> None:
+    __slots__ = ("lock", "session", "token")
+
+    def __init__(self, session: requests.Session) -> None:
         self.session = session
-        self._make_client = make_client
-        self._log_in = log_in
-        self._lock = threading.Lock()
-        self._login: _Login | None = None
-
-    def login(self) -> _Login:
-        login = self._login
-        if login is None:
-            with self._lock:
-                login = self._login or self._new_login()
-        return login
-
-    def renewed_login(self, used: _Login, has_expired: Callable[[_Login], bool]) -> _Login | None:
-        """Return another login than ``used``, None when that is as good as it gets."""
-        with self._lock:
-            if self._login is not used and self._login is not None:
-                return self._login  # another thread was first
-            return self._new_login() if has_expired(used) else None
-
-    def _new_login(self) -> _Login:
-        token = self._log_in(self.session)
-        login = self._login = _Login(token, self._make_client(self.session, token))
-        return login
+        self.lock = threading.Lock()
+        self.token: str | None = None
 
 
-def _session(max_attempts: int, api_url: str, mount_path: str) -> requests.Session:
-    """Return a session that tries again: of the calls that manage keys only those that read."""
-    import http.cookiejar
-
-    import requests
-    import requests.adapters
-    import urllib3
-    import urllib3.exceptions
-
-    class Retry(urllib3.Retry):
-        def get_retry_after(self, response: Any) -> float | None:
-            try:
-                wait_s = super().get_retry_after(response)
-            except urllib3.exceptions.InvalidHeader:
-                return None
-            # A server does not get to stop us for an hour.
-            return None if wait_s is None else min(wait_s, _MAX_WAIT_S)
-
-        def get_backoff_time(self) -> float:
-            wait_s = min(_FIRST_WAIT_S * 2.0 ** min(len(self.history) - 1, 16), _MAX_WAIT_S)
-            # Spread, or all workers that failed together come back together.
-            return random.uniform(wait_s / 2, wait_s)
-
-    def adapter(
-        methods: frozenset[str] | None = None, statuses: frozenset[int] = _TRANSIENT
-    ) -> requests.adapters.HTTPAdapter:
-        retry = Retry(
-            total=max_attempts - 1,
-            allowed_methods=methods,
-            status_forcelist=statuses,
-            raise_on_status=False,
-        )
-        return bounded_adapter(pool_connections=4, pool_maxsize=_POOL_SIZE, max_retries=retry)
-
-    session = requests.Session()
-    refuse_compressed(session)
-    if api_url.startswith("http:"):
-        session.trust_env = False  # no proxy, whatever the environment comes to say
-    session.mount(api_url, adapter())
-    session.mount(f"{api_url}{mount_path}/keys/", adapter(methods=frozenset(["GET"])))
-    # A wrong secret id may be a 500, and Vault locks out who tries too often.
-    session.mount(f"{api_url}auth/", adapter(statuses=_TRANSIENT - {500}))
-    session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
-    # Otherwise a password from ~/.netrc is sent along.
-    session.auth = lambda request: request
-    return session
-
-
-def _answer(result: Any) -> _Answer:
-    """Return what hvac gave: the JSON of a 200, requests' Response of anything else."""
-    body: Any = result
-    status = 200
-    if hasattr(result, "status_code"):
-        status, body = result.status_code, None
-        if not result.content:
-            return _Answer(status, {}, (), status == 204)
-        with contextlib.suppress(ValueError, RecursionError):
-            body = json.loads(result.content)
+def _answer(status: int, content: bytes) -> _Answer:
+    if not content:
+        return _Answer(status, {}, (), status == 204)
+    body: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        body = json.loads(content)
     if not isinstance(body, dict):
         return _Answer(status, {}, (), False)
     errors = body.get("errors")
@@ -743,83 +597,21 @@ def _answer(result: Any) -> _Answer:
 
 def _cause(error: BaseException) -> str:
     """Return why a connection failed, in words that hold no text of anybody else's."""
-    reason: Any = error
-    for _ in range(8):
+    reason: BaseException | None = error
+    while reason is not None:
         if isinstance(reason, OSError) and reason.errno and reason.errno > 0:
             return os.strerror(reason.errno)
         if type(reason).__name__ == "NameResolutionError":
             return "its name is not known"
-        inner = reason.__cause__ or getattr(reason, "reason", None)
-        if not isinstance(inner, BaseException):
-            inner = next((arg for arg in reason.args if isinstance(arg, BaseException)), None)
-        inner = inner or reason.__context__
-        if inner is None:
-            break
-        reason = inner
-    return type(reason).__name__
+        reason = reason.__cause__ or reason.__context__
+    return type(error).__name__
 
 
-def _ciphertext(wrapped_key: bytes) -> str:
+def _ciphertext(wrapped_key: bytes) -> dict[str, object]:
     text = bytes(wrapped_key).decode("latin-1")
     if not _WRAPPED_KEY.fullmatch(text):
         raise KmsUnwrapError("the wrapped key is damaged, or was not wrapped by Vault")
-    return text
-
-
-def _key_info(key_id: str, data: Mapping[str, Any]) -> KeyInfo:
-    algorithm, latest = data["type"], data["latest_version"]
-    oldest_usable = data.get("min_decryption_version", 1)
-    # Vault leaves out the versions it has put aside, and those before are trimmed for good.
-    numbers = {int(number) for number in data["keys"]}
-    first = max(data.get("min_available_version", 0), 1)
-    numbers.update(range(max(first, oldest_usable - 10_000), oldest_usable))
-    if not isinstance(algorithm, str) or not isinstance(latest, int) or latest not in numbers:
-        raise ValueError
-    versions = []
-    for number in sorted(numbers):
-        entry = data["keys"].get(str(number))
-        asymmetric = entry if isinstance(entry, dict) else {}
-        created = asymmetric.get("creation_time") if asymmetric else entry
-        versions.append(
-            KeyVersion(
-                str(number),
-                created_ms=_created_ms(created),
-                enabled=number >= oldest_usable,
-                public_key=asymmetric.get("public_key") or None,
-            )
-        )
-    return KeyInfo(key_id, algorithm, current_version=str(latest), versions=tuple(versions))
-
-
-def _created_ms(created: Any) -> int | None:
-    """Return epoch milliseconds of Vault's two forms: seconds, and RFC 3339 with nanoseconds."""
-    if isinstance(created, int):
-        return created * 1000
-    if not isinstance(created, str):
-        return None
-    second = re.sub(r"\.[0-9]+", "", created).replace("Z", "+00:00")
-    return int(datetime.fromisoformat(second).timestamp()) * 1000
-
-
-def _checked_url(url: str) -> str:
-    # Messages leave out the value, which may hold a password.
-    name = f"the property {URL!r} (or VAULT_ADDR)"
-    parts, port = None, -1
-    with contextlib.suppress(ValueError):
-        parts = urlsplit(url)
-        port = 0 if parts.port is None else parts.port
-    if parts is not None and (parts.username is not None or parts.password is not None):
-        raise KmsConfigurationError(f"{name} holds a password, which is no way to log in to Vault")
-    if (
-        parts is None
-        or port < 0
-        or parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or not re.fullmatch(r"[\x21-\x7e]+", url)
-        or not {"?", "#"}.isdisjoint(url)
-    ):
-        raise KmsConfigurationError(f"{name} is not of the form https://host:8200")
-    return url.rstrip("/")
+    return {"ciphertext": text}
 
 
 def _checked_path(properties: Properties, name: str, default: str) -> str:

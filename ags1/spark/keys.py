@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import KeyMetadataError, KmsConfigurationError
 from ..key_metadata import KeyMetadata
 from ..keys.cache import KekCache
-from ..keys.envelope import EncryptedKey, KeyEncryptionKey, print_encryption_keys
+from ..keys.envelope import EncryptedKey, KeyEncryptionKey, encryption_keys_to_dicts
 from ..keys.keychain import FILE_KEY_SIZE
 from ..keys.sidecar import Sidecar
 from ..kms.client import KmsClient
@@ -100,7 +100,7 @@ class FileKeys:
     def wrap(self, km: KeyMetadata) -> dict[str, Any]:
         """Return ``km`` wrapped: the document that a sidecar holds. Raises KmsError."""
         sidecar = Sidecar.seal(km, self._kek())
-        entries = print_encryption_keys(sidecar.encryption_keys)
+        entries = encryption_keys_to_dicts(sidecar.encryption_keys)
         return {"encryption-keys": entries, "key-id": sidecar.key_id}
 
     def unwrap(self, wrapped: Mapping[str, Any] | str) -> KeyMetadata:

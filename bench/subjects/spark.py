@@ -78,7 +78,7 @@ _SYNC_SIZE = 16
 # The newest that is published; all of 4.1 will do.
 _SPARK_AVRO = "org.apache.spark:spark-avro_2.13:4.1.1"
 # The key that Java's test KMS calls keyA.
-_KMS = {"encryption.kms-impl": "bench.subjects.spark:java_test_kms"}
+_KMS = {"encryption.kms-impl": "bench.subjects.spark:JavaTestKms"}
 
 _CONF = {
     "spark.driver.memory": "2g",
@@ -300,16 +300,18 @@ def _read(frame: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def java_test_kms(properties: dict[str, str]) -> Any:
+class JavaTestKms:
     """The KMS of Iceberg's own tests, for tables that both read."""
-    import warnings
 
-    from ags1.kms import from_properties
+    @staticmethod
+    def from_properties(properties: dict[str, str]) -> Any:
+        import warnings
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that its keys are in the configuration
-        key = b"0123456789012345".hex()
-        return from_properties({"encryption.kms-type": "memory", f"encryption.kms.key.{_KEY}": key})
+        from ags1.kms.memory import MemoryKms
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that its keys are in the configuration
+            return MemoryKms({f"encryption.kms.key.{_KEY}": b"0123456789012345".hex()})
 
 
 def _kms(folder: Path) -> KmsConfig:

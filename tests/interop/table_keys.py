@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ags1 import KeyMetadata
-from ags1.keys.envelope import EncryptedKey, parse_encryption_keys, print_encryption_keys
+from ags1.keys.envelope import EncryptedKey, encryption_keys_to_dicts, parse_encryption_keys
 from ags1.keys.manager import EncryptionManager
 
 from .java import Java
@@ -73,7 +73,7 @@ def texts(keys: Iterable[EncryptedKey]) -> list[str]:
     """Return our JSON of each entry, as compact as in a metadata.json."""
     return [
         json.dumps(entry, separators=(",", ":"), ensure_ascii=False)
-        for entry in print_encryption_keys(keys)
+        for entry in encryption_keys_to_dicts(keys)
     ]
 
 

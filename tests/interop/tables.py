@@ -15,7 +15,7 @@ from typing import Any
 from manifests import entries
 
 import ags1
-from ags1.keys.envelope import print_encryption_keys
+from ags1.keys.envelope import encryption_keys_to_dicts
 from ags1.keys.manager import EncryptionManager
 from ags1.kms import KmsClient
 
@@ -82,7 +82,7 @@ def with_keys(metadata: Metadata, manager: EncryptionManager) -> Metadata:
     assert "encryption-keys" in metadata, "where Java has the field, for the sake of the hash"
     changed = metadata | {
         "properties": metadata["properties"] | {"encryption.key-id": manager.table_key_id},
-        "encryption-keys": print_encryption_keys(manager.encryption_keys),
+        "encryption-keys": encryption_keys_to_dicts(manager.encryption_keys),
     }
     if not changed["encryption-keys"]:
         del changed["encryption-keys"]

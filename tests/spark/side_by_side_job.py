@@ -20,7 +20,7 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from ags1.iceberg import load_catalog
 from ags1.spark import iceberg_source
 
-_KMS = {"encryption.kms-impl": "java_unitest_kms:from_properties"}
+_KMS = {"encryption.kms-impl": "java_unitest_kms:Kms"}
 
 
 def main(folder: Path) -> dict[str, Any]:

@@ -48,12 +48,14 @@ import warnings
 from ags1.kms import from_properties as make
 
 
-def from_properties(properties):
-    keys = {"keyA": b"0123456789012345", "keyB": b"1123456789012345"}
-    named = {f"encryption.kms.key.{name}": key.hex() for name, key in keys.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make({"encryption.kms-type": "memory"} | named)
+class Kms:
+    @staticmethod
+    def from_properties(properties):
+        keys = {"keyA": b"0123456789012345", "keyB": b"1123456789012345"}
+        named = {f"encryption.kms.key.{name}": key.hex() for name, key in keys.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return make({"encryption.kms-type": "memory"} | named)
 """
 
 
@@ -72,7 +74,7 @@ def fixture_reader(session: Any, name: str, **options: str) -> Any:
     metadata = sorted((TABLES / name / "metadata").glob("*.metadata.json"))[-1]
     reader = (
         session.read.format("ags1-iceberg")
-        .option("encryption.kms-impl", "java_unitest_kms:from_properties")
+        .option("encryption.kms-impl", "java_unitest_kms:Kms")
         .option("location-map", json.dumps({JAVA_LOCATION: str(TABLES)}))
         .option("key", "keyA")
     )

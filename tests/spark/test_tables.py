@@ -106,7 +106,7 @@ def report(result: TableVerification) -> dict[str, Any]:
 def on_spark(session: Any, name: str, folder: Path = TABLES, **more: Any) -> TableVerification:
     """Verify a table that Java wrote."""
     options = {
-        "encryption.kms-impl": "java_unitest_kms:from_properties",
+        "encryption.kms-impl": "java_unitest_kms:Kms",
         "location-map": json.dumps({JAVA_LOCATION: str(folder)}),
         "key": "keyA",
     }
@@ -470,7 +470,7 @@ def test_a_table_of_java_s_that_was_moved(session: Any, tmp_path: Path) -> None:
     before = entries_of(table)
     options = {
         "path": str(metadata_file("mor_dv", tmp_path)),
-        "encryption.kms-impl": "java_unitest_kms:from_properties",
+        "encryption.kms-impl": "java_unitest_kms:Kms",
         "location-map": json.dumps({JAVA_LOCATION: str(tmp_path)}),
         "key": "keyA",
     }

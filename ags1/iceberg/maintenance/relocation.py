@@ -39,7 +39,7 @@ from ...errors import (
     TruncatedError,
 )
 from ...key_metadata import KeyMetadata
-from ...keys.envelope import print_encryption_keys
+from ...keys.envelope import encryption_keys_to_dicts
 from ...keys.manager import EncryptionManager, now_ms
 from ..byte_meter import ByteMeter
 from ..deletes import read_deletion_vector
@@ -727,7 +727,7 @@ class _Relocation:
         metadata["metadata-log"] = []
         metadata.pop("encryption-keys", None)
         if keys.encryption_keys:
-            metadata["encryption-keys"] = print_encryption_keys(keys.encryption_keys)
+            metadata["encryption-keys"] = encryption_keys_to_dicts(keys.encryption_keys)
         if not self._all_snapshots:
             kept = {entry["snapshot-id"] for entry in snapshots}
             metadata["refs"] = _refs_to(metadata.get("refs") or {}, kept)

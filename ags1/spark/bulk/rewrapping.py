@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import Ags1Error, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
-from ...keys.envelope import EncryptedKey, KeyEncryptionKey, print_encryption_keys
+from ...keys.envelope import EncryptedKey, KeyEncryptionKey, encryption_keys_to_dicts
 from ...keys.sidecar import Sidecar
 from ..keys import FileKeys, KmsConfig
 from ..ledger import Row, read_rows, write_rows
@@ -128,7 +128,7 @@ class _Rewrapping:
         after = sidecar.with_entries([kek.entry for kek in keks.values()])
         document = as_text(
             {
-                "encryption-keys": print_encryption_keys(after.encryption_keys),
+                "encryption-keys": encryption_keys_to_dicts(after.encryption_keys),
                 "key-id": after.key_id,
             }
         )

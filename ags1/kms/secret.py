@@ -1,0 +1,48 @@
+"""What holds keys and credentials stays in this process, and no exception carries it away.
+
+Knows nothing of KMSs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NoReturn, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Secret:
+    """Base class of what holds a key or a credential: TypeError for whoever pickles or copies it.
+    Its ``repr`` is the subclass's to hide."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} is not pickled or copied: it holds secrets")
+
+
+def discreet(function: Callable[P, T]) -> Callable[P, T]:
+    """Let an exception out of ``function`` alone: without the frames of its traceback, its cause
+    and its context.
+
+    Error reporters print the variables of every frame, and an SDK's or a decoder's exception holds
+    the request or the text that it was about. This is for functions that have a key in a variable
+    while their caller has none, and for calls of SDKs. What they raise may be written plainly.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return function(*arguments, **named)
+        except Exception as error:
+            failure = error.with_traceback(None)
+        del arguments, named
+        failure.__cause__ = failure.__context__ = None
+        try:
+            raise failure
+        finally:
+            del failure  # or the exception and this frame would keep each other alive
+
+    return call
