@@ -255,7 +255,9 @@ cdef class MessageBatch:
                 first = <Py_ssize_t>atomic_add(&self._next, self._share_size)
                 if first >= self._end:
                     break
-                self.work_on(share, fresh, first, min(self._share_size, len(self._messages) - first))
+                self.work_on(
+                    share, fresh, first, min(self._share_size, len(self._messages) - first)
+                )
         finally:
             if fresh != NULL:
                 wipe(fresh, fresh_size)
