@@ -47,7 +47,7 @@ cdef GcmContext *keyed_context(
 cdef void free_context(GcmContext *context) noexcept nogil
 cdef int seal_message(
     EVP_CIPHER_CTX *ctx, const unsigned char *aad, size_t aad_size,
-    const unsigned char *text, size_t size, unsigned char *slot,
+    const unsigned char *nonce, const unsigned char *text, size_t size, unsigned char *slot,
 ) noexcept nogil
 cdef int open_message(
     EVP_CIPHER_CTX *ctx, const unsigned char *aad, size_t aad_size,
@@ -55,7 +55,7 @@ cdef int open_message(
 ) noexcept nogil
 cdef Py_ssize_t seal_run(
     GcmContext *context, const unsigned char *text, size_t text_stride, unsigned char *slots,
-    size_t block_size, size_t text_size, uint32_t first_block, bint has_nonce,
+    size_t block_size, size_t text_size, uint32_t first_block, const unsigned char *first_nonce,
 ) noexcept nogil
 cdef Py_ssize_t open_run(
     GcmContext *context, const unsigned char *slots, unsigned char *text, size_t text_stride,

@@ -41,7 +41,7 @@ from openssl.evp cimport (
     EVP_CIPHER, EVP_CIPHER_CTX_ctrl, EVP_CIPHER_CTX_free, EVP_CIPHER_CTX_new, EVP_CIPHER_fetch,
     EVP_CTRL_AEAD_GET_TAG, EVP_CTRL_AEAD_SET_TAG, EVP_DecryptFinal_ex, EVP_DecryptInit_ex2,
     EVP_DecryptUpdate, EVP_EncryptFinal_ex, EVP_EncryptInit_ex2, EVP_EncryptUpdate,
-    EVP_RAND_generate, EVP_default_properties_is_fips_enabled,
+    EVP_RAND_CTX, EVP_RAND_generate, EVP_default_properties_is_fips_enabled,
 )
 from openssl.rand cimport RAND_get0_private
 
@@ -75,8 +75,10 @@ cdef int draw(unsigned char *out, size_t size) noexcept nogil:
     cdef unsigned char fresh[32]
     if not fips:
         return kernel_random(out, size)
-    cdef int ok = kernel_random(fresh, sizeof(fresh)) and EVP_RAND_generate(
-        RAND_get0_private(NULL), out, size, 0, 0, fresh, sizeof(fresh)
+    cdef EVP_RAND_CTX *generator = RAND_get0_private(NULL)
+    # There is none when the provider is in its error state.
+    cdef int ok = generator != NULL and kernel_random(fresh, sizeof(fresh)) and EVP_RAND_generate(
+        generator, out, size, 0, 0, fresh, sizeof(fresh)
     ) == 1
     OPENSSL_cleanse(fresh, sizeof(fresh))
     return ok
@@ -93,8 +95,8 @@ def random_bytes(Py_ssize_t size):
 
 
 cdef uint64_t this_process() noexcept nogil:
-    # A random number that this process keeps and a forked child does not have; 0 when there is no
-    # telling, which is no process's number.
+    # For other modules, which must not have a page of their own (see kernel.pxd). Returns 0, which
+    # is no process's number, when the kernel gives no random bytes.
     return current_process_number()
 
 
@@ -107,14 +109,16 @@ def process_number():
 
 cdef int seal_message(
     EVP_CIPHER_CTX *ctx, const unsigned char *aad, size_t aad_size,
-    const unsigned char *text, size_t size, unsigned char *slot,
+    const unsigned char *nonce, const unsigned char *text, size_t size, unsigned char *slot,
 ) noexcept nogil:
-    # The nonce already stands at the slot's beginning. Returns 1, or 0 when libcrypto fails.
+    # Returns 1, or 0 when libcrypto fails. OpenSSL gets the nonce from our memory, not from the
+    # slot: if others can write there, they could make two blocks share one.
     cdef int n
     cdef size_t done = 0, piece
     cdef unsigned char *sealed = slot + NONCE_SIZE
-    if EVP_EncryptInit_ex2(ctx, NULL, NULL, slot, NULL) != 1:
+    if EVP_EncryptInit_ex2(ctx, NULL, NULL, nonce, NULL) != 1:
         return 0
+    memcpy(slot, nonce, NONCE_SIZE)
     if aad_size and EVP_EncryptUpdate(ctx, NULL, &n, aad, <int>aad_size) != 1:
         return 0
     while done < size:
@@ -145,7 +149,7 @@ cdef int open_message(
     while done < size:
         piece = min(size - done, <size_t>PIECE_SIZE)
         source = sealed + done
-        if is_shared:
+        if is_shared and source != text + done:
             memcpy(text + done, source, piece)
             source = text + done
         if EVP_DecryptUpdate(ctx, text + done, &n, source, <int>piece) != 1:
@@ -162,30 +166,34 @@ cdef int open_message(
 
 cdef Py_ssize_t seal_run(
     GcmContext *context, const unsigned char *text, size_t text_stride, unsigned char *slots,
-    size_t block_size, size_t text_size, uint32_t first_block, bint has_nonce,
+    size_t block_size, size_t text_size, uint32_t first_block, const unsigned char *first_nonce,
 ) noexcept nogil:
     """Return 0, or -1 when libcrypto fails; then all the slots are zero.
 
-    An empty text is one empty block. Every block gets a fresh nonce; with ``has_nonce`` the first
-    one's stands in its slot already.
+    An empty text is one empty block. Every block gets a fresh nonce; the first one gets
+    ``first_nonce`` unless that is NULL.
     """
     cdef unsigned char nonces[NONCE_BATCH * NONCE_SIZE]
     cdef size_t blocks = (text_size + block_size - 1) // block_size if text_size else 1
-    cdef size_t i, size, batch, first_drawn = 0, drawn = 1 if has_nonce else 0
+    cdef size_t i, size, batch, drawn = 0
+    cdef const unsigned char *nonce = first_nonce
     cdef unsigned char *slot = slots
+    if first_nonce != NULL:
+        drawn = 1
     for i in range(blocks):
         if i == drawn:
             batch = min(blocks - i, <size_t>NONCE_BATCH)
             if not draw(nonces, batch * NONCE_SIZE):
                 break
-            first_drawn = i
+            nonce = nonces
             drawn = i + batch
         size = min(text_size - i * block_size, block_size)
-        if i or not has_nonce:
-            memcpy(slot, nonces + (i - first_drawn) * NONCE_SIZE, NONCE_SIZE)
         put_int32(context.aad + context.prefix_size, first_block + <uint32_t>i)
-        if not seal_message(context.ctx, context.aad, context.prefix_size + 4, text, size, slot):
+        if not seal_message(
+            context.ctx, context.aad, context.prefix_size + 4, nonce, text, size, slot
+        ):
             break
+        nonce += NONCE_SIZE
         text += text_stride
         slot += block_size + BLOCK_OVERHEAD
     else:
@@ -391,7 +399,7 @@ cdef class BlockCipher:
                 "this cipher was made before a fork: its parent may seal under the same key"
             )
         if atomic_add(&self._sealed_blocks, blocks) + blocks > MAX_SEALS_PER_KEY:
-            atomic_add(&self._sealed_blocks, -blocks)
+            atomic_add(&self._sealed_blocks, -<uint64_t>blocks)
             raise KeyReuseError("a key may seal no more than 2**32 blocks with random nonces")
         return 0
 
@@ -403,7 +411,7 @@ cdef class BlockCipher:
         cdef GcmContext *context = self.borrow()
         with nogil:
             failed = seal_run(
-                context, text, stride, slots, self.block_size, text_size, first, False
+                context, text, stride, slots, self.block_size, text_size, first, NULL
             )
             self.give_back(context)
         if failed:

@@ -8,6 +8,7 @@ two buffers. Knows nothing of files.
 cimport cython
 from cpython.buffer cimport PyBuffer_Release
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.number cimport PyNumber_Index
 from libc.limits cimport INT_MAX
 from libc.stdint cimport uint32_t, uint64_t
@@ -83,31 +84,31 @@ def seal_stream(plaintext, out, km, int key_size, block_size, bint reuse_key):
 cdef seal_into(Py_buffer *src, unsigned char *at, km, int key_size, size_t block_size,
                bint reuse_key, Py_ssize_t size):
     cdef unsigned char fresh[MAX_KEY_SIZE + AAD_PREFIX_SIZE + NONCE_SIZE]
-    cdef bint is_fresh = km is None
+    cdef const unsigned char *first_nonce = NULL
     cdef bytes key, aad_prefix
     cdef Py_ssize_t failed
-    if is_fresh:
+    if km is None:
         check_key_size(key_size)
         # A call of the generator costs more than its bytes, so the first nonce comes along.
         if not draw(fresh, key_size + AAD_PREFIX_SIZE + NONCE_SIZE):
             raise libcrypto_error("the random generator failed")
         key = PyBytes_FromStringAndSize(<char *>fresh, key_size)
         aad_prefix = PyBytes_FromStringAndSize(<char *>fresh + key_size, AAD_PREFIX_SIZE)
-        memcpy(at + HEADER_SIZE, fresh + key_size + AAD_PREFIX_SIZE, NONCE_SIZE)
-        wipe(fresh, sizeof(fresh))
+        wipe(fresh, key_size)
+        first_nonce = fresh + key_size + AAD_PREFIX_SIZE
     else:
-        key, aad_prefix = km._encryption_key, km._aad_prefix
         claim_key(km, reuse_key=reuse_key)
+        key, aad_prefix = km._encryption_key, km._aad_prefix
     cdef GcmContext *context = new_context(
         <const unsigned char *>PyBytes_AS_STRING(key), <int>len(key), aad_prefix or b""
     )
     if src.len < GIL_WORTHWHILE:
         failed = seal_run(context, <const unsigned char *>src.buf, block_size,
-                          at + HEADER_SIZE, block_size, src.len, 0, is_fresh)
+                          at + HEADER_SIZE, block_size, src.len, 0, first_nonce)
     else:
         with nogil:
             failed = seal_run(context, <const unsigned char *>src.buf, block_size,
-                              at + HEADER_SIZE, block_size, src.len, 0, is_fresh)
+                              at + HEADER_SIZE, block_size, src.len, 0, first_nonce)
     free_context(context)
     if failed:
         raise libcrypto_error("OpenSSL could not encrypt")
@@ -208,6 +209,7 @@ cdef struct Message:
     int key_size
     const unsigned char *aad_prefix
     Py_ssize_t aad_prefix_size
+    const unsigned char *nonce  # of the first block
     size_t block_size
     size_t text_size
     unsigned char *out  # NULL when nothing is left to do
@@ -222,35 +224,40 @@ cdef class MessageBatch:
     cdef list _messages
     cdef uint64_t _next
     cdef Py_ssize_t _end
-    cdef Py_ssize_t _share
-    cdef Py_ssize_t _fresh_size
+    cdef Py_ssize_t _share_size  # in messages
+    cdef Py_ssize_t _fresh_size  # random bytes that one message needs
 
     def __init__(self, list messages, Py_ssize_t threads):
         self._messages = messages
         self._end = len(messages)
         self.results = [None] * self._end
-        self._share = min(max(self._end // (8 * threads), 1), <Py_ssize_t>MAX_SHARE)
+        self._share_size = min(max(self._end // (8 * threads), 1), <Py_ssize_t>MAX_SHARE)
 
     def stop(self):
         """Make ``work`` return after the share under way."""
-        self._end = 0
+        with cython.critical_section(self):
+            self._end = 0
 
     def work(self, number=0):
         """Work until no message is left, or one has failed.
 
         ``failure`` is then the number of the first message that fails, and its exception.
         """
-        cdef Py_ssize_t first, fresh_size = self._share * self._fresh_size
-        cdef Message *share = <Message *>calloc(self._share, sizeof(Message))
+        cdef Py_ssize_t first, fresh_size = self._share_size * self._fresh_size
+        cdef Message *share = <Message *>calloc(self._share_size, sizeof(Message))
         cdef unsigned char *fresh = <unsigned char *>malloc(fresh_size + 1)
         try:
             if share == NULL or fresh == NULL:
                 raise MemoryError
             while True:
-                first = <Py_ssize_t>atomic_add(&self._next, self._share)
+                # Nothing below runs Python code, which would notice Ctrl-C.
+                PyErr_CheckSignals()
+                first = <Py_ssize_t>atomic_add(&self._next, self._share_size)
                 if first >= self._end:
                     break
-                self.work_on(share, fresh, first, min(self._share, len(self._messages) - first))
+                self.work_on(
+                    share, fresh, first, min(self._share_size, len(self._messages) - first)
+                )
         finally:
             if fresh != NULL:
                 wipe(fresh, fresh_size)
@@ -258,29 +265,38 @@ cdef class MessageBatch:
             free(share)
 
     cdef work_on(self, Message *share, unsigned char *fresh, Py_ssize_t first, Py_ssize_t count):
-        cdef Py_ssize_t i = 0, failed
+        cdef Py_ssize_t i, failed, prepared = 0, done = 0
         cdef bint drawn
         # What the messages point to, until they are done.
         cdef list held = []
         try:
+            try:
+                with nogil:
+                    drawn = draw(fresh, count * self._fresh_size)
+                if not drawn:
+                    raise libcrypto_error("the random generator failed")
+                while prepared < count:
+                    self.prepare(
+                        share + prepared, fresh + prepared * self._fresh_size, first + prepared,
+                        held,
+                    )
+                    prepared += 1
+            except Exception as error:
+                self.fail(first + prepared, error)
+            # When a message is refused, one before it may fail too, and is the first then.
             with nogil:
-                drawn = draw(fresh, count * self._fresh_size)
-            if not drawn:
-                raise libcrypto_error("the random generator failed")
-            for i in range(count):
-                self.prepare(share + i, fresh + i * self._fresh_size, first + i, held)
-            with nogil:
-                failed = self.run(share, count)
+                failed = self.run(share, prepared)
+            done = prepared if failed < 0 else failed
             if failed >= 0:
-                i = failed
-                raise self.error(share + i)
-        except Exception as error:
-            self.fail(first + i, error)
+                self.fail(first + failed, self.error(share + failed))
         finally:
             for i in range(count):
                 if share[i].is_taken:
                     PyBuffer_Release(&share[i].view)
                     share[i].is_taken = False
+                # What was made for it holds whatever was in that memory before.
+                if i >= done:
+                    self.results[first + i] = None
 
     cdef fail(self, Py_ssize_t number, error):
         with cython.critical_section(self):
@@ -295,7 +311,7 @@ cdef class MessageBatch:
 
     cdef Py_ssize_t run(self, Message *share, Py_ssize_t count) noexcept nogil:
         """Return -1 when every message is done, else the place of the first that fails."""
-        return 0
+        return -1
 
     cdef error(self, Message *message):
         """Return the exception for a message that has failed."""
@@ -332,7 +348,7 @@ cdef class SealBatch(MessageBatch):
         message.key_size = self._key_size
         message.aad_prefix = <const unsigned char *>PyBytes_AS_STRING(aad_prefix)
         message.aad_prefix_size = AAD_PREFIX_SIZE
-        memcpy(message.out + HEADER_SIZE, fresh + AAD_PREFIX_SIZE, NONCE_SIZE)
+        message.nonce = fresh + AAD_PREFIX_SIZE
         # It holds the objects that the message points to.
         self.results[number] = self._make((sealed, KeyMetadata.unchecked(key, aad_prefix, size)))
 
@@ -345,7 +361,7 @@ cdef class SealBatch(MessageBatch):
             context = keyed_context(context, m.key, m.key_size, m.aad_prefix, m.aad_prefix_size)
             if context == NULL or seal_run(
                 context, <const unsigned char *>m.view.buf, m.block_size, m.out + HEADER_SIZE,
-                m.block_size, m.text_size, 0, True,
+                m.block_size, m.text_size, 0, m.nonce,
             ):
                 failed = i
                 break
@@ -358,7 +374,8 @@ cdef class SealBatch(MessageBatch):
 
 
 cdef class OpenBatch(MessageBatch):
-    """Opens files. ``open_one(sealed, km)`` opens, or refuses, what is not a file as usual."""
+    """Opens files. Those that are a header alone, or whose sizes do not fit, go to
+    ``open_one(sealed, km)``, which opens or refuses them."""
 
     cdef object _open_one
 
@@ -380,6 +397,7 @@ cdef class OpenBatch(MessageBatch):
             self.results[number] = self._open_one(sealed, km)
             return
         key, aad_prefix, plaintext = km._encryption_key, km._aad_prefix or b"", new_object(size)
+        check_key_size(len(key))
         held.append((key, aad_prefix, plaintext))
         message.text_size = size
         message.is_shared = not is_private(sealed)
@@ -399,7 +417,11 @@ cdef class OpenBatch(MessageBatch):
             if m.out == NULL:
                 continue
             context = keyed_context(context, m.key, m.key_size, m.aad_prefix, m.aad_prefix_size)
-            m.failed_block = 0 if context == NULL else open_run(
+            if context == NULL:
+                m.failed_block = -1
+                failed = i
+                break
+            m.failed_block = open_run(
                 context, <const unsigned char *>m.view.buf + HEADER_SIZE, m.out, m.block_size,
                 m.block_size, m.text_size, 0, m.is_shared,
             )
@@ -410,6 +432,8 @@ cdef class OpenBatch(MessageBatch):
         return failed
 
     cdef error(self, Message *message):
+        if message.failed_block < 0:
+            return libcrypto_error("OpenSSL could not set up AES-GCM")
         return unauthentic(message.failed_block, message.block_size)
 
 
@@ -419,14 +443,15 @@ cdef GcmContext *message_context(object key) except NULL:
     cdef Py_buffer view
     take_input(key, &view)
     try:
+        check_key_size(view.len)
         return new_context(<const unsigned char *>view.buf, <int>view.len, b"")
     finally:
         PyBuffer_Release(&view)
 
 
-cdef int check_message(Py_buffer *text, Py_buffer *aad) except -1:
-    if text.len > INT_MAX - BLOCK_OVERHEAD or aad.len > INT_MAX:
-        raise ValueError("a message and its AAD are limited to 2**31-1 bytes")
+cdef int check_message(Py_ssize_t sealed_size, Py_ssize_t aad_size) except -1:
+    if sealed_size > INT_MAX or aad_size > INT_MAX:
+        raise ValueError("a sealed message and its AAD are limited to 2**31-1 bytes each")
     return 0
 
 
@@ -438,19 +463,20 @@ def seal(key, data, aad=b""):
     """
     cdef Py_buffer text, extra
     cdef GcmContext *context
+    cdef unsigned char nonce[NONCE_SIZE]
     cdef unsigned char *at
     cdef int ok
     take_input(data, &text)
     try:
         take_input(aad, &extra)
         try:
-            check_message(&text, &extra)
+            check_message(text.len + BLOCK_OVERHEAD, extra.len)
             sealed = PyBytes_FromStringAndSize(NULL, text.len + BLOCK_OVERHEAD)
             at = <unsigned char *>PyBytes_AS_STRING(sealed)
             context = message_context(key)
             with nogil:
-                ok = draw(at, NONCE_SIZE) and seal_message(
-                    context.ctx, <const unsigned char *>extra.buf, extra.len,
+                ok = draw(nonce, NONCE_SIZE) and seal_message(
+                    context.ctx, <const unsigned char *>extra.buf, extra.len, nonce,
                     <const unsigned char *>text.buf, text.len, at,
                 )
                 free_context(context)
@@ -470,15 +496,16 @@ def open(key, sealed, aad=b""):
     """
     cdef Py_buffer slot, extra
     cdef GcmContext *context
-    cdef bint is_shared = not is_private(sealed)
+    cdef bint is_shared
     cdef unsigned char *at
     cdef Py_ssize_t size
     cdef int ok
     take_input(sealed, &slot)
     try:
+        is_shared = not is_private(sealed)
         take_input(aad, &extra)
         try:
-            check_message(&slot, &extra)
+            check_message(slot.len, extra.len)
             size = slot.len - BLOCK_OVERHEAD
             if size < 0:
                 raise AuthenticationError(f"a sealed message has at least 28 bytes, not {slot.len}")

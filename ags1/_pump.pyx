@@ -136,7 +136,7 @@ cdef Outcome transfer(
             return READ_FAILED if moved < 0 else CUT_SHORT
         if r.sealing:
             if seal_run(context, r.slots + NONCE_SIZE, stride, r.slots, r.block_size, text_size,
-                        block, False):
+                        block, NULL):
                 return NOT_SEALED
         else:
             bad = open_run(context, r.slots, r.slots + NONCE_SIZE, stride, r.block_size, text_size,

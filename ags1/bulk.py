@@ -74,6 +74,7 @@ def encrypt_file(
     """
     if km is None:
         km = KeyMetadata.generate(key_size)
+    threads = _thread_count(threads)
     check_unused(km, reuse_key=reuse_key)
     cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=block_size)
     with _source(source) as (fd, status):
@@ -91,7 +92,7 @@ def encrypt_file(
                 except TruncatedError:
                     raise Ags1Error(_CHANGED) from None
             after = os.fstat(fd)
-            # Files in /proc have the size 0, but not no content.
+            # Files in /proc report a size of 0, and have content all the same.
             if (after.st_size, after.st_mtime_ns) != (size, status.st_mtime_ns) or os.pread(
                 fd, 1, size
             ):
@@ -221,6 +222,14 @@ def _survey(
     )
 
 
+def _thread_count(threads: int | None) -> int:
+    if threads is None:
+        return usable_cpus()
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    return threads
+
+
 def _transfer(
     pump: Pump,
     work: Callable[[int, int], object],
@@ -229,10 +238,7 @@ def _transfer(
     progress: Progress | None,
 ) -> None:
     """Call ``work(first block, text size)`` over contiguous ranges of blocks, one a thread."""
-    if threads is None:
-        threads = usable_cpus()
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, not {threads}")
+    threads = _thread_count(threads)
     if geometry.plaintext_size > SMALL_FILE:
         _transfer_in_threads(pump, work, geometry, threads, progress)
     elif geometry.block_count:

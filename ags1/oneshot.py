@@ -36,7 +36,7 @@ class Sealed(NamedTuple):
         return f"Sealed(data=<{len(self.data)} bytes>, key_metadata={self.key_metadata!r})"
 
 
-# Of a tuple of both; ``Sealed(...)`` takes three times as long.
+# Makes a Sealed of the tuple (data, key metadata). ``Sealed(...)`` takes three times as long.
 _sealed: Callable[[tuple[bytes, KeyMetadata]], Sealed] = partial(tuple.__new__, Sealed)
 
 
@@ -147,8 +147,8 @@ def encrypt_many(
 
     Each becomes a whole AGS1 file under its own fresh key of ``key_size`` bytes. The results are in
     the order of the messages. ``threads`` is by default one for each CPU that we may use; they work
-    without the GIL. When a message fails, nothing is returned: the exception's ``index`` is its
-    number, and so says its text.
+    without the GIL. When messages fail, nothing is returned, and the exception is that of the
+    first of them: its text names the message's number, which an Ags1Error has as ``index``.
     """
     batch = list(messages)
     count = _thread_count(threads, len(batch))
@@ -188,7 +188,7 @@ def _work(batch: SealBatch | OpenBatch, threads: int) -> list[Any]:
     index, error = batch.failure
     if isinstance(error, Ags1Error):
         error.index = index
-    elif isinstance(error, (TypeError, ValueError, BufferError)):
+    elif type(error) in (TypeError, ValueError, BufferError):
         raise type(error)(f"message {index}: {error}") from None
     raise error
 

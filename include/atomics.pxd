@@ -5,12 +5,12 @@ cdef extern from * nogil:
     """
     #include <stdint.h>
 
-    /* Takes what lies at `place`, NULL if nothing does, and leaves NULL there. */
+    /* Returns the pointer stored at `place`, and stores NULL there. */
     static inline void *atomic_take(void **place) {
         return __atomic_exchange_n(place, (void *)0, __ATOMIC_ACQUIRE);
     }
 
-    /* Lays `it` at `place` if that is NULL; returns whether it was. */
+    /* Stores `it` at `place` if NULL is there; returns whether it did. */
     static inline int atomic_put(void **place, void *it) {
         void *nothing = 0;
         return __atomic_compare_exchange_n(

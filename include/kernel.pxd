@@ -1,4 +1,5 @@
-# What the kernel tells: random bytes that no clone of us has, and whether we were forked.
+# What the kernel gives: random bytes that no clone of this process gets too, and a page that a fork
+# zeroes. Only one module may use the page: it is static, so each would have another.
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 

@@ -45,6 +45,14 @@ def seal(cipher: BlockCipher, data: bytes, first_block: int = 0) -> bytearray:
     return out
 
 
+_READABLE = ctypes.create_string_buffer(64)
+
+
+def pretended_buffer(size: int) -> Any:
+    """Return a buffer that says it is so large, of which only the first bytes may be read."""
+    return (ctypes.c_char * size).from_address(ctypes.addressof(_READABLE))
+
+
 # ---- NIST CAVP ---------------------------------------------------------------------------------
 
 
@@ -574,6 +582,26 @@ def test_other_key_lengths_are_refused(size: int) -> None:
 def test_block_sizes_that_do_not_exist_are_refused(block_size: int) -> None:
     with pytest.raises(FormatError):
         BlockCipher(KEY, block_size=block_size)
+
+
+def test_the_largest_message_that_is_sealed_is_opened() -> None:
+    largest, key = 2**31 - 1 - 28, b"no AES key"  # refused once the sizes are accepted
+    with pytest.raises(KeyMetadataError, match="10"):
+        _messages.seal(key, pretended_buffer(largest))
+    with pytest.raises(KeyMetadataError, match="10"):
+        _messages.open(key, pretended_buffer(largest + 28))
+    with pytest.raises(ValueError, match="limited"):
+        _messages.seal(key, pretended_buffer(largest + 1))
+    with pytest.raises(ValueError, match="limited"):
+        _messages.open(key, pretended_buffer(largest + 29))
+
+
+@pytest.mark.skipif(sys.maxsize < 2**32, reason="no such size here")
+def test_the_size_of_a_key_is_not_cut_to_32_bits() -> None:
+    with pytest.raises(KeyMetadataError):
+        _messages.seal(pretended_buffer(2**32 + 16), b"")
+    with pytest.raises(KeyMetadataError):
+        BlockCipher(pretended_buffer(2**32 + 16))
 
 
 @pytest.mark.parametrize("block_size", ["16", 16.0, 1.5, None, b"16"])

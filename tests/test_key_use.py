@@ -69,18 +69,21 @@ def test_a_key_whose_file_came_to_nothing_is_used(writer: Write, tmp_path: Path)
     [
         (lambda km, **more: ags1.encrypt("text", km=km, **more), TypeError),
         (lambda km, **more: ags1.encrypt(b"", km=km, block_size=0, **more), ags1.FormatError),
+        (lambda km, **more: ags1.encrypt(b"", km=km.encryption_key, **more), TypeError),
         (lambda km, **more: ags1.encrypt_into(b"x", bytearray(36), km=km, **more), ValueError),
         (lambda km, **more: ags1.encrypt_into(b"x", bytes(100), km=km, **more), TypeError),
     ],
 )
 def test_a_call_with_wrong_arguments_does_not_use_the_key(
-    call: Callable[..., object], error: type[Exception], threads: int
+    call: Callable[..., object], error: type[Exception], threads: int, tmp_path: Path
 ) -> None:
     km = KeyMetadata.generate()
     with pytest.raises(error):
         call(km, threads=threads)
     with pytest.raises(ValueError, match="threads"):
         ags1.encrypt(b"", km=km, threads=0)
+    with pytest.raises(ValueError, match="threads"):
+        ags1.encrypt_file(__file__, tmp_path / "sealed", km=km, threads=0)
     ags1.encrypt(b"data", km=km)
 
 

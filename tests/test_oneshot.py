@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import pickle
+import signal
 import tracemalloc
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ags1
-from ags1 import KeyMetadata, layout
+from ags1 import KeyMetadata, _messages, layout
 
 threads = pytest.mark.parametrize("threads", [1, 2, 5])
 MIB = 1 << 20
@@ -498,6 +499,57 @@ def test_a_message_that_is_refused_is_named() -> None:
     for threads in (0, -1):
         with pytest.raises(ValueError, match="threads"):
             ags1.encrypt_many([b""], threads=threads)
+
+
+@many_threads
+def test_the_first_failure_is_named_whatever_its_kind(threads: int | None) -> None:
+    data, km = ags1.encrypt(b"text")
+    changed = data[:-1] + bytes([data[-1] ^ 1])
+    pairs: list[Any] = [(data, km)] * 1000
+    pairs[40], pairs[43], pairs[44] = (changed, km), ("text", km), (data[:-1], km)
+    with pytest.raises(ags1.AuthenticationError, match=r"^message 40: "):
+        ags1.decrypt_many(pairs, threads=threads)
+
+
+def test_messages_after_a_failure_leave_no_uninitialised_bytes() -> None:
+    data, km = ags1.encrypt(bytes(1000))
+    for refused in ((data[:-1] + bytes([data[-1] ^ 1]), km), ("text", km), (data[:-1], km)):
+        pairs: list[Any] = [(data, km)] * 80 + [refused, (data, km)]
+        batch = _messages.OpenBatch(pairs, 1, ags1.decrypt)
+        batch.work()
+        assert set(batch.results[:80]) == {bytes(1000)}
+        assert batch.results[80:] == [None, None]
+
+
+def test_many_messages_can_be_interrupted() -> None:
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    pair = ags1.encrypt(b"text")
+    batch = _messages.OpenBatch([pair] * 200_000, 1, ags1.decrypt)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(InterruptedError):
+            batch.work()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert batch.results[-1] is None
+
+
+def test_a_key_of_a_wrong_length_never_reaches_aes() -> None:
+    data, _ = ags1.encrypt(b"text")
+    with pytest.raises(ags1.KeyMetadataError, match=r"message 0: .* not 5"):
+        ags1.decrypt_many([(data, KeyMetadata.unchecked(b"short", None, len(data)))])
+
+
+def test_an_error_that_no_text_alone_makes_is_raised_as_it_is() -> None:
+    class Pair:
+        def __iter__(self) -> Any:
+            raise UnicodeDecodeError("utf-8", b"x", 0, 1, "reason")
+
+    with pytest.raises(UnicodeDecodeError, match="reason"):
+        ags1.decrypt_many([Pair()])  # type: ignore[list-item]
 
 
 def test_buffers_of_many_messages_are_let_go() -> None:
