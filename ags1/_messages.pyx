@@ -28,7 +28,7 @@ from .errors import AuthenticationError
 from .geometry import DEFAULT_MAX_BLOCK_SIZE, claim_key
 from .key_metadata import KeyMetadata
 from .layout import DEFAULT_BLOCK_SIZE as _DEFAULT_BLOCK_SIZE
-from .layout import MAX_BLOCK_SIZE as _MAX_BLOCK_SIZE
+from .layout import MAX_BLOCK_SIZE
 from .layout import check_block_size
 
 # In place of a buffer to write to.
@@ -36,7 +36,6 @@ NEW_BYTES = object()
 
 cdef const char *MAGIC = b"AGS1"
 cdef size_t DEFAULT_BLOCK_SIZE = _DEFAULT_BLOCK_SIZE
-cdef size_t MAX_BLOCK_SIZE = _MAX_BLOCK_SIZE
 cdef size_t MAX_STATED_BLOCK_SIZE = DEFAULT_MAX_BLOCK_SIZE
 
 cdef enum:
@@ -50,7 +49,7 @@ cdef enum:
 
 # ---- a whole file ------------------------------------------------------------------------------
 
-def seal_stream(plaintext, out, km, int key_size, block_size, bint reuse_key):
+def seal_stream(plaintext, out, km, Py_ssize_t key_size, block_size, bint reuse_key):
     """Seal ``plaintext`` as a whole AGS1 file into ``out``, or NEW_BYTES.
 
     Returns what was made (the ``bytes``, or the size of what lies in ``out``) and its key metadata:
@@ -81,7 +80,7 @@ def seal_stream(plaintext, out, km, int key_size, block_size, bint reuse_key):
         PyBuffer_Release(&src)
 
 
-cdef seal_into(Py_buffer *src, unsigned char *at, km, int key_size, size_t block_size,
+cdef seal_into(Py_buffer *src, unsigned char *at, km, Py_ssize_t key_size, size_t block_size,
                bint reuse_key, Py_ssize_t size):
     cdef unsigned char fresh[MAX_KEY_SIZE + AAD_PREFIX_SIZE + NONCE_SIZE]
     cdef const unsigned char *first_nonce = NULL
@@ -111,6 +110,8 @@ cdef seal_into(Py_buffer *src, unsigned char *at, km, int key_size, size_t block
                               at + HEADER_SIZE, block_size, src.len, 0, first_nonce)
     free_context(context)
     if failed:
+        # What is left of the output, which seal_run has zeroed from here on.
+        wipe(at, HEADER_SIZE)
         raise libcrypto_error("OpenSSL could not encrypt")
     put_header(at, block_size)
     return KeyMetadata.unchecked(key, aad_prefix, size)
@@ -121,7 +122,7 @@ cdef void put_header(unsigned char *at, size_t block_size) noexcept nogil:
     put_int32(at + 4, <uint32_t>block_size)
 
 
-def open_stream(sealed, out, km, block_size, size_t max_block_size):
+def open_stream(sealed, out, km, block_size, max_block_size):
     """Open a whole AGS1 file into ``out``, or NEW_BYTES.
 
     Returns the ``bytes``, or the size of what lies in ``out``. Returns None when the header or the
@@ -131,6 +132,7 @@ def open_stream(sealed, out, km, block_size, size_t max_block_size):
     cdef Py_buffer src, dst
     cdef Py_ssize_t size
     cdef size_t stated
+    cdef size_t limit = max(0, min(max_block_size, MAX_BLOCK_SIZE))
     length = km._file_length
     if length is None:
         return None
@@ -138,7 +140,7 @@ def open_stream(sealed, out, km, block_size, size_t max_block_size):
     try:
         if src.len != length:
             return None
-        size = stated_sizes(&src, max_block_size, &stated)
+        size = stated_sizes(&src, limit, &stated)
         if size < 0 or (block_size is not None and stated != block_size):
             return None
         if out is NEW_BYTES:
@@ -167,7 +169,7 @@ cdef Py_ssize_t stated_sizes(
     if src.len < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):
         return -1
     block_size[0] = get_int32(at + 4)
-    if not 1 <= block_size[0] <= min(max_block_size, MAX_BLOCK_SIZE):
+    if not 1 <= block_size[0] <= max_block_size:
         return -1
     slots = src.len - HEADER_SIZE
     last = slots % (block_size[0] + BLOCK_OVERHEAD)
@@ -324,7 +326,7 @@ cdef class SealBatch(MessageBatch):
     cdef int _key_size
     cdef object _make
 
-    def __init__(self, list messages, Py_ssize_t threads, int key_size, make):
+    def __init__(self, list messages, Py_ssize_t threads, Py_ssize_t key_size, make):
         MessageBatch.__init__(self, messages, threads)
         check_key_size(key_size)
         self._key_size = key_size

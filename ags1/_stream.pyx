@@ -376,13 +376,13 @@ cdef class FastReader:
 
     cdef bytes at_hand(self, offset, size):
         """Return what ``pread`` does, or None if that is not in memory."""
-        cdef int too_large = 0, negative = 0
-        cdef long long position = PyLong_AsLongLongAndOverflow(offset, &too_large)
-        cdef long long wanted = PyLong_AsLongLongAndOverflow(size, &negative)
+        cdef int offset_overflow = 0, size_overflow = 0
+        cdef long long position = PyLong_AsLongLongAndOverflow(offset, &offset_overflow)
+        cdef long long wanted = PyLong_AsLongLongAndOverflow(size, &size_overflow)
         cdef bytes data = None
-        if too_large or negative < 0 or not self.seeks or not 0 <= position < self.end:
+        if offset_overflow or size_overflow < 0 or not self.seeks or not 0 <= position < self.end:
             return None
-        if negative > 0 or wanted > self.end - position:
+        if size_overflow > 0 or wanted > self.end - position:
             wanted = self.end - position
         if wanted <= 0:
             return None

@@ -199,8 +199,10 @@ def test_large_block_sizes_are_refused_unless_allowed() -> None:
         assert ags1.decrypt(sealed.data, sealed.key_metadata, **allowed) == b"data"
     just_right = ags1.encrypt(b"data", block_size=64 << 20)
     assert ags1.decrypt(just_right.data, just_right.key_metadata) == b"data"
-    with pytest.raises(ags1.FormatError):
-        ags1.decrypt(just_right.data, just_right.key_metadata, max_block_size=(64 << 20) - 1)
+    assert ags1.decrypt(*just_right, max_block_size=2**70) == b"data"
+    for limit in ((64 << 20) - 1, 0, -1, -(2**70)):
+        with pytest.raises(ags1.FormatError):
+            ags1.decrypt(*just_right, max_block_size=limit)
 
 
 @pytest.mark.parametrize("block_size", [0, -1, layout.MAX_BLOCK_SIZE + 1, 2**40])
@@ -381,7 +383,7 @@ def test_there_is_at_least_one_thread(count: int) -> None:
             call()
 
 
-@pytest.mark.parametrize("key_size", [0, 1, 15, 17, 64, 128, 256])
+@pytest.mark.parametrize("key_size", [0, 1, 15, 17, 64, 128, 256, 2**40])
 def test_key_sizes_that_aes_does_not_have(key_size: int) -> None:
     with pytest.raises(ags1.KeyMetadataError):
         ags1.encrypt(b"", key_size=key_size)
