@@ -36,6 +36,7 @@ from pyiceberg.expressions.visitors import (
     ResidualEvaluator,
     ResidualVisitor,
     UnpartitionedResidualEvaluator,
+    _InclusiveMetricsEvaluator,
     _RewriteNotVisitor,
     _StrictMetricsEvaluator,
     visit,
@@ -73,6 +74,7 @@ __all__ = [
     "MANIFEST_FILE_KEY_METADATA",
     "MANIFEST_LIST_FILE_SCHEMAS",
     "BooleanRewriter",
+    "InclusiveMetricsEvaluator",
     "ManifestContent",
     "ManifestEntry",
     "ManifestEntryStatus",
@@ -293,8 +295,9 @@ def iceberg_schema(schema: Schema | pa.Schema) -> Schema:
     return converted
 
 
-# Whether all rows of a data file match, from its metrics.
+# Whether all rows of a data file match, and whether any may, from its metrics.
 StrictMetricsEvaluator = _StrictMetricsEvaluator
+InclusiveMetricsEvaluator = _InclusiveMetricsEvaluator
 
 # A visitor that returns the expression that it visits: for rewriting some of its predicates.
 BooleanRewriter = _RewriteNotVisitor

@@ -24,6 +24,7 @@ from pyiceberg.table.locations import LocationProvider, load_location_provider
 from ...errors import MetadataIntegrityError
 from ...keys.manager import EncryptionManager, now_ms
 from ..maintenance.rotation import with_own_kek
+from .conflicts import Read
 from .entries import (
     ADDED,
     DATA,
@@ -63,13 +64,15 @@ class FileChange:
     ``added`` are data files of new rows. ``replaced`` are entries of data files, equality deletes
     or position deletes that hold rows the table has already: their sequence number and first row id
     are those of what they replace. ``deletes`` are new deletion vectors. ``removed`` are entries of
-    any content that go.
+    any content that go. ``read`` is what a later version must not have changed, None for a change
+    that goes by nothing, as an append.
     """
 
     added: Sequence[FileRecord] = ()
     replaced: Sequence[Entry] = ()
     deletes: Sequence[FileRecord] = ()
     removed: Sequence[Entry] = ()
+    read: Read | None = None
 
     @property
     def is_empty(self) -> bool:
