@@ -330,6 +330,8 @@ def catalogs(kind: str, folder: Path) -> Iterator[dict[str, str]]:
         yield json.loads(kind)
         return
     with Rest(folder) as server:
+        # Killed clients do not finish what they say.
+        server.handle_error = lambda *request: None  # type: ignore[method-assign]
         child = in_a_fork(server.serve_forever)
         try:
             yield {"type": "rest", "uri": f"http://127.0.0.1:{server.server_address[1]}"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -43,20 +42,13 @@ def test_every_history_is_explained(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("broken", "found"),
-    [
-        ("transaction.check_unchanged = lambda *arguments: None", "has read"),
-        ("conflicts.added_rows = lambda *arguments: None", "has read|a serial history|twice"),
-        ("upserting.Upsert.check_inserts = lambda *arguments: None", "twice|a serial history"),
-    ],
-)
-def test_a_rule_that_is_broken_is_found(
-    folder: Path, run_python: RunPython, broken: str, found: str
-) -> None:
-    imports = "from ags1.iceberg.writing import conflicts, transaction, upserting\n"
-    script = SCRIPT.format(broken=imports + broken)
+@pytest.mark.parametrize("broken", ["transaction.check_unchanged", "conflicts.new_deletes"])
+def test_a_rule_that_is_broken_is_found(folder: Path, run_python: RunPython, broken: str) -> None:
+    rule = (
+        "from ags1.iceberg.writing import conflicts, transaction\n"
+        f"{broken} = lambda *arguments: None"
+    )
+    script = SCRIPT.format(broken=rule)
     done = run_python(script, "sql", folder, 300, 1, timeout=1500, check=False)
     assert done.returncode != 0
     assert "Unexplained" in done.stderr
-    assert re.search(found, done.stderr), done.stderr
