@@ -281,7 +281,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("level", ["serializable", "snapshot"])
-@pytest.mark.parametrize(("ours", "other"), cases())
+@pytest.mark.parametrize(("ours", "other"), list(cases()))
 def test_the_outcome_is_pyiceberg_s(
     catalog: EncryptedCatalog, tmp_path: Path, ours: str, other: str, level: str
 ) -> None:
