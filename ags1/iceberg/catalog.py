@@ -344,7 +344,7 @@ class EncryptedCatalog(Catalog):
         table = self._table(Base(new.identifier, metadata, "", Trust(new.key_id)), new.io)
 
         def create(updates: list[dict[str, Any]], output: TableOutput) -> None:
-            table._become(self._created(new, updates, output))
+            table._become(self._created(new, updates, output), metadata)
 
         transaction = EncryptedCreateTransaction(table, new.updates, create)
         return cast("CreateTableTransaction", transaction)

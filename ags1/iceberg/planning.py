@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from pyiceberg.expressions.visitors import ResidualEvaluator
 from pyiceberg.manifest import (
@@ -227,7 +227,18 @@ def _of(index: dict[_K, _BySequence], key: _K) -> _BySequence:
     return index.setdefault(key, _BySequence())
 
 
-def path_of_all(file: ContentFile) -> str | None:
+class DeleteBounds(Protocol):
+    """What a delete file's record says of the data files that its rows are of."""
+
+    @property
+    def referenced_data_file(self) -> str | None: ...
+    @property
+    def lower_bounds(self) -> Mapping[int, bytes] | None: ...
+    @property
+    def upper_bounds(self) -> Mapping[int, bytes] | None: ...
+
+
+def path_of_all(file: DeleteBounds) -> str | None:
     """Return the data file that all of a position delete file's rows are of, if it is one."""
     if file.referenced_data_file is not None:
         return file.referenced_data_file

@@ -38,6 +38,7 @@ from pyiceberg.expressions.visitors import (
     ResidualEvaluator,
     ResidualVisitor,
     UnpartitionedResidualEvaluator,
+    _InclusiveMetricsEvaluator,
     _RewriteNotVisitor,
     _StrictMetricsEvaluator,
     visit,
@@ -88,6 +89,7 @@ __all__ = [
     "MANIFEST_FILE_KEY_METADATA",
     "MANIFEST_LIST_FILE_SCHEMAS",
     "BooleanRewriter",
+    "InclusiveMetricsEvaluator",
     "ManifestContent",
     "ManifestEntry",
     "ManifestEntryStatus",
@@ -347,8 +349,9 @@ class ReusingUpdateSpec(UpdateSpec):
         return super()._partition_field(transform_key, name)
 
 
-# Whether all rows of a data file match, from its metrics.
+# Whether all rows of a data file match, and whether any may, from its metrics.
 StrictMetricsEvaluator = _StrictMetricsEvaluator
+InclusiveMetricsEvaluator = _InclusiveMetricsEvaluator
 
 # A visitor that returns the expression that it visits: for rewriting some of its predicates.
 BooleanRewriter = _RewriteNotVisitor

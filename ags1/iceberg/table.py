@@ -6,6 +6,7 @@ Writing has PyIceberg's methods and none of its code: what that writes would be 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -203,6 +204,11 @@ class Version(NamedTuple):
     def __repr__(self) -> str:
         return f"Version({self.location!r})"
 
+    @property
+    def age(self) -> tuple[int, int]:
+        """What a later version of the table has more of: snapshots, milliseconds."""
+        return self.json.get("last-sequence-number", 0), self.json.get("last-updated-ms", 0)
+
 
 class EncryptedTable(Table):
     """An encrypted table, read and written as any of PyIceberg's.
@@ -217,6 +223,7 @@ class EncryptedTable(Table):
         self.catalog = catalog
         # In one piece: half of one version and half of another would be committed upon.
         self._version = version
+        self._lock = threading.Lock()
 
     @property
     def metadata(self) -> TableMetadata:  # type: ignore[override]
@@ -308,10 +315,11 @@ class EncryptedTable(Table):
         Raises as loading does, and MetadataIntegrityError when the table has another key by now, or
         none: load it anew to accept that.
         """
+        before = self._version.json
         fresh = self._load_again()
         self._check_uuid(self.metadata, fresh.metadata)
         assert isinstance(fresh, EncryptedTable)  # a key is expected
-        self._become(fresh)
+        self._become(fresh, before)
         return self
 
     def _load_again(self) -> Table:
@@ -529,7 +537,9 @@ class EncryptedTable(Table):
         done = Rekeyed(len(plan.files), plan.size, rekeying.plaintext_manifests(view))
         if dry_run or (plan.is_empty and not done.manifests):
             return done
-        transaction.stage_step(SnapshotStep(transaction.output, rekeying.change, {}, branch))
+        # Files that others removed stay so, and their deletes are taken along.
+        step = SnapshotStep(transaction.output, rekeying.change, {}, branch, anew=True)
+        transaction.stage_step(step)
         transaction.commit_transaction()
         return done
 
@@ -633,31 +643,35 @@ class EncryptedTable(Table):
         after = self._committer().commit(base, updates, requirements, output, new_key_id=new_key_id)
         output.keep()
         with made_whatever_comes(self._identifier):
-            self.show(after, manager)
+            self._show(after, base, manager)
 
-    def show(self, base: Base, manager: EncryptionManager | None = None) -> None:
-        """Show a version of the table that was committed."""
+    def _show(self, after: Base, before: Base, manager: EncryptionManager | None) -> None:
         files = self.files
         keys = files.keys if manager is None else manager
         self._become(
             encrypted_table(
                 self._identifier,
-                base.metadata,
-                base.location,
+                after.metadata,
+                after.location,
                 files.inner,
                 self.catalog,
                 keys.kms,
-                replace(base.trust, key_id=keys.table_key_id),
+                replace(after.trust, key_id=keys.table_key_id),
                 location_map=files.location_map,
                 require_encrypted=files.require_encrypted,
-                config=base.config,
-                storage=base.storage,
+                config=after.config,
+                storage=after.storage,
                 cache=keys.cache,
-            )
+            ),
+            before.metadata,
         )
 
-    def _become(self, other: EncryptedTable) -> None:
-        self._version = other._version
+    def _become(self, other: EncryptedTable, before: Mapping[str, Any]) -> None:
+        """Show the version of ``other``, unless another thread has shown a later one since this
+        object showed ``before``: who commits next would take his own rows for another writer's."""
+        with self._lock:
+            if self._version.json is before or other._version.age >= self._version.age:
+                self._version = other._version
 
     def _committer(self) -> Commits:
         commits = getattr(self.catalog, "commits", None)

@@ -25,6 +25,7 @@ from committing import (
     key_entry,
     setting,
 )
+from conftest import RunPython
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -267,6 +268,23 @@ def test_the_metastore_refuses_the_second_of_two_commits_at_once(
     assert len(list(tmp_path.rglob("*.json"))) == 19
     assert base.location == last.metadata["metadata-log"][0]["metadata-file"]
     assert spark.rows("enc.db.race", "id") == []
+
+
+HISTORIES = """
+import sys
+from pathlib import Path
+import histories
+histories.main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), 1)
+"""
+
+
+def test_histories_of_killed_writers_to_hive_are_explained(
+    hive: Commits, tmp_path: Path, run_python: RunPython
+) -> None:
+    hive.catalog.create_namespace_if_not_exists("db")
+    properties = {"type": "hive", **hive.catalog.properties}
+    done = run_python(HISTORIES, json.dumps(properties), tmp_path, 18, timeout=600)
+    assert json.loads(done.stdout.splitlines()[-1])["kills"] == 18
 
 
 # -- REST

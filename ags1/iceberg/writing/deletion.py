@@ -75,13 +75,15 @@ class DeletePlan:
     of all of its deleted rows, the older ones too, and its entry. ``superseded`` are deletion
     vectors and position delete files that go with a dropped file, or whose positions are in the new
     vectors. ``matched_rows`` is the number of rows that are deleted; in a file that was dropped
-    unread, rows that only position or equality delete files had deleted are counted again.
+    unread, rows that only position or equality delete files had deleted are counted again. ``read``
+    are the paths of the data files that were looked at, since they may have rows that match.
     """
 
     dropped: list[Entry] = field(default_factory=list)
     vectors: dict[str, tuple[BitMap64, Entry]] = field(default_factory=dict)
     superseded: list[Entry] = field(default_factory=list)
     matched_rows: int = 0
+    read: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def is_empty(self) -> bool:
@@ -113,6 +115,7 @@ def find_deletes(
         whole = _all_rows_match(task, view.schema, case_sensitive)
         (dropped if whole else unknown).append(task)
     matched_rows = sum(map(_rows_left, dropped))
+    read = frozenset(task.file.file_path for task in (*dropped, *unknown))
 
     # Only the columns that the filter and equality deletes look at are read.
     reader = TaskReader(view.files, view.parsed, Schema(), bound)
@@ -139,6 +142,7 @@ def find_deletes(
         },
         superseded=[entries[_identity(file)] for file in superseded],
         matched_rows=matched_rows,
+        read=read,
     )
 
 

@@ -24,6 +24,7 @@ from pyiceberg.table.locations import LocationProvider, load_location_provider
 from ...errors import MetadataIntegrityError
 from ...keys.manager import EncryptionManager, now_ms
 from ..maintenance.rotation import with_own_kek
+from .conflicts import Read
 from .entries import (
     ADDED,
     DATA,
@@ -64,6 +65,8 @@ class FileChange:
     or position deletes that hold rows the table has already: their sequence number and first row id
     are those of what they replace. ``deletes`` are new deletion vectors. ``removed`` are entries of
     any content that go. ``reseals``: plaintext manifests are read, and written anew, encrypted.
+    ``read`` is what a later version must not have changed, None for a change that goes by nothing,
+    as an append.
     """
 
     added: Sequence[FileRecord] = ()
@@ -71,6 +74,7 @@ class FileChange:
     deletes: Sequence[FileRecord] = ()
     removed: Sequence[Entry] = ()
     reseals: bool = False
+    read: Read | None = None
 
     @property
     def is_empty(self) -> bool:

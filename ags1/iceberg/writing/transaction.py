@@ -2,8 +2,9 @@
 
 What a transaction does is kept as steps. Each is applied at once to a staged version of the
 metadata, so that the next step sees it. When somebody else commits first, all steps are applied
-again, to the new version: a delete finds its rows anew, an append keeps its data files. The outcome
-is what it would have been had the transaction begun after the other's end.
+again, to the new version, with the files that they had found and written. Before that, each step
+checks that what it has read is still so: if not, the transaction fails, as PyIceberg's does. What
+counts is in ``conflicts``.
 
 Files are taken back when it is certain that nothing refers to them, and never when a commit's
 outcome is unknown. Follows Java's ``SnapshotProducer.commit``. Knows nothing of catalogs' ways.
@@ -26,6 +27,7 @@ from pyiceberg.expressions import AlwaysFalse, BooleanExpression
 from pyiceberg.table import ALWAYS_TRUE, Table, Transaction, UpsertResult
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     TableRequirement,
@@ -39,10 +41,12 @@ from pyiceberg.typedef import EMPTY_DICT, Record
 from ...errors import NotEncryptedError
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, EncryptionManager, now_ms
 from ..pyiceberg_internals import ReusingUpdateSpec, parse_row_filter
+from .conflicts import Read
 from .data_files import write_rows
 from .deletion import find_deletes
 from .deletion_vectors import write_deletion_vectors
 from .entries import FileRecord
+from .history import check_unchanged
 from .output import TableOutput
 from .producing import FileChange, SnapshotProducer, location_provider
 from .updates import apply_updates, check_requirements
@@ -71,6 +75,10 @@ class Step:
 
     # What opens the version after it, where that is not the manager of the version before.
     manager: EncryptionManager | None = None
+
+    def check(self, committed: TableView) -> None:
+        """Be told what the catalog has, before each ``stage``. Raises ValidationException when what
+        others committed since the first time does not go with this step."""
 
     def stage(self, view: TableView) -> Staged:
         raise NotImplementedError
@@ -123,7 +131,13 @@ class ExpiryStep(Step):
 
 class SnapshotStep(Step):
     """A snapshot of the files that ``change`` finds should come and go. No file, no snapshot,
-    unless ``always``."""
+    unless ``always``.
+
+    ``change`` is asked once, and what it found is committed upon any later version that does not
+    conflict with it; with ``anew`` it is asked for each version, and has to take in what others did
+    by itself. ``recheck`` is called with each later version, and raises ValidationException for
+    what only a look at the rows can tell.
+    """
 
     def __init__(
         self,
@@ -133,29 +147,47 @@ class SnapshotStep(Step):
         branch: str | None,
         *,
         always: bool = False,
+        anew: bool = False,
+        recheck: Callable[[TableView], None] | None = None,
     ) -> None:
         self._output = output
         self._change = change
         self._branch = branch
         self._always = always
+        self._anew = anew
+        self._recheck = recheck
         self._producer = SnapshotProducer(output, properties)
         self._files: set[str] = set()
-        self._last = FileChange()
+        self._start: TableView | None = None
+        self._last: FileChange | None = None
 
     @property
     def is_empty(self) -> bool:
-        return self._last.is_empty
+        return self._last is None or self._last.is_empty
+
+    def check(self, committed: TableView) -> None:
+        view = committed.at(self._branch)
+        if self._start is None:
+            self._start = view
+        elif self._last is not None and not self._anew:
+            check_unchanged(self._last.read, self._start.snapshot, view)
 
     def stage(self, view: TableView) -> Staged:
         view = view.at(self._branch)
-        before = set(self._output.written)
-        self._last = self._change(view)
-        # Deletion vectors, and rows that are written for this version.
-        self._files |= set(self._output.written) - before
-        if self.is_empty and not self._always:
+        if self._last is None or self._anew:
+            before = set(self._output.written)
+            self._last = self._change(view)
+            # Deletion vectors, and rows that are written for this version.
+            self._files |= set(self._output.written) - before
+        elif self._recheck is not None:
+            self._recheck(view)
+        updates: list[Update] = []
+        if self._always or not self._last.is_empty:
+            updates = self._producer.produce(view, self._last)
+        else:
             self._producer.forget()
-            return [], []
-        updates = self._producer.produce(view, self._last)
+            if self._last.read is None:
+                return [], []
         heads = {MAIN_BRANCH: view.metadata.get("current-snapshot-id")}
         if self._branch is not None:
             if view.branch_head_id is not None:
@@ -168,6 +200,8 @@ class SnapshotStep(Step):
 
     @property
     def left_over(self) -> list[str]:
+        if self._last is None:
+            return []
         files = (*self._last.added, *self._last.deletes, *(e.file for e in self._last.replaced))
         unused = self._files - {file.file_path for file in files}
         return [*sorted(unused), *self._producer.left_over]
@@ -180,10 +214,11 @@ class EncryptedTransaction(Transaction):
     exist is made from main's head, as Java does. What would write plaintext is refused:
     ``update_snapshot``, statistics, and ``add_files`` unless it is told.
 
-    Raises CommitFailedException when others kept committing first, CommitStateUnknownException
-    when the catalog did not say what became of the commit, ValidationException when files that the
-    transaction needs are gone, KeyReuseError in a forked child, and what writing raises. After a
-    failure it cannot be used again.
+    Raises ValidationException when another writer has changed what a delete, an overwrite or an
+    upsert of it has read, as the table's isolation level says; CommitFailedException when others
+    kept committing first, CommitStateUnknownException when the catalog did not say what became of
+    the commit, KeyReuseError in a forked child, and what writing raises. After a failure it cannot
+    be used again.
     ``snapshot_ids`` are those of the snapshots that the last commit added.
     """
 
@@ -200,7 +235,7 @@ class EncryptedTransaction(Transaction):
 
     def _start(self) -> None:
         self._base = self._table.base()
-        self._view = self._table.view_of(self._base.metadata)
+        self._committed = self._view = self._table.view_of(self._base.metadata)
         self._manager: EncryptionManager | None = None
         self._staged_updates: list[Update] = []
         self._staged_requirements: list[Update] = []
@@ -244,6 +279,7 @@ class EncryptedTransaction(Transaction):
         """Do a step. Raises what the step raises; then the transaction cannot go on."""
         self._check_usable()
         try:
+            step.check(self._committed)
             self._run(step)
         except BaseException:
             self._give_up()
@@ -253,6 +289,11 @@ class EncryptedTransaction(Transaction):
     def _run(self, step: Step) -> None:
         updates, requirements = step.stage(self._view)
         check_requirements(self._view.metadata, requirements)
+        # A thing is asserted of the version that the transaction is built upon, and only once.
+        asserted = {(r["type"], r.get("ref")) for r in self._staged_requirements}
+        self._staged_requirements += [
+            r for r in requirements if (r["type"], r.get("ref")) not in asserted
+        ]
         if not updates:
             return
         metadata = apply_updates(self._view.metadata, updates, now_ms=now_ms())
@@ -260,11 +301,6 @@ class EncryptedTransaction(Transaction):
         committed = self._view.committed_refs
         self._view = self._table.view_of(metadata, self._manager, committed)
         self._staged_updates += updates
-        # A thing is asserted of the version that the transaction is built upon, and only once.
-        asserted = {(r["type"], r.get("ref")) for r in self._staged_requirements}
-        self._staged_requirements += [
-            r for r in requirements if (r["type"], r.get("ref")) not in asserted
-        ]
 
     # -- rows
 
@@ -289,7 +325,12 @@ class EncryptedTransaction(Transaction):
         case_sensitive: bool = True,
         branch: str | None = MAIN_BRANCH,
     ) -> None:
-        """Delete the rows that match, and append others, in one snapshot."""
+        """Delete the rows that match, and append others, in one snapshot.
+
+        The commit raises ValidationException when another writer has added, removed or deleted
+        rows that may match since the table was loaded. Where ``write.update.isolation-level`` is
+        ``snapshot`` instead of ``serializable``, added rows are no conflict, and stay.
+        """
         row_filter = parse_row_filter(overwrite_filter)
         files = self._write_rows(df)
         self._snapshot(
@@ -306,7 +347,7 @@ class EncryptedTransaction(Transaction):
         branch: str | None = MAIN_BRANCH,
     ) -> None:
         """Replace the partitions that the rows are of. Raises ValueError for a table that is not
-        partitioned by columns as they are."""
+        partitioned by columns as they are; the commit raises as that of ``overwrite``."""
         fields = self.table_metadata.spec().fields
         if not fields:
             raise ValueError("a table without partitions has none to overwrite")
@@ -332,13 +373,18 @@ class EncryptedTransaction(Transaction):
         snapshot_properties: dict[str, str] = EMPTY_DICT,
         case_sensitive: bool = True,
         branch: str | None = MAIN_BRANCH,
-        _isolation_operation: Any = None,
+        _isolation_operation: Operation | None = None,
     ) -> None:
         """Delete the rows for which the filter is true. Files that lose all rows go; the others
-        get deletion vectors. Warns when no row matches."""
+        get deletion vectors. Warns when no row matches.
+
+        The commit raises ValidationException as that of ``overwrite``, as the table's
+        ``write.delete.isolation-level`` says, also when no row has matched.
+        """
         row_filter = parse_row_filter(delete_filter)
+        operation = _isolation_operation or Operation.DELETE
         step = self._snapshot(
-            lambda view: self.deleting(view, row_filter, case_sensitive, []),
+            lambda view: self.deleting(view, row_filter, case_sensitive, [], operation),
             snapshot_properties,
             branch,
         )
@@ -356,7 +402,12 @@ class EncryptedTransaction(Transaction):
         snapshot_properties: dict[str, str] = EMPTY_DICT,
     ) -> UpsertResult:
         """Update the rows that have the key of one of ``df``'s, and insert the others, in one
-        snapshot. The arguments are PyIceberg's."""
+        snapshot. The arguments are PyIceberg's.
+
+        The commit raises ValidationException as that of ``overwrite`` does, for the rows that are
+        updated; and when another writer has inserted a key that is inserted here, which PyIceberg
+        would have in the table twice.
+        """
         from .upserting import Upsert
 
         upsert = Upsert(
@@ -373,7 +424,7 @@ class EncryptedTransaction(Transaction):
             files = self._write_rows(rows, view) if rows.num_rows else []
             return self.deleting(view, row_filter, case_sensitive, files)
 
-        self._snapshot(change, snapshot_properties, branch)
+        self._snapshot(change, snapshot_properties, branch, recheck=upsert.check_inserts)
         return upsert.result
 
     def add_files(
@@ -429,9 +480,10 @@ class EncryptedTransaction(Transaction):
         row_filter: BooleanExpression,
         case_sensitive: bool,
         added: list[FileRecord],
+        operation: Operation = Operation.OVERWRITE,
     ) -> FileChange:
         """Return the change that deletes the rows of ``view`` that match and adds data files; the
-        deletion vectors are written. Raises as ``delete``."""
+        deletion vectors are written. ``operation`` as in ``Read``. Raises as ``delete``."""
         if row_filter == AlwaysFalse():
             return FileChange(added=added)
         plan = find_deletes(view, row_filter, case_sensitive=case_sensitive)
@@ -441,7 +493,12 @@ class EncryptedTransaction(Transaction):
             {path: (found, entry.file) for path, (found, entry) in plan.vectors.items()},
             view.manager,
         )
-        return FileChange(added=added, deletes=vectors, removed=[*plan.dropped, *plan.superseded])
+        return FileChange(
+            added=added,
+            deletes=vectors,
+            removed=[*plan.dropped, *plan.superseded],
+            read=Read(row_filter, plan.read, operation, case_sensitive),
+        )
 
     def _snapshot(
         self,
@@ -450,8 +507,9 @@ class EncryptedTransaction(Transaction):
         branch: str | None,
         *,
         always: bool = False,
+        recheck: Callable[[TableView], None] | None = None,
     ) -> SnapshotStep:
-        step = SnapshotStep(self.output, change, properties, branch, always=always)
+        step = SnapshotStep(self.output, change, properties, branch, always=always, recheck=recheck)
         self.stage_step(step)
         if self._autocommit:
             self.commit_transaction()
@@ -489,11 +547,12 @@ class EncryptedTransaction(Transaction):
     def commit_transaction(self) -> Table:
         """Commit all steps as one change; return the table, which shows it.
 
-        Retries as the table's ``commit.retry.*`` properties say, with the steps applied anew.
+        Retries as the table's ``commit.retry.*`` properties say, with the steps checked against
+        what others have committed, and applied anew.
         """
         self._check_usable()
         self.output.check_process()
-        if self._staged_updates:
+        if self._staged_updates or any(isinstance(step, SnapshotStep) for step in self._steps):
             try:
                 self._commit()
             except CommitStateUnknownException:
@@ -509,11 +568,7 @@ class EncryptedTransaction(Transaction):
                 # Ctrl-C. Between the commit and the next line here, nobody can tell.
                 self._give_up()
                 raise
-            self.snapshot_ids = tuple(
-                update["snapshot"]["snapshot-id"]
-                for update in self._staged_updates
-                if update["action"] == "add-snapshot"
-            )
+            self.snapshot_ids = self._staged_ids()
             self.output.discard([path for step in self._steps for path in step.left_over])
             self.output = self._table.output()
         self._sending = False
@@ -527,7 +582,12 @@ class EncryptedTransaction(Transaction):
             for setting in (_NUM_RETRIES, _MIN_WAIT_MS, _MAX_WAIT_MS, _TOTAL_TIMEOUT_MS)
         )
         begun = time.monotonic()
+        if not self._staged_updates:
+            # Steps that found nothing to change have read the table too.
+            self._rebase()
         for attempt in range(retries + 1):
+            if not self._staged_updates:
+                return
             try:
                 self._sending = True
                 self._send()
@@ -539,12 +599,23 @@ class EncryptedTransaction(Transaction):
             wait = min(min_wait * 2 ** min(attempt, 16), max_wait)
             # All who lost the same race wait; they should not all come back at once.
             time.sleep(random.uniform(0.5, 1.1) * wait / 1000)
-            self._table.refresh()
-            self._start()
-            for step in self._steps:
-                self._run(step)
-            if not self._staged_updates:
+            if self._rebase():
                 return
+
+    def _rebase(self) -> bool:
+        """Apply the steps to the table as it is now. Return whether they need not be: a try that
+        was said to have failed was committed, for the catalog has its snapshots."""
+        sent = set(self._staged_ids())
+        self._table.refresh()
+        if sent and sent <= {s.snapshot_id for s in self._table.snapshots()}:
+            self.output.keep()
+            return True
+        self._start()
+        for step in self._steps:
+            step.check(self._committed)
+        for step in self._steps:
+            self._run(step)
+        return False
 
     def _send(self) -> None:
         self._table.commit_updates(
@@ -553,6 +624,13 @@ class EncryptedTransaction(Transaction):
             self._staged_requirements,
             self.output,
             self._manager,
+        )
+
+    def _staged_ids(self) -> tuple[int, ...]:
+        return tuple(
+            update["snapshot"]["snapshot-id"]
+            for update in self._staged_updates
+            if update["action"] == "add-snapshot"
         )
 
     def _check_usable(self) -> None:

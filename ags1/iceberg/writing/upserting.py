@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import AlwaysFalse, BooleanExpression, Or
 from pyiceberg.expressions.visitors import bind
 from pyiceberg.io.pyarrow import expression_to_pyarrow
@@ -57,6 +58,7 @@ class Upsert:
         self._update = update
         self._insert = insert
         self._case_sensitive = case_sensitive
+        self._inserted = df.slice(0, 0)
         self.result = UpsertResult()
 
     def against(self, view: TableView) -> tuple[BooleanExpression, pa.Table]:
@@ -64,7 +66,7 @@ class Upsert:
         to_insert = self._rows
         updates: list[pa.Table] = []
         filters: list[BooleanExpression] = []
-        for batch in self._matched(view):
+        for batch in self._matched(view, self._rows):
             rows = pa.Table.from_batches([batch])
             if self._update:
                 changed = upsert_util.get_rows_to_update(self._rows, rows, self._keys)
@@ -77,6 +79,7 @@ class Upsert:
                 to_insert = to_insert.filter(~expression_to_pyarrow(bound))
         if not self._insert:
             to_insert = self._rows.slice(0, 0)
+        self._inserted = to_insert
         updated = sum(map(len, updates))
         self.result = UpsertResult(rows_updated=updated, rows_inserted=len(to_insert))
         row_filter: BooleanExpression = AlwaysFalse()
@@ -84,16 +87,26 @@ class Upsert:
             row_filter = filters[0] if len(filters) == 1 else Or(*filters)
         return row_filter, pa.concat_tables([*updates, to_insert])
 
-    def _matched(self, view: TableView) -> pa.RecordBatchReader:
+    def check_inserts(self, view: TableView) -> None:
+        """Raise ValidationException when a version has rows with keys that were new in the one last
+        asked about."""
+        if len(self._inserted) and any(map(len, self._matched(view, self._inserted))):
+            raise ValidationException(
+                "another writer has inserted a key that this upsert would insert: nothing was "
+                "committed. Load the table again and repeat the upsert"
+            )
+
+    def _matched(self, view: TableView, wanted: pa.Table) -> pa.RecordBatchReader:
+        """Return the rows of a version that have the keys of ``wanted``."""
         snapshot = view.snapshot
         if snapshot is None:
-            return self._rows.slice(0, 0).to_reader()
+            return wanted.slice(0, 0).to_reader()
         # By the columns as they are now, and not as they were when the snapshot was made.
         snapshot = snapshot.model_copy(update={"schema_id": None})
         return EncryptedScan(
             table_metadata=view.parsed.model_copy(update={"snapshots": [snapshot]}),
             io=view.files,
-            row_filter=upsert_util.create_match_filter(self._rows, self._keys),
+            row_filter=upsert_util.create_match_filter(wanted, self._keys),
             case_sensitive=self._case_sensitive,
             snapshot_id=snapshot.snapshot_id,
         ).to_arrow_batch_reader()
