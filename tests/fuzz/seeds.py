@@ -1,0 +1,142 @@
+"""Writes the first inputs of each target: ``python tests/fuzz/seeds.py FOLDER``.
+
+The fuzzer finds a magic number or a checksum by itself, but not a whole Parquet file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import fuzz_keyring
+import fuzz_parquet_modules
+import fuzz_sidecar
+import harness
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fuzz_avro import counted, long
+from fuzz_avro_rows import SHAPES
+from pyroaring import BitMap64
+
+import ags1
+from ags1.keys.envelope import EncryptedKey, KeyEncryptionKey
+from ags1.keys.sidecar import Sidecar
+
+
+def streams() -> Iterator[bytes]:
+    for block_size in (0, 7, 40):
+        for size in (0, 8, 120):
+            yield bytes([3, block_size, size, 0, 0, 0, *range(40)])
+
+
+def key_metadata() -> Iterator[bytes]:
+    for km in (fuzz_sidecar.KM, ags1.KeyMetadata(harness.KEY)):
+        yield km.to_bytes()
+        yield km.to_bytes()[18:]
+        yield km.to_bytes() + b"\0\2\4ab"
+
+
+def sidecars() -> Iterator[bytes]:
+    entry = EncryptedKey("k", b"wrapped", "master", {"KEY_TIMESTAMP": "1"})
+    sidecar = Sidecar.seal(fuzz_sidecar.KM, KeyEncryptionKey(entry, fuzz_sidecar.KEK))
+    document = json.loads(sidecar.to_bytes())
+    text = json.dumps(document).replace(sidecar.key_id, "f")
+    yield text.encode()
+    yield json.dumps(json.loads(text)["encryption-keys"])[1:-1].encode()
+
+
+def keyrings() -> Iterator[bytes]:
+    version = '{"key":"%s","created-ms":1}' % ("A" * 43 + "=")
+    keys = '{"k":{"current":1,"versions":{"1":%s}}}' % version
+    yield b"1" + keys.encode()
+    yield b"0" + fuzz_keyring.PREFIX + b'1,"keys":' + keys.encode() + b"}"
+    yield b'2"AAAAAAAAAAAAAAAAAAAAAA==","keys":"' + b"A" * 60 + b'"'[:1]
+    yield b'2"AAAAAAAAAAAAAAAAAAAAAA=="},"keys":"' + b"A" * 60 + b'"'
+
+
+def avro_rows() -> Iterator[bytes]:
+    numbers = b"\2" + b"\2\4" + b"\0" + bytes(4) + bytes(8) + b"\2\1" + b"\2\5" + bytes(5) + b"\2\2\2"
+    texts = b"\4ab" + b"\2\2z" + b"abc" + b"\2" + bytes(16) + b"\2"
+    nested = b"\2\2\2\2\0" + b"\2\2k\2\6\0" + b"\2\1\2\2y" + b"\2\2k\4\0"
+    for shape, row in ((0, numbers), (1, numbers), (2, texts), (3, texts), (4, nested), (5, nested)):
+        for rows in (0, 1, 3):
+            yield bytes([shape, rows, 1, 100, 0]) + row * rows
+
+
+def avro_files() -> Iterator[bytes]:
+    for seed in avro_rows():
+        yield bytes([3 + seed[1] if seed[1] < 5 else 4, seed[0], 0, 1]) + seed[5:]
+    for codec in range(6):
+        yield bytes([4, 2, codec, 0]) + b"\4ab\2\2zabc\2" + bytes(16) + b"\2"
+    schema = json.dumps(SHAPES[2][0]).encode()
+    yield bytes([1, 2, 0, 1]) + schema
+    yield bytes([0, 2, 0, 1]) + long(1) + counted(b"avro.schema") + counted(schema) + b"\0" * 17
+
+
+def parquet_files() -> Iterator[bytes]:
+    table = pa.table({"a": [1, None, 3], "b": [[1], [], [2, 3]]})
+    for options in (
+        {},
+        {"data_page_version": "2.0", "compression": "zstd"},
+        {"use_dictionary": False, "write_page_index": True, "compression": "none"},
+        {"compression": "gzip", "write_statistics": False, "write_page_checksum": True},
+    ):
+        out = io.BytesIO()
+        pq.write_table(table, out, store_schema=False, **options)
+        data = out.getvalue()
+        yield data[-8:-6] + data[:-8]
+
+
+def parquet_modules() -> Iterator[bytes]:
+    # One column of one page: sizes are those that the harness makes of the header and the page.
+    header = bytes.fromhex("1500 1508 1540 2c 1502 1500 1506 1506 00 00")
+    place = b"\0\0"
+    sizes = [len(fuzz_parquet_modules.module(2, b"", bytes(size))) for size in (60, 60)]
+    facts = struct.pack("B", sum(sizes) & 0x7F)
+    footer = b"\x15\x02" + facts
+    yield bytes([2, 2, *place, 0]) + header.ljust(60, b"\0") + b"\0" * 5 + bytes(60) + b"\0\0" + footer
+    for options in ({}, {"use_dictionary": False, "write_page_index": True}):
+        out = io.BytesIO()
+        pq.write_table(pa.table({"a": [1]}), out, store_schema=False, **options)
+        data = out.getvalue()
+        size = int.from_bytes(data[-8:-4], "little")
+        yield bytes([0, 0, 0]) + data[-8 - size : -8]
+
+
+def puffins() -> Iterator[bytes]:
+    for positions in ([], [1, 5], [3, 1 << 33], list(range(20))):
+        for optimize in (False, True):
+            bitmap = BitMap64(positions, optimize=optimize).serialize()
+            yield bytes([2, len(positions)]) + bitmap
+
+
+SEEDS = {
+    "oneshot": streams,
+    "stream": streams,
+    "reader": streams,
+    "writer": streams,
+    "key_metadata": key_metadata,
+    "sidecar": sidecars,
+    "keyring": keyrings,
+    "avro": avro_files,
+    "avro_rows": avro_rows,
+    "parquet": parquet_files,
+    "parquet_modules": parquet_modules,
+    "puffin": puffins,
+}
+
+
+def main() -> None:
+    for target, seeds in SEEDS.items():
+        folder = Path(sys.argv[1], target)
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, seed in enumerate(seeds()):
+            (folder / f"seed{number}").write_bytes(seed)
+
+
+if __name__ == "__main__":
+    main()
