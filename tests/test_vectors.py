@@ -146,31 +146,3 @@ def test_javas_wrapped_keys_open() -> None:
 
 def test_the_default_limit_on_block_sizes() -> None:
     assert geometry.DEFAULT_MAX_BLOCK_SIZE == 64 << 20
-
-
-# ---- Wycheproof --------------------------------------------------------------------------------
-
-
-def wycheproof() -> list[dict[str, Any]]:
-    """Return the cases, their bytes as bytes."""
-    hexadecimal = ("key", "iv", "aad", "msg", "ct", "tag")
-    cases = json.loads((FOLDER / "wycheproof_aes_gcm.json").read_text())
-    return [case | {name: bytes.fromhex(case[name]) for name in hexadecimal} for case in cases]
-
-
-def test_wycheproof_as_messages() -> None:
-    valid = invalid = other_nonces = 0
-    for case in wycheproof():
-        sealed = case["iv"] + case["ct"] + case["tag"]
-        if len(case["iv"]) != 12:
-            # Not to be expressed: where the nonce ends is not a choice.
-            other_nonces += 1
-        elif case["result"] == "valid":
-            valid += 1
-            assert _gcm.open(case["key"], sealed, case["aad"]) == case["msg"], case["tcId"]
-            continue
-        else:
-            invalid += 1
-        with pytest.raises(ags1.AuthenticationError):
-            _gcm.open(case["key"], sealed, case["aad"])
-    assert (valid, invalid, other_nonces) == (116, 81, 119)

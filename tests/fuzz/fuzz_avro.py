@@ -1,5 +1,6 @@
 """An Avro file of any bytes is read as valid batches or refused, whatever its schema and codec."""
 
+import contextlib
 import io
 import json
 import zlib
@@ -54,13 +55,11 @@ def TestOneInput(data: bytes) -> None:
         block = long(way - 3) + counted(body) + SYNC
         content = header(schema, codec) + block * (1 + way % 2)
     part = (len(content) // 3, len(content) // 2) if split else None
-    try:
+    with contextlib.suppress(FormatError, TruncatedError):
         file = AvroFile(io.BytesIO(content), max_block_size=MAX_BLOCK_SIZE)
         batches = file.read(SHAPES[shape][1], split=part, batch_size=7)
         for _, (_, batch) in zip(range(100), batches, strict=False):
             batch.validate(full=True)
-    except (FormatError, TruncatedError) as error:
-        assert str(error)
 
 
 if __name__ == "__main__":

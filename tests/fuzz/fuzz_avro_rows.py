@@ -96,7 +96,9 @@ ALL_NESTED = (
     column(
         3,
         StructType(
-            column(14, BooleanType(), required=True), column(15, StringType()), column(19, DateType())
+            column(14, BooleanType(), required=True),
+            column(15, StringType()),
+            column(19, DateType()),
         ),
     ),
     column(4, MapType(16, StringType(), 17, LongType(), value_required=True)),
@@ -138,10 +140,9 @@ def TestOneInput(data: bytes) -> None:
             batch = projection.batch(decoder, count)
             batch.validate(full=True)
             read += batch.num_rows
-    except FormatError as error:
-        assert str(error)
-    else:
-        assert read == rows
+    except FormatError:
+        return
+    assert read == rows
 
 
 if __name__ == "__main__":

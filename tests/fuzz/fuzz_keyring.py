@@ -32,8 +32,7 @@ def TestOneInput(data: bytes) -> None:
     keyring = Keyring(PATH, passphrase_source(b"secret", None) if cheap else None)
     try:
         keys = keyring.keys()
-    except KmsError as error:
-        assert str(error)
+    except KmsError:
         return
     for key in keys.values():
         assert len(key.versions[key.current].key) == 32

@@ -21,8 +21,7 @@ def TestOneInput(data: bytes) -> None:
         written = transcribe_parquet(
             fetch(plain), len(plain), None, out.extend, ags1.KeyMetadata(harness.KEY, None)
         )
-    except (Ags1Error, NotImplementedError) as error:
-        assert str(error)
+    except (Ags1Error, NotImplementedError):
         return
     sealed = bytes(out)
     assert written.size == len(sealed)
@@ -30,9 +29,8 @@ def TestOneInput(data: bytes) -> None:
     try:
         again = read_contents(fetch(sealed), len(sealed), km)
         verified = verify_parquet(fetch(sealed), len(sealed), km)
-    except ags1.FormatError as error:
-        # Structures that say more than they hold, kept as they were.
-        assert str(error)
+    except ags1.FormatError:
+        # Of a structure that says more than it holds, and was kept as it was.
         return
     assert again.checksum == written.checksum
     assert again.rows == verified.rows == written.rows

@@ -50,10 +50,9 @@ def TestOneInput(data: bytes) -> None:
     for check in (check_algorithm, verify_parquet, read_contents):
         try:
             check(fetch, len(content), km)
-        except Ags1Error as error:
-            assert str(error)
-        else:
-            assert not forged or check is check_algorithm
+        except Ags1Error:
+            continue
+        assert not forged or check is check_algorithm
 
 
 if __name__ == "__main__":

@@ -67,15 +67,15 @@ def TestOneInput(data: bytes) -> None:
         payload = puffin(body, footer(size, cardinality))
     try:
         found = read_deletion_vector(payload, entry(size, cardinality), DATA_FILE)
-    except MetadataIntegrityError as error:
-        assert str(error)
+    except MetadataIntegrityError:
         return
     positions = list(found)
     assert len(positions) == len(found)
     assert positions == sorted(set(positions))
     mask = rows_kept(found, 0, 100)
     deleted = [n for n in range(100) if n in found]
-    assert deleted == ([] if mask is None else [n for n, kept in enumerate(mask.to_pylist()) if not kept])
+    kept = [True] * 100 if mask is None else mask.to_pylist()
+    assert deleted == [n for n in range(100) if not kept[n]]
     blob = vector_blob(BitMap64(found))
     assert BitMap64.deserialize(blob[8:-4]) == found
 

@@ -36,10 +36,10 @@ def instrumented() -> Iterator[None]:
 
 
 with instrumented():
+    import reference
+
     import ags1
     from ags1 import layout
-
-import reference
 
 REFUSALS = (ags1.FormatError, ags1.TruncatedError, ags1.AuthenticationError)
 TEXT = bytes(10 if byte % 7 == 0 else byte for byte in reference.pattern(1 << 10))
@@ -49,7 +49,8 @@ def main(target: Callable[[bytes], None]) -> None:
     """Fuzz: the arguments are libFuzzer's."""
     if atheris is None:
         sys.exit("atheris is not installed: see tests/fuzz/README.md")
-    atheris.Setup(sys.argv, target)
+    # To merge corpora libFuzzer starts itself again, by the first argument.
+    atheris.Setup([f"{sys.executable} -W ignore {sys.argv[0]}", *sys.argv[1:]], target)
     atheris.Fuzz()
 
 

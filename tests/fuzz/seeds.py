@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import io
 import json
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import fuzz_keyring
-import fuzz_parquet_modules
 import fuzz_sidecar
 import harness
 import pyarrow as pa
@@ -23,6 +21,7 @@ from fuzz_avro_rows import SHAPES
 from pyroaring import BitMap64
 
 import ags1
+from ags1.iceberg.thrift import I32, I64, LIST, STRUCT, print_struct
 from ags1.keys.envelope import EncryptedKey, KeyEncryptionKey
 from ags1.keys.sidecar import Sidecar
 
@@ -50,8 +49,8 @@ def sidecars() -> Iterator[bytes]:
 
 
 def keyrings() -> Iterator[bytes]:
-    version = '{"key":"%s","created-ms":1}' % ("A" * 43 + "=")
-    keys = '{"k":{"current":1,"versions":{"1":%s}}}' % version
+    version = {"key": "A" * 43 + "=", "created-ms": 1}
+    keys = json.dumps({"k": {"current": 1, "versions": {"1": version}}})
     yield b"1" + keys.encode()
     yield b"0" + fuzz_keyring.PREFIX + b'1,"keys":' + keys.encode() + b"}"
     yield b'2"AAAAAAAAAAAAAAAAAAAAAA==","keys":"' + b"A" * 60 + b'"'[:1]
@@ -59,10 +58,10 @@ def keyrings() -> Iterator[bytes]:
 
 
 def avro_rows() -> Iterator[bytes]:
-    numbers = b"\2" + b"\2\4" + b"\0" + bytes(4) + bytes(8) + b"\2\1" + b"\2\5" + bytes(5) + b"\2\2\2"
+    numbers = b"\2\2\4\0" + bytes(12) + b"\2\1\2\5" + bytes(5) + b"\2\2\2"
     texts = b"\4ab" + b"\2\2z" + b"abc" + b"\2" + bytes(16) + b"\2"
     nested = b"\2\2\2\2\0" + b"\2\2k\2\6\0" + b"\2\1\2\2y" + b"\2\2k\4\0"
-    for shape, row in ((0, numbers), (1, numbers), (2, texts), (3, texts), (4, nested), (5, nested)):
+    for shape, row in enumerate((numbers, numbers, texts, texts, nested, nested)):
         for rows in (0, 1, 3):
             yield bytes([shape, rows, 1, 100, 0]) + row * rows
 
@@ -92,13 +91,17 @@ def parquet_files() -> Iterator[bytes]:
 
 
 def parquet_modules() -> Iterator[bytes]:
-    # One column of one page: sizes are those that the harness makes of the header and the page.
-    header = bytes.fromhex("1500 1508 1540 2c 1502 1500 1506 1506 00 00")
-    place = b"\0\0"
-    sizes = [len(fuzz_parquet_modules.module(2, b"", bytes(size))) for size in (60, 60)]
-    facts = struct.pack("B", sum(sizes) & 0x7F)
-    footer = b"\x15\x02" + facts
-    yield bytes([2, 2, *place, 0]) + header.ljust(60, b"\0") + b"\0" * 5 + bytes(60) + b"\0\0" + footer
+    # One column of one page.
+    page = {1: (I32, 0), 2: (I32, 4), 3: (I32, 36), 5: (STRUCT, {1: (I32, 1)})}
+    header = print_struct(page)
+    facts = {5: (I64, 1), 7: (I64, 68 + len(header)), 9: (I64, 4)}
+    group = {1: (LIST, (STRUCT, [{3: (STRUCT, facts)}])), 3: (I64, 1)}
+    footer = print_struct(
+        {2: (LIST, (STRUCT, [{5: (I32, 1)}, {}])), 3: (I64, 1), 4: (LIST, (STRUCT, [group]))}
+    )
+    place = bytes(3)
+    modules = bytes([2, 2, *place, len(header)]) + header + bytes([0, *place, 4]) + bytes(4)
+    yield modules + bytes(2) + footer
     for options in ({}, {"use_dictionary": False, "write_page_index": True}):
         out = io.BytesIO()
         pq.write_table(pa.table({"a": [1]}), out, store_schema=False, **options)
