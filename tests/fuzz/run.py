@@ -82,8 +82,10 @@ def minimise(target: str, max_size: int) -> None:
     )
     if done.returncode:
         sys.exit(done.stderr[-4000:])
-    shutil.rmtree(FOLDER / "corpus" / target, ignore_errors=True)
-    shutil.copytree(kept, FOLDER / "corpus" / target)
+    for old in (FOLDER / "corpus" / target).iterdir():
+        if not old.name.startswith("finding-"):
+            old.unlink()
+    shutil.copytree(kept, FOLDER / "corpus" / target, dirs_exist_ok=True)
     print(f"{target}: {len(list(kept.iterdir()))} inputs")
 
 
