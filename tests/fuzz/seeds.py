@@ -32,6 +32,15 @@ def streams() -> Iterator[bytes]:
             yield bytes([3, block_size, size, 0, 0, 0, *range(40)])
 
 
+def decryptions() -> Iterator[bytes]:
+    for way in (1, 7, 0xFF, 0x2D):
+        for size in (0, 1, 100):
+            for at in (0, 1, 2, 30):
+                yield bytes([way, size, at]) + b"x" * (at % 2)
+    for at in range(3):
+        yield bytes([0, 0, at]) + b"AGS1\x10\0\0\0" + bytes(72)
+
+
 def key_metadata() -> Iterator[bytes]:
     for km in (fuzz_sidecar.KM, ags1.KeyMetadata(harness.KEY)):
         yield km.to_bytes()
@@ -118,6 +127,7 @@ def puffins() -> Iterator[bytes]:
 
 
 SEEDS = {
+    "decrypt": decryptions,
     "oneshot": streams,
     "stream": streams,
     "reader": streams,
