@@ -27,7 +27,7 @@ def TestOneInput(data: bytes) -> None:
         elif at % 3 == 1:
             found = into(changed, km)
         else:
-            found, again = ags1.decrypt_many([(changed, km), (bytearray(changed), km)])
+            found, again = ags1.decrypt_many([(changed, km), (bytearray(changed), km)], threads=1)
             assert found == again
     except harness.REFUSALS:
         return
