@@ -260,7 +260,12 @@ faults(
         "",
         "a key that was used seals again",
     ),
-    ("        wipe(fresh, sizeof(fresh))\n", "", "fresh keys stay on the stack"),
+    (
+        "        wipe(fresh, sizeof(fresh))\n",
+        "",
+        "fresh keys stay on the stack",
+        "only a look at the stack of a call that has returned would tell",
+    ),
     (
         "        memcpy(at + HEADER_SIZE, fresh + key_size + AAD_PREFIX_SIZE, NONCE_SIZE)\n",
         "        memcpy(at + HEADER_SIZE, fresh, NONCE_SIZE)\n",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -121,6 +122,8 @@ def main() -> None:
     print(f"{len(chosen)} of {len(MUTANTS)} faults, each found in its file", flush=True)
     if options.check:
         return
+    # A shell's background job ignores it, and so would tests of Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     base = prepare()
 
     def judge(numbered: tuple[int, Mutant]) -> tuple[Mutant, str]:
@@ -130,6 +133,10 @@ def main() -> None:
         print(f"{mutant.file}: {mutant.reason}: {found} ({seconds:.0f} s)", flush=True)
         return mutant, found
 
+    files = {m.file.removeprefix("ags1/") for m in chosen}
+    for tests in sorted({tests for file in files for tests in TESTS[file]}):
+        if (failure := run([*PYTEST, ORDINARY, *tests.split()], base)) is not None:
+            sys.exit(f"{tests} fail without any fault:\n{failure[-2000:]}")
     with ThreadPoolExecutor(options.jobs) as pool:
         results = list(pool.map(judge, enumerate(chosen)))
     killed = [mutant for mutant, found in results if found.startswith("killed")]
