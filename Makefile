@@ -9,7 +9,8 @@ NATIVE := $(BIN)/python -W ignore setup.py --quiet build_ext --inplace
 export PATH := $(BIN):$(PATH)
 
 .NOTPARALLEL:
-.PHONY: venv native dev demo pipeline test interop bench bench-smoke bench-peers lint wheel debug sanitize clean
+.PHONY: venv native dev demo pipeline test fuzz mutants interop bench bench-smoke bench-peers lint \
+	wheel debug sanitize clean
 
 dev: native $(VENV)/.with-test
 
@@ -42,6 +43,15 @@ pipeline: native $(VENV)/.with-interop
 
 test: dev
 	$(BIN)/python -m pytest $(TESTS)
+
+# Needs clang: see tests/fuzz/README.md. `make fuzz FUZZ="--seconds 600 stream"`.
+fuzz: dev $(VENV)/.with-fuzz
+	PYTHON=$(BIN)/python tests/fuzz/build.sh
+	$(BIN)/python tests/fuzz/run.py $(FUZZ)
+
+# Faults put into the code one by one, each of which a test has to notice.
+mutants: dev
+	$(BIN)/python tests/mutation/run.py $(MUTANTS)
 
 # Against the released Java and Spark (JDK 17, Maven) and a real Vault (Go): minutes the first time.
 interop: native $(VENV)/.with-interop

@@ -7,6 +7,7 @@ so that a static one is in the process once. AGS1_BUILD says how to compile:
     release   (the default)
     debug     bounds checks, line tracing (coverage, profilers), no optimisation
     sanitize  AddressSanitizer and UndefinedBehaviorSanitizer
+    fuzz      AddressSanitizer and libFuzzer's coverage, for tests/fuzz; needs CC=clang
 """
 
 import json
@@ -31,13 +32,16 @@ LINKS_LIBCRYPTO = "ags1._gcm"
 DIRECTIVES = {"language_level": 3, "binding": True, "boundscheck": False, "wraparound": False}
 DEBUG_DIRECTIVES = {"boundscheck": True, "linetrace": True}
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+# The fuzzer's process brings both runtimes: see tests/fuzz/build.sh.
+FUZZER = "-fsanitize=address,fuzzer-no-link"
 COMPILE_ARGS = {
     "release": ["-O3", "-ffunction-sections", "-fdata-sections"],
     "debug": ["-O0", "-g", "-UNDEBUG", "-DCYTHON_TRACE=1", "-DCYTHON_TRACE_NOGIL=1"],
     "sanitize": ["-O1", "-g", "-fno-omit-frame-pointer", *SANITIZERS],
+    "fuzz": ["-O1", "-g", "-fno-omit-frame-pointer", FUZZER],
 }
 STRIP = ["-Wl,-x", "-Wl,-dead_strip"] if MACOS else ["-Wl,--gc-sections", "-Wl,-s", "-Wl,-z,now"]
-LINK_ARGS = {"release": STRIP, "debug": [], "sanitize": SANITIZERS}
+LINK_ARGS = {"release": STRIP, "debug": [], "sanitize": SANITIZERS, "fuzz": [FUZZER]}
 
 
 class BuildExtensions(build_ext):

@@ -27,10 +27,6 @@ settings.load_profile("ags1")
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "fuzz: random input for a while; AGS1_FUZZ_SECONDS each")
-
-
 def python_environment() -> dict[str, str]:
     """Return an environment in which a child imports the same ags1 and this folder's modules."""
     assert ags1.__file__ is not None

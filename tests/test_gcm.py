@@ -6,6 +6,7 @@ import array
 import concurrent.futures
 import copy
 import ctypes
+import json
 import mmap
 import os
 import pickle
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cryptography_vectors
@@ -53,7 +55,7 @@ def pretended_buffer(size: int) -> Any:
     return (ctypes.c_char * size).from_address(ctypes.addressof(_READABLE))
 
 
-# ---- NIST CAVP ---------------------------------------------------------------------------------
+# ---- NIST CAVP and Wycheproof ------------------------------------------------------------------
 
 
 def nist_vectors(name: str) -> Iterator[dict[str, bytes | None]]:
@@ -98,6 +100,22 @@ def test_nist_vectors_as_messages(name: str) -> None:
     assert (failures > 100) is name.startswith("gcmDecrypt")
 
 
+def check_block(
+    key: bytes, prefix: bytes, number: int, sealed: bytes, expected: bytes | None
+) -> None:
+    """Open one block; ``expected`` is None for one that must fail."""
+    size = len(sealed) - 28
+    cipher = BlockCipher(key, prefix, block_size=max(1, size))
+    out = bytearray(b"\xaa" * (size + 3))
+    if expected is None:
+        with pytest.raises(AuthenticationError) as caught:
+            cipher.open_blocks(sealed, out, number)
+        assert caught.value.block == number
+    else:
+        assert cipher.open_blocks(sealed, out, number) == size
+    assert out == (expected or bytes(size)) + b"\xaa" * 3
+
+
 @nist_files
 def test_nist_vectors_as_blocks(name: str) -> None:
     count = 0
@@ -107,16 +125,7 @@ def test_nist_vectors_as_blocks(name: str) -> None:
         if len(aad) < 4 or (number := int.from_bytes(aad[-4:], "little")) > 2**31 - 2:
             continue
         count += 1
-        cipher = BlockCipher(key, aad[:-4], block_size=max(1, len(text)))
-        out = bytearray(b"\xaa" * (len(text) + 3))
-        if vector["PT"] is None:
-            with pytest.raises(AuthenticationError) as caught:
-                cipher.open_blocks(iv + text + tag, out, number)
-            assert caught.value.block == number
-            assert out == bytes(len(text)) + b"\xaa" * 3
-        else:
-            assert cipher.open_blocks(iv + text + tag, out, number) == len(text)
-            assert out == vector["PT"] + b"\xaa" * 3
+        check_block(key, aad[:-4], number, iv + text + tag, vector["PT"])
     assert (
         count
         == {
@@ -128,6 +137,40 @@ def test_nist_vectors_as_blocks(name: str) -> None:
             "gcmEncryptExtIV256": 148,
         }[name]
     )
+
+
+def wycheproof() -> Iterator[tuple[bytes, bytes, bytes, bytes, bytes | None]]:
+    """Yield key, nonce, AAD, ciphertext with its tag, and the plaintext, None if it must fail."""
+    path = Path(__file__).parent / "vectors" / "wycheproof_aes_gcm.json"
+    for case in json.loads(path.read_text()):
+        names = ("key", "iv", "aad", "msg", "ct", "tag")
+        key, iv, aad, message, ciphertext, tag = (bytes.fromhex(case[name]) for name in names)
+        yield key, iv, aad, ciphertext + tag, message if case["result"] == "valid" else None
+
+
+def test_wycheproof_as_messages() -> None:
+    valid = invalid = other_nonces = 0
+    for key, iv, aad, sealed, expected in wycheproof():
+        if len(iv) == 12 and expected is not None:
+            valid += 1
+            assert _messages.open(key, iv + sealed, aad) == expected
+            continue
+        # A nonce of another size cannot be expressed, and is not taken for one of ours.
+        other_nonces += len(iv) != 12
+        invalid += len(iv) == 12
+        with pytest.raises(AuthenticationError):
+            _messages.open(key, iv + sealed, aad)
+    assert (valid, invalid, other_nonces) == (116, 81, 119)
+
+
+def test_wycheproof_as_blocks() -> None:
+    outcomes = []
+    for key, iv, aad, sealed, expected in wycheproof():
+        number = int.from_bytes(aad[-4:], "little")
+        if len(iv) == 12 and len(aad) >= 4 and number <= 2**31 - 2:
+            outcomes.append(expected is not None)
+            check_block(key, aad[:-4], number, iv + sealed, expected)
+    assert (outcomes.count(True), outcomes.count(False)) == (20, 0)
 
 
 # ---- runs of blocks against the reference ------------------------------------------------------

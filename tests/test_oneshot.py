@@ -131,13 +131,24 @@ def test_a_null_and_an_empty_prefix_stay_apart_and_read_alike(prefix: bytes | No
         assert ags1.decrypt(sealed.data, km) == b"data"
 
 
+def test_key_prefix_and_nonce_have_no_bytes_in_common() -> None:
+    for sealed in (ags1.encrypt(b"data"), *ags1.encrypt_many([b"data"] * 3)):
+        km = sealed.key_metadata
+        assert km.aad_prefix is not None
+        drawn = km.encryption_key + km.aad_prefix + sealed.data[8:20]
+        # No six bytes of random ones come twice.
+        assert len({drawn[at : at + 6] for at in range(len(drawn) - 5)}) == len(drawn) - 5
+
+
 def test_a_used_key_is_refused_unless_insisted_on() -> None:
     used = ags1.encrypt(b"data").key_metadata
     out = bytearray(b"\xaa" * 100)
-    with pytest.raises(ags1.KeyReuseError):
-        ags1.encrypt(b"other", km=used)
-    with pytest.raises(ags1.KeyReuseError):
-        ags1.encrypt_into(b"other", out, km=used)
+    # Its length tells, wherever the object comes from.
+    for km in (used, KeyMetadata.from_bytes(used.to_bytes())):
+        with pytest.raises(ags1.KeyReuseError):
+            ags1.encrypt(b"other", km=km)
+        with pytest.raises(ags1.KeyReuseError):
+            ags1.encrypt_into(b"other", out, km=km)
     assert out == b"\xaa" * 100
     again = ags1.encrypt(b"other data", km=used, reuse_key=True)
     assert again.key_metadata == used.with_file_length(len(again.data))

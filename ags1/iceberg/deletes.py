@@ -72,7 +72,7 @@ def read_deletion_vector(payload: bytes, file: ContentFile, data_file: str) -> B
         raise wrong("its entry does not say where it begins and ends")
     try:
         blobs = PuffinFile(payload).footer.blobs
-    except ValueError:
+    except (IndexError, ValueError):
         raise wrong("the file is not a Puffin file that can be read") from None
     blob = next((b for b in blobs if (b.offset, b.length) == (offset, size)), None)
     if blob is None or blob.type != VECTOR_TYPE or blob.compression_codec is not None:
@@ -89,7 +89,7 @@ def read_deletion_vector(payload: bytes, file: ContentFile, data_file: str) -> B
         raise wrong("its checksum is wrong")
     try:
         positions = BitMap64.deserialize(data[8:-4])
-    except (ValueError, RuntimeError, MemoryError):
+    except (IndexError, ValueError, RuntimeError, MemoryError):
         raise wrong("its bitmap cannot be read") from None
     stated = {blob.properties.get(CARDINALITY, str(len(positions))), str(file.record_count)}
     if stated != {str(len(positions))}:

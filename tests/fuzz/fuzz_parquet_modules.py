@@ -1,0 +1,59 @@
+"""An encrypted Parquet file with any footer and any pages, all rightly sealed, verifies or is
+refused; a footer that somebody changed is always refused."""
+
+import struct
+
+import harness
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+with harness.instrumented():
+    import ags1
+    from ags1.errors import Ags1Error
+    from ags1.iceberg.parquet_modules import check_algorithm, verify_parquet
+    from ags1.iceberg.writing.parquet_transcription import read_contents
+
+FILE_ID = b"file id!"
+CIPHER = AESGCM(harness.KEY)
+NONCE = bytes(12)
+# {1: {1: {2: FILE_ID}}}: AES_GCM_V1
+CRYPTO = b"\x1c\x1c\x28\x08" + FILE_ID + b"\x00\x00\x00"
+KINDS = (2, 3, 4, 5, 6, 7, 8, 9)
+
+
+def module(kind: int, place: bytes, text: bytes) -> bytes:
+    sealed = NONCE + CIPHER.encrypt(NONCE, text, FILE_ID + bytes([kind]) + place)
+    return struct.pack("<I", len(sealed)) + sealed
+
+
+def TestOneInput(data: bytes) -> None:
+    source = harness.Input(data)
+    content = bytearray(b"PARE")
+    for _ in range(source.number(6)):
+        kind = KINDS[source.number(len(KINDS) - 1)]
+        place = struct.pack("<HH", source.number(1), source.number(1))
+        if kind in (2, 4):
+            place += struct.pack("<H", source.number(2))
+        content += module(kind, place, source.bytes(source.number(60)))
+    crypto = source.bytes(source.number(40)) if source.number(7) == 7 else CRYPTO
+    forged = source.number(7) == 7
+    footer = source.rest()
+    start = len(content)
+    content += crypto + module(0, b"", footer)
+    if forged:
+        content[-1 - len(footer) // 2] ^= 1
+    content += struct.pack("<I", len(content) - start) + b"PARE"
+    km = ags1.KeyMetadata(harness.KEY, None, len(content))
+
+    def fetch(offset: int, size: int) -> bytes:
+        return bytes(content[offset : offset + size])
+
+    for check in (check_algorithm, verify_parquet, read_contents):
+        try:
+            check(fetch, len(content), km)
+        except Ags1Error:
+            continue
+        assert not forged or check is check_algorithm
+
+
+if __name__ == "__main__":
+    harness.main(TestOneInput)

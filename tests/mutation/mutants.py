@@ -1,0 +1,1271 @@
+"""The faults: what stands in a file, what is put there instead, and what that would mean.
+
+``tests`` are the test files to run, in this order, where those of the file in ``TESTS`` would take
+longer; ``equivalent`` is the reason why no test can notice a fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    file: str
+    old: str
+    new: str
+    reason: str
+    tests: tuple[str, ...] = ()
+    equivalent: str = ""
+
+
+def t(*names: str) -> tuple[str, ...]:
+    return tuple(" ".join(f"tests/test_{name}.py" for name in group.split()) for group in names)
+
+
+# The quick files first; all that could notice is tried before a fault counts as survived.
+TESTS = {
+    "_gcm.pyx": t("gcm", "oneshot vectors key_use", "bulk tamper"),
+    "_messages.pyx": t("oneshot", "gcm vectors", "keyring envelope key_use"),
+    "_buffers.pyx": t("oneshot gcm", "stream_reader"),
+    "_pump.pyx": t("bulk", "crash interrupts"),
+    "_stream.pyx": t("stream_reader", "stream_writer"),
+    "reader.py": t("stream_reader", "tamper", "interrupts"),
+    "writer.py": t("stream_writer", "crash interrupts"),
+    "geometry.py": t("oneshot layout", "stream_reader bulk", "tamper"),
+    "key_metadata.py": t("key_metadata", "key_use oneshot"),
+    "keys/envelope.py": t("envelope", "manager", "key_use secrets"),
+    "keys/cache.py": t("key_use manager keychain", "envelope"),
+    "keys/keychain.py": t("keychain", "cli"),
+    "keys/manager.py": t("manager", "key_use"),
+    "keys/sidecar.py": t("keychain envelope", "cli"),
+}
+
+MUTANTS: list[Mutant] = []
+
+
+def faults(file: str, *listed: tuple[str, ...]) -> None:
+    for old, new, reason, *equivalent in listed:
+        MUTANTS.append(Mutant(f"ags1/{file}", old, new, reason, equivalent="".join(equivalent)))
+
+
+faults(
+    "_gcm.pyx",
+    (
+        "            if not draw(nonces, batch * NONCE_SIZE):\n                break\n",
+        "",
+        "nonces are whatever lies on the stack",
+    ),
+    (
+        "            nonce = nonces\n            drawn",
+        "            OPENSSL_cleanse(nonces, sizeof(nonces))\n            nonce = nonces\n            drawn",
+        "a constant nonce",
+    ),
+    (
+        "        nonce += NONCE_SIZE\n",
+        "",
+        "the blocks of a batch share a nonce",
+    ),
+    (
+        "            nonce = nonces\n            drawn = i",
+        "            if nonce == NULL:\n                nonce = nonces\n            drawn = i",
+        "nonces of a second batch lie behind the first",
+    ),
+    (
+        "        return kernel_random(out, size)\n",
+        "        return 1\n",
+        "keys are not drawn",
+    ),
+    (
+        "    if EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_AEAD_SET_TAG, TAG_SIZE, <void *>(sealed + size)) != 1:\n"
+        "        return 0\n"
+        "    return EVP_DecryptFinal_ex(ctx, text + size, &n) == 1",
+        "    return 1",
+        "a skipped tag",
+    ),
+    (
+        "    return EVP_DecryptFinal_ex(ctx, text + size, &n) == 1",
+        "    EVP_DecryptFinal_ex(ctx, text + size, &n)\n    return 1",
+        "a tag that does not verify is taken",
+    ),
+    (
+        "ctx, EVP_CTRL_AEAD_SET_TAG, TAG_SIZE,",
+        "ctx, EVP_CTRL_AEAD_SET_TAG, 4,",
+        "only four bytes of the tag are compared",
+    ),
+    (
+        "    if aad_size and EVP_DecryptUpdate(ctx, NULL, &n, aad, <int>aad_size) != 1:\n"
+        "        return 0\n",
+        "",
+        "reading leaves the AAD out",
+    ),
+    (
+        "    if aad_size and EVP_EncryptUpdate(ctx, NULL, &n, aad, <int>aad_size) != 1:",
+        "    if EVP_EncryptUpdate(ctx, NULL, &n, aad, <int>aad_size - 4) != 1:",
+        "writing leaves the block number out of the AAD",
+    ),
+    (
+        "            context.ctx, context.aad, context.prefix_size + 4, nonce,",
+        "            context.ctx, context.aad, context.prefix_size, nonce,",
+        "a sealed block is not bound to its number",
+    ),
+    (
+        "        put_int32(context.aad + context.prefix_size, first_block + <uint32_t>i)\n"
+        "        if not seal_message(",
+        "        put_int32(context.aad + context.prefix_size, first_block + <uint32_t>i + 1)\n"
+        "        if not seal_message(",
+        "sealed block numbers begin at 1",
+    ),
+    (
+        "        put_int32(context.aad + context.prefix_size, first_block + <uint32_t>i)\n"
+        "        if not open_message(",
+        "        put_int32(context.aad + context.prefix_size, <uint32_t>i)\n"
+        "        if not open_message(",
+        "opened blocks are numbered from the beginning of the run",
+    ),
+    (
+        "                OPENSSL_cleanse(text, text_size)",
+        "                pass",
+        "after a refusal the output keeps what was decrypted",
+    ),
+    (
+        "                OPENSSL_cleanse(text - NONCE_SIZE, text_size + blocks * BLOCK_OVERHEAD)",
+        "                OPENSSL_cleanse(text, text_size)",
+        "after a refusal in place the slots keep some bytes",
+    ),
+    (
+        "                OPENSSL_cleanse(text, text_size)",
+        "                OPENSSL_cleanse(text, block_size)",
+        "after a refusal only one block of the output is zero",
+    ),
+    (
+        "            forget_errors()\n            return i\n",
+        "            return i\n",
+        "the error queue keeps a refusal's errors",
+        "OpenSSL queues no error when a tag does not verify: the call is for the other failures",
+    ),
+    (
+        "    OPENSSL_cleanse(slots, text_size + blocks * BLOCK_OVERHEAD)\n    return -1",
+        "    return -1",
+        "when sealing fails the slots keep a plaintext or a nonce",
+    ),
+    (
+        "    return -1\n\n\ncdef Py_ssize_t open_run(",
+        "    return 0\n\n\ncdef Py_ssize_t open_run(",
+        "a failure to seal is swallowed",
+    ),
+    (
+        "        if is_shared and source != text + done:",
+        "        if False:",
+        "memory that others can change is read twice",
+    ),
+    (
+        "        piece = min(size - done, <size_t>PIECE_SIZE)\n        source",
+        "        piece = min(size - done, <size_t>PIECE_SIZE - 1)\n        source",
+        "pieces of an odd size",
+        "the result is the same, GCM's updates may have any size: only slower",
+    ),
+    (
+        "        source = sealed + done\n",
+        "        source = sealed\n",
+        "each piece is the first one",
+    ),
+    (
+        "    if not 0 <= number < MAX_BLOCK_COUNT:",
+        "    if not 0 <= number <= MAX_BLOCK_COUNT:",
+        "one block number too many",
+    ),
+    (
+        "    if first_block + blocks > MAX_BLOCK_COUNT:",
+        "    if first_block > MAX_BLOCK_COUNT:",
+        "a run goes beyond the last block number",
+    ),
+    (
+        "(rest < BLOCK_OVERHEAD or (rest == BLOCK_OVERHEAD and full))",
+        "rest < BLOCK_OVERHEAD",
+        "an empty block after full ones is a run",
+    ),
+    (
+        "    if <size_t>dst.len < needed:",
+        "    if <size_t>dst.len + 1 < needed:",
+        "an output that is one byte short is taken",
+    ),
+    (
+        "    if overlap(src.buf, src.len, dst.buf, needed) and not in_place:",
+        "    if False:",
+        "input and output may overlap",
+    ),
+    (
+        "    if key_size != 16 and key_size != 24 and key_size != 32:",
+        "    if key_size > 32:",
+        "keys of any size",
+    ),
+    (
+        "        OPENSSL_cleanse(self._key, sizeof(self._key))\n",
+        "",
+        "the key stays in memory",
+    ),
+    (
+        "        if not self._process or self._process != this_process():",
+        "        if False:",
+        "a forked child seals under its parent's key",
+    ),
+    (
+        "self._sealed_blocks, blocks) + blocks > MAX_SEALS_PER_KEY:",
+        "self._sealed_blocks, blocks) > MAX_SEALS_PER_KEY:",
+        "more seals a key than random nonces allow",
+    ),
+    (
+        "            atomic_add(&self._sealed_blocks, -<uint64_t>blocks)\n",
+        "",
+        "a refused call uses up a key's blocks",
+    ),
+    (
+        "        self.claim(run_blocks(self.block_size, text_size, first_block))",
+        "        run_blocks(self.block_size, text_size, first_block)",
+        "sealed blocks are not counted",
+    ),
+    (
+        "        if failed >= 0:\n            raise unauthentic(first + failed, self.block_size)",
+        "        if failed > 0:\n            raise unauthentic(first + failed, self.block_size)",
+        "a refusal of the first block is swallowed",
+    ),
+    (
+        "            raise unauthentic(first + failed, self.block_size)",
+        "            raise unauthentic(failed, self.block_size)",
+        "an error names the block's place in the run",
+    ),
+    (
+        '        raise TypeError("a BlockCipher holds a key and cannot be pickled or copied")',
+        "        return object.__reduce__(self)",
+        "ciphers are pickled",
+    ),
+    (
+        "            idle = atomic_take(&self._idle[i])",
+        "            idle = self._idle[i]",
+        "two threads share a context",
+    ),
+    (
+        "    memcpy(context.aad, aad_prefix, prefix_size)\n",
+        "    if old == NULL:\n        memcpy(context.aad, aad_prefix, prefix_size)\n",
+        "a context that is used again keeps the AAD prefix before",
+    ),
+    (
+        "context.ctx, cipher, key, NULL, NULL) != 1:",
+        "context.ctx, cipher, key if cipher != NULL else NULL, NULL, NULL) != 1:",
+        "a context that is used again keeps the key before",
+    ),
+)
+
+faults(
+    "_messages.pyx",
+    (
+        "        claim_key(km, reuse_key=reuse_key)\n",
+        "",
+        "a key that was used seals again",
+    ),
+    (
+        "        wipe(fresh, key_size)\n",
+        "",
+        "fresh keys stay on the stack",
+        "only a look at the stack of a call that has returned would tell",
+    ),
+    (
+        "        wipe(fresh, key_size)\n        first_nonce = fresh + key_size + AAD_PREFIX_SIZE\n",
+        "        first_nonce = fresh\n",
+        "the nonce is the key's beginning, in the clear",
+    ),
+    (
+        "aad_prefix = PyBytes_FromStringAndSize(<char *>fresh + key_size, AAD_PREFIX_SIZE)",
+        "aad_prefix = PyBytes_FromStringAndSize(<char *>fresh, AAD_PREFIX_SIZE)",
+        "the AAD prefix is the key's beginning",
+    ),
+    (
+        "        if src.len != length:\n            return None\n",
+        "        if src.len < length:\n            return None\n",
+        "bytes after the trusted length are taken",
+    ),
+    (
+        "(block_size is not None and stated != block_size)",
+        "False",
+        "the block size of the header wins over the one that is asked for",
+    ),
+    (
+        "    if src.len < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):",
+        "    if src.len < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 3):",
+        "three letters of the magic do",
+    ),
+    (
+        "    if src.len < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):",
+        "    if memcmp(at, MAGIC, 4):",
+        "a file without a block has one",
+    ),
+    (
+        "    if last and last <= BLOCK_OVERHEAD and slots > BLOCK_OVERHEAD:",
+        "    if last and last < BLOCK_OVERHEAD and slots > BLOCK_OVERHEAD:",
+        "an empty block ends a file of others",
+    ),
+    (
+        "    if not 1 <= block_size[0] <= min(max_block_size, MAX_BLOCK_SIZE):",
+        "    if not 1 <= block_size[0]:",
+        "blocks of any stated size",
+    ),
+    (
+        "    free_context(context)\n    if failed >= 0:\n        raise unauthentic(failed, block_size)",
+        "    free_context(context)\n    if failed > 0:\n        raise unauthentic(failed, block_size)",
+        "a message whose first block does not verify is returned",
+    ),
+    (
+        "    put_header(at, block_size)\n    return",
+        "    put_header(at, 1 << 20)\n    return",
+        "every header states 1 MiB",
+    ),
+    (
+        "    return KeyMetadata.unchecked(key, aad_prefix, size)",
+        "    return KeyMetadata.unchecked(key, aad_prefix, None)",
+        "the key metadata lacks the length",
+    ),
+    (
+        "            if self.failure is None or number < self.failure[0]:\n",
+        "            if True:\n",
+        "of two failures the last is told",
+    ),
+    (
+        "            if failed >= 0:\n                self.fail(first + failed",
+        "            if failed > 0:\n                self.fail(first + failed",
+        "a failure of a share's first message is swallowed",
+    ),
+    (
+        "self.fail(first + failed, self.error(share + failed))",
+        "self.fail(first, self.error(share + failed))",
+        "a failure names another message",
+    ),
+    (
+        "            if fresh != NULL:\n                wipe(fresh, fresh_size)\n",
+        "",
+        "keys of many messages stay in memory",
+    ),
+    (
+        "        message.nonce = fresh + AAD_PREFIX_SIZE\n",
+        "        message.nonce = b'0123456789ab'\n",
+        "many messages share a nonce",
+    ),
+    (
+        "share + prepared, fresh + prepared * self._fresh_size, first + prepared,",
+        "share + prepared, fresh, first + prepared,",
+        "the messages of a share have one key",
+    ),
+    (
+        "            if message.view.len == km._file_length:\n",
+        "            if True:\n",
+        "many messages: a length that is not the trusted one is taken",
+    ),
+    (
+        "        held.append((key, aad_prefix, plaintext))\n",
+        "        held.append((key, plaintext))\n",
+        "an AAD prefix may be freed before it is used",
+        "the key metadata holds it as well, and an empty one is a constant",
+    ),
+    (
+        "                if not ok:\n                    wipe(at, size)\n                    forget_errors()\n",
+        "                if not ok:\n                    forget_errors()\n",
+        "a refused message stays in memory",
+        "its bytes object is freed, and was never returned: only a look at freed memory would tell",
+    ),
+    (
+        "            if size < 0:\n                raise AuthenticationError(",
+        "            if size < -1:\n                raise AuthenticationError(",
+        "a message one byte too short is read",
+    ),
+    (
+        "                ok = draw(nonce, NONCE_SIZE) and seal_message(",
+        "                ok = seal_message(",
+        "a wrapped key's nonce is not drawn",
+    ),
+)
+
+faults(
+    "_buffers.pyx",
+    (
+        "    memset(view.buf, 0, view.len)\n",
+        "    memset(view.buf, 0, view.len - 1 if view.len else 0)\n",
+        "wiping leaves a byte",
+    ),
+    (
+        "            return overlap(first.buf, first.len, second.buf, second.len)",
+        "            return False",
+        "nothing overlaps",
+    ),
+    (
+        "self._view.len, self._view.readonly, flags)",
+        "self._view.len, 0, flags)",
+        "memory that is only to be read is written",
+    ),
+)
+
+faults(
+    "_pump.pyx",
+    (
+        "                continue\n            return -1\n        if n == 0 and writing:",
+        "                return -1\n            return -1\n        if n == 0 and writing:",
+        "a signal ends a read",
+    ),
+    (
+        "        total += n\n        while count",
+        "        while count",
+        "a short count is read again from its beginning",
+    ),
+    (
+        "            parts.iov_base = <char *>parts.iov_base + n\n",
+        "",
+        "after a short count memory is filled from its beginning",
+    ),
+    (
+        "        if moved != <ssize_t>read_size:\n            return READ_FAILED if moved < 0 else CUT_SHORT\n",
+        "        if moved < 0:\n            return READ_FAILED\n",
+        "a source that became shorter is taken",
+    ),
+    (
+        "            if bad >= 0:\n                failed_block[0] = block + bad\n                return NOT_AUTHENTIC\n",
+        "            if bad > 0:\n                failed_block[0] = block + bad\n                return NOT_AUTHENTIC\n",
+        "a refusal of a batch's first block is swallowed",
+    ),
+    (
+        "                failed_block[0] = block + bad\n",
+        "                failed_block[0] = bad\n",
+        "an error names the block's place in its batch",
+    ),
+    (
+        "                return NOT_SEALED\n        else:",
+        "                pass\n        else:",
+        "what could not be sealed is written",
+    ),
+    (
+        "                return WRITE_FAILED\n            if r.durable",
+        "                pass\n            if r.durable",
+        "a write that fails is swallowed",
+    ),
+    (
+        "        block += blocks\n        left",
+        "        block += 1\n        left",
+        "the second batch has the first one's blocks",
+    ),
+    (
+        "        left -= text_size\n        atomic_add(bytes_done, text_size)",
+        "        left -= text_size\n        atomic_add(bytes_done, 1)",
+        "progress is not counted in bytes",
+    ),
+    (
+        "    while not atomic_load(stopping):",
+        "    while True:",
+        "nobody can stop it",
+    ),
+    (
+        "                wipe(r.slots, room)\n",
+        "                pass\n",
+        "the buffer's plaintext goes to the allocator",
+    ),
+    (
+        "                cipher.claim(blocks)\n",
+        "                pass\n",
+        "blocks of files are not counted, a forked child seals",
+    ),
+    (
+        "HEADER_SIZE + <off_t>block * stride\n",
+        "<off_t>block * stride\n",
+        "blocks lie where the header is",
+    ),
+    (
+        "        return outcome == DONE",
+        "        return True",
+        "a stopped run counts as done",
+    ),
+    (
+        "    cdef int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0)",
+        "    cdef int copy = fd",
+        "the caller's descriptor is used, and closed",
+    ),
+    (
+        "        if atomic_load(&self._closed) or not atomic_join(&self._users):",
+        "        if not atomic_join(&self._users):",
+        "a closed pump works on",
+        "once it is closed and idle nobody can join; a call under way may have another beside it",
+    ),
+    (
+        "    if error in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):",
+        "    if error in (errno.EDQUOT, errno.EFBIG):",
+        "a full disk is not noticed at once",
+    ),
+)
+
+faults(
+    "geometry.py",
+    (
+        "        if self.encrypted_size == layout.HEADER_SIZE:\n            return 0\n",
+        "",
+        "a header alone has a block",
+    ),
+    (
+        "        end = min(layout.block_offset(first + count, self.block_size), self.encrypted_size)",
+        "        end = layout.block_offset(first + count, self.block_size)",
+        "the last block goes beyond the file",
+    ),
+    (
+        "        return min(begin + count * self.block_size, self.plaintext_size) - begin",
+        "        return count * self.block_size",
+        "the last block is full",
+    ),
+    (
+        "        if not trust_file_size:\n            raise MissingFileLengthError(",
+        "        if False:\n            raise MissingFileLengthError(",
+        "the file system's size is trusted unasked",
+    ),
+    (
+        "        if actual_size == layout.HEADER_SIZE:\n",
+        "        if False:\n",
+        "a file cut to its header is an empty one",
+    ),
+    (
+        "        if actual_size < trusted:",
+        "        if actual_size + 1 < trusted:",
+        "a file cut by one byte is taken",
+    ),
+    (
+        "        if actual_size > trusted:",
+        "        if actual_size > trusted + 1:",
+        "a byte may follow the file",
+    ),
+    (
+        "    if trusted < layout.HEADER_SIZE:",
+        "    if trusted < 0:",
+        "a trusted length shorter than the header",
+        "the header is read before, and is refused when it is short",
+    ),
+    (
+        "    if block_size is not None and stated != block_size:",
+        "    if False:",
+        "another block size than the one asked for",
+    ),
+    (
+        "    if block_size is None and stated > max_block_size:",
+        "    if False:",
+        "a header may ask for any memory",
+    ),
+    (
+        "    if km.used and not reuse_key:\n",
+        "    if False:\n",
+        "a used key is not noticed",
+    ),
+    (
+        "    if not km.claim() and not reuse_key:\n",
+        "    km.claim()\n    if False:\n",
+        "two threads get one key",
+    ),
+)
+
+faults(
+    "key_metadata.py",
+    (
+        "            self._file_length is not None or not self._ticket or self._process",
+        "            not self._ticket or self._process",
+        "a key with a file length counts as fresh",
+    ),
+    (
+        "        if len(self._encryption_key) not in KEY_SIZES:\n",
+        "        if not self._encryption_key:\n",
+        "keys of any size",
+    ),
+    (
+        "        if not hmac.compare_digest(metadata.to_bytes(), data[:end]):\n",
+        "        if False:\n",
+        "a cut key metadata is taken",
+    ),
+    (
+        "        if not _are_optional_fields(data[end:]):\n",
+        "        if False:\n",
+        "anything may follow the key metadata",
+    ),
+    (
+        "        if data[:1] != _VERSION:\n",
+        "        if not data:\n",
+        "key metadata of any version",
+    ),
+    (
+        "            and self._aad_prefix == other._aad_prefix\n",
+        "",
+        "key metadata with other AAD prefixes are equal",
+    ),
+)
+
+faults(
+    "keys/envelope.py",
+    (
+        "        wipe(memoryview(self._key))\n\n    @classmethod",
+        "        pass\n\n    @classmethod",
+        "a KEK's memory is not wiped",
+    ),
+    (
+        "        if self._fork != process_number():",
+        "        if False:",
+        "a forked child seals under its parent's KEK",
+    ),
+    (
+        "seal(self._key, km.to_bytes(), self._aad + purpose)",
+        "seal(self._key, km.to_bytes(), self._aad)",
+        "what is sealed for one purpose opens for another",
+    ),
+    (
+        "        self._aad = _aad(entry)\n",
+        "        self._aad = b''\n",
+        "seals are not bound to the KEK's timestamp",
+    ),
+    (
+        "open_sealed(self._key, entry.encrypted_key_metadata, self._aad + purpose)",
+        "open_sealed(self._key, entry.encrypted_key_metadata, self._aad)",
+        "opening ignores what a key was sealed for",
+    ),
+    (
+        "        if size not in KEY_SIZES:\n",
+        "        if not size:\n",
+        "a KEK of any size",
+    ),
+    (
+        "            if len(key_made) != key_size:\n",
+        "            if False:\n",
+        "the KMS may make a shorter key",
+    ),
+    (
+        "        if not hmac.compare_digest(kms.unwrap_key(wrapped_key, master_key_id), self._key):\n",
+        "        if False:\n",
+        "what the KMS wrapped is not unwrapped before the old key goes",
+    ),
+    (
+        "        properties = {**entry.properties, KEY_TIMESTAMP: self._aad.decode()}",
+        "        properties = {KEY_TIMESTAMP: self._aad.decode()}",
+        "wrapping anew drops unknown properties",
+    ),
+    (
+        "        if same_kms and isinstance(kms, Rewrapper) and",
+        "        if isinstance(kms, Rewrapper) and",
+        "another KMS is asked to wrap anew what it never wrapped",
+    ),
+    (
+        "            made_here=self.made_here,\n",
+        "            made_here=True,\n",
+        "a stored KEK counts as made here once it was wrapped anew",
+    ),
+    (
+        "        if written is not None and proposed is not None and written != proposed:\n",
+        "        if False:\n",
+        "one of two different timestamps is chosen",
+    ),
+    (
+        "    if len({key.key_id for key in keys}) != len(keys):\n",
+        "    if False:\n",
+        "two entries may have one id",
+    ),
+    (
+        "encrypted_key_metadata = base64.b64decode(text, validate=True)",
+        "encrypted_key_metadata = base64.b64decode(text)",
+        "bytes that are not base64 are passed over",
+    ),
+    (
+        "class KeyEncryptionKey(Secret):",
+        "class KeyEncryptionKey:",
+        "KEKs are pickled",
+    ),
+)
+
+faults(
+    "keys/cache.py",
+    (
+        "        if now < contents.first_end:\n            return\n",
+        "        return\n",
+        "a KEK stays in the cache for good",
+    ),
+    (
+        " if end <= now]",
+        " if end < now - 1]",
+        "a KEK outlives its hour",
+    ),
+    (
+        "        while len(contents.keks) > self._capacity:\n            contents.keks.popitem(last=False)\n",
+        "",
+        "the cache has no limit",
+    ),
+    (
+        "contents.keks.popitem(last=False)",
+        "contents.keks.popitem(last=True)",
+        "the newest KEK leaves the cache",
+    ),
+    (
+        "    return (\n        master_key_id,\n        entry.key_id,",
+        "    return (\n        '',\n        entry.key_id,",
+        "a KEK is had under another master key than was asked for",
+    ),
+    (
+        "        entry.key_id,\n        entry.encrypted_key_metadata,\n",
+        "        entry.key_id,\n        b'',\n",
+        "an entry that was changed finds the KEK of the one before",
+    ),
+    (
+        "        self._contents.take()\n",
+        "        pass\n",
+        "the cache does not forget",
+    ),
+    (
+        "            flight.error = error\n            raise\n",
+        "            flight.error = error\n",
+        "an error of the KMS is swallowed",
+    ),
+    (
+        "os.register_at_fork(after_in_child=_forget_parents)\n",
+        "",
+        "a forked child has its parent's KEKs",
+    ),
+    (
+        "            if flight.ended.is_set():  # before we came\n",
+        "            if False:\n",
+        "a failure of the KMS is kept for the next caller",
+        "a call takes its flight out when it ends, so one that has ended is hardly ever found",
+    ),
+)
+
+faults(
+    "keys/keychain.py",
+    (
+        '        if trusted_key_ids is None and getattr(kms, "accepts_foreign_keys", True):\n',
+        "        if False:\n",
+        "a sidecar may name anybody's master key",
+    ),
+    (
+        "        if trusted is not None and entry.encrypted_by_id not in trusted:\n",
+        "        if False:\n",
+        "master keys are not compared with the trusted ones",
+    ),
+    (
+        "            if by is target and known == entry and made.encrypted_by_id == master_key_id:",
+        "            if known == entry:",
+        "a KEK wrapped for another master key is used again",
+    ),
+    (
+        "            for wrapped in sidecar.file_keys:\n                sidecar.open(self._unwrap, wrapped)\n",
+        "",
+        "a key that does not open is wrapped anew",
+    ),
+    (
+        "            file.read(1)\n",
+        "            pass\n",
+        "the file's first block is not looked at to find its key",
+    ),
+    (
+        "        if error.file is None:\n            error.file = sidecar_file\n",
+        "",
+        "errors do not name the sidecar",
+    ),
+)
+
+faults(
+    "keys/manager.py",
+    (
+        "-CLOCK_SKEW_MS <= now - timestamp_ms < KEK_LIFETIME_MS",
+        "now - timestamp_ms < KEK_LIFETIME_MS",
+        "a KEK from the far future seals",
+    ),
+    (
+        "-CLOCK_SKEW_MS <= now - timestamp_ms < KEK_LIFETIME_MS",
+        "-CLOCK_SKEW_MS <= now - timestamp_ms <= KEK_LIFETIME_MS",
+        "a KEK seals on its last millisecond",
+    ),
+    (
+        "-CLOCK_SKEW_MS <= now - timestamp_ms < KEK_LIFETIME_MS",
+        "-CLOCK_SKEW_MS <= now - timestamp_ms",
+        "a KEK seals for ever",
+    ),
+    (
+        "            if entry.encrypted_by_id == self.table_key_id\n            and",
+        "            if",
+        "a KEK under another master key seals",
+    ),
+    (
+        "            if kek is None or (public and not kek.made_here):\n",
+        "            if kek is None:\n",
+        "a KEK that anybody may have made seals",
+    ),
+    (
+        "            if kek.key_size >= self.data_key_length:\n",
+        "            if True:\n",
+        "a KEK weaker than its data keys seals",
+    ),
+    (
+        "        if table_key_id is not None and stated != table_key_id:\n",
+        "        if False:\n",
+        "the metadata chooses the table's master key",
+    ),
+    (
+        '        if table_key_id is None and getattr(kms, "accepts_foreign_keys", True):\n',
+        "        if False:\n",
+        "the metadata may name a stranger's master key",
+    ),
+    (
+        '        if self._is_kek(entry):\n            raise KeyMetadataError(f"{key_id!r} is a KEK and',
+        '        if False:\n            raise KeyMetadataError(f"{key_id!r} is a KEK and',
+        "a KEK is taken for a manifest list's key",
+    ),
+    (
+        "        if km.file_length is None:\n",
+        "        if False:\n",
+        "a manifest list without a length",
+    ),
+    (
+        "KeyMetadata.generate(max(self.data_key_length, self._kek_length()))",
+        "KeyMetadata.generate(self.data_key_length)",
+        "whoever can write the metadata shortens the data keys",
+    ),
+    (
+        "        kept.update(self._kek_entry(entry).key_id for entry in live)\n",
+        "",
+        "pruning drops a KEK that is needed",
+    ),
+    (
+        "            if kek_id not in (entry.key_id, entry.encrypted_by_id)",
+        "            if kek_id != entry.key_id",
+        "shredding leaves the keys under the KEK",
+    ),
+    (
+        "        if len(self._entries) != len(keys):\n",
+        "        if False:\n",
+        "two keys of a table have one id",
+    ),
+    (
+        "        if cache is not None and cache.kms is not kms:\n",
+        "        if False:\n",
+        "a cache of another KMS is used",
+    ),
+    (
+        "                entries.append(kek.wrap_key_metadata(km, entry.key_id))",
+        "                entries.append(entry)",
+        "rotation leaves the keys under the old KEK",
+    ),
+)
+
+faults(
+    "keys/sidecar.py",
+    (
+        '_PURPOSE = b"\\0ags1 sidecar"',
+        '_PURPOSE = b""',
+        "a loose file's key opens as a manifest list's",
+    ),
+    (
+        "        if len(keys) > _MAX_ENTRIES:\n",
+        "        if False:\n",
+        "a sidecar makes any number of calls to the KMS",
+    ),
+    (
+        "        if not sidecar.file_keys or sidecar.file_keys[0].key_id != sidecar.key_id:\n",
+        "        if not sidecar.file_keys:\n",
+        "the sidecar's key id may name nothing",
+    ),
+    (
+        "if key.key_id not in known)",
+        "if key.key_id)",
+        "a merged sidecar has entries twice",
+    ),
+    (
+        "        return tuple(sorted(wrapped, key=lambda key: key.key_id != self.key_id))",
+        "        return tuple(wrapped)",
+        "an old key is tried first",
+    ),
+)
+
+faults(
+    "_stream.pyx",
+    (
+        "        if position < self.start or position >= self.start + self.size:",
+        "        if position < self.start or position > self.start + self.size:",
+        "a byte after the plaintext is read",
+        "that many bytes ahead are none: the difference is 0 in either case",
+    ),
+    (
+        "        if position < self.start or position >= self.start + self.size:\n            return 0",
+        "        if position >= self.start + self.size:\n            return 0",
+        "bytes before the window are read",
+    ),
+    (
+        "        return 0 if self._busy else self.text.ahead(self.position)",
+        "        return self.text.ahead(self.position)",
+        "a read takes from a window that another thread works on",
+    ),
+    (
+        "        with cython.critical_section(self):\n            self.text = NO_PLAINTEXT\n",
+        "        pass\n",
+        "what was shown before an error is still served",
+    ),
+    (
+        "            if wanted > 0 and self.window.ahead() >= wanted:\n",
+        "            if wanted > 0 and self.window.ahead():\n",
+        "a read goes beyond the window",
+    ),
+    (
+        "                self.window.position += size\n                done = True\n        PyBuffer_Release(&view)\n        return size if done else self.core.readinto(buffer)",
+        "                done = True\n        PyBuffer_Release(&view)\n        return size if done else self.core.readinto(buffer)",
+        "readinto leaves the position",
+    ),
+    (
+        "            if limit < 0 and line < at_hand:",
+        "            if limit < 0 and line:",
+        "a line ends with the window",
+    ),
+    (
+        "        return size if newline == NULL else newline - at + 1",
+        "        return size if newline == NULL else newline - at",
+        "a line lacks its newline",
+    ),
+    (
+        "        if too_large or negative < 0 or not self.seeks or not 0 <= position < self.end:",
+        "        if too_large or negative < 0 or not self.seeks:",
+        "pread takes positions outside the file",
+        "the window and the cache hold nothing there, so the slow way is taken all the same",
+    ),
+    (
+        "            if self.window.text.ahead(position) >= wanted:\n                data",
+        "            if self.window.text.ahead(position):\n                data",
+        "pread goes beyond the window",
+    ),
+    (
+        "                    ):\n                        data = None",
+        "                    ):\n                        pass",
+        "pread returns memory that was not filled",
+    ),
+    (
+        "            if self._limit and self.find(start, size) is None:",
+        "            if self._limit:",
+        "the cache keeps a block twice",
+    ),
+    (
+        "                if len(self._texts) > self._limit:\n",
+        "                if False:\n",
+        "the cache has no limit",
+    ),
+    (
+        "            self._limit = 0\n            self._texts = []\n",
+        "            self._limit = 0\n",
+        "a closed reader keeps plaintext",
+    ),
+    (
+        "            if text.ahead(position) >= size:\n",
+        "            if text.ahead(position):\n",
+        "a block that is partly cached counts as cached",
+        "keep asks for blocks as a whole, which begin and end alike; the others ask for one byte",
+    ),
+    (
+        "            part = min(size, text.ahead(position))",
+        "            part = size",
+        "what follows a cached block is copied",
+    ),
+    (
+        "                if i != last:\n                    del self._texts[i]\n                    self._texts.append(text)\n",
+        "",
+        "the cache drops what is used most",
+    ),
+    (
+        "            if self._block or self._fill:\n                memset(self._buffer.buf, 0, self._buffer.len)\n",
+        "",
+        "plaintext that was not sealed stays in memory",
+    ),
+    (
+        "        return full + self._fill + BLOCK_OVERHEAD if self._fill else full",
+        "        return full + self._fill if self._fill else full",
+        "the last slot lacks room for its tag",
+    ),
+    (
+        "            and self._block < self._blocks and self._fill + size < self._block_size",
+        "            and self._block < self._blocks and self._fill + size <= self._block_size",
+        "a write may fill the slot without starting the next one",
+    ),
+    (
+        "            not self._busy and self._attached and self._process == this_process()\n",
+        "            not self._busy and self._attached\n",
+        "a forked child fills its parent's batch",
+    ),
+    (
+        "            not self._busy and self._attached and",
+        "            self._attached and",
+        "a write fills a batch that another thread seals",
+    ),
+    (
+        "                if self._fill == self._block_size:\n                    self._block += 1\n                    self._fill = 0\n",
+        "                if self._fill == self._block_size:\n                    self._block += 1\n",
+        "a new slot is filled from where the last one ended",
+    ),
+    (
+        "        return self._process != this_process()\n\n    @property\n    def used",
+        "        return False\n\n    @property\n    def used",
+        "a writer does not know that it was forked",
+    ),
+    (
+        "                self.batch.position += size\n                done = True",
+        "                done = True",
+        "small writes are not counted in the length",
+    ),
+    (
+        "        if self.core is not None:\n            self.core.drop(self)",
+        "        pass",
+        "a writer that is dropped leaves its file",
+    ),
+)
+
+faults(
+    "reader.py",
+    (
+        "                if self._error is not None:\n                    raise copy.copy(self._error)\n",
+        "",
+        "an error on the way of the position is forgotten",
+    ),
+    (
+        "                self._error = copy.copy(error)\n                self.window.drop()\n",
+        "                self._error = copy.copy(error)\n",
+        "after an error the window serves on",
+    ),
+    (
+        "                self._error = copy.copy(error)\n                self.window.drop()\n",
+        "                self._error = error\n                self.window.drop()\n",
+        "a remembered error keeps the frames, and with them buffers",
+    ),
+    (
+        "            self.window.busy = True\n",
+        "",
+        "small reads do not wait for the thread that moves the position",
+    ),
+    (
+        "        lock.check_not_mine()\n        with lock:\n            self.window.busy",
+        "        with lock:\n            self.window.busy",
+        "a signal handler reads within a read",
+    ),
+    (
+        "        except BaseException:\n            wipe(out)\n            raise",
+        "        except BaseException:\n            raise",
+        "after an error the caller's buffer keeps some plaintext",
+    ),
+    (
+        '        if offset < 0:\n            raise ValueError(f"cannot seek',
+        '        if offset < -1:\n            raise ValueError(f"cannot seek',
+        "a position before the beginning",
+    ),
+    (
+        "            offset += self.plaintext_size\n",
+        "            offset += self.encrypted_size\n",
+        "the end is the encrypted file's",
+    ),
+    (
+        "        left = self.block_size - self.window.position % self.block_size\n",
+        "        left = self.block_size\n",
+        "read1 returns more than one block",
+    ),
+    (
+        "        self.window.position = position\n\n    def _show",
+        "        self.window.position = position + 1\n\n    def _show",
+        "a read moves the position too far",
+    ),
+    (
+        "            if count < blocks.threads * blocks.chunk:\n                return 0\n            self._forget_ahead()\n",
+        "            if count < blocks.threads * blocks.chunk:\n                return 0\n",
+        "what was read ahead is kept although the position has passed it",
+        "the queue begins with the block that is wanted, or is forgotten: _take_ahead looks",
+    ),
+    (
+        "        if not ahead or ahead[0][0] != block:\n            self._forget_ahead()\n",
+        "",
+        "what was read ahead is taken for what is wanted",
+    ),
+    (
+        "        while len(ahead) <= blocks.threads and queued < blocks.geometry.block_count:",
+        "        while queued < blocks.geometry.block_count:",
+        "the whole file is read ahead",
+    ),
+    (
+        "        self._next_block = block + count\n",
+        "        self._next_block = block + count + 1\n",
+        "reading onwards is not noticed",
+    ),
+    (
+        "            blocks.give_back(old)\n",
+        "            pass\n",
+        "buffers are not used again",
+        "only slower: each block gets fresh memory",
+    ),
+    (
+        "        old = self.window.show(text, block * self.block_size, size)\n",
+        "        old = self.window.show(text, block * self.block_size, size)\n        blocks.give_back(text)\n",
+        "the window's buffer is used for other blocks",
+    ),
+    (
+        "        return offset, min(size, self.plaintext_size - offset)",
+        "        return offset, size",
+        "pread returns bytes after the end",
+    ),
+    (
+        '        if offset < 0 or size < 0:\n            raise ValueError(f"neither',
+        '        if size < 0:\n            raise ValueError(f"neither',
+        "pread takes a negative offset",
+    ),
+    (
+        "        except (OSError, ValueError):\n            check_open(self)\n            raise\n        return results",
+        "        except (OSError, ValueError):\n            check_open(self)\n        return results",
+        "an error of the source is swallowed, and memory returned",
+    ),
+    (
+        "                self.closed = True\n                self._forget_ahead()\n                self.window.drop()\n",
+        "                self.closed = True\n                self._forget_ahead()\n",
+        "a closed reader serves from its window",
+    ),
+    (
+        "            blocks.open_chunk(0, 1, memoryview(bytearray()))\n",
+        "            pass\n",
+        "an empty file's tag is not checked",
+    ),
+    (
+        "            blocks.source.check_end()\n\n\ndef _survey",
+        "            pass\n\n\ndef _survey",
+        "bytes after a header alone are not noticed",
+    ),
+    (
+        "        trust_file_size=trust_file_size,\n    )",
+        "        trust_file_size=True,\n    )",
+        "the file system's size is trusted unasked",
+    ),
+    (
+        "        block_size=block_size,\n        max_block_size=max_block_size,\n        trust_file_size=trust_file_size,",
+        "        block_size=None,\n        max_block_size=max_block_size,\n        trust_file_size=trust_file_size,",
+        "the block size that is asked for is ignored",
+    ),
+    (
+        "        except Ags1Error as error:\n            source.close()\n",
+        "        except Ags1Error as error:\n",
+        "a file that is refused stays open",
+    ),
+)
+
+faults(
+    "writer.py",
+    (
+        "        check_unused(km, reuse_key=reuse_key)\n        core",
+        "        core",
+        "the target is opened before the key is looked at",
+    ),
+    (
+        "            claim_key(km, reuse_key=reuse_key)\n",
+        "            pass\n",
+        "two writers get one key",
+    ),
+    (
+        "        if self.batch.forked:\n            raise KeyReuseError(",
+        "        if False:\n            raise KeyReuseError(",
+        "a forked child writes under its parent's key",
+    ),
+    (
+        "        if self._error is not None:\n            raise copy.copy(self._error)\n",
+        "",
+        "a stream that failed is written on",
+    ),
+    (
+        "            self._error = _remembered(error)\n",
+        "",
+        "a failed write is forgotten",
+    ),
+    (
+        "            # Small writes would go on filling it, unheard.\n            self.batch.drop()\n",
+        "",
+        "small writes after an error succeed",
+    ),
+    (
+        "        self._next_block += self._chunk\n        self.batch.position",
+        "        self.batch.position",
+        "two batches have one number of blocks",
+    ),
+    (
+        "self._next_block, self._next_block + self._chunk\n",
+        "self._next_block, self._next_block + self._chunk - 1\n",
+        "block numbers overlap",
+    ),
+    (
+        "        self.batch.position += text.nbytes\n",
+        "",
+        "large writes are not counted in the length",
+    ),
+    (
+        "            job.result()\n",
+        "",
+        "an error in a thread is swallowed",
+    ),
+    (
+        "            self.send(slots[:used])\n            self._slots.give(slots)",
+        "            self._slots.give(slots)",
+        "a batch that a thread has sealed is not written",
+    ),
+    (
+        "        while len(self._sealing) > leave:\n",
+        "        while len(self._sealing) > leave + 1:\n",
+        "a batch is left over",
+    ),
+    (
+        "        self._send_sealed(self._threads)\n        self._filling",
+        "        self._filling",
+        "any number of batches wait to be written",
+    ),
+    (
+        "        if not self.batch.position:\n            empty",
+        "        if False:\n            empty",
+        "an empty file is a header alone",
+    ),
+    (
+        "        if self.batch.used:\n            self._emit()\n",
+        "",
+        "the last block is lost",
+    ),
+    (
+        "            self._sink.commit()\n",
+        "            pass\n",
+        "the file never gets its name",
+    ),
+    (
+        "            if self._sink.published:\n                self._finished",
+        "            if True:\n                self._finished",
+        "a file that was not published has key metadata",
+    ),
+    (
+        "        if self._aborting:\n            raise Ags1Error(",
+        "        if False:\n            raise Ags1Error(",
+        "a write goes on although the stream was aborted",
+    ),
+    (
+        "                    self._finish(discard=self._finished is None)\n\n    def _complete",
+        "                    self._finish(discard=False)\n\n    def _complete",
+        "a file that could not be finished stays",
+    ),
+    (
+        "                if not self.closed:\n                    self._finish(discard=True)",
+        "                if not self.closed:\n                    self._finish(discard=False)",
+        "an aborted file stays",
+    ),
+    (
+        "            if discard and not forked:\n",
+        "            if discard:\n",
+        "a forked child removes its parent's file",
+    ),
+    (
+        "            self._sealing.clear()\n            self.batch.drop()\n",
+        "            self._sealing.clear()\n",
+        "an aborted stream's plaintext stays in memory",
+    ),
+    (
+        "        if kind is None:\n            self.close()\n",
+        "        if True:\n            self.close()\n",
+        "an exception in the block publishes half a file",
+    ),
+    (
+        "            self.abort()\n            raise\n\n    def writable",
+        "            raise\n\n    def writable",
+        "a writer that could not be opened leaves its file",
+    ),
+)
