@@ -306,7 +306,7 @@ faults(
         "an empty block ends a file of others",
     ),
     (
-        "    if not 1 <= block_size[0] <= min(max_block_size, MAX_BLOCK_SIZE):",
+        "    if not 1 <= block_size[0] <= max_block_size:",
         "    if not 1 <= block_size[0]:",
         "blocks of any stated size",
     ),
@@ -922,8 +922,8 @@ faults(
         "a line lacks its newline",
     ),
     (
-        "        if too_large or negative < 0 or not self.seeks or not 0 <= position < self.end:",
-        "        if too_large or negative < 0 or not self.seeks:",
+        "        if offset_overflow or size_overflow < 0 or not self.seeks or not 0 <= position < self.end:",
+        "        if offset_overflow or size_overflow < 0 or not self.seeks:",
         "pread takes positions outside the file",
         "the window and the cache hold nothing there, so the slow way is taken all the same",
     ),
