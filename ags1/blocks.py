@@ -6,7 +6,6 @@ once. Knows nothing of Python's file protocol.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeAlias
 
@@ -17,7 +16,7 @@ from .filelike import CHUNK_SIZE, PerProcess, Scratch
 from .geometry import Geometry
 from .key_metadata import KeyMetadata
 from .source import Source
-from .threads import run_all
+from .threads import Job, Pool, run_all
 
 Piece: TypeAlias = "tuple[int, memoryview]"
 """A position in the plaintext, and the memory for what begins there."""
@@ -45,13 +44,13 @@ class Blocks:
         self._slots = Scratch(self.chunk * slot)
         self._texts = Scratch(self.chunk * text)
         self.cache = BlockCache(cache_size // max(1, self.chunk * text))
-        self._pool = PerProcess(partial(ThreadPoolExecutor, self.threads, "ags1-reader"))
+        self._pool = PerProcess(partial(Pool, self.threads))
 
     def close(self, *, wait: bool) -> None:
         """Close the source, after the threads have ended if ``wait``."""
         try:
             if (pool := self._pool.made()) is not None:
-                pool.shutdown(wait=wait, cancel_futures=True)
+                pool.shutdown(wait=wait)
         finally:
             self.cache.close()
             self.source.close()
@@ -73,9 +72,9 @@ class Blocks:
         self.open_chunk(first, min(count, self.geometry.block_count - first), text)
         return text
 
-    def open_ahead(self, first: int) -> Future[memoryview]:
+    def open_ahead(self, first: int) -> Job[memoryview]:
         """Have a thread do that with a whole chunk."""
-        return self._pool.get().submit(self.open_text, first, self.chunk)
+        return self._pool.get().submit(partial(self.open_text, first, self.chunk))
 
     def give_back(self, text: memoryview) -> None:
         """Take back a buffer of ``open_text``."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +19,7 @@ from .cpu import usable_cpus
 from .errors import Ags1Error
 from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_km, claim_key, file_geometry
 from .key_metadata import KeyMetadata
-from .threads import run_all
+from .threads import run_in_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -181,8 +180,7 @@ def _work(batch: SealBatch | OpenBatch, threads: int) -> list[Any]:
     if threads == 1:
         batch.work()
     else:
-        with ThreadPoolExecutor(threads, "ags1") as pool:
-            run_all(pool, batch.work, range(threads), batch.stop)
+        run_in_threads(batch.work, range(threads), batch.stop)
     if batch.failure is None:
         return batch.results
     index, error = batch.failure
@@ -288,5 +286,4 @@ def _in_threads(work: Callable[[int, int], None], geometry: Geometry, threads: i
     if len(starts) == 1:
         work(0, geometry.block_count)
         return
-    with ThreadPoolExecutor(len(starts), "ags1") as pool:
-        run_all(pool, lambda first: work(first, min(share, geometry.block_count - first)), starts)
+    run_in_threads(lambda first: work(first, min(share, geometry.block_count - first)), starts)

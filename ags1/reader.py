@@ -35,7 +35,6 @@ import io
 import operator
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from . import layout
@@ -47,6 +46,7 @@ from .filelike import Lock, PerProcess, Stream, check_open
 from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, file_geometry
 from .key_metadata import KeyMetadata
 from .source import Source, open_source
+from .threads import Job
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -202,7 +202,7 @@ class ReaderCore:
         # Where reading onwards would go on, and how many blocks it took at once.
         self._next_block = -1
         self._run = 1
-        self._ahead: PerProcess[collections.deque[tuple[int, Future[memoryview]]]]
+        self._ahead: PerProcess[collections.deque[tuple[int, Job[memoryview]]]]
         self._ahead = PerProcess(collections.deque)
 
     # -- at the position

@@ -1,13 +1,125 @@
-"""Threads that share one call's work."""
+"""Threads that work for one caller, and survive Ctrl-C in it.
+
+A signal handler may raise anywhere in the main thread. There, ``concurrent.futures`` holds locks
+made of Python code. An exception at the wrong place leaves one locked for good, or it leaves a job
+that nobody knows of and that goes on writing to the caller's memory. Here the caller's side makes
+one atomic step of C code at a time, and each step can be done again.
+"""
 
 from __future__ import annotations
 
+from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future, wait
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
+_WORKER, _CALLER = "worker", "caller"
+# A waiting caller looks again after so long (seconds), if an interrupt has cost it the wake-up.
+_LOOK_AGAIN = 0.05
+
+
+class Job(Generic[_T]):
+    """One call of ``work``, by a thread of a ``Pool``."""
+
+    def __init__(self, work: Callable[[], _T]) -> None:
+        self._work: Callable[[], _T] | None = work
+        # Who came first decides whether it is done: setdefault() both asks and answers.
+        self._owner: dict[None, str] = {}
+        self._over = False
+        self._signal = allocate_lock()
+        self._signal.acquire()
+        self._value: list[_T] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do it, unless it was cancelled. Called by the pool's threads alone."""
+        work, self._work = self._work, None
+        if work is None or self._owner.setdefault(None, _WORKER) != _WORKER:
+            return
+        try:
+            self._value.append(work())
+        except BaseException as error:
+            self._error = error
+        # What it holds may be the caller's memory.
+        del work
+        self._over = True
+        self._signal.release()
+
+    def cancel(self) -> bool:
+        """Keep it from being done; return False when it is done or under way."""
+        return self._owner.setdefault(None, _CALLER) == _CALLER
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is done, or cancelled before it began."""
+        return self._over or self._owner.get(None) == _CALLER
+
+    def wait(self) -> None:
+        """Wait until it has ended. It has to be cancelled or in a pool, or this waits for ever."""
+        while not self.ended:
+            if self._signal.acquire(timeout=_LOOK_AGAIN):
+                self._signal.release()
+
+    def result(self) -> _T:
+        """Wait, and return what the call returned, or raise what it raised."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value[0]
+
+
+class Pool:
+    """Threads that do jobs in the order in which they come; made as jobs come."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._started = 0
+        self._queue: SimpleQueue[Job[object] | None] = SimpleQueue()
+        self._jobs: list[Job[object]] = []
+
+    def submit(self, work: Callable[[], _T]) -> Job[_T]:
+        """Have a thread call ``work``."""
+        job = Job(work)
+        self._jobs = [known for known in self._jobs if not known.ended]
+        self._jobs.append(job)  # type: ignore[arg-type]
+        self.put(job)
+        return job
+
+    def put(self, job: Job[_T]) -> None:
+        """Have a thread do ``job``, for which the caller waits."""
+        self._queue.put(job)  # type: ignore[arg-type]
+        if self._started < self._threads:
+            # In this order, an interrupt makes one thread too many and never one too few.
+            start_new_thread(_serve, (self._queue,))
+            self._started += 1
+
+    def shutdown(self, *, wait: bool) -> None:
+        """Cancel what is not under way, and let the threads end; ``wait`` for what is under way."""
+        for job in self._jobs:
+            job.cancel()
+        # For each thread one, and one for a thread that an interrupt has kept from being counted.
+        for _ in range(self._started + 1):
+            self._queue.put(None)
+        if wait:
+            for job in self._jobs:
+                job.wait()
+
+    def __del__(self) -> None:
+        self.shutdown(wait=False)
+
+
+def _serve(queue: SimpleQueue[Job[object] | None]) -> None:
+    while True:
+        job = queue.get()
+        if job is None:
+            return
+        job.run()
+        del job
 
 
 def run_all(
-    pool: Executor,
+    pool: Pool,
     work: Callable[[int], object],
     arguments: Iterable[int],
     stop: Callable[[], object] = lambda: None,
@@ -18,21 +130,19 @@ def run_all(
     They write to memory that belongs to our caller again as soon as we return, so nothing, Ctrl-C
     included, makes us leave before. ``stop`` is called then, to make them end early.
     """
-    jobs: list[Future[object]] = []
+    jobs = [Job(_call(work, argument)) for argument in arguments]
     interrupt: BaseException | None = None
-    try:
-        for argument in arguments:
-            jobs.append(pool.submit(work, argument))
-        wait(jobs)
-    except BaseException as error:
-        interrupt = error
     while True:
         try:
-            if interrupt is not None:
+            if interrupt is None:
+                for job in jobs:
+                    pool.put(job)
+            else:
                 stop()
                 for job in jobs:
                     job.cancel()
-            wait(jobs)
+            for job in jobs:
+                job.wait()
             break
         except BaseException as error:
             interrupt = error
@@ -40,3 +150,16 @@ def run_all(
         raise interrupt
     for job in jobs:
         job.result()
+
+
+def run_in_threads(
+    work: Callable[[int], object],
+    arguments: range,
+    stop: Callable[[], object] = lambda: None,
+) -> None:
+    """``run_all`` with a thread for each argument, which end with the call."""
+    run_all(Pool(len(arguments)), work, arguments, stop)
+
+
+def _call(work: Callable[[int], object], argument: int) -> Callable[[], object]:
+    return lambda: work(argument)

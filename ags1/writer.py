@@ -12,7 +12,7 @@ import copy
 import io
 import warnings
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
@@ -25,6 +25,7 @@ from .filelike import CHUNK_SIZE, Lock, Scratch, Stream, check_open
 from .geometry import check_unused, claim_key
 from .key_metadata import KeyMetadata
 from .sink import open_sink
+from .threads import Job, Pool
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -128,8 +129,8 @@ class WriterCore:
         self.batch.begin(self._filling, self.block_size)
         self._next_block = 0
         self._threads = threads
-        self._pool: ThreadPoolExecutor | None = None
-        self._sealing: collections.deque[tuple[memoryview, int, Future[int]]] = collections.deque()
+        self._pool: Pool | None = None
+        self._sealing: collections.deque[tuple[memoryview, int, Job[int]]] = collections.deque()
         self._lock = Lock()
         self._error: Exception | None = None
         self._aborting = False
@@ -215,8 +216,8 @@ class WriterCore:
             self.batch.restart()
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, "ags1-writer")
-        job = self._pool.submit(self._cipher.seal_in_place, slots[:used], first)
+            self._pool = Pool(self._threads)
+        job = self._pool.submit(partial(self._cipher.seal_in_place, slots[:used], first))
         self.batch.restart()
         self._sealing.append((slots, used, job))
         self._send_sealed(self._threads)
@@ -287,7 +288,7 @@ class WriterCore:
         forked = self.batch.forked
         try:
             if self._pool is not None and not forked:
-                self._pool.shutdown(cancel_futures=True)
+                self._pool.shutdown(wait=True)
         finally:
             self._sealing.clear()
             self.batch.drop()

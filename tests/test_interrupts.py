@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import gc
 import io
 import os
+import queue
 import signal
 import sys
 import threading
@@ -87,9 +89,62 @@ class Storm:
         return True
 
 
-# With one thread: the locks inside concurrent.futures do not survive an interrupt.
+def test_an_interrupted_call_leaves_no_thread_at_work() -> None:
+    data = bytes([1]) * (16 * MIB)
+    (stream, km), out = ags1.encrypt(data), bytearray(16 * MIB)
+    storm = Storm()
+    with storm.blowing(0.0007):
+        for _ in range(150):
+            if storm.through(lambda: ags1.decrypt_into(stream, out, km, threads=3)):
+                assert out == data
+            else:
+                assert not any(out)
+                time.sleep(0.002)
+                assert not any(out)
+    assert storm.strikes > 30
+
+
+@pytest.mark.parametrize("step", ["start_new_thread", "SimpleQueue.put"])
+def test_an_interrupt_while_threads_start(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    data = reference.pattern(8 * MIB)
+    (stream, km), out = ags1.encrypt(data), bytearray(8 * MIB)
+    begun = []
+
+    def interrupted(*arguments: Any) -> Any:
+        begun.append(_thread.start_new_thread(*arguments))
+        if len(begun) == 2:
+            raise Struck
+        return begun[-1]
+
+    class Queue(queue.SimpleQueue):  # type: ignore[type-arg]
+        def put(self, job: Any) -> None:
+            super().put(job)
+            begun.append(job)
+            if len(begun) == 2:
+                raise Struck
+
+    if step == "start_new_thread":
+        monkeypatch.setattr("ags1.threads.start_new_thread", interrupted)
+    else:
+        monkeypatch.setattr("ags1.threads.SimpleQueue", Queue)
+    with pytest.raises(Struck):
+        ags1.decrypt_into(stream, out, km, threads=3)
+    assert not any(out)
+    time.sleep(0.02)
+    assert not any(out)
+    with ags1.open(io.BytesIO(stream), "rb", km, threads=3) as file:
+        begun.clear()
+        with pytest.raises(Struck):
+            file.readinto(out)
+        file.seek(0)
+        assert file.read() == data
+
+
+@threads
 @pytest.mark.parametrize("kind", ["BytesIO", "path", "file"])
-def test_reads_are_right_under_a_storm_of_interrupts(tmp_path: Path, kind: str) -> None:
+def test_reads_are_right_under_a_storm_of_interrupts(
+    tmp_path: Path, kind: str, threads: int
+) -> None:
     data = reference.pattern(200_000)
     stream, km = sealed(data, 700)
     path = tmp_path / "file"
@@ -101,7 +156,7 @@ def test_reads_are_right_under_a_storm_of_interrupts(tmp_path: Path, kind: str) 
             source = (
                 io.BytesIO(stream) if kind == "BytesIO" else stack.enter_context(path.open("rb"))
             )
-        file = ags1.open(source, "rb", km)
+        file = ags1.open(source, "rb", km, threads=threads)
         stack.callback(file.close)
 
         def look(at: int) -> None:

@@ -1000,7 +1000,7 @@ def test_two_threads_of_a_forked_child_get_the_same_lock() -> None:
 
 
 def test_no_pool_is_made_for_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ags1.blocks.ThreadPoolExecutor", pytest.fail)
+    monkeypatch.setattr("ags1.blocks.Pool", pytest.fail)
     with reader(reference.pattern(10_000), 100) as file:
         file.read(10)
         file.pread(50, 500)

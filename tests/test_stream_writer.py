@@ -294,7 +294,7 @@ def test_nothing_but_the_public_names_shows() -> None:
 
 
 def test_no_pool_is_made_for_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ags1.writer.ThreadPoolExecutor", pytest.fail)
+    monkeypatch.setattr("ags1.writer.Pool", pytest.fail)
     with ags1.open(io.BytesIO(), "wb", block_size=BLOCK) as file:
         file.write(bytes(5000))
 
