@@ -388,7 +388,12 @@ cdef class OpenBatch(MessageBatch):
     cdef prepare(self, Message *message, unsigned char *fresh, Py_ssize_t number, list held):
         cdef bytes key, aad_prefix, plaintext
         cdef Py_ssize_t size = -1
-        sealed, km = self._messages[number]
+        try:
+            sealed, km = self._messages[number]
+        except (TypeError, ValueError) as error:
+            if type(error) not in (TypeError, ValueError):
+                raise
+            raise TypeError("expected a pair (data, key_metadata)") from None
         message.out = NULL
         if isinstance(km, KeyMetadata) and km._file_length is not None:
             take_input(sealed, &message.view)

@@ -29,6 +29,10 @@ class AtomicFile:
     exists and is no regular file (``/dev/null``) is refused.
     """
 
+    # An interrupt may come before the constructor has set anything.
+    published = True  # there is nothing to discard yet
+    fd = -1
+
     def __init__(
         self,
         target: str | os.PathLike[str],
@@ -37,7 +41,6 @@ class AtomicFile:
         durable: bool = True,
         mode: int | None = None,
     ) -> None:
-        self.published = True  # nothing to discard yet
         self.name = os.fsdecode(target)
         # A symbolic link is followed, as open() does: the file that it points to is replaced.
         self._path = os.path.realpath(self.name)
@@ -45,7 +48,6 @@ class AtomicFile:
         self._durable = durable
         # The bits of an existing target: the umask does not reduce them.
         self._kept_mode: int | None = None
-        self.fd = -1
         self._fork = process_number()
         if not overwrite and os.path.lexists(self.name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name)

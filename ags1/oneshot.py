@@ -145,27 +145,34 @@ def encrypt_many(
     """Encrypt each of ``messages`` (any C-contiguous buffers), as ``encrypt`` does.
 
     Each becomes a whole AGS1 file under its own fresh key of ``key_size`` bytes. The results are in
-    the order of the messages. ``threads`` is by default one for each CPU that we may use; they work
-    without the GIL. When messages fail, nothing is returned, and the exception is that of the
-    first of them: its text names the message's number, which an Ags1Error has as ``index``.
+    the order of the messages. ``threads`` is by default one for each CPU available to the process;
+    they work without the GIL. If any message fails, nothing is returned, and the exception of the
+    first failing message is raised. Its text names the message's number (from 0), which an
+    Ags1Error also has as ``index``.
     """
+    if isinstance(messages, (bytes, bytearray, memoryview)):
+        raise TypeError("messages must be an iterable of buffers, not one buffer")
     batch = list(messages)
     count = _thread_count(threads, len(batch))
     return _work(SealBatch(batch, count, operator.index(key_size), _sealed), count)
 
 
 def decrypt_many(
-    sealed: Iterable[tuple[Buffer, KeyMetadata]], *, threads: int | None = None
+    sealed: Iterable[tuple[Buffer, KeyMetadata]],
+    *,
+    threads: int | None = None,
+    trust_file_size: bool = False,
 ) -> list[bytes]:
     """Decrypt each pair of an AGS1 file and its key metadata, as ``decrypt`` does.
 
-    ``sealed`` is what ``encrypt_many`` returned, or any iterable of ``(data, key_metadata)``.
-    Arguments, order and failures as in ``encrypt_many``; raises AuthenticationError,
-    TruncatedError, FormatError and MissingFileLengthError.
+    ``sealed`` is what ``encrypt_many`` returned, or any iterable of ``(data, key_metadata)``, each
+    with its file length unless ``trust_file_size`` is set. Order, threads and failures are as in
+    ``encrypt_many``. Raises AuthenticationError, TruncatedError, FormatError and
+    MissingFileLengthError.
     """
     batch = list(sealed)
     count = _thread_count(threads, len(batch))
-    return _work(OpenBatch(batch, count, decrypt), count)
+    return _work(OpenBatch(batch, count, partial(decrypt, trust_file_size=trust_file_size)), count)
 
 
 def _thread_count(threads: int | None, messages: int) -> int:
@@ -275,7 +282,7 @@ def _decrypt(
 
 
 def _check_threads(threads: int) -> None:
-    if threads < 1:
+    if operator.index(threads) < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
 
 

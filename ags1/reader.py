@@ -62,10 +62,10 @@ class Reader(FastReader, Stream):
     """An encrypted file, open for reading: made by ``open``.
 
     An ``io.BufferedIOBase`` (registered), seekable wherever its source is, with ``pread`` and
-    ``readv`` besides. Any number of threads may use one reader; the position is theirs in common,
-    and ``pread`` and ``readv`` neither use nor move it. A failed tag, a cut source or a format
-    error on the way of the position is remembered: every later read from the position, and every
-    ``seek``, raises it again. An error of ``pread`` or ``readv`` is that call's alone.
+    ``readv`` besides. Any number of threads may use one reader; they share one position,
+    which ``pread`` and ``readv`` neither use nor move. If a read from the position meets a failed
+    tag, a cut source or a format error, every later read from the position and every ``seek``
+    raises it again. An error of ``pread`` or ``readv`` is that call's alone.
     """
 
     __slots__ = ()

@@ -50,7 +50,8 @@ class TextWriter(io.TextIOWrapper):
         self.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(ValueError):
+        # Without a buffer, when the constructor failed.
+        with contextlib.suppress(ValueError, AttributeError):
             self.buffer.__del__()
 
 
@@ -140,12 +141,12 @@ def open(
     ``xb``, their text forms ``rt``, ``wt``, ``xt`` with ``encoding``, ``errors`` and ``newline``,
     or ``r``, ``w``, ``x``, which are binary.
 
-    Reading needs ``km`` with its file length; ``trust_file_size`` takes the source's size instead
-    where there is none. ``block_size`` pins the block size (bytes), else the header's is taken up
-    to ``max_block_size``. ``pread`` and ``readv`` keep the plaintext of the last blocks of which
-    they returned a part, up to ``cache_size`` bytes of memory until ``close``: 4 MiB, which is four
-    blocks of the default size, and none where a block is larger than ``cache_size``. 0 keeps
-    nothing. Raises FormatError, TruncatedError, MissingFileLengthError.
+    Reading needs ``km`` with its file length; if it has none, ``trust_file_size=True`` uses the
+    source's size. ``block_size`` pins the block size (bytes), else the header's is taken up to
+    ``max_block_size``. ``pread`` and ``readv`` cache the last blocks that they read in part, up to
+    ``cache_size`` bytes (4 MiB by default: four blocks of the default size) until ``close``. A
+    block larger than ``cache_size`` is not cached; 0 turns the cache off. Raises FormatError,
+    TruncatedError, MissingFileLengthError.
 
     Writing makes a fresh key of ``key_size`` bytes unless ``km`` gives one that has sealed no file
     yet (``reuse_key`` insists); ``key_metadata`` of the closed stream opens the file. A path gets
@@ -154,11 +155,12 @@ def open(
 
     A stream that is aborted, or fails, hands out no key metadata. Its path stays as it was. In a
     seekable file object the first byte written becomes zero, so that nobody takes the rest for a
-    whole file, and the file gets back the length that it had: bytes behind the start position are
-    lost as far as they were overwritten, and stay otherwise. A file object that cannot seek gets a
-    zero byte after what was written, for the same reason.
+    whole file, and the file gets back the length that it had: bytes that the stream has overwritten
+    are lost, and all others stay. A file object that cannot seek gets a zero byte after what was
+    written, for the same reason.
 
-    ``threads`` above one works on blocks ahead in the background.
+    With ``threads`` above 1, background threads decrypt ahead of the reader or encrypt behind the
+    writer.
     """
     if not isinstance(mode, str):
         raise TypeError(f"mode must be a str, not {type(mode).__name__}")

@@ -82,6 +82,8 @@ def test_a_call_with_wrong_arguments_does_not_use_the_key(
         call(km, threads=threads)
     with pytest.raises(ValueError, match="threads"):
         ags1.encrypt(b"", km=km, threads=0)
+    with pytest.raises(TypeError):
+        ags1.encrypt(b"", km=km, threads=2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="threads"):
         ags1.encrypt_file(__file__, tmp_path / "sealed", km=km, threads=0)
     ags1.encrypt(b"data", km=km)

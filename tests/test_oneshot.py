@@ -472,6 +472,12 @@ def test_many_messages_of_other_writers_are_read() -> None:
     assert ags1.decrypt_many(sealed, threads=3) == [*texts, b""]
 
 
+def test_messages_without_a_length_are_read_when_told_so() -> None:
+    data, km = ags1.encrypt(b"text")
+    pair = data, KeyMetadata(km.encryption_key, km.aad_prefix)
+    assert ags1.decrypt_many([pair, (data, km)], trust_file_size=True) == [b"text"] * 2
+
+
 def test_no_messages() -> None:
     assert ags1.encrypt_many([]) == []
     assert ags1.decrypt_many(()) == []
@@ -499,14 +505,18 @@ def test_a_message_that_is_refused_is_named() -> None:
         ((b"PAR1" + data[4:], km), ags1.FormatError),
         ((data, km.encryption_key), TypeError),
         (("text", km), TypeError),
-        ((data,), ValueError),
+        ((data,), TypeError),
+        (None, TypeError),
+        ((data, km, 1), TypeError),
     ):
         with pytest.raises(error, match=r"^message 2: "):
             ags1.decrypt_many([(data, km), (data, km), pair])
     for message in ("text", 5, np.zeros((4, 4))[::2, ::2]):
         with pytest.raises((TypeError, ValueError, BufferError), match=r"^message 1: "):
             ags1.encrypt_many([b"", message])  # type: ignore[list-item]
-    for size in (0, 15, 256):
+    with pytest.raises(TypeError, match="one buffer"):
+        ags1.encrypt_many(b"abc")  # type: ignore[arg-type]
+    for size in (0, 15, 256, 2**40):
         with pytest.raises(ags1.KeyMetadataError):
             ags1.encrypt_many([b""], key_size=size)
     for threads in (0, -1):

@@ -92,8 +92,9 @@ def ask_passphrase(keyring: str | None, *, new: bool = False) -> bytes:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
         raise KmsAccessDeniedError(
-            "the keyring's passphrase is needed, and there is no terminal to ask for it: give "
-            "--kms-property kms.local.passphrase-file=FILE"
+            "the keyring's passphrase is needed, and there is no terminal to ask for it: set "
+            "kms.local.passphrase-file with --kms-property, in the configuration file, or as "
+            "AGS1_KMS_KMS__LOCAL__PASSPHRASE_FILE in the environment"
         ) from None
     name = one_line(keyring or default_keyring_path())
     return _typed(

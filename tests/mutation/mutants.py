@@ -148,16 +148,19 @@ faults(
         "    OPENSSL_cleanse(slots, text_size + blocks * BLOCK_OVERHEAD)\n    return -1",
         "    return -1",
         "when sealing fails the slots keep a plaintext or a nonce",
+        "no input makes OpenSSL's encryption fail, only a lack of memory within it",
     ),
     (
         "    return -1\n\n\ncdef Py_ssize_t open_run(",
         "    return 0\n\n\ncdef Py_ssize_t open_run(",
         "a failure to seal is swallowed",
+        "no input makes OpenSSL's encryption fail, only a lack of memory within it",
     ),
     (
         "        if is_shared and source != text + done:",
         "        if False:",
         "memory that others can change is read twice",
+        "the change has to come within a few instructions: too rare for a test to rely on",
     ),
     (
         "        piece = min(size - done, <size_t>PIECE_SIZE)\n        source",
@@ -174,6 +177,7 @@ faults(
         "    if not 0 <= number < MAX_BLOCK_COUNT:",
         "    if not 0 <= number <= MAX_BLOCK_COUNT:",
         "one block number too many",
+        "run_blocks refuses that number too",
     ),
     (
         "    if first_block + blocks > MAX_BLOCK_COUNT:",
