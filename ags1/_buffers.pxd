@@ -18,7 +18,7 @@ cdef inline int take_input(object data, Py_buffer *view) except -1:
 cdef inline int take_output(object out, Py_buffer *view) except -1:
     try:
         PyObject_GetBuffer(out, view, PyBUF_SIMPLE | PyBUF_WRITABLE)
-    except BufferError as error:
+    except (BufferError, ValueError) as error:  # numpy raises the second
         if PyObject_CheckBuffer(out) and memoryview(out).readonly:
             raise TypeError(
                 f"the output must be a writable buffer, not a read-only {type(out).__name__}"

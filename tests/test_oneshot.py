@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import ags1
 from ags1 import KeyMetadata, _messages, layout
+from ags1.hazmat import BlockCipher
 
 threads = pytest.mark.parametrize("threads", [1, 2, 5])
 MIB = 1 << 20
@@ -312,6 +313,18 @@ def test_read_only_outputs_are_refused() -> None:
             ags1.decrypt_into(sealed.data, bytes(100), sealed.key_metadata, threads=count)
 
 
+def test_read_only_outputs_of_other_types_are_refused() -> None:
+    numbers = np.zeros(100)
+    numbers.setflags(write=False)
+    sealed = ags1.encrypt(bytes(100))
+    for threads in (1, 2):
+        with pytest.raises(TypeError, match="writable"):
+            ags1.encrypt_into(b"", numbers, threads=threads)
+        with pytest.raises(TypeError, match="writable"):
+            ags1.decrypt_into(sealed.data, numbers, sealed.key_metadata, threads=threads)
+    assert not numbers.any()
+
+
 def test_small_outputs_are_refused_and_left_alone() -> None:
     sealed = ags1.encrypt(bytes(50), block_size=16)
     for count in (1, 2):
@@ -470,6 +483,33 @@ def test_many_messages_of_other_writers_are_read() -> None:
     header_alone = layout.build_header(MIB)
     sealed.append([header_alone, KeyMetadata(bytes(16), None, 8)])
     assert ags1.decrypt_many(sealed, threads=3) == [*texts, b""]
+
+
+def test_an_empty_block_after_others_is_refused() -> None:
+    cipher, block, empty = BlockCipher(bytes(16), block_size=16), bytearray(44), bytearray(28)
+    cipher.seal_blocks(bytes(16), block)
+    cipher.seal_blocks(b"", empty, 1)
+    data = layout.build_header(16) + block + empty
+    km = KeyMetadata(bytes(16), None, len(data))
+    for call in (
+        lambda: ags1.decrypt(data, km),
+        lambda: ags1.decrypt_into(data, bytearray(16), km),
+        lambda: ags1.decrypt_many([(data, km)]),
+    ):
+        with pytest.raises(ags1.FormatError, match="bytes long"):
+            call()
+
+
+def test_of_failures_in_two_threads_the_first_message_s_is_raised() -> None:
+    pairs = []
+    # The second is under way when the first fails, and fails later.
+    for size in (8 * MIB, 40 * MIB):
+        out = bytearray(layout.encrypted_size(size))
+        km = ags1.encrypt_into(bytes(size), out)
+        out[-1] ^= 1
+        pairs.append((out, km))
+    with pytest.raises(ags1.AuthenticationError, match=r"^message 0: "):
+        ags1.decrypt_many(pairs, threads=2)
 
 
 def test_messages_without_a_length_are_read_when_told_so() -> None:

@@ -25,7 +25,7 @@ def t(*names: str) -> tuple[str, ...]:
 
 # The quick files first; all that could notice is tried before a fault counts as survived.
 TESTS = {
-    "_gcm.pyx": t("gcm", "oneshot vectors key_use", "bulk tamper"),
+    "_gcm.pyx": t("gcm", "oneshot vectors key_use", "bulk tamper", "secrets"),
     "_messages.pyx": t("oneshot", "gcm vectors", "keyring envelope key_use"),
     "_buffers.pyx": t("oneshot gcm", "stream_reader"),
     "_pump.pyx": t("bulk", "crash interrupts"),
@@ -348,6 +348,7 @@ faults(
         "            if fresh != NULL:\n                wipe(fresh, fresh_size)\n",
         "",
         "keys of many messages stay in memory",
+        "the buffer is freed: only a look at freed memory would tell",
     ),
     (
         "        message.nonce = fresh + AAD_PREFIX_SIZE\n",
@@ -413,6 +414,7 @@ faults(
         "                continue\n            return -1\n        if n == 0 and writing:",
         "                return -1\n            return -1\n        if n == 0 and writing:",
         "a signal ends a read",
+        "signals do not end the reads of a regular file",
     ),
     (
         "        total += n\n        while count",
