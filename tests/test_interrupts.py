@@ -541,6 +541,19 @@ def test_new_bytes_are_owned_by_the_view_that_fills_them() -> None:
             _buffers.new_bytes(size)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's full device")
+def test_a_pump_tells_of_a_write_that_fails(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(reference.encrypt(bytes(100), KEY, None, 16))
+    cipher = _gcm.BlockCipher(KEY, block_size=16)
+    with path.open("rb") as source, open("/dev/full", "wb", buffering=0) as target:
+        pump = Pump(source.fileno(), target.fileno())
+        for call in (pump.seal, pump.open):
+            with pytest.raises(OSError, match="No space left") as caught:
+                call(cipher, 0, 100)
+            assert caught.value.filename == "target"
+
+
 def test_a_pump_stays_within_the_file(tmp_path: Path) -> None:
     stream = reference.encrypt(bytes(100), KEY, None, 16)
     path = tmp_path / "file"

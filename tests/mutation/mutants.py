@@ -425,11 +425,13 @@ faults(
         "            parts.iov_base = <char *>parts.iov_base + n\n",
         "",
         "after a short count memory is filled from its beginning",
+        "a regular file gives short counts only at its end, or beyond 2 GiB",
     ),
     (
         "        if moved != <ssize_t>read_size:\n            return READ_FAILED if moved < 0 else CUT_SHORT\n",
         "        if moved < 0:\n            return READ_FAILED\n",
         "a source that became shorter is taken",
+        "what was not read does not authenticate, and encrypt_file looks at the size again",
     ),
     (
         "            if bad >= 0:\n                failed_block[0] = block + bad\n                return NOT_AUTHENTIC\n",
@@ -445,6 +447,7 @@ faults(
         "                return NOT_SEALED\n        else:",
         "                pass\n        else:",
         "what could not be sealed is written",
+        "no input makes OpenSSL's encryption fail, only a lack of memory within it",
     ),
     (
         "                return WRITE_FAILED\n            if r.durable",
