@@ -554,6 +554,30 @@ def test_a_pump_tells_of_a_write_that_fails(tmp_path: Path) -> None:
             assert caught.value.filename == "target"
 
 
+@needs_fork
+@quiet_fork
+def test_a_pump_stops_and_does_not_seal_in_a_child(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100))
+    cipher = _gcm.BlockCipher(KEY, block_size=16)
+    with path.open("rb") as source, (tmp_path / "out").open("wb") as target:
+        pump = Pump(source.fileno(), target.fileno())
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                pump.seal(cipher, 0, 100)
+            except ags1.KeyReuseError:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        pump.stop()
+        assert pump.seal(cipher, 0, 100) is False
+        assert pump.bytes_done == 0
+    assert (tmp_path / "out").read_bytes() == b""
+
+
 def test_a_pump_stays_within_the_file(tmp_path: Path) -> None:
     stream = reference.encrypt(bytes(100), KEY, None, 16)
     path = tmp_path / "file"

@@ -473,6 +473,7 @@ faults(
         "                wipe(r.slots, room)\n",
         "                pass\n",
         "the buffer's plaintext goes to the allocator",
+        "the buffer is freed: only a look at freed memory would tell",
     ),
     (
         "                cipher.claim(blocks)\n",
