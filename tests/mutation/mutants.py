@@ -32,7 +32,7 @@ TESTS = {
     "_stream.pyx": t("stream_reader", "stream_writer"),
     "reader.py": t("stream_reader", "tamper", "interrupts"),
     "writer.py": t("stream_writer", "crash interrupts"),
-    "geometry.py": t("oneshot layout", "stream_reader bulk", "tamper"),
+    "geometry.py": t("oneshot layout", "stream_reader bulk", "key_use", "tamper"),
     "key_metadata.py": t("key_metadata", "key_use oneshot"),
     "keys/envelope.py": t("envelope", "manager", "key_use secrets"),
     "keys/cache.py": t("key_use manager keychain", "envelope"),
