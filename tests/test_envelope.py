@@ -154,6 +154,7 @@ def test_optional_fields_may_be_absent_or_null(absent: str) -> None:
         ({"key-id": 1}, "'key-id'"),
         ({"encrypted-key-metadata": None}, "'encrypted-key-metadata'"),
         ({"encrypted-key-metadata": "a*b"}, "not base64"),
+        ({"encrypted-key-metadata": "QUJD*"}, "not base64"),
         ({"encrypted-key-metadata": "\u00e9"}, "not base64"),
         ({"encrypted-by-id": 5}, "'encrypted-by-id'"),
         ({"properties": []}, "'properties'"),

@@ -605,6 +605,20 @@ class TestRewrap:
         assert "wrap" not in dict(kms.calls)
         for old, new in zip(ours.key_encryption_keys, moved.key_encryption_keys, strict=True):
             assert old.encrypted_key_metadata != new.encrypted_key_metadata
+            # What a KMS unwrapped may have been stored by anybody, also after it is wrapped anew.
+            kek = KeyEncryptionKey.unwrap(kms, old)
+            assert not kek.rewrap(kms, "keyA", same_kms=True).made_here
+            # Another KMS cannot rewrap what it has not wrapped, whatever the key's name there.
+            other = Versioned()
+            kek.rewrap(other, "keyA", same_kms=False)
+            assert [what for what, _ in other.calls] == ["wrap", "unwrap"]
+
+    def test_a_kek_is_kept_for_the_master_key_that_unwrapped_it(self, kms: Watched) -> None:
+        entry = KeyEncryptionKey.generate(kms, "keyA", key_size=16).entry
+        cache = KekCache(kms)
+        cache.unwrap(entry, "keyA")
+        assert cache.peek(entry, "keyA") is not None
+        assert cache.peek(entry, "keyB") is None
 
     def test_the_result_can_be_used_at_once(self, manager: EncryptionManager) -> None:
         kms = Watched()

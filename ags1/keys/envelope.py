@@ -134,7 +134,7 @@ class KeyEncryptionKey(Secret):
     ) -> KeyEncryptionKey:
         """Make a KEK of ``key_size`` bytes under the master key; one KMS call.
 
-        The KMS makes the key where it can, else OpenSSL does. Raises KmsError.
+        The KMS makes the key where it can; otherwise the kernel draws it. Raises KmsError.
         """
         made = _generated(kms, master_key_id, key_size)
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
