@@ -75,6 +75,14 @@ def test_sidecars_of_one_kek_are_rewrapped_by_three_calls(
     assert kms.calls == 3
     reader = Keychain(kms, trusted_key_ids={"other"})
     assert {path: reader.open(path, None) for path in made} == made
+    # The same keychain moves a sidecar to several master keys, and to another KMS.
+    (path, km), *_ = made.items()
+    mover, elsewhere = Keychain(kms), keyring("b")
+    for master_key_id, target in (("default", kms), ("other", kms), ("other", elsewhere)):
+        moved = mover.rewrap(path, master_key_id, target)
+        assert [entry.encrypted_by_id for entry in moved.kek_entries] == [master_key_id]
+        write_sidecar(str(tmp_path / "moved"), moved, overwrite=True)
+        assert Keychain(target).open(str(tmp_path / "moved"), None) == km
 
 
 def test_a_sidecar_that_opens_nothing_is_not_rewrapped(
@@ -88,8 +96,13 @@ def test_a_sidecar_that_opens_nothing_is_not_rewrapped(
     bad[-1] ^= 1
     entry = EncryptedKey(wrapped.key_id, bytes(bad), wrapped.encrypted_by_id)
     write_sidecar(path, sidecar.with_entries([entry]), overwrite=True)
-    with pytest.raises(AuthenticationError):
-        Keychain(kms).rewrap(path, "other")
+    for call in (
+        lambda: Keychain(kms).rewrap(path, "other"),
+        lambda: Keychain(kms).open(path, None),
+    ):
+        with pytest.raises(AuthenticationError) as caught:
+            call()
+        assert caught.value.file == path
 
 
 def test_the_same_name_in_another_keyring_is_another_key(

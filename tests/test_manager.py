@@ -227,6 +227,14 @@ class TestNewKeys:
         assert not any(km.used for km in made)
         assert not kms.calls
 
+    def test_file_keys_are_no_shorter_than_the_newest_kek(self, kms: Watched) -> None:
+        manager = EncryptionManager(kms, "keyA", data_key_length=32, clock_ms=at(NOW))
+        added(manager)
+        shortened = EncryptionManager(
+            kms, "keyA", manager.encryption_keys, data_key_length=16, clock_ms=at(NOW)
+        )
+        assert len(shortened.new_file_key().encryption_key) == 32
+
     @pytest.mark.parametrize("size", [16, 24, 32])
     def test_the_first_key_makes_a_kek_of_the_tables_length(self, kms: Watched, size: int) -> None:
         manager = EncryptionManager(kms, "keyA", (), size, clock_ms=at(NOW))
@@ -499,6 +507,14 @@ class TestAMasterKeyWhosePublicHalfWraps:
             manager.encryption_keys[1].key_id
         }
         assert kms.calls == [("wrap", "keyA")]
+        # Nor when reading has brought the planted one into the cache.
+        cache = KekCache(kms)
+        cache.unwrap(planted, "keyA")
+        manager = EncryptionManager(kms, "keyA", [planted], clock_ms=at(NOW), cache=cache)
+        made = added(manager)
+        assert planted.key_id not in {
+            by_id(manager.encryption_keys)[key].encrypted_by_id for key in made
+        }
 
     def test_the_one_made_here_goes_on_being_used(self, kms: Watched) -> None:
         kms.wraps_with_public_key = True
