@@ -36,6 +36,7 @@ from ..errors import (
     NotEncryptedError,
     TruncatedError,
 )
+from ..formats.row_groups import row_group_starts
 from ..key_metadata import KeyMetadata
 from .avro import AvroFile, read_avro
 from .deletes import (
@@ -54,7 +55,6 @@ from .pyiceberg_internals import (
     downcasts_ns_timestamps,
     project,
 )
-from .row_groups import row_group_starts
 from .snapshots import ContentFile
 
 _BUFFER_SIZE = 8 << 20

@@ -1,0 +1,1 @@
+"""Parts of formats that lie inside encrypted files: Avro, Parquet. They need no PyIceberg."""
