@@ -33,7 +33,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", ["sql", "rest"])
-@pytest.mark.parametrize("kills", [6, pytest.param(1000, marks=pytest.mark.slow)])
+# `python tests/histories.py sql FOLDER 1000 SEED` takes longer.
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
 def test_every_history_is_explained(
     folder: Path, run_python: RunPython, kind: str, kills: int
 ) -> None:
