@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,6 +104,21 @@ def test_a_sidecar_that_opens_nothing_is_not_rewrapped(
         with pytest.raises(AuthenticationError) as caught:
             call()
         assert caught.value.file == path
+
+
+def test_of_two_file_keys_the_one_that_the_sidecar_names_comes_first(
+    tmp_path: Path, keyring: Callable[[str], Counting]
+) -> None:
+    keychain = Keychain(keyring("a"))
+    (path, old), (_, new) = sealed(keychain, tmp_path, 2).items()
+    both = json.loads(keychain.seal(new).with_keys_of(read_sidecar(path)).to_bytes())
+    for entries in (both["encryption-keys"], both["encryption-keys"][::-1]):
+        (tmp_path / "both").write_text(json.dumps(both | {"encryption-keys": entries}))
+        assert keychain.open(str(tmp_path / "both"), None) == new
+    assert old != new
+    (tmp_path / "both").write_text(json.dumps(both | {"key-id": "nothing"}))
+    with pytest.raises(KeyMetadataError):
+        keychain.open(str(tmp_path / "both"), None)
 
 
 def test_the_same_name_in_another_keyring_is_another_key(

@@ -1150,3 +1150,33 @@ class ReaderMachine(RuleBasedStateMachine):
 
 ReaderMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
 test_the_reader_is_a_bytesio_of_the_plaintext: Callable[..., Any] = ReaderMachine.TestCase
+
+
+def test_a_second_thread_waits_for_the_first_one_s_read() -> None:
+    data = reference.pattern(1000)
+    stream = reference.encrypt(data, KEY, PREFIX, 100)
+    gate, arrived = threading.Event(), threading.Event()
+
+    class Slow:
+        size = len(stream)
+
+        def pread(self, offset: int, size: int) -> bytes:
+            if offset > 200:
+                arrived.set()
+                gate.wait()
+            return stream[offset : offset + size]
+
+    parts: dict[str, bytes] = {}
+    with ags1.open(Slow(), "rb", KeyMetadata(KEY, PREFIX, len(stream))) as file:
+        assert file.read(4) == data[:4]
+        first = threading.Thread(target=lambda: parts.update(first=file.read(500)))
+        first.start()
+        arrived.wait()
+        # What it takes is at hand, and yet behind what the first one is about to return.
+        second = threading.Thread(target=lambda: parts.update(second=file.read(4)))
+        second.start()
+        second.join(0.1)
+        gate.set()
+        first.join()
+        second.join()
+    assert parts == {"first": data[4:504], "second": data[504:508]}

@@ -951,6 +951,7 @@ faults(
         "            if self._limit and self.find(start, size) is None:",
         "            if self._limit:",
         "the cache keeps a block twice",
+        "that takes up room in the cache and changes no result",
     ),
     (
         "                if len(self._texts) > self._limit:\n",
@@ -982,6 +983,7 @@ faults(
         "            if self._block or self._fill:\n                memset(self._buffer.buf, 0, self._buffer.len)\n",
         "",
         "plaintext that was not sealed stays in memory",
+        "the buffer is freed: only a look at freed memory would tell",
     ),
     (
         "        return full + self._fill + BLOCK_OVERHEAD if self._fill else full",
