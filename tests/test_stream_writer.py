@@ -924,3 +924,30 @@ class WriterMachine(RuleBasedStateMachine):
 
 WriterMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=25)
 test_the_writer_writes_what_the_reference_reads: Callable[..., Any] = WriterMachine.TestCase
+
+
+def test_a_second_thread_waits_for_the_first_one_s_write() -> None:
+    gate, arrived, target = threading.Event(), threading.Event(), io.BytesIO()
+
+    class Slow:
+        def write(self, data: memoryview) -> int:
+            if target.tell() > 100:
+                arrived.set()
+                gate.wait()
+            return target.write(data)
+
+    # One block a batch, so that the first thread sends while the second one wants to fill.
+    size = 1 << 20
+    with ags1.open(Slow(), "wb") as file:
+        file.write(b"a" * size)
+        first = threading.Thread(target=file.write, args=(b"b" * (size // 2 + size),))
+        first.start()
+        arrived.wait()
+        second = threading.Thread(target=file.write, args=(b"c" * 10,))
+        second.start()
+        second.join(0.1)
+        gate.set()
+        first.join()
+        second.join()
+    plaintext = ags1.decrypt(target.getvalue(), file.key_metadata)
+    assert plaintext == b"a" * size + b"b" * (size // 2 + size) + b"c" * 10

@@ -994,11 +994,13 @@ faults(
         "            and self._block < self._blocks and self._fill + size < self._block_size",
         "            and self._block < self._blocks and self._fill + size <= self._block_size",
         "a write may fill the slot without starting the next one",
+        "the next write takes the slow way and starts it, and so does closing",
     ),
     (
         "            not self._busy and self._attached and self._process == this_process()\n",
         "            not self._busy and self._attached\n",
         "a forked child fills its parent's batch",
+        "it fills its own copy, which nothing seals: closing and a full batch still raise",
     ),
     (
         "            not self._busy and self._attached and",
