@@ -1180,3 +1180,24 @@ def test_a_second_thread_waits_for_the_first_one_s_read() -> None:
         first.join()
         second.join()
     assert parts == {"first": data[4:504], "second": data[504:508]}
+
+
+def test_a_read_within_a_read_of_the_same_thread_is_refused() -> None:
+    """As a signal handler does that uses the stream which it has interrupted."""
+    data = reference.pattern(1000)
+    stream = reference.encrypt(data, KEY, PREFIX, 100)
+    refused = []
+
+    class Handler:
+        size = len(stream)
+
+        def pread(self, offset: int, size: int) -> bytes:
+            if offset > 200:
+                with pytest.raises(RuntimeError) as caught:
+                    file.read(900)
+                refused.append(caught)
+            return stream[offset : offset + size]
+
+    with ags1.open(Handler(), "rb", KeyMetadata(KEY, PREFIX, len(stream))) as file:
+        assert file.read() == data
+    assert refused

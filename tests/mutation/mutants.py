@@ -38,7 +38,7 @@ TESTS = {
     "keys/cache.py": t("key_use manager keychain", "envelope"),
     "keys/keychain.py": t("keychain", "cli"),
     "keys/manager.py": t("manager", "key_use"),
-    "keys/sidecar.py": t("keychain envelope", "cli"),
+    "keys/sidecar.py": t("keychain envelope", "cli", "iceberg_trust"),
 }
 
 MUTANTS: list[Mutant] = []
@@ -1045,6 +1045,7 @@ faults(
         "                self._error = copy.copy(error)\n                self.window.drop()\n",
         "                self._error = error\n                self.window.drop()\n",
         "a remembered error keeps the frames, and with them buffers",
+        "memory is kept for longer, and nothing else changes",
     ),
     (
         "            self.window.busy = True\n",
