@@ -52,8 +52,8 @@ from pyiceberg.types import (
 
 import ags1
 from ags1.errors import Ags1Error, FormatError, TruncatedError
-from ags1.formats._avro import Decoder, Layout, Step
 from ags1.iceberg import avro
+from ags1.iceberg._avro import Decoder, Layout, Step
 from ags1.iceberg.avro import AvroFile, plan_splits, read_avro
 
 JAVA_TABLE = Path(__file__).parent / "tables" / "avro_part"

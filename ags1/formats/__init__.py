@@ -1,1 +1,1 @@
-"""Parts of formats that lie inside encrypted files: Avro, Parquet. They need no PyIceberg."""
+"""What is known of the formats inside encrypted files, for callers with and without PyIceberg."""

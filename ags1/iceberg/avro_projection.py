@@ -45,7 +45,7 @@ from pyiceberg.types import (
 
 from ags1.errors import FormatError
 
-from ..formats._avro import Decoder, Layout, Memory, Step
+from ._avro import Decoder, Layout, Memory, Step
 
 MAX_DEPTH = 64
 MAX_STEPS = 100_000
