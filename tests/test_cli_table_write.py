@@ -638,7 +638,7 @@ def test_exposed_keys_are_told_and_mended(filled: EncryptedTable) -> None:
     rewrite_manifests_as_java_1_11(filled)
     assert "--exposed" in run("table", "scan", "db.t", "--catalog", "prod").stderr
     result = run("table", "verify", "db.t", "--catalog", "prod")
-    assert result.exit_code == 2
+    assert result.exit_code == 7
     assert "error: exposed-keys: " in result.stdout
     assert "2 files with exposed keys (2 in use)" in result.stderr
     told = json.loads(run("table", "verify", "db.t", "--catalog", "prod", "--json").stdout)
@@ -648,7 +648,7 @@ def test_exposed_keys_are_told_and_mended(filled: EncryptedTable) -> None:
     line = succeed("rekey", "db.t", "--exposed", "--quiet")
     assert line == ""
     assert ids() == [1, 2, 3, 4, 5]
-    succeed("expire", "db.t", "--older-than", "0s", "--retain-last", "1")
+    succeed("expire", "db.t", "--older-than", "0s", "--retain-last", "1", "--yes")
     result = run("table", "verify", "db.t", "--catalog", "prod")
     assert result.exit_code == 0
     assert "exposed keys" not in result.stdout

@@ -91,16 +91,17 @@ class Storm:
 
 def test_an_interrupted_call_leaves_no_thread_at_work() -> None:
     data = bytes([1]) * (16 * MIB)
-    (stream, km), out = ags1.encrypt(data), bytearray(16 * MIB)
+    (stream, km), out, zeros = ags1.encrypt(data), bytearray(16 * MIB), bytes(16 * MIB)
     storm = Storm()
     with storm.blowing(0.0007):
-        for _ in range(150):
-            if storm.through(lambda: ags1.decrypt_into(stream, out, km, threads=3)):
-                assert out == data
-            else:
-                assert not any(out)
-                time.sleep(0.002)
-                assert not any(out)
+        for _ in range(100):
+            out[:] = zeros
+            through = storm.through(lambda: ags1.decrypt_into(stream, out, km, threads=3))
+            left = bytes(out)
+            # An interrupt may come when all is done, and then all is there.
+            assert left == data or (left == zeros and not through)
+            time.sleep(0.002)
+            assert out == left
     assert storm.strikes > 30
 
 
