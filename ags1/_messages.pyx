@@ -218,6 +218,14 @@ cdef struct Message:
     Py_ssize_t failed_block
 
 
+cdef void set_key(Message *message, bytes key, bytes aad_prefix) noexcept:
+    # The message points to them: its share has to hold them.
+    message.key = <const unsigned char *>PyBytes_AS_STRING(key)
+    message.key_size = <int>len(key)
+    message.aad_prefix = <const unsigned char *>PyBytes_AS_STRING(aad_prefix)
+    message.aad_prefix_size = len(aad_prefix)
+
+
 cdef class MessageBatch:
     """The messages of one call. Any number of threads may call ``work`` at once."""
 
@@ -346,10 +354,7 @@ cdef class SealBatch(MessageBatch):
         fresh += self._key_size
         cdef bytes aad_prefix = PyBytes_FromStringAndSize(<char *>fresh, AAD_PREFIX_SIZE)
         message.out = <unsigned char *>PyBytes_AS_STRING(sealed)
-        message.key = <const unsigned char *>PyBytes_AS_STRING(key)
-        message.key_size = self._key_size
-        message.aad_prefix = <const unsigned char *>PyBytes_AS_STRING(aad_prefix)
-        message.aad_prefix_size = AAD_PREFIX_SIZE
+        set_key(message, key, aad_prefix)
         message.nonce = fresh + AAD_PREFIX_SIZE
         # It holds the objects that the message points to.
         self.results[number] = self._make((sealed, KeyMetadata.unchecked(key, aad_prefix, size)))
@@ -408,10 +413,7 @@ cdef class OpenBatch(MessageBatch):
         held.append((key, aad_prefix, plaintext))
         message.text_size = size
         message.is_shared = not is_private(sealed)
-        message.key = <const unsigned char *>PyBytes_AS_STRING(key)
-        message.key_size = <int>len(key)
-        message.aad_prefix = <const unsigned char *>PyBytes_AS_STRING(aad_prefix)
-        message.aad_prefix_size = len(aad_prefix)
+        set_key(message, key, aad_prefix)
         message.out = <unsigned char *>PyBytes_AS_STRING(plaintext)
         self.results[number] = plaintext
 

@@ -123,7 +123,7 @@ def decrypt_file(
     with _source(source) as (fd, status):
         _refuse_same_file(source, status, target)
         with _name_errors(source, target):
-            geometry = _survey(fd, status, km, block_size, max_block_size, trust_file_size)
+            geometry = _geometry(fd, status, km, block_size, max_block_size, trust_file_size)
         cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
         mode = status.st_mode
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
@@ -149,7 +149,7 @@ def verify_file(
     Nothing is written. Arguments and errors as in ``decrypt_file``.
     """
     with _source(source) as (fd, status), _name_errors(source, source):
-        geometry = _survey(fd, status, km, block_size, max_block_size, trust_file_size)
+        geometry = _geometry(fd, status, km, block_size, max_block_size, trust_file_size)
         cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
         with Pump(fd) as pump:
             _transfer(pump, functools.partial(pump.open, cipher), geometry, threads, progress)
@@ -204,7 +204,7 @@ def _begin(fd: int, size: int, header: bytes) -> None:
         raise OSError(error.errno, error.strerror, "target") from None
 
 
-def _survey(
+def _geometry(
     fd: int,
     status: os.stat_result,
     km: KeyMetadata,

@@ -178,8 +178,7 @@ def decrypt_many(
 def _thread_count(threads: int | None, messages: int) -> int:
     if threads is None:
         threads = usable_cpus()
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, not {threads}")
+    _check_threads(threads)
     return max(1, min(threads, messages))
 
 

@@ -89,7 +89,7 @@ class Reader(FastReader, Stream):
             raise ValueError(f"cache_size must be at least 0, not {cache_size}")
         source, name = open_source(file)
         try:
-            geometry = _survey(source, km, block_size, max_block_size, trust_file_size)
+            geometry = _geometry(source, km, block_size, max_block_size, trust_file_size)
             blocks = Blocks(source, geometry, km, threads=threads, cache_size=cache_size)
             _check_empty(blocks)
         except Ags1Error as error:
@@ -418,7 +418,7 @@ def _check_empty(blocks: Blocks) -> None:
             blocks.source.check_end()
 
 
-def _survey(
+def _geometry(
     source: Source,
     km: KeyMetadata,
     block_size: int | None,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -57,6 +60,18 @@ def run_python() -> RunPython:
 
 
 @pytest.fixture
+def memory_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: thousands of files are synced."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield tmp_path
+        return
+    made = Path(tempfile.mkdtemp(dir=memory))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
 def in_a_fork() -> Callable[[Callable[[], object]], None]:
     """Call a function in a forked child; fail with what it raised, or when it hangs."""
 
@@ -89,3 +104,22 @@ def in_a_fork() -> Callable[[Callable[[], object]], None]:
                 pytest.fail(f"in the forked child: {said.read().decode()}")
 
     return run
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Any]:
+    """An ``EncryptedCatalog`` over SQLite, with keys in properties and a namespace ``db``."""
+    # Here, because most tests need no PyIceberg.
+    from iceberg_tables import KMS_PROPERTIES
+
+    from ags1.iceberg import load_catalog
+
+    with load_catalog(
+        "sql",
+        type="sql",
+        uri=f"sqlite:///{tmp_path}/catalog.db",
+        warehouse=f"file://{tmp_path}/warehouse",
+        **KMS_PROPERTIES,
+    ) as made:
+        made.create_namespace("db")
+        yield made

@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from exposing import rewrite_manifests_as_java_1_11
-from iceberg_tables import KMS_PROPERTIES, TABLES, by_id, open_fixture
+from iceberg_tables import TABLES, by_id, open_fixture
 from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Operation
@@ -24,7 +23,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 import ags1
 from ags1 import Ags1Error, KeyMetadata, MetadataIntegrityError, NotEncryptedError
-from ags1.iceberg import EncryptedCatalog, EncryptedTable, Rekeyed, load_catalog, verify_table
+from ags1.iceberg import EncryptedCatalog, EncryptedTable, Rekeyed, verify_table
 from ags1.iceberg.files import TableFiles
 from ags1.iceberg.maintenance.rekeying import Rekeying
 from ags1.iceberg.writing.entries import FileRecord, read_entries
@@ -41,19 +40,6 @@ SCHEMA = Schema(
     NestedField(2, "v", StringType(), required=False),
 )
 ENCRYPTED = {"encryption.key-id": "keyA", "commit.manifest-merge.enabled": "false"}
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[EncryptedCatalog]:
-    with load_catalog(
-        "sql",
-        type="sql",
-        uri=f"sqlite:///{tmp_path}/catalog.db",
-        warehouse=f"file://{tmp_path}/warehouse",
-        **KMS_PROPERTIES,
-    ) as made:
-        made.create_namespace("db")
-        yield made
 
 
 def rows(*ids: int) -> pa.Table:

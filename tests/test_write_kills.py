@@ -9,9 +9,6 @@ after it.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -178,23 +175,11 @@ print(json.dumps({"points": total, "seen": dict(seen), "left": left}))
 '''
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: thousands of files are synced."""
-    memory = Path("/dev/shm")
-    if not memory.is_dir():
-        yield tmp_path
-        return
-    made = Path(tempfile.mkdtemp(dir=memory))
-    yield made
-    shutil.rmtree(made)
-
-
 @pytest.mark.parametrize("work", ["append", "overwrite", "several", "rotate", "create"])
 def test_a_killed_writer_leaves_the_table_old_or_new(
-    folder: Path, run_python: RunPython, work: str
+    memory_folder: Path, run_python: RunPython, work: str
 ) -> None:
-    done = run_python(SCRIPT, folder, work, timeout=800)
+    done = run_python(SCRIPT, memory_folder, work, timeout=800)
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["points"] > 20, result
     assert len(result["seen"]) == 2, result

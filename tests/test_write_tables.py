@@ -83,19 +83,6 @@ ENCRYPTED = {"format-version": "3", "encryption.key-id": "keyA"}
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[EncryptedCatalog]:
-    with load_catalog(
-        "sql",
-        type="sql",
-        uri=f"sqlite:///{tmp_path}/catalog.db",
-        warehouse=f"file://{tmp_path}/warehouse",
-        **KMS_PROPERTIES,
-    ) as made:
-        made.create_namespace("db")
-        yield made
-
-
-@pytest.fixture
 def table(catalog: EncryptedCatalog) -> EncryptedTable:
     return create(catalog)
 

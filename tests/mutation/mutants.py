@@ -1140,8 +1140,8 @@ faults(
         "an empty file's tag is not checked",
     ),
     (
-        "            blocks.source.check_end()\n\n\ndef _survey",
-        "            pass\n\n\ndef _survey",
+        "            blocks.source.check_end()\n\n\ndef _geometry",
+        "            pass\n\n\ndef _geometry",
         "bytes after a header alone are not noticed",
     ),
     (
