@@ -48,7 +48,7 @@ class AtomicFile:
         self._durable = durable
         # The bits of an existing target: the umask does not reduce them.
         self._kept_mode: int | None = None
-        self._fork = process_number()
+        self._process = process_number()
         if not overwrite and os.path.lexists(self.name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.name)
         _refuse_planted_link(self.name)
@@ -110,7 +110,7 @@ class AtomicFile:
             fd, self.fd = self.fd, -1
             with contextlib.suppress(OSError):
                 os.close(fd)
-        if self._fork == process_number():
+        if self._process == process_number():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._temporary)
 

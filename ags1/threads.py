@@ -2,8 +2,8 @@
 
 A signal handler may raise anywhere in the main thread. There, ``concurrent.futures`` holds locks
 made of Python code. An exception at the wrong place leaves one locked for good, or it leaves a job
-that nobody knows of and that goes on writing to the caller's memory. Here the caller's side makes
-one atomic step of C code at a time, and each step can be done again.
+that nobody knows of and that goes on writing to the caller's memory. Here the caller changes what
+it shares with the threads by single calls of C code only, and may repeat each of them.
 """
 
 from __future__ import annotations

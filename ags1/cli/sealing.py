@@ -39,14 +39,13 @@ from ..errors import Ags1Error, KeyMetadataError
 from ..key_metadata import KeyMetadata
 from ..keys import Keychain, Sidecar, write_sidecar
 from ..keys.keychain import FILE_KEY_SIZE
+from ..keys.sidecar import MAX_SIDECAR_SIZE
 from ..stream import open as open_stream
 from ..writer import Writer
 from .sources import STREAM, Job
 from .standard import BinaryOutput, binary_input
 
 _CHUNK_SIZE = 1 << 20
-# Bytes. A larger file is no sidecar, and is not replaced.
-_MAX_SIDECAR_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +249,7 @@ def _exists(path: str) -> FileExistsError:
 def _present(path: str) -> _Present | None:
     """Return the sidecar that is there, None if there is none. Raises OSError."""
     try:
-        data, _ = private_file.read(path, _MAX_SIDECAR_SIZE)
+        data, _ = private_file.read(path, MAX_SIDECAR_SIZE)
     except FileNotFoundError:
         return None
     try:

@@ -106,7 +106,7 @@ class KeyEncryptionKey(Secret):
     still asks the KMS for its own.
     """
 
-    __slots__ = ("_aad", "_fork", "_key", "entry", "made_here")
+    __slots__ = ("_aad", "_key", "_process", "entry", "made_here")
 
     @discreet
     def __init__(
@@ -114,7 +114,7 @@ class KeyEncryptionKey(Secret):
     ) -> None:
         self.entry = entry
         self.made_here = made_here
-        self._fork = process_number()
+        self._process = process_number()
         self._key = bytearray()
         size = len(key)
         if size not in KEY_SIZES:
@@ -174,7 +174,7 @@ class KeyEncryptionKey(Secret):
         manifest lists. What is sealed for one purpose does not open for another. Raises
         KeyReuseError in a child forked since the KEK was unwrapped.
         """
-        if self._fork != process_number():
+        if self._process != process_number():
             raise KeyReuseError("a forked child does not seal under its parent's KEK")
         sealed = seal(self._key, km.to_bytes(), self._aad + purpose)
         return EncryptedKey(key_id or new_key_id(), sealed, self.entry.key_id)

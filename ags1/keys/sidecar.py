@@ -28,7 +28,7 @@ from .envelope import (
 
 SUFFIX = ".keys"
 # A sidecar of two keys has under 1 KiB: far more than that is another file.
-_MAX_SIZE = 1 << 20
+MAX_SIDECAR_SIZE = 1 << 20
 # Else somebody's file, sealed for them under a master key that tables have too, could be made a
 # manifest list of such a table by whoever can write its metadata.
 _PURPOSE = b"\0ags1 sidecar"
@@ -124,7 +124,7 @@ def sidecar_path(file: str) -> str:
 
 def read_sidecar(path: str) -> Sidecar:
     """Read a sidecar. Raises OSError, or KeyMetadataError with ``path`` as its file."""
-    data, _ = private_file.read(path, _MAX_SIZE)
+    data, _ = private_file.read(path, MAX_SIDECAR_SIZE)
     try:
         return Sidecar.from_bytes(data)
     except KeyMetadataError as error:

@@ -615,7 +615,7 @@ faults(
         "a KEK's memory is not wiped",
     ),
     (
-        "        if self._fork != process_number():",
+        "        if self._process != process_number():",
         "        if False:",
         "a forked child seals under its parent's KEK",
     ),

@@ -44,7 +44,7 @@ class TableOutput:
         self._location_map = dict(location_map or {})
         self._lock = threading.Lock()
         self._written: list[str] = []
-        self._fork = process_number()
+        self._process = process_number()
 
     @property
     def written(self) -> list[str]:
@@ -107,13 +107,13 @@ class TableOutput:
 
     def check_process(self) -> None:
         """Raise KeyReuseError in a forked child: what is under way is the parent's."""
-        if self._fork != process_number():
+        if self._process != process_number():
             raise KeyReuseError("what the parent process has begun to write is not gone on with")
 
     def discard(self, locations: list[str]) -> None:
         """Delete files of a commit that failed for certain; in a forked child nothing. What cannot
         be deleted is logged and stays: nothing refers to it, and ``verify`` finds it."""
-        if self._fork != process_number():
+        if self._process != process_number():
             return
         for location in locations:
             try:
