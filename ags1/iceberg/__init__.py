@@ -1,20 +1,20 @@
-"""Encrypted Iceberg tables through PyIceberg: one changed import, and they open.
+"""Encrypted Iceberg tables for PyIceberg: change one import, and encrypted tables open.
 
 >>> from ags1.iceberg import load_catalog, open_table
 
-Needs ``ags1[iceberg]``. What is handed back are PyIceberg's own classes, or subclasses of them.
+Needs ``ags1[iceberg]``. All results are of PyIceberg's own classes or subclasses of them.
 """
 
 from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
-from .files import TableFiles
-from .findings import TableVerification
-from .maintenance.jobs import MigrationResult
-from .maintenance.relocation import RelocationResult
-from .scan import EncryptedScan
-from .snapshots import ContentFile, EncryptedManifest, EncryptedSnapshot
+from .operations.catalog_jobs import MigrationResult
+from .operations.findings import TableVerification
+from .operations.relocate import RelocationResult
+from .operations.verify import verify_table
+from .read.scan import EncryptedScan
+from .read.snapshots import ContentFile, EncryptedManifest, EncryptedSnapshot
+from .storage.table_files import TableFiles
 from .table import EncryptedTable, Expiry, Rekeyed, open_table
-from .verify import verify_table
-from .writing.transaction import EncryptedTransaction
+from .transaction import EncryptedTransaction
 
 __all__ = [
     "ContentFile",

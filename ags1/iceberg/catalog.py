@@ -1,9 +1,10 @@
-"""``load_catalog``: PyIceberg's catalogs, whose encrypted tables open.
+"""``load_catalog``: PyIceberg's catalogs, able to open and write encrypted tables.
 
-A catalog here is PyIceberg's own with one change: ``load_table`` returns our table where the table
-has ``encryption.key-id``. What the catalog knows of a table (Hive's parameters, the REST server's
-answer) is trusted before the metadata file. The KMS is the caller's and the configuration file's,
-never the server's: ``encryption.kms-impl`` names code to run.
+``EncryptedCatalog`` wraps a catalog of PyIceberg. Its ``load_table`` returns an ``EncryptedTable``
+if the table has the property ``encryption.key-id``. What the catalog says of a table (Hive's
+parameters, a REST server's answer) is trusted more than the metadata file. Only the caller and the
+configuration file choose the KMS, never a server, because ``encryption.kms-impl`` names code to
+run.
 """
 
 from __future__ import annotations
@@ -11,21 +12,23 @@ from __future__ import annotations
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from pyiceberg.catalog import Catalog, PropertiesUpdateSummary
+from pydantic import ValidationError as PydanticValidationError
+from pyiceberg.catalog import Catalog
 from pyiceberg.catalog import load_catalog as load_plain_catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
-from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.table.update import SetPropertiesUpdate, TableRequirement, TableUpdate
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
-from pyiceberg.view import View
-from pyiceberg.view.metadata import ViewVersion
 
 from ..errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
 from ..key_metadata import KEY_SIZES
@@ -35,50 +38,56 @@ from ..keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_I
 from ..kms.client import KmsClient
 from ..kms.properties import Properties as KmsProperties
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
-from .catalog_trust import (
+from .commit.choice import commits_for
+from .commit.commits import Base, Commits, Place, made_whatever_comes
+from .commit.new_table import new_table_updates
+from .commit.session import version_of
+from .commit.updates import apply_updates
+from .operations.catalog_jobs import MigrationResult, migrate, move_or_copy
+from .operations.expire import everything
+from .operations.relocate import RelocationResult
+from .pyiceberg.arrow import iceberg_schema
+from .pyiceberg.catalogs import configured_properties, plain_file_io
+from .pyiceberg.delegation import DelegatingCatalog
+from .pyiceberg.guard import guard_catalog
+from .pyiceberg.hive import hive_parameters
+from .pyiceberg.redirection import refuse_redirection
+from .pyiceberg.rest import RestTable, ask_rest_server, register_rest_table, snapshot_loading_mode
+from .pyiceberg.sql import sql_metadata_location
+from .pyiceberg.tables import table_of
+from .pyiceberg.versions import check_tested_for_writing
+from .read.metadata import read_metadata, table_key_id
+from .storage.output import TableOutput
+from .storage.trust import (
     ICEBERG,
     METADATA_LOCATION,
     TABLE_TYPE,
+    Trust,
     hive_trust,
     is_a,
+    rest_trust,
 )
-from .home import home_of
-from .maintenance.expiry import everything
-from .metadata import Trust, read_metadata, table_key_id
-from .pyiceberg_internals import (
-    ask_rest_server,
-    configured_properties,
-    guard_catalog,
-    hive_parameters,
-    iceberg_schema,
-    sql_metadata_location,
-)
-from .redirection import refuse_redirection
-from .table import EncryptedTable, encrypted_table, kms_client
-from .writing.commits import Base, Commits, Place, commits_for, made_whatever_comes
-from .writing.output import TableOutput
-from .writing.transaction import EncryptedCreateTransaction
-from .writing.updates import apply_updates, new_table_updates
+from .table import EncryptedTable, kms_client
+from .transaction import EncryptedCreateTransaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from .maintenance.jobs import MigrationResult
-    from .maintenance.relocation import RelocationResult
-
-# Properties of a catalog, the caller's own: a server's word does not count for them.
+# Properties of a catalog. Only the caller sets them: a server's values are ignored.
 TRUSTED_KEY_IDS = "encryption.trusted-key-ids"
 REQUIRE_ENCRYPTED = "encryption.require-encrypted"
 
 
 class PlainTableWarning(UserWarning):
-    """A table in the clear was loaded from a catalog whose tables' master keys are configured."""
+    """An unencrypted table was loaded from a catalog that has ``key_ids``."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A table before its metadata is believed. Of a REST server: ``config``, ``storage``, which is
-    that with credentials, and ``metadata``."""
+    """A table whose metadata is not checked yet.
+
+    Only a REST server gives ``config``, ``storage`` (``config`` with credentials) and ``metadata``.
+    """
 
     identifier: Identifier
     metadata_location: str
@@ -88,19 +97,20 @@ class _Found:
 
 
 def load_catalog(name: str | None = None, **properties: str | None) -> EncryptedCatalog:
-    """Return the catalog that PyIceberg's ``load_catalog`` returns for the same arguments,
-    configuration file and environment, able to load encrypted tables.
+    """Return the catalog that PyIceberg's ``load_catalog`` returns, able to open encrypted tables.
 
-    The KMS is what Iceberg's encryption properties say (``encryption.kms-type``, …), given among
-    ``properties`` or configured; without them, plain tables load. Two more are of this library:
+    The arguments, the configuration file and the environment are PyIceberg's. Iceberg's encryption
+    properties (``encryption.kms-type``, …) choose the KMS. They are among ``properties`` or in the
+    configuration file. Without them, only unencrypted tables can be loaded. This library has two
+    more properties:
 
-    ``encryption.trusted-key-ids`` names the master keys that tables may be under, with commas
-    between. It is needed for a KMS where anybody's key may be named (AWS, GCP), unless the catalog
-    itself keeps its tables' keys (Hive, REST).
-    ``encryption.require-encrypted``, if ``true``, makes ``require_encrypted`` the rule for every
-    table: one that is not encrypted is refused, and data files in the clear are.
+    ``encryption.trusted-key-ids`` lists the master keys that a table may name, separated by commas.
+    Set it if the KMS would also unwrap with another user's key (AWS, GCP), unless the catalog
+    itself keeps the key IDs of its tables (Hive, REST).
+    ``encryption.require-encrypted=true`` sets ``require_encrypted`` for every table: unencrypted
+    tables and unencrypted data files are refused.
 
-    To use a KMS client that is there already:
+    If you already have a KMS client, use
     ``EncryptedCatalog(pyiceberg.catalog.load_catalog(…), client)``. Raises KmsConfigurationError,
     and what PyIceberg raises.
     """
@@ -117,8 +127,8 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
 
 
 def catalog_rules(configured: Mapping[str, str]) -> dict[str, Any]:
-    """Return the ``key_ids`` and ``require_encrypted`` of a catalog with these properties. Raises
-    KmsConfigurationError."""
+    """Return the arguments ``key_ids`` and ``require_encrypted`` that these properties stand for.
+    Raises KmsConfigurationError."""
     for name in configured:
         if (
             name.startswith("encryption.")
@@ -126,19 +136,22 @@ def catalog_rules(configured: Mapping[str, str]) -> dict[str, Any]:
             and name not in (TRUSTED_KEY_IDS, REQUIRE_ENCRYPTED)
         ):
             raise KmsConfigurationError(
-                f"no catalog has the property {name!r}; there are {TRUSTED_KEY_IDS!r}, "
-                f"{REQUIRE_ENCRYPTED!r} and those of the KMS, 'encryption.kms…'"
+                f"the catalog property {name!r} does not exist: use {TRUSTED_KEY_IDS!r}, "
+                f"{REQUIRE_ENCRYPTED!r} or a property of the KMS, 'encryption.kms…'"
             )
     key_ids = [part.strip() for part in configured.get(TRUSTED_KEY_IDS, "").split(",")]
     required = configured.get(REQUIRE_ENCRYPTED, "false").lower()
     if required not in ("true", "false"):
-        raise KmsConfigurationError(f"{REQUIRE_ENCRYPTED!r} is 'true' or 'false', not {required!r}")
+        raise KmsConfigurationError(
+            f"the catalog property {REQUIRE_ENCRYPTED!r} must be 'true' or 'false', "
+            f"not {required!r}"
+        )
     return {"key_ids": list(filter(None, key_ids)), "require_encrypted": required == "true"}
 
 
 @dataclass(frozen=True, slots=True)
 class _NewTable:
-    """A table that is to be created by ``updates``."""
+    """A table that ``updates`` will create."""
 
     identifier: Identifier
     key_id: str
@@ -147,16 +160,17 @@ class _NewTable:
     io: FileIO
 
 
-class EncryptedCatalog(Catalog):
-    """A catalog of PyIceberg's, ``inner``, whose encrypted tables open with ``kms``.
+class EncryptedCatalog(DelegatingCatalog):
+    """PyIceberg's catalog ``inner``, whose encrypted tables open with ``kms``.
 
-    ``key_ids`` are the master keys that its tables may be under; none given, any.
-    ``require_encrypted`` is what ``load_table`` takes it to be where its caller does not say.
+    ``key_ids`` are the master keys that a table may name. If it is empty, a table may name any key.
+    ``require_encrypted`` is the default of the argument of ``load_table``. If ``owns_kms`` is true,
+    ``close`` closes the KMS client too.
 
-    A table that is created with ``encryption.key-id`` is encrypted. Everything but tables is the
-    inner catalog's; its own methods and attributes are had here too. ``owns_kms`` has ``close``
-    close the KMS client. Writing encrypted tables to a catalog that would lose their keys is
-    NotImplementedError: SQL, Hive and REST catalogs keep them.
+    A table that is created with the property ``encryption.key-id`` is encrypted. Namespaces, views
+    and all other methods and attributes are those of the inner catalog. ``isinstance`` is true for
+    the inner catalog's class. SQL, Hive and REST catalogs keep the keys of a table. With any other
+    catalog, writing an encrypted table raises NotImplementedError.
     """
 
     def __init__(
@@ -168,7 +182,7 @@ class EncryptedCatalog(Catalog):
         require_encrypted: bool = False,
         owns_kms: bool = False,
     ) -> None:
-        # They were needed to make the KMS client. Whoever sees the catalog need not see them.
+        # Only the KMS client needs these secrets. Code that gets the catalog must not see them.
         for name in KmsProperties(_texts(inner.properties)).secrets():
             if name.startswith(("encryption.", "kms.")):
                 del inner.properties[name]
@@ -181,7 +195,7 @@ class EncryptedCatalog(Catalog):
         self._owns_kms = owns_kms
         self._told: set[Identifier] = set()
         self._commits: Commits | None = None
-        # One for all tables: to refresh one does not ask the KMS again.
+        # All tables share one cache, so that a refresh does not ask the KMS again.
         self._cache = None if kms is None else KekCache(kms)
 
     def load_table(
@@ -193,41 +207,51 @@ class EncryptedCatalog(Catalog):
         location_map: Mapping[str, str] | None = None,
         require_encrypted: bool | None = None,
     ) -> Table:
-        """Return a table: an ``EncryptedTable`` if it is encrypted, else what PyIceberg returns.
+        """Return an ``EncryptedTable`` if the table is encrypted, else PyIceberg's ``Table``.
 
-        The arguments after ``identifier`` are those of ``open_table``. A Hive metastore's
-        ``metadata_hash``, ``encryption.key-id`` and ``encryption.data-key-length`` are checked
-        where there are any; what a REST server answers is taken before the metadata file.
+        The arguments after ``identifier`` are those of ``open_table``. If a Hive metastore has
+        ``metadata_hash``, ``encryption.key-id`` or ``encryption.data-key-length``, the metadata
+        must agree with them. If a REST server answers with metadata, that is used and not the
+        metadata file, unless a SHA-256 of the file is expected.
 
-        The files are read as the caller's properties and the catalog's say. Properties in the
-        metadata that say otherwise (``py-io-impl``, ``s3.endpoint``, …) are refused before anything
-        obeys them, of plain tables too, here and in all other methods that load a table.
+        Files are read with the properties of the caller and of the catalog. Properties in the
+        metadata that contradict them (``py-io-impl``, ``s3.endpoint``, …) are refused before
+        anything obeys them. This holds for unencrypted tables too, and for every method that loads
+        a table.
 
-        Warns, with PlainTableWarning, of a table in the clear where ``key_ids`` were given. Raises
-        as ``open_table`` does, and NoSuchTableError.
+        Warns with PlainTableWarning if the table is not encrypted and the catalog has ``key_ids``.
+        Raises as ``open_table`` does, and NoSuchTableError.
         """
-        if require_encrypted is None:
-            require_encrypted = self.require_encrypted
         trust = Trust(expected_key_id, expected_metadata_sha256)
         found, trust = self._find(identifier, trust)
+        return self._opened(found, trust, location_map, require_encrypted)
+
+    def _opened(
+        self,
+        found: _Found,
+        trust: Trust,
+        location_map: Mapping[str, str] | None = None,
+        require_encrypted: bool | None = None,
+    ) -> Table:
+        """Check the table's metadata and return the table."""
+        if require_encrypted is None:
+            require_encrypted = self.require_encrypted
         metadata, location = found.metadata, found.metadata_location
-        # Not as PyIceberg makes it: the properties in the metadata would overrule these.
+        # PyIceberg's own method would let the properties in the metadata overrule these.
         properties = {**self.inner.properties, **found.storage}
         io = load_file_io(properties, location)
-        if metadata is None or expected_metadata_sha256 is not None:
-            # The hash is of the file: then the file it is, and not a server's word.
+        if metadata is None or trust.metadata_sha256 is not None:
+            # The expected hash is of the file, so the file is read and not the server's answer.
             metadata = read_metadata(io, location, trust)
         refuse_redirection(metadata, properties, location)
         trust = self._with_key_ids(trust, metadata, location)
         key_id = table_key_id(metadata, trust, location)
         if key_id is None:
             return self._plain_table(found, metadata, require_encrypted)
-        return encrypted_table(
-            found.identifier,
+        version = version_of(
             metadata,
             location,
             io,
-            self,
             kms_client(self.kms, key_id),
             trust,
             location_map=location_map,
@@ -236,21 +260,27 @@ class EncryptedCatalog(Catalog):
             storage=found.storage,
             cache=self._cache,
         )
+        return EncryptedTable(found.identifier, version, self)
 
     def _find(self, identifier: str | Identifier, trust: Trust) -> tuple[_Found, Trust]:
-        """Return where the table's metadata is, and what its catalog vouches for."""
+        """Return where the table's metadata is, and what the catalog says of it."""
         name = Catalog.identifier_to_tuple(identifier)
         if is_a(self.inner, "RestCatalog"):
-            metadata, location, config, storage = ask_rest_server(self.inner, identifier)
-            if trust.metadata_sha256 is None:
-                trust = _with_server(trust, metadata)
-            return _Found(name, location, config, storage, metadata), trust
+            mode = snapshot_loading_mode(self.inner)
+            answer = ask_rest_server(self.inner, identifier, mode)
+            if mode == "refs" and answer[0].get("properties", {}).get(TABLE_KEY_ID):
+                # Keys whose snapshots are missing from the answer would be pruned.
+                answer = ask_rest_server(self.inner, identifier)
+            return _told(name, answer, trust)
         if is_a(self.inner, "HiveCatalog"):
             parameters = hive_parameters(self.inner, identifier)
             location = parameters.get(METADATA_LOCATION, "")
             if not location or parameters.get(TABLE_TYPE, "").lower() != ICEBERG:
                 self.inner.load_table(identifier)  # raises PyIceberg's own errors
-                raise MetadataIntegrityError("the Hive metastore changes its answer")
+                raise MetadataIntegrityError(
+                    f"the Hive metastore gave two different answers about {'.'.join(name)}: "
+                    "load the table again"
+                )
             return _Found(name, location), hive_trust(trust, parameters)
         if is_a(self.inner, "SqlCatalog"):
             return _Found(name, sql_metadata_location(self.inner, identifier)), trust
@@ -260,37 +290,36 @@ class EncryptedCatalog(Catalog):
     def _plain_table(
         self, found: _Found, metadata: dict[str, Any], require_encrypted: bool
     ) -> Table:
-        """Return the table as PyIceberg would, of the metadata that was checked."""
+        """Return PyIceberg's table, made of the metadata that was checked."""
         if require_encrypted:
             raise NotEncryptedError(
-                f"the table is not encrypted: it has no {TABLE_KEY_ID!r}",
+                f"the table is not encrypted: it has no property {TABLE_KEY_ID!r}",
                 file=found.metadata_location,
             )
         if self.key_ids and found.identifier not in self._told:
             self._told.add(found.identifier)
             warnings.warn(
-                f"{'.'.join(found.identifier)} is not encrypted, in a catalog with keys "
-                f"({TRUSTED_KEY_IDS!r}): if it should be, its metadata was replaced "
-                f"({REQUIRE_ENCRYPTED!r} refuses such tables)",
+                f"{'.'.join(found.identifier)} is not encrypted, but its catalog has "
+                f"{TRUSTED_KEY_IDS!r}: if it should be encrypted, somebody replaced its metadata. "
+                f"Set {REQUIRE_ENCRYPTED!r} to refuse such tables",
                 PlainTableWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         parsed = TableMetadataUtil.parse_obj(metadata)
         location = found.metadata_location
-        properties = {**self.inner.properties, **parsed.properties, **found.storage}
-        io = load_file_io(properties, location)
-        return Table(found.identifier, parsed, location, io, self.inner, found.config)
+        io = plain_file_io(self.inner, {**parsed.properties, **found.storage}, location)
+        return Table(found.identifier, parsed, location, io, self, found.config)
 
     def _with_key_ids(self, trust: Trust, metadata: dict[str, Any], location: str) -> Trust:
-        """Add the table's key if it is one of this catalog's. Raises MetadataIntegrityError when it
-        is none of them, whoever else vouches for it."""
+        """Add the key ID that the metadata names, if it is one of ``key_ids``. Raises
+        MetadataIntegrityError if it is not, even if a metastore or server names the same."""
         stated = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
         if not stated or not self.key_ids:
             return trust
         if stated not in self.key_ids:
             raise MetadataIntegrityError(
                 f"the metadata names {stated!r} as the table's key, which is none of those "
-                f"configured as {TRUSTED_KEY_IDS!r}",
+                f"configured as {TRUSTED_KEY_IDS!r}: add it there if you trust it",
                 file=location,
             )
         return trust if trust.key_id is not None else replace(trust, key_id=stated)
@@ -304,22 +333,24 @@ class EncryptedCatalog(Catalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> Table:
-        """Create a table: an encrypted one where ``properties`` has ``encryption.key-id``.
+        """Create a table. It is encrypted if ``properties`` has ``encryption.key-id``.
 
-        That has format version 3. ``encryption.data-key-length`` (16, 24 or 32 bytes) and
-        ``write.format.default`` (``parquet`` or ``avro``) are properties too. The master key is
-        used once, to see that it can be.
+        An encrypted table has format version 3. Further properties are
+        ``encryption.data-key-length`` (16, 24 or 32 bytes) and ``write.format.default``
+        (``parquet`` or ``avro``). The master key is used once, to test that it works.
 
-        Raises TableAlreadyExistsError, NoSuchNamespaceError, KmsError, KmsConfigurationError where
-        no KMS is configured, ValueError for properties that cannot be, NotEncryptedError for a
-        plain table where this catalog requires encryption, and NotImplementedError for a catalog
-        that would lose the keys.
+        Raises TableAlreadyExistsError; NoSuchNamespaceError; KmsError; KmsConfigurationError if no
+        KMS is configured; ValueError for invalid properties; NotEncryptedError for an unencrypted
+        table if this catalog requires encryption; NotImplementedError if the catalog does not keep
+        keys.
         """
         if not self._is_encrypted(properties):
             refuse_redirection({"properties": properties}, self.inner.properties, location)
-            return self.inner.create_table(
+            table = self.inner.create_table(
                 identifier, schema, location, partition_spec, sort_order, properties
             )
+            table.catalog = self
+            return table
         new = self._new_table(identifier, schema, location, partition_spec, sort_order, properties)
         return self._created(new, new.updates, TableOutput(new.io))
 
@@ -332,37 +363,42 @@ class EncryptedCatalog(Catalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> CreateTableTransaction:
-        """Return a transaction that creates the table when it is committed. Raises as
-        ``create_table``."""
+        """Return a transaction whose commit creates the table. Raises as ``create_table``."""
         if not self._is_encrypted(properties):
             refuse_redirection({"properties": properties}, self.inner.properties, location)
-            return self.inner.create_table_transaction(
+            plain = self.inner.create_table_transaction(
                 identifier, schema, location, partition_spec, sort_order, properties
             )
+            table_of(plain).catalog = self
+            return plain
         new = self._new_table(identifier, schema, location, partition_spec, sort_order, properties)
         metadata = apply_updates(None, new.updates, now_ms=now_ms())
         table = self._table(Base(new.identifier, metadata, "", Trust(new.key_id)), new.io)
 
         def create(updates: list[dict[str, Any]], output: TableOutput) -> None:
-            table._become(self._created(new, updates, output), metadata)
+            table.become(self._created(new, updates, output).version, metadata)
 
         transaction = EncryptedCreateTransaction(table, new.updates, create)
         return cast("CreateTableTransaction", transaction)
 
     def _is_encrypted(self, properties: Properties) -> bool:
-        """Whether a table with these properties is to be encrypted. Raises NotEncryptedError when
-        it is not, and should be; ValueError when it has other properties of encryption alone."""
+        """Return whether a table with these properties will be encrypted.
+
+        Raises NotEncryptedError if it will not and this catalog requires it. Raises ValueError if
+        there are properties of encryption but no key ID.
+        """
         if properties.get(TABLE_KEY_ID):
             return True
         misspelt = [name for name in properties if name.startswith("encryption.")]
         if misspelt:
             raise ValueError(
-                f"the table would not be encrypted: it has {misspelt[0]!r} and no {TABLE_KEY_ID!r}"
+                f"the table would not be encrypted: it has the property {misspelt[0]!r} and no "
+                f"{TABLE_KEY_ID!r}. Add {TABLE_KEY_ID!r}, or remove {misspelt[0]!r}"
             )
         if self.require_encrypted:
             raise NotEncryptedError(
-                f"the table would not be encrypted, it has no {TABLE_KEY_ID!r}, and the catalog's "
-                f"{REQUIRE_ENCRYPTED!r} is set"
+                f"the table would not be encrypted, and the catalog's {REQUIRE_ENCRYPTED!r} is "
+                f"set: add the property {TABLE_KEY_ID!r}"
             )
         return False
 
@@ -375,13 +411,19 @@ class EncryptedCatalog(Catalog):
         sort_order: SortOrder,
         properties: Properties,
     ) -> _NewTable:
+        # As PyIceberg does: numbers become text, and other values that are not text are refused.
+        properties = SetPropertiesUpdate(updates=properties).updates
         properties = {"format-version": "3", **properties}
         key_id = properties[TABLE_KEY_ID]
         if str(properties["format-version"]) != "3":
-            raise ValueError("an encrypted table has format version 3")
+            raise ValueError(
+                "an encrypted table has format version 3, "
+                f"not {properties['format-version']}: remove the property 'format-version'"
+            )
         if self.key_ids and key_id not in self.key_ids:
             raise KmsConfigurationError(
-                f"{key_id!r} is none of the master keys configured as {TRUSTED_KEY_IDS!r}"
+                f"{key_id!r} is none of the master keys configured as {TRUSTED_KEY_IDS!r}: "
+                "add it there, or use one of them"
             )
         kms = kms_client(self.kms, key_id)
         unknown = [
@@ -390,17 +432,23 @@ class EncryptedCatalog(Catalog):
             if name.startswith("encryption.") and name not in (TABLE_KEY_ID, DATA_KEY_LENGTH)
         ]
         if unknown:
-            raise ValueError(f"no table has the property {unknown[0]!r}")
+            raise ValueError(
+                f"the table property {unknown[0]!r} does not exist: use {TABLE_KEY_ID!r} or "
+                f"{DATA_KEY_LENGTH!r}"
+            )
         file_format = properties.get("write.format.default", "parquet")
         if str(file_format).lower() not in ("parquet", "avro"):
             raise ValueError(
-                f"an encrypted table has data files of parquet or avro, not {file_format}"
+                "the data files of an encrypted table are parquet or avro, "
+                f"not {file_format}: change 'write.format.default'"
             )
         length = str(properties.get(DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH))
         if length not in map(str, KEY_SIZES):
-            raise ValueError(f"{DATA_KEY_LENGTH!r} is 16, 24 or 32, not {length!r}")
+            raise ValueError(
+                f"the property {DATA_KEY_LENGTH!r} must be 16, 24 or 32, not {length!r}"
+            )
         commits = self.commits()
-        # A name that is wrong or a key that may not be used would be noticed at the first append.
+        # Fail now, not at the first append, if the key ID is wrong or the key may not be used.
         KeyEncryptionKey.generate(kms, key_id, key_size=int(length), timestamp_ms=now_ms())
         converted = iceberg_schema(schema)
         place = commits.place(identifier, location, converted, properties)
@@ -419,14 +467,12 @@ class EncryptedCatalog(Catalog):
             return self._table(base, self.commits().io(base))
 
     def _table(self, base: Base, io: FileIO) -> EncryptedTable:
-        """Return the table for metadata that this catalog has just committed, or will."""
+        """Return the table for metadata that this catalog has just committed or will commit."""
         key_id = base.metadata["properties"][TABLE_KEY_ID]
-        return encrypted_table(
-            base.identifier,
+        version = version_of(
             base.metadata,
             base.location,
             io,
-            self,
             kms_client(self.kms, key_id),
             replace(base.trust, key_id=key_id),
             require_encrypted=self.require_encrypted,
@@ -434,10 +480,12 @@ class EncryptedCatalog(Catalog):
             storage=base.storage,
             cache=self._cache,
         )
+        return EncryptedTable(base.identifier, version, self)
 
     def commits(self) -> Commits:
-        """Return what commits to this catalog's tables. Raises NotImplementedError for a catalog
-        that would lose the keys."""
+        """Return the object that commits to this catalog's tables. Raises NotImplementedError if
+        the catalog does not keep keys, or if PyIceberg is newer than the tested version."""
+        check_tested_for_writing()
         if self._commits is None:
             self._commits = commits_for(self.inner)
         return self._commits
@@ -445,34 +493,51 @@ class EncryptedCatalog(Catalog):
     def register_table(
         self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
     ) -> Table:
-        """Make the metadata.json at ``metadata_location`` a table of this catalog. Raises as
-        ``load_table``; without a server, before the catalog knows of the table."""
-        if not is_a(self.inner, "RestCatalog"):
-            properties = dict(self.inner.properties)
-            output = TableOutput(load_file_io(properties, metadata_location))
-            metadata = read_metadata(output.io, metadata_location, Trust())
-            refuse_redirection(metadata, properties, metadata_location)
-            is_encrypted = table_key_id(metadata, Trust(), metadata_location) is not None
-            if is_encrypted and not overwrite and is_a(self.inner, "HiveCatalog"):
-                # With what Java keeps of an encrypted table in the metastore, its hash for one.
-                self.commits().register(identifier, metadata_location, output)
-                return self.load_table(identifier)
-        self.inner.register_table(identifier, metadata_location, overwrite)
+        """Register the metadata.json at ``metadata_location`` as a table of this catalog.
+
+        Raises as ``load_table``. Unless the catalog is a REST catalog, it raises before the table
+        is registered.
+        """
+        if is_a(self.inner, "RestCatalog"):
+            answer = register_rest_table(self.inner, identifier, metadata_location, overwrite)
+            return self._opened(*_told(self.identifier_to_tuple(identifier), answer, Trust()))
+        properties = dict(self.inner.properties)
+        output = TableOutput(load_file_io(properties, metadata_location))
+        metadata = read_metadata(output.io, metadata_location, Trust())
+        refuse_redirection(metadata, properties, metadata_location)
+        is_encrypted = table_key_id(metadata, Trust(), metadata_location) is not None
+        keeps_locations = is_a(self.inner, "HiveCatalog") or is_a(self.inner, "SqlCatalog")
+        if is_encrypted and not overwrite and keeps_locations:
+            # Keep in Hive's metastore what Java keeps there for an encrypted table (such as its
+            # hash), and avoid PyIceberg's parser, which does not know all types.
+            self.commits().register(identifier, metadata_location, output)
+            return self.load_table(identifier)
+        with self._parsed_once_done("SqlCatalog"):
+            self.inner.register_table(identifier, metadata_location, overwrite)
         return self.load_table(identifier)
 
     def rename_table(
         self, from_identifier: str | Identifier, to_identifier: str | Identifier
     ) -> Table:
-        """Rename a table. Raises as ``load_table``; without a server, before it is renamed where
-        its metadata is refused."""
-        if not is_a(self.inner, "RestCatalog"):
-            found, trust = self._find(from_identifier, Trust())
-            properties = self.inner.properties
-            io = load_file_io(properties, found.metadata_location)
-            metadata = read_metadata(io, found.metadata_location, trust)
-            refuse_redirection(metadata, properties, found.metadata_location)
-        self.inner.rename_table(from_identifier, to_identifier)
+        """Rename a table. Raises as ``load_table``. Unless the catalog is a REST catalog, metadata
+        is refused before the table is renamed."""
+        # If the table does not exist, the inner catalog raises its own error below.
+        with suppress(NoSuchTableError):
+            if not is_a(self.inner, "RestCatalog"):
+                found, trust = self._find(from_identifier, Trust())
+                properties = self.inner.properties
+                io = load_file_io(properties, found.metadata_location)
+                metadata = read_metadata(io, found.metadata_location, trust)
+                refuse_redirection(metadata, properties, found.metadata_location)
+                table_key_id(metadata, trust, found.metadata_location)
+        with self._parsed_once_done("SqlCatalog", "HiveCatalog", "RestCatalog"):
+            self.inner.rename_table(from_identifier, to_identifier)
         return self.load_table(to_identifier)
+
+    def _parsed_once_done(self, *kinds: str) -> AbstractContextManager[None]:
+        """Ignore that PyIceberg cannot parse a table with a type that it does not know, in catalogs
+        of these kinds: they parse it only after they have done what they were asked for."""
+        return suppress(*_UNPARSED) if any(is_a(self.inner, k) for k in kinds) else nullcontext()
 
     def commit_table(
         self,
@@ -480,23 +545,32 @@ class EncryptedCatalog(Catalog):
         requirements: tuple[TableRequirement, ...],
         updates: tuple[TableUpdate, ...],
     ) -> CommitTableResponse:
+        """Commit PyIceberg's updates to a table, as PyIceberg does."""
         if not isinstance(table, EncryptedTable):
+            for update in updates:
+                if isinstance(update, SetPropertiesUpdate) and TABLE_KEY_ID in update.updates:
+                    raise ValueError(
+                        f"{TABLE_KEY_ID!r} does not encrypt a table that exists: use "
+                        f"catalog.migrate_table({'.'.join(table.name())!r}, key_id)"
+                    )
             return self.inner.commit_table(table, requirements, updates)
-        table._do_commit(updates, requirements)
+        table.commit_built(updates, requirements)
         return CommitTableResponse.model_validate(
             {"metadata": table.metadata, "metadata-location": table.metadata_location}
         )
 
     def purge_table(self, identifier: str | Identifier) -> None:
-        """Drop a table and delete its files. What is not known of it by then stays: files that
-        failed commits have left, for one; so does what lies outside its folders. Raises
-        ValidationException where ``gc.enabled`` is not true, and what reading the table raises:
-        then nothing is dropped."""
+        """Drop a table and delete its files.
+
+        Files that its metadata does not reach stay, for example those of failed commits. Files
+        outside the table's folders stay too. Raises ValidationException if ``gc.enabled`` is not
+        true, and what reading the table raises. In both cases nothing is dropped.
+        """
         table = self.load_table(identifier)
         if not isinstance(table, EncryptedTable):
             self.inner.purge_table(identifier)
             return
-        home = home_of(table)
+        home = table.home
         found = everything(table.view().metadata).find_files(
             table.files, table.metadata_location, home=home
         )
@@ -507,8 +581,8 @@ class EncryptedCatalog(Catalog):
         output.discard([*home.versions(logged), table.metadata_location])
         if failed:
             raise OSError(
-                f"the table is dropped, and {len(failed)} of its files could not be deleted, "
-                f"{failed[0]} for one"
+                f"the table is dropped, but {len(failed)} of its files could not be deleted, "
+                f"such as {failed[0]}: delete them by hand"
             )
 
     def migrate_table(
@@ -523,23 +597,24 @@ class EncryptedCatalog(Catalog):
         dry_run: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> MigrationResult:
-        """Encrypt a plain table, of any format version, under the master key ``key_id``, in place.
+        """Encrypt an unencrypted table in place, under the master key ``key_id``.
 
-        Each file is encrypted on its own, ``threads`` at a time, and read back; then one commit
-        makes the table an encrypted one of format version 3. Rows keep their order, sequence
-        numbers and row ids. Its history goes: all snapshots but the current one were in the clear.
-        Other branches and tags than main are refused unless ``drop_refs``. A run that was killed
-        goes on where it was. ``delete_plaintext`` deletes the files in the clear once the new table
-        is committed and verified; otherwise they are in the result, and another call for the same
-        table and key tells them again, or deletes them. ``progress`` is called with the bytes of
-        files that are done and of all.
+        The table may have any format version. Each file is encrypted on its own and read back,
+        ``threads`` files at a time. Then one commit makes the table an encrypted one of format
+        version 3. Rows keep their order, sequence numbers and row IDs. Only the current snapshot
+        stays: the older ones are not encrypted. If the table has other branches or tags than main,
+        it is refused unless ``drop_refs`` is true. If a run is killed, the next one continues its
+        work.
 
-        Raises ValueError for a table with such references, or one that was encrypted otherwise;
-        NotImplementedError for ORC files; KmsError, MetadataIntegrityError, OSError, and
-        CommitFailedException when others kept committing first.
+        If ``delete_plaintext`` is true, the unencrypted files are deleted after the new table is
+        committed and verified. If not, the result lists them, and another call for the same table
+        and key lists them again or deletes them. ``progress`` is called with two numbers of bytes:
+        those of the finished files, and those of all files.
+
+        Raises ValueError for a table with such branches or tags, or that is encrypted under another
+        key; NotImplementedError for ORC files; KmsError; MetadataIntegrityError; OSError;
+        CommitFailedException if other writers kept committing first.
         """
-        from .maintenance.jobs import migrate
-
         return migrate(
             self,
             identifier,
@@ -566,20 +641,21 @@ class EncryptedCatalog(Catalog):
         dry_run: bool = False,
         progress: Callable[[int, int | None], object] | None = None,
     ) -> RelocationResult:
-        """Copy an encrypted table to another place, another storage too.
+        """Copy an encrypted table to another location, which may be in another storage.
 
-        Data files are copied byte by byte; what names them is written anew, with fresh keys under
-        the table's KEKs. ``register_as`` names the copy in this catalog. ``move`` makes the copy
-        this table, once every file of it is verified, and then deletes the files at the old place;
-        a REST catalog cannot do that. Without either, the result tells where the copy's
-        metadata.json is. The other arguments are those of ``maintenance.relocation.relocate``.
+        Data files are copied byte by byte. Files that contain locations are written anew, with
+        fresh keys under the table's KEKs. If ``register_as`` is given, the copy is registered in
+        this catalog under that name. If ``move`` is true, every file of the copy is verified, the
+        copy becomes this table, and the files at the old location are deleted; a REST catalog
+        cannot do that. The result has the location of the copy's metadata.json. The other arguments
+        are those of ``operations.relocate.relocate``.
 
-        Raises what that raises; CommitFailedException when somebody committed to the table
-        meanwhile: run it again, what is copied stays; TableAlreadyExistsError,
-        NotImplementedError.
+        Raises what that raises; CommitFailedException if another writer committed to the table
+        meanwhile (run it again: the files that were copied are not copied again);
+        TableAlreadyExistsError; NotImplementedError.
+
+        There are ten parameters: each optional one is a choice by itself, and is given by name.
         """
-        from .maintenance.jobs import move_or_copy
-
         return move_or_copy(
             self,
             identifier,
@@ -595,73 +671,19 @@ class EncryptedCatalog(Catalog):
         )
 
     def drop_table(self, identifier: str | Identifier) -> None:
+        """Drop a table from the catalog. Its files stay."""
         self.inner.drop_table(identifier)
 
     def table_exists(self, identifier: str | Identifier) -> bool:
+        """Return whether the catalog has the table, even if its metadata is refused."""
         try:
             return self.inner.table_exists(identifier)
-        except MetadataIntegrityError:
-            # Some catalogs load it to tell. It is there, and may not be loaded.
+        except (MetadataIntegrityError, *_UNPARSED):
+            # Some catalogs load the table to find out. It exists, but it may not or cannot load.
             return True
 
-    def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
-        return self.inner.list_tables(namespace)
-
-    def namespace_exists(self, namespace: str | Identifier) -> bool:
-        return self.inner.namespace_exists(namespace)
-
-    def create_namespace(
-        self, namespace: str | Identifier, properties: Properties = EMPTY_DICT
-    ) -> None:
-        self.inner.create_namespace(namespace, properties)
-
-    def drop_namespace(self, namespace: str | Identifier) -> None:
-        self.inner.drop_namespace(namespace)
-
-    def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
-        return self.inner.list_namespaces(namespace)
-
-    def load_namespace_properties(self, namespace: str | Identifier) -> Properties:
-        return self.inner.load_namespace_properties(namespace)
-
-    def update_namespace_properties(
-        self,
-        namespace: str | Identifier,
-        removals: set[str] | None = None,
-        updates: Properties = EMPTY_DICT,
-    ) -> PropertiesUpdateSummary:
-        return self.inner.update_namespace_properties(namespace, removals, updates)
-
-    def create_view(
-        self,
-        identifier: str | Identifier,
-        schema: Schema | pa.Schema,
-        view_version: ViewVersion,
-        location: str | None = None,
-        properties: Properties = EMPTY_DICT,
-    ) -> View:
-        return self.inner.create_view(identifier, schema, view_version, location, properties)
-
-    def view_exists(self, identifier: str | Identifier) -> bool:
-        return self.inner.view_exists(identifier)
-
-    def list_views(self, namespace: str | Identifier) -> list[Identifier]:
-        return self.inner.list_views(namespace)
-
-    def load_view(self, identifier: str | Identifier) -> View:
-        return self.inner.load_view(identifier)
-
-    def register_view(self, identifier: str | Identifier, metadata_location: str) -> View:
-        return self.inner.register_view(identifier, metadata_location)
-
-    def drop_view(self, identifier: str | Identifier) -> None:
-        self.inner.drop_view(identifier)
-
-    def supports_server_side_planning(self) -> bool:
-        # Of its plain tables: a scan of an encrypted one does not ask.
-        return self.inner.supports_server_side_planning()
-
     def close(self) -> None:
+        """Close the inner catalog, and the KMS client if this catalog owns it."""
         self.inner.close()
         if self.kms is not None and self._owns_kms:
             self.kms.close()
@@ -670,19 +692,30 @@ class EncryptedCatalog(Catalog):
         return self
 
     def __getattr__(self, name: str) -> Any:
-        # What only one kind of catalog has: SqlCatalog.create_tables, for one.
+        # Methods that only one kind of catalog has, such as SqlCatalog.create_tables.
         if name == "inner" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.inner, name)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        # isinstance reads this after the type. So code that checks for a kind of catalog gets the
+        # inner one's kind. PyIceberg's scans check for RestCatalog in this way.
+        inner = vars(self).get("inner")
+        return EncryptedCatalog if inner is None else type(inner)
+
     def __repr__(self) -> str:
-        return f"{self.inner.name} (encrypted tables: {self.kms!r})"
+        return repr(self.inner) if self.kms is None else f"{self.inner!r}, keys of {self.kms!r}"
 
 
-def _with_server(trust: Trust, metadata: dict[str, Any]) -> Trust:
-    """Add the key that a REST server, as the table's catalog, names."""
-    stated = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
-    return replace(trust, key_id=trust.key_id or stated or None, is_server_s=True)
+# PyIceberg raises these for metadata with a column of a type that it does not know.
+_UNPARSED = (PyIcebergValidationError, PydanticValidationError)
+
+
+def _told(name: Identifier, answer: RestTable, trust: Trust) -> tuple[_Found, Trust]:
+    """Return the table of a REST server's answer, and ``trust`` with what that answer says."""
+    metadata, location, config, storage = answer
+    return _Found(name, location, config, storage, metadata), rest_trust(trust, metadata)
 
 
 def _texts(properties: Properties) -> dict[str, str]:

@@ -1,60 +1,52 @@
-"""``EncryptedTable``: PyIceberg's ``Table`` over an encrypted table; ``open_table`` makes one.
+"""``EncryptedTable`` is PyIceberg's ``Table`` for an encrypted table; ``open_table`` returns one.
 
-Reading goes through PyIceberg's own methods, with our snapshots, scans and files below them.
-Writing has PyIceberg's methods and none of its code: what that writes would be in the clear.
+Reading uses PyIceberg's own methods, with our snapshots, scans and files below them. Writing has
+the same methods as PyIceberg but none of its code, because that code would write plaintext.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
-from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.io import load_file_io
 from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
+from pyiceberg.table.inspect import InspectTable
 from pyiceberg.table.maintenance import MaintenanceTable
-from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
-from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
+from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from ..errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
-from ..keys.cache import KekCache
+from ..keys.envelope import EncryptedKey
 from ..keys.manager import TABLE_KEY_ID, EncryptionManager
 from ..kms.client import KmsClient
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
-from .files import TableFiles
-from .home import home_of, vouches
-from .maintenance import rotation
-from .maintenance.expiry import ExpiredFiles, expire
-from .maintenance.meter import Meter
-from .metadata import Trust, parse_metadata, read_metadata, table_key_id
-from .pyiceberg_internals import ReusingUpdateSpec, parse_row_filter
-from .redirection import refuse_redirection
-from .scan import EncryptedIncrementalScan, EncryptedScan
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from ..keys.envelope import EncryptedKey
-    from .maintenance.rotation import KeyChange
-    from .writing.commits import Base, Commits
-    from .writing.entries import FileRecord
-    from .writing.output import TableOutput
-    from .writing.reencryption import RewriteExecutor
-    from .writing.transaction import EncryptedTransaction
-    from .writing.view import TableView
-
-NO_CATALOG = (
-    "a table that was opened by its metadata.json has no catalog to commit to: load it from one"
-)
+from .commit.session import TableSession, version_of
+from .maintenance import EncryptedMaintenance
+from .operations.expire import ExpiredFiles, expire
+from .operations.meter import Meter
+from .operations.rekey import Rekeying
+from .pyiceberg.expressions import parse_row_filter
+from .pyiceberg.redirection import refuse_redirection
+from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
+from .read.metadata import read_metadata, table_key_id
+from .read.records import FileRecord
+from .read.scan import EncryptedIncrementalScan, EncryptedScan
+from .spec import table_keys as rotation
+from .spec.column_types import as_stored, readable
+from .spec.table_keys import KeyChange
+from .steps import ExpiryStep, KeyStep, SnapshotStep
+from .storage.trust import Trust
+from .transaction import EncryptedTransaction
+from .write.reencryption import RewriteExecutor
 
 
 def open_table(
@@ -69,19 +61,20 @@ def open_table(
 ) -> Table:
     """Open a table from its metadata.json, without a catalog.
 
-    ``kms`` is a KMS client or Iceberg's properties of one (``encryption.kms-type``, …); None for a
-    table that is not encrypted. ``location_map`` says where a moved table lies:
+    ``kms`` is a KMS client, or Iceberg's properties of one (``encryption.kms-type``, …). It is None
+    for a table that is not encrypted. ``location_map`` says where a moved table is:
     ``{prefix in the metadata: prefix now}``. ``properties`` are those of PyIceberg's FileIO.
 
-    The file lies where others may write, so say what you know: ``expected_key_id`` is the table's
-    master key, ``expected_metadata_sha256`` the SHA-256 of the file in hex. ``require_encrypted``
-    makes a scan refuse data files in the clear, which an encrypted table may have.
+    Others may be able to write to the place of metadata.json. So pass what you know of the table:
+    ``expected_key_id`` is its master key, ``expected_metadata_sha256`` is the SHA-256 of the file
+    in hex. An encrypted table may have unencrypted data files; with ``require_encrypted`` a scan
+    refuses them.
 
-    Raises NotEncryptedError when a KMS, a key id or ``require_encrypted`` is given and the table is
-    not encrypted; MetadataIntegrityError when the metadata is not what is expected, or chooses code
-    that reads the table or a server to be asked, and ``properties`` do not say the same;
-    KeyMetadataError when the KMS would unwrap with a stranger's key too (AWS, GCP) and neither of
-    the two is pinned; KmsConfigurationError; FileNotFoundError.
+    Raises NotEncryptedError if the table is not encrypted and a KMS, a key ID or
+    ``require_encrypted`` is given; MetadataIntegrityError if the metadata is not the expected one,
+    or if it names code to run or a server to ask that ``properties`` do not name; KeyMetadataError
+    if the KMS would also unwrap with another user's key (AWS, GCP) and neither the key ID nor the
+    SHA-256 is given; KmsConfigurationError; FileNotFoundError.
     """
     io = load_file_io(dict(properties or {}), metadata_json_location)
     trust = Trust(expected_key_id, expected_metadata_sha256)
@@ -93,26 +86,25 @@ def open_table(
     if key_id is None:
         if kms is not None or require_encrypted:
             raise NotEncryptedError(
-                f"the table is not encrypted: it has no {TABLE_KEY_ID!r}",
+                f"the table is not encrypted: it has no property {TABLE_KEY_ID!r}",
                 file=metadata_json_location,
             )
         plain = TableMetadataUtil.parse_obj(metadata)
         return Table(identifier, plain, metadata_json_location, io, catalog)
-    return encrypted_table(
-        identifier,
+    version = version_of(
         metadata,
         metadata_json_location,
         io,
-        catalog,
         kms_client(kms, key_id),
         trust,
         location_map=location_map,
         require_encrypted=require_encrypted,
     )
+    return EncryptedTable(identifier, version, catalog)
 
 
 def kms_client(kms: KmsClient | Mapping[str, str] | None, key_id: str) -> KmsClient:
-    """Return the KMS client to open an encrypted table with. Raises KmsConfigurationError."""
+    """Return the KMS client that opens a table under ``key_id``. Raises KmsConfigurationError."""
     if kms is None:
         raise KmsConfigurationError(
             f"the table is encrypted under {key_id!r} and no KMS is configured: "
@@ -121,52 +113,10 @@ def kms_client(kms: KmsClient | Mapping[str, str] | None, key_id: str) -> KmsCli
     return from_properties(kms) if isinstance(kms, Mapping) else kms
 
 
-def encrypted_table(
-    identifier: Identifier,
-    metadata: dict[str, Any],
-    metadata_location: str,
-    io: FileIO,
-    catalog: Catalog,
-    kms: KmsClient,
-    trust: Trust,
-    *,
-    location_map: Mapping[str, str] | None = None,
-    require_encrypted: bool = False,
-    config: dict[str, str] | None = None,
-    storage: dict[str, str] | None = None,
-    cache: KekCache | None = None,
-) -> EncryptedTable:
-    """Return the table for metadata that was read and checked.
-
-    Raises KeyMetadataError when nobody but the metadata says what the table's key is and the KMS
-    would unwrap with anybody's.
-    """
-    key_id = trust.key_id
-    if trust.metadata_sha256 is not None or trust.java_hash is not None:
-        # Whoever vouches for the metadata vouches for the key that it names.
-        key_id = metadata["properties"][TABLE_KEY_ID]
-    files = TableFiles(
-        io,
-        EncryptionManager.from_metadata(metadata, kms, table_key_id=key_id, cache=cache),
-        location_map=location_map,
-        require_encrypted=require_encrypted,
-    )
-    version = Version(
-        parse_metadata(metadata),
-        metadata,
-        metadata_location,
-        files,
-        config or {},
-        storage or {},
-        trust,
-    )
-    return EncryptedTable(identifier, version, catalog)
-
-
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What an expiry took: snapshots, names of branches and tags, and files. ``failed`` are files
-    that could not be deleted."""
+    """The result of an expiry: the snapshots, the names of branches and tags, and the files that it
+    removed. ``failed`` are the files that could not be deleted."""
 
     snapshot_ids: tuple[int, ...]
     refs: tuple[str, ...]
@@ -175,87 +125,27 @@ class Expiry:
 
     @property
     def left_behind(self) -> tuple[str, ...]:
-        """Files that stay though nothing refers to them."""
+        """Files that still exist although nothing refers to them."""
         return (*self.files.left_behind, *self.failed)
 
 
 @dataclass(frozen=True, slots=True)
 class Rekeyed:
-    """How many files are under fresh keys now, and their size (bytes); how many manifests were
-    plaintext and are encrypted now."""
+    """The result of ``rekey``: the number of files that now have fresh keys, their size (bytes),
+    and the number of plaintext manifests that are now encrypted."""
 
     files: int
     size: int
     manifests: int = 0
 
 
-class Version(NamedTuple):
-    """All that a table object knows of one version of the table. ``json`` is the metadata as it is;
-    ``config`` and ``storage`` are a REST server's, the second with credentials."""
+class EncryptedTable(TableSession):
+    """An encrypted table with the methods of PyIceberg's ``Table``.
 
-    metadata: TableMetadata
-    json: dict[str, Any]
-    location: str
-    files: TableFiles
-    config: dict[str, str]
-    storage: dict[str, str]
-    trust: Trust
-
-    def __repr__(self) -> str:
-        return f"Version({self.location!r})"
-
-    @property
-    def age(self) -> tuple[int, int]:
-        """What a later version of the table has more of: snapshots, milliseconds."""
-        return self.json.get("last-sequence-number", 0), self.json.get("last-updated-ms", 0)
-
-
-class EncryptedTable(Table):
-    """An encrypted table, read and written as any of PyIceberg's.
-
-    ``inspect`` shows null for key metadata. ``to_daft``, ``to_bodo`` and DataFusion open the files
-    by themselves, without keys: NotImplementedError. So is writing to a table that was opened
-    without a catalog, or from one that would lose its keys.
+    ``inspect`` shows null for key metadata. ``to_daft``, ``to_bodo`` and DataFusion would open the
+    files without keys, so they raise NotImplementedError. Writing raises NotImplementedError if the
+    table was opened without a catalog, or from a catalog that does not keep keys.
     """
-
-    def __init__(self, identifier: Identifier, version: Version, catalog: Catalog) -> None:
-        self._identifier = identifier
-        self.catalog = catalog
-        # In one piece: half of one version and half of another would be committed upon.
-        self._version = version
-        self._lock = threading.Lock()
-
-    @property
-    def metadata(self) -> TableMetadata:  # type: ignore[override]
-        return self._version.metadata
-
-    @property
-    def metadata_location(self) -> str:  # type: ignore[override]
-        return self._version.location
-
-    @property
-    def io(self) -> FileIO:  # type: ignore[override]
-        return self._version.files
-
-    @property
-    def config(self) -> dict[str, str]:  # type: ignore[override]
-        return self._version.config
-
-    @property
-    def key_id(self) -> str:
-        """The id of the table's master key."""
-        return self.files.keys.table_key_id
-
-    @property
-    def metadata_is_vouched_for(self) -> bool:
-        """Whether the whole metadata is from a better place than a file where others may write: by
-        its expected SHA-256, Hive's hash of it, or a REST server's answer."""
-        return vouches(self._version.trust)
-
-    @property
-    def files(self) -> TableFiles:
-        """The table's files, stored and decrypted."""
-        return self._version.files
 
     def scan(
         self,
@@ -266,7 +156,7 @@ class EncryptedTable(Table):
         options: Properties | None = None,
         limit: int | None = None,
     ) -> EncryptedScan:
-        """Return a scan: PyIceberg's arguments, and its methods on the result."""
+        """Return a scan. The arguments and the scan's methods are PyIceberg's."""
         return EncryptedScan(
             table_metadata=self.metadata,
             io=self.io,
@@ -289,7 +179,7 @@ class EncryptedTable(Table):
         options: Properties | None = None,
         limit: int | None = None,
     ) -> EncryptedIncrementalScan:
-        """Return a scan of what was appended between two snapshots."""
+        """Return a scan of the rows that were appended between two snapshots."""
         return EncryptedIncrementalScan(
             table_metadata=self.metadata,
             io=self.io,
@@ -303,27 +193,34 @@ class EncryptedTable(Table):
         )
 
     @property
-    def maintenance(self) -> MaintenanceTable:
-        """PyIceberg's maintenance; ``expire_snapshots`` here does more than the one there."""
-        from .maintenance.builders import EncryptedMaintenance
+    def inspect(self) -> InspectTable:
+        """PyIceberg's metadata tables, without metrics of columns whose type PyIceberg lacks."""
+        schemas = [as_stored(readable(schema)) for schema in self.metadata.schemas]
+        metadata = self.metadata.model_copy(update={"schemas": schemas})
+        version = self.version._replace(metadata=metadata)
+        return InspectTable(EncryptedTable(self._identifier, version, self.catalog))
 
+    @property
+    def maintenance(self) -> MaintenanceTable:
+        """PyIceberg's maintenance. Its ``expire_snapshots`` deletes no files; that of this class
+        does."""
         return EncryptedMaintenance(self)
 
     def refresh(self) -> EncryptedTable:
         """Read the table's metadata again, check it again, and return this table.
 
-        Raises as loading does, and MetadataIntegrityError when the table has another key by now, or
-        none: load it anew to accept that.
+        Raises as loading does, and MetadataIntegrityError if the table now has another key or none.
+        To accept that, load the table anew.
         """
-        before = self._version.json
+        before = self.version.json
         fresh = self._load_again()
-        self._check_uuid(self.metadata, fresh.metadata)
+        check_uuid(self.metadata, fresh.metadata)
         assert isinstance(fresh, EncryptedTable)  # a key is expected
-        self._become(fresh, before)
+        self.become(fresh.version, before)
         return self
 
     def _load_again(self) -> Table:
-        trust = Trust(self.key_id, self._version.trust.metadata_sha256)
+        trust = Trust(self.key_id, self.version.trust.metadata_sha256)
         files = self.files
         if isinstance(self.catalog, NoopCatalog):
             return open_table(
@@ -343,14 +240,12 @@ class EncryptedTable(Table):
             require_encrypted=files.require_encrypted,
         )
 
-    def to_polars(self) -> pl.LazyFrame:
-        """Return the rows as a Polars frame. They are read now: Polars cannot open the files."""
-        return self.scan().to_polars().lazy()
-
     def to_daft(self) -> NoReturn:
+        """Raise NotImplementedError: Daft opens the files without keys."""
         raise NotImplementedError("Daft opens the files without keys: use scan().to_arrow()")
 
     def to_bodo(self) -> NoReturn:
+        """Raise NotImplementedError: Bodo opens the files without keys."""
         raise NotImplementedError("Bodo opens the files without keys: use scan().to_arrow()")
 
     def __datafusion_table_provider__(self, session: Any | None = None) -> NoReturn:
@@ -359,14 +254,12 @@ class EncryptedTable(Table):
     # -- writing
 
     def transaction(self) -> EncryptedTransaction:
-        """Return a transaction, which commits several changes as one. Raises NotImplementedError
-        when the table's catalog cannot be committed to."""
-        from .writing.transaction import EncryptedTransaction
-
+        """Return a transaction, which commits several changes as one. Raises NotImplementedError if
+        the table has no catalog that keeps keys."""
         return EncryptedTransaction(self)
 
     def update_spec(self, case_sensitive: bool = True) -> UpdateSpec:
-        """Return PyIceberg's change of the partition spec."""
+        """Return PyIceberg's builder for a change of the partition spec."""
         return ReusingUpdateSpec(Transaction(self, autocommit=True), case_sensitive)
 
     def add_files(
@@ -378,7 +271,8 @@ class EncryptedTable(Table):
         *,
         allow_plaintext: bool = False,
     ) -> None:
-        """Add Parquet files as they are. Raises NotEncryptedError unless ``allow_plaintext``."""
+        """Add unencrypted Parquet files as they are. Raises NotEncryptedError unless
+        ``allow_plaintext`` is true."""
         transaction = self.transaction()
         with transaction:
             transaction.add_files(
@@ -390,40 +284,40 @@ class EncryptedTable(Table):
             )
 
     def update_statistics(self, *, allow_plaintext: bool = False) -> UpdateStatistics:
-        """Set or remove statistics files, which are in the clear. Raises NotEncryptedError unless
-        ``allow_plaintext``."""
-        from .writing.transaction import EncryptedTransaction
-
+        """Set or remove statistics files, which are not encrypted. Raises NotEncryptedError unless
+        ``allow_plaintext`` is true."""
         transaction = EncryptedTransaction(self, autocommit=True)
         return transaction.update_statistics(allow_plaintext=allow_plaintext)
 
     def rotate_keys(self) -> None:
-        """Make a new KEK, put the key of every snapshot under it, and take the old KEKs out.
+        """Make a new KEK, wrap the key of every snapshot with it, and remove the old KEKs.
 
-        No file changes, and no snapshot. Java picks any unexpired KEK that it knows for its next
-        commit, so it is the new one then; but a session that holds the table brings an old KEK
-        back, until ``REFRESH TABLE``: rotate again after that. Earlier metadata files still have
-        the old KEKs. Raises KmsError, and
-        AuthenticationError or KeyMetadataError when a key does not open: ``prune_keys`` takes out
-        those that no snapshot needs.
+        No file and no snapshot changes. Java's next commit may use any unexpired KEK that it knows,
+        and after a rotation only the new one is left. But a Java session that holds the table adds
+        an old KEK again until it runs ``REFRESH TABLE``. Rotate again after that. Earlier metadata
+        files still have the old KEKs.
+
+        Raises KmsError, and AuthenticationError or KeyMetadataError if a key cannot be unwrapped.
+        If nothing refers to such a key, ``prune_keys`` removes it.
         """
         self._change_keys(rotation.rotate)
 
     def rewrap_keys(self, table_key_id: str | None = None, kms: KmsClient | None = None) -> None:
-        """Put all KEKs under another master key, in another KMS if need be; without arguments under
-        the newest version of their own.
+        """Wrap all KEKs with another master key, which may be in another KMS. Without arguments,
+        wrap them with the newest version of their own master key.
 
-        No file changes, and no snapshot. With another KMS, the table is loaded from a catalog that
-        is configured for it from then on. Destroy the old master key once all writers have loaded
-        the table anew, and the metadata has been verified. Raises KmsError.
+        No file and no snapshot changes. After a change of the KMS, load the table from a catalog
+        that is configured for the new one. Destroy the old master key only after all writers have
+        loaded the table anew and the metadata is verified. Raises KmsError.
         """
         self._change_keys(
             lambda metadata, manager: rotation.rewrap(metadata, manager, kms, table_key_id)
         )
 
     def prune_keys(self) -> list[str]:
-        """Take out the keys that no snapshot needs, which neither Java nor expiry does; return
-        their ids. Raises KeyMetadataError when a snapshot's key is missing."""
+        """Remove the keys that no snapshot and no statistics file in the metadata refers to; return
+        their IDs. Neither Java nor an expiry removes them. Raises KeyMetadataError if the key of a
+        snapshot is missing."""
         return [key.key_id for key in self._change_keys(rotation.prune)]
 
     def expire_snapshots(
@@ -436,20 +330,19 @@ class EncryptedTable(Table):
         dry_run: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Expiry:
-        """Forget old snapshots, and delete the files that only they had; return what went.
+        """Remove old snapshots and the files that only they need; return what was removed.
 
-        Of each branch the last ``retain_last`` snapshots stay, and those made at ``older_than`` or
-        later; without them, what the table's ``history.expire.*`` properties say: five days, one
-        snapshot. ``snapshot_ids`` go besides. ``dry_run`` only tells. ``progress`` is called with
-        the number of files deleted and that of all. Keys stay: see ``prune_keys``.
+        Each branch keeps its last ``retain_last`` snapshots, and those made at ``older_than`` or
+        later. If an argument is None, the table's ``history.expire.*`` properties decide; their
+        defaults are one snapshot and five days. ``snapshot_ids`` are removed as well. If
+        ``dry_run`` is true, nothing is removed. ``progress`` is called with the number of deleted
+        files and the number of all. Keys stay: ``prune_keys`` removes them.
 
-        Raises ValueError for arguments that cannot be, ValidationException where ``gc.enabled`` is
-        not true. Files that could not be deleted are in ``Expiry.left_behind``.
+        Raises ValueError for invalid arguments, and ValidationException if ``gc.enabled`` is not
+        true. Files that could not be deleted are in ``Expiry.left_behind``.
         """
-        from .writing.transaction import ExpiryStep
-
         moment = None if older_than is None else round(older_than.timestamp() * 1000)
-        view, home = self.view(), home_of(self)
+        view, home = self.view(), self.home
         if dry_run:
             plan = expire(
                 view.metadata,
@@ -477,7 +370,7 @@ class EncryptedTable(Table):
             view.files,
             self.metadata_location,
             home=home,
-            after=self._version.json,
+            after=self.version.json,
             after_files=self.files,
         )
         failed = found.delete(self.output(), progress=progress)
@@ -496,28 +389,28 @@ class EncryptedTable(Table):
         progress: Callable[[int, int], None] | None = None,
         executor: RewriteExecutor | None = None,
     ) -> Rekeyed:
-        """Rewrite files under fresh keys, in one snapshot; return how many.
+        """Rewrite files with fresh keys, in one snapshot; return their number and size.
 
-        Those are the data files that may have a row for which ``row_filter`` is true, and of them
-        those for which ``select`` is; without a filter, delete files too. Rows, their order, ids
-        and sequence numbers stay. Files in the clear are encrypted by this. Earlier snapshots
-        keep the old files: ``expire_snapshots`` ends them. ``progress`` is called with the bytes of
-        files that are done and of all. ``threads`` files are rewritten at once, or ``executor``
-        does it.
+        A data file is chosen if it may have a row for which ``row_filter`` is true, and if
+        ``select`` returns true for it. Without a filter, delete files can be chosen too. Rows and
+        their order, row IDs and sequence numbers stay the same. Unencrypted files become encrypted.
+        Earlier snapshots keep the old files until ``expire_snapshots`` removes them. ``progress``
+        is called with two numbers of bytes: those of the finished files, and those of all files.
+        ``threads`` files are rewritten at once, or ``executor`` rewrites them.
 
-        ``exposed`` rewrites only those files whose keys stand in a plaintext manifest, of any
-        snapshot, and encrypts the branch's plaintext manifests: ``rewrite_manifests`` of Iceberg
-        before 1.12 writes such ones. Until then, such a snapshot cannot be read. What they list is
-        compared with the manifest list's counts and with all encrypted manifests; whether somebody
-        with the exposed keys has forged files meanwhile cannot be told. Expire the snapshots before
-        afterwards: they still have the old files, and the plaintext manifests.
+        If ``exposed`` is true, only those files are rewritten whose keys are in a plaintext
+        manifest of any snapshot, and the branch's plaintext manifests are encrypted.
+        ``rewrite_manifests`` of Iceberg before 1.12 writes plaintext manifests. Until they are
+        encrypted, their snapshot cannot be read. What they list is compared with the counts in the
+        manifest list and with all encrypted manifests. But it cannot be detected whether somebody
+        with the exposed keys has forged files meanwhile. Expire the earlier snapshots afterwards:
+        they still have the old files and the plaintext manifests.
 
-        Raises ValueError for a column that the table does not have, ValidationException when
-        somebody removed a chosen file meanwhile, and what reading and writing raises.
+        Raises ValueError for a column that the table does not have, ValidationException if another
+        writer removed a chosen file meanwhile, and what reading and writing raises.
+
+        There are nine parameters: each optional one is a choice by itself, and is given by name.
         """
-        from .maintenance.rekeying import Rekeying
-        from .writing.transaction import SnapshotStep
-
         expression = parse_row_filter(row_filter)
         transaction = self.transaction()
         meter = Meter(progress)
@@ -537,7 +430,7 @@ class EncryptedTable(Table):
         done = Rekeyed(len(plan.files), plan.size, rekeying.plaintext_manifests(view))
         if dry_run or (plan.is_empty and not done.manifests):
             return done
-        # Files that others removed stay so, and their deletes are taken along.
+        # What other writers removed stays removed, and their new deletes are applied.
         step = SnapshotStep(transaction.output, rekeying.change, {}, branch, anew=True)
         transaction.stage_step(step)
         transaction.commit_transaction()
@@ -546,143 +439,33 @@ class EncryptedTable(Table):
     def _change_keys(
         self, compute: Callable[[dict[str, Any], EncryptionManager], KeyChange]
     ) -> tuple[EncryptedKey, ...]:
-        from .writing.transaction import KeyStep
-
         transaction = self.transaction()
         before = self.view().manager
         step = KeyStep(compute)
         transaction.stage_step(step)
         transaction.commit_transaction()
-        if rotation.snapshots_without_keys(self._version.json):
-            # Over REST, somebody may have added a snapshot that needs what was taken out, or whose
-            # key is under the master key before.
-            uuid = {"type": "assert-table-uuid", "uuid": self._version.json["table-uuid"]}
-            updates = rotation.restore(self._version.json, step.removed)
-            updates += rotation.adopt(self._version.json, before, self.view().manager)
+        updates = rotation.restore(self.version.json, step.removed)
+        if updates or rotation.snapshots_without_keys(self.version.json):
+            # Over REST, another writer may have added a snapshot that needs a removed key, or whose
+            # key is wrapped with the former master key.
+            uuid = {"type": "assert-table-uuid", "uuid": self.version.json["table-uuid"]}
+            updates += rotation.adopt(self.version.json, before, self.view().manager)
             transaction = self.transaction()
             transaction.stage_updates(updates, [uuid])
             transaction.commit_transaction()
-            missing = rotation.snapshots_without_keys(self._version.json)
+            missing = rotation.snapshots_without_keys(self.version.json)
             if missing:
                 raise MetadataIntegrityError(
-                    f"the keys of snapshots {missing} were lost by a writer that did not wait for "
-                    "the change of keys; they are in the metadata file before it",
+                    f"the keys of snapshots {missing} are missing: another writer committed during "
+                    "the change of keys. Take them from the previous metadata file",
                     file=self.metadata_location,
                 )
         return step.removed
 
-    def view(self) -> TableView:
-        """Return the version of the table that this object shows, to build changes upon."""
-        # With keys of its own: those that are made for a change which fails are of no use.
-        return self.view_of(self._version.json)
-
-    def view_of(
-        self,
-        metadata: dict[str, Any],
-        manager: EncryptionManager | None = None,
-        committed_refs: Collection[str] | None = None,
-    ) -> TableView:
-        """Return a version of the table that is not committed yet; ``manager`` has its keys if
-        they are under another master key, ``committed_refs`` what the catalog has by now."""
-        from .writing.view import TableView
-
-        keys = self.files.keys if manager is None else manager
-        keys = EncryptionManager.from_metadata(
-            metadata, keys.kms, table_key_id=keys.table_key_id, cache=keys.cache
-        )
-        files = self.files.with_keys(keys)
-        return TableView(metadata, files, committed_refs=committed_refs)
-
-    def output(self) -> TableOutput:
-        """Return what writes new files of the table.
-
-        Raises NotImplementedError as ``transaction`` and for a table that was moved and is read by
-        a ``location_map``; MetadataIntegrityError when the metadata would choose the code that
-        names files or where they go.
-        """
-        from .writing.output import TableOutput
-
-        if self.files.location_map:
-            raise NotImplementedError(
-                "the table was moved, and its metadata does not know: relocate it before writing"
-            )
-        self._committer().check(self.base())
-        return TableOutput(self.files.inner)
-
-    def base(self) -> Base:
-        """Return what a commit of this version is built upon."""
-        from .writing.commits import Base
-
-        version = self._version
-        # The key was settled when the table was loaded.
-        trust = replace(version.trust, key_id=version.files.keys.table_key_id)
-        return Base(
-            self._identifier,
-            version.json,
-            version.location,
-            trust,
-            version.config,
-            version.storage,
-        )
-
-    def commit_updates(
-        self,
-        base: Base,
-        updates: list[dict[str, Any]],
-        requirements: list[dict[str, Any]],
-        output: TableOutput,
-        manager: EncryptionManager | None = None,
-    ) -> None:
-        """Make one try to commit updates, in the REST specification's form, upon ``base``; show
-        the outcome. ``manager`` has the keys if they change. Raises as ``Commits.commit`` does."""
-        from .writing.commits import made_whatever_comes
-
-        new_key_id = None
-        if manager is not None and manager.table_key_id != base.trust.key_id:
-            new_key_id = manager.table_key_id
-        after = self._committer().commit(base, updates, requirements, output, new_key_id=new_key_id)
-        output.keep()
-        with made_whatever_comes(self._identifier):
-            self._show(after, base, manager)
-
-    def _show(self, after: Base, before: Base, manager: EncryptionManager | None) -> None:
-        files = self.files
-        keys = files.keys if manager is None else manager
-        self._become(
-            encrypted_table(
-                self._identifier,
-                after.metadata,
-                after.location,
-                files.inner,
-                self.catalog,
-                keys.kms,
-                replace(after.trust, key_id=keys.table_key_id),
-                location_map=files.location_map,
-                require_encrypted=files.require_encrypted,
-                config=after.config,
-                storage=after.storage,
-                cache=keys.cache,
-            ),
-            before.metadata,
-        )
-
-    def _become(self, other: EncryptedTable, before: Mapping[str, Any]) -> None:
-        """Show the version of ``other``, unless another thread has shown a later one since this
-        object showed ``before``: who commits next would take his own rows for another writer's."""
-        with self._lock:
-            if self._version.json is before or other._version.age >= self._version.age:
-                self._version = other._version
-
-    def _committer(self) -> Commits:
-        commits = getattr(self.catalog, "commits", None)
-        if commits is None:
-            raise NotImplementedError(NO_CATALOG)
-        return commits()  # type: ignore[no-any-return]  # our catalog's
-
-    def _do_commit(
+    def commit_built(
         self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...]
     ) -> None:
-        # Where the transactions end that PyIceberg begins by itself, as in update_schema.
+        """Commit the changes of a PyIceberg builder that began its own transaction."""
         transaction = self.transaction()
-        transaction._stage(updates, requirements)
+        transaction.stage_built(updates, requirements)
         transaction.commit_transaction()

@@ -1,0 +1,93 @@
+"""The updates that create a table."""
+
+from __future__ import annotations
+
+import uuid as uuids
+from collections.abc import Mapping
+from typing import Any
+
+from pyiceberg.partitioning import PartitionSpec, assign_fresh_partition_spec_ids
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.table.sorting import SortOrder, assign_fresh_sort_order_ids
+
+from ..read.metadata import FORMAT_VERSION
+from ..spec.column_types import check_writable
+from ..spec.java_json import schema_in_java_order
+from ..spec.properties import FORMAT_VERSION_PROPERTY, property_text, refuse_reserved
+from .metadata_file import PREVIOUS_VERSIONS_MAX, without_trailing_slash
+from .updates import LAST_ADDED
+
+_PARQUET_CODEC = "write.parquet.compression-codec"
+_METRICS_OF_COLUMN = "write.metadata.metrics.column."
+
+# Those that a commit counts by: Java refuses a new table where one is no number.
+_COUNTS = (
+    "commit.retry.num-retries",
+    "commit.retry.min-wait-ms",
+    "commit.retry.max-wait-ms",
+    "commit.retry.total-timeout-ms",
+)
+
+
+def new_table_updates(
+    schema: Schema,
+    partition_spec: PartitionSpec,
+    sort_order: SortOrder,
+    location: str,
+    properties: Mapping[str, Any],
+    uuid: uuids.UUID | str | None = None,
+) -> list[dict[str, Any]]:
+    """Return the updates that create a table of format version 3, with fresh ids.
+
+    ``properties`` may say ``format-version``, which is not kept as a property. Raises ValueError
+    for another version, for properties that are reserved or that Java refuses in a new table, and
+    for a partition spec or sort order that does not fit the schema; UnsupportedTypeError for a
+    column that could not be written.
+    """
+    kept = {name: property_text(name, value) for name, value in properties.items()}
+    version = kept.pop(FORMAT_VERSION_PROPERTY, str(FORMAT_VERSION))
+    if version != str(FORMAT_VERSION):
+        raise ValueError(
+            f"tables are written in format version {FORMAT_VERSION}, and {version} was asked for"
+        )
+    refuse_reserved(kept)
+    # Java does so for new tables, and means gzip where it is not set.
+    kept.setdefault(_PARQUET_CODEC, "zstd")
+    check_writable(schema, is_avro=kept.get("write.format.default", "").lower() == "avro")
+    fresh_schema = assign_fresh_schema_ids(schema)
+    _check_new_properties(kept, schema)
+    fresh_spec = assign_fresh_partition_spec_ids(partition_spec, schema, fresh_schema)
+    fresh_order = assign_fresh_sort_order_ids(sort_order, schema, fresh_schema)
+    return [
+        {"action": "assign-uuid", "uuid": str(uuids.uuid4() if uuid is None else uuid)},
+        {"action": "upgrade-format-version", "format-version": FORMAT_VERSION},
+        {"action": "add-schema", "schema": schema_in_java_order(_plain(fresh_schema))},
+        {"action": "set-current-schema", "schema-id": LAST_ADDED},
+        {"action": "add-spec", "spec": _plain(fresh_spec)},
+        {"action": "set-default-spec", "spec-id": LAST_ADDED},
+        {"action": "add-sort-order", "sort-order": _plain(fresh_order)},
+        {"action": "set-default-sort-order", "sort-order-id": LAST_ADDED},
+        {"action": "set-location", "location": without_trailing_slash(location)},
+        {"action": "set-properties", "updates": kept},
+    ]
+
+
+def _plain(model: Schema | PartitionSpec | SortOrder) -> dict[str, Any]:
+    plain: dict[str, Any] = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return plain
+
+
+def _check_new_properties(properties: Mapping[str, str], schema: Schema) -> None:
+    for name in (*_COUNTS, PREVIOUS_VERSIONS_MAX):
+        text = properties.get(name, "0")
+        # Less than none is none, as in PyIceberg. Java refuses it in a new table.
+        digits = text.removeprefix("-") if name in _COUNTS else text
+        if not (digits.isascii() and digits.isdigit()):
+            raise ValueError(f"{name} is {text!r}: it has to be a whole number, 0 or more")
+    for name in properties:
+        if name.startswith(_METRICS_OF_COLUMN):
+            column = name.removeprefix(_METRICS_OF_COLUMN)
+            try:
+                schema.find_field(column)
+            except ValueError:
+                raise ValueError(f"{name}: the table has no column {column!r}") from None

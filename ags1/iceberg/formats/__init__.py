@@ -1,0 +1,1 @@
+"""Data files inside: Avro and Parquet. Knows nothing of tables and keys."""

@@ -1,0 +1,195 @@
+"""New Avro files of records, in memory, from their values in order: manifests and manifest lists.
+
+Encodes the values of Iceberg's types by its specification, "Appendix A: Avro". Knows nothing of
+tables.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampNanoType,
+    TimestampType,
+    TimestamptzNanoType,
+    TimestamptzType,
+    TimeType,
+    UnknownType,
+    UUIDType,
+)
+from pyiceberg.utils.decimal import decimal_required_bytes
+
+from .avro_container import NEW_BLOCK_SIZE, AvroCodec, NewContainer, long, prefixed, string
+from .avro_schema import avro_schema
+
+_Encode = Callable[[Any], bytes]
+
+
+class RecordFile:
+    """An Avro file of records of ``struct``, by the ``name`` of their type, in memory.
+
+    ``size`` is that of its header and finished blocks (bytes); ``properties`` go into its header.
+    """
+
+    def __init__(
+        self, struct: StructType, name: str, properties: Mapping[str, str], codec: AvroCodec
+    ) -> None:
+        self._encode = _encoder(struct)
+        self._container = NewContainer(avro_schema(struct, name), properties, codec)
+        self._parts = [self._container.header]
+        self.size = len(self._parts[0])
+        self._records: list[bytes] = []
+        self._block_size = 0
+
+    def add(self, values: Sequence[Any]) -> None:
+        """Add a record: its fields' values. A struct's is a sequence, a decimal's is unscaled, a
+        UUID's is bytes. Raises ValueError for a value that its field cannot have."""
+        encoded = self._encode(values)
+        self._records.append(encoded)
+        self._block_size += len(encoded)
+        if self._block_size >= NEW_BLOCK_SIZE:
+            self._end_block()
+
+    def finish(self) -> bytes:
+        """Return the whole file."""
+        if self._records:
+            self._end_block()
+        return b"".join(self._parts)
+
+    def _end_block(self) -> None:
+        part = self._container.block(len(self._records), b"".join(self._records))
+        self._parts.append(part)
+        self.size += len(part)
+        self._records = []
+        self._block_size = 0
+
+
+class _BadValueError(ValueError):
+    """A value that its field cannot have. It may be a key: only the field is named."""
+
+
+def _encoder(kind: IcebergType) -> _Encode:
+    match kind:
+        case StructType():
+            return _record(kind)
+        case ListType():
+            return _array(_of_field(kind.element_field))
+        case MapType():
+            return _map(_of_field(kind.key_field), _of_field(kind.value_field))
+        case DecimalType():
+            size = decimal_required_bytes(kind.precision)
+            return lambda unscaled: unscaled.to_bytes(size, "big", signed=True)
+        case FixedType():
+            return _fixed(len(kind))
+    encode = _ENCODERS.get(type(kind))
+    if encode is None:
+        raise ValueError(f"there can be no partitions of type {kind}")
+    return encode
+
+
+def _of_field(field: NestedField) -> _Encode:
+    encode = _encoder(field.field_type)
+    if field.required or encode is _null:
+        return encode
+    return lambda value: b"\x00" if value is None else b"\x02" + encode(value)
+
+
+def _record(kind: StructType) -> _Encode:
+    encoders = [(field.name, _of_field(field)) for field in kind.fields]
+
+    def encode_values(values: Sequence[Any]) -> bytes:
+        encoded = []
+        for (field_name, encode), value in zip(encoders, values, strict=True):
+            try:
+                encoded.append(encode(value))
+            except _BadValueError:
+                raise
+            except (TypeError, ValueError, AttributeError, OverflowError, struct.error):
+                raise _BadValueError(f"{field_name} has an impossible value") from None
+        return b"".join(encoded)
+
+    return encode_values
+
+
+def _array(encode: _Encode) -> _Encode:
+    def encode_items(items: Sequence[Any]) -> bytes:
+        if not items:
+            return b"\x00"
+        return long(len(items)) + b"".join(map(encode, items)) + b"\x00"
+
+    return encode_items
+
+
+def _map(encode_key: _Encode, encode_value: _Encode) -> _Encode:
+    """Of a map with integers for keys, which Avro has as an array of pairs."""
+
+    def encode_pairs(pairs: Mapping[int, Any]) -> bytes:
+        if not pairs:
+            return b"\x00"
+        encoded = b"".join([encode_key(key) + encode_value(item) for key, item in pairs.items()])
+        return long(len(pairs)) + encoded + b"\x00"
+
+    return encode_pairs
+
+
+def _int(number: int) -> bytes:
+    if not -(1 << 31) <= number < 1 << 31:
+        raise ValueError("the number has more than 32 bits")
+    return long(number)
+
+
+def _boolean(value: bool) -> bytes:
+    if not isinstance(value, bool):
+        raise TypeError("not a boolean")
+    return b"\x01" if value else b"\x00"
+
+
+def _fixed(size: int) -> _Encode:
+    def encode(data: bytes) -> bytes:
+        if len(data) != size:
+            raise ValueError(f"not {size} bytes")
+        return bytes(memoryview(data))
+
+    return encode
+
+
+def _null(value: None) -> bytes:
+    if value is not None:
+        raise ValueError("the column was dropped and its type with it")
+    return b""
+
+
+_ENCODERS: dict[type[IcebergType], _Encode] = {
+    BooleanType: _boolean,
+    IntegerType: _int,
+    LongType: long,
+    FloatType: struct.Struct("<f").pack,
+    DoubleType: struct.Struct("<d").pack,
+    StringType: string,
+    BinaryType: prefixed,
+    UUIDType: _fixed(16),
+    DateType: _int,
+    TimeType: long,
+    TimestampType: long,
+    TimestamptzType: long,
+    TimestampNanoType: long,
+    TimestamptzNanoType: long,
+    UnknownType: _null,
+}

@@ -1,0 +1,304 @@
+"""The schema of any Avro file as Iceberg's, and Iceberg's schemas as Avro's.
+
+What is read is a table's data file or another program's file: a union is of null and one type.
+What is written is what Java's ``TypeToSchema`` makes of Iceberg's schema: field ids, names of
+records and fixed types, maps with string keys as Avro's and others as arrays of pairs. (PyIceberg's
+conversion has no nulls in lists and maps, and no Avro map at all.)
+Follows the Avro specification, "Logical Types", and Iceberg's, "Avro". Knows nothing of rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from pyiceberg.schema import Schema, make_compatible_name
+from pyiceberg.table.name_mapping import NameMapping, create_mapping_from_schema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    GeographyType,
+    GeometryType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampNanoType,
+    TimestampType,
+    TimestamptzNanoType,
+    TimestamptzType,
+    TimeType,
+    UnknownType,
+    UUIDType,
+)
+from pyiceberg.utils.decimal import decimal_required_bytes
+
+from ...errors import FormatError
+
+_MAX_DEPTH = 64
+
+_READ_AS: dict[str, IcebergType] = {
+    "boolean": BooleanType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "bytes": BinaryType(),
+    "string": StringType(),
+}
+_LOGICAL: dict[tuple[str, str], IcebergType] = {
+    ("int", "date"): DateType(),
+    ("int", "time-millis"): TimeType(),
+    ("long", "time-micros"): TimeType(),
+    ("long", "local-timestamp-millis"): TimestampType(),
+    ("long", "local-timestamp-micros"): TimestampType(),
+    ("long", "local-timestamp-nanos"): TimestampNanoType(),
+}
+
+
+def iceberg_schema_of_avro(avro: Any) -> tuple[Schema, NameMapping | None]:
+    """Return the schema of an Avro file, parsed from JSON, and what finds its fields by name where
+    they have no ids. Raises FormatError for one that cannot be read as columns."""
+    converter = _Converter(has_ids=_has_ids(avro))
+    schema = converter.rows(avro)
+    return schema, None if converter.has_ids else create_mapping_from_schema(schema)
+
+
+def _has_ids(avro: Any) -> bool:
+    if isinstance(avro, dict):
+        return "field-id" in avro or any(map(_has_ids, avro.values()))
+    return isinstance(avro, list) and any(map(_has_ids, avro))
+
+
+class _Converter:
+    def __init__(self, *, has_ids: bool) -> None:
+        self.has_ids = has_ids
+        self._ids = itertools.count(1)
+        self._named: dict[str, Any] = {}
+        self._within: list[str] = []
+        self._depth = 0
+
+    def rows(self, avro: Any) -> Schema:
+        kind, _ = self._type(avro, "", "")
+        if not isinstance(kind, StructType):
+            raise FormatError("the Avro file holds no records")
+        return Schema(*kind.fields)
+
+    def _type(self, avro: Any, namespace: str, path: str) -> tuple[IcebergType, bool]:
+        """Return a type, and whether it may be null."""
+        if isinstance(avro, list):
+            return self._union(avro, namespace, path)
+        definition = avro if isinstance(avro, dict) else {"type": avro}
+        kind = definition.get("type")
+        if isinstance(kind, (dict, list)):
+            return self._type(kind, namespace, path)
+        self._depth += 1
+        if self._depth > _MAX_DEPTH or not isinstance(kind, str):
+            raise FormatError(f"{path}: the Avro type is nested too deeply, or is none")
+        try:
+            return self._single(kind, definition, namespace, path), False
+        finally:
+            self._depth -= 1
+
+    def _union(self, branches: list[Any], namespace: str, path: str) -> tuple[IcebergType, bool]:
+        others = [b for b in branches if b not in ("null", {"type": "null"})]
+        if len(others) != 1:
+            raise FormatError(f"{path}: a union of null and one type is read, and no other")
+        kind, optional = self._type(others[0], namespace, path)
+        return kind, optional or len(branches) > 1
+
+    def _single(
+        self, kind: str, definition: dict[str, Any], namespace: str, path: str
+    ) -> IcebergType:
+        full = ""
+        if kind in ("record", "error", "enum", "fixed"):
+            full = self._name(definition, namespace)
+            namespace = full.rpartition(".")[0]
+        elif kind not in _READ_AS and kind not in ("array", "map"):
+            meant = kind if "." in kind or not namespace else f"{namespace}.{kind}"
+            known = self._named.get(meant) or self._named.get(kind)
+            if known is None:
+                raise FormatError(f"{path}: the file has no Avro type {kind!r}")
+            return self._single(known["type"], known, namespace, path)
+        if kind in ("record", "error"):
+            if full in self._within:
+                raise FormatError(f"{path}: the record {full!r} holds itself")
+            self._within.append(full)
+            try:
+                return self._record(definition, namespace, path)
+            finally:
+                self._within.pop()
+        if kind == "array":
+            return self._array(definition, namespace, path)
+        if kind == "map":
+            ids = self._id(definition, "key-id", path), self._id(definition, "value-id", path)
+            value, optional = self._type(definition.get("values"), namespace, f"{path}.value")
+            return MapType(ids[0], StringType(), ids[1], value, value_required=not optional)
+        return _leaf(kind, definition, path)
+
+    def _name(self, definition: dict[str, Any], namespace: str) -> str:
+        """Remember a named type; return its full name."""
+        name = str(definition.get("name", ""))
+        space = definition.get("namespace", namespace) or ""
+        full = name if "." in name or not space else f"{space}.{name}"
+        self._named.setdefault(full, definition)
+        return full
+
+    def _record(self, definition: dict[str, Any], namespace: str, path: str) -> StructType:
+        fields = []
+        for field in definition.get("fields") or ():
+            if not isinstance(field, dict) or not isinstance(field.get("name"), str):
+                raise FormatError(f"{path or 'a row'}: a record has no fields")
+            inside = f"{path}.{field['name']}".lstrip(".")
+            field_id = self._id(field, "field-id", inside)
+            kind, optional = self._type(field.get("type"), namespace, inside)
+            fields.append(NestedField(field_id, field["name"], kind, required=not optional))
+        return StructType(*fields)
+
+    def _array(self, definition: dict[str, Any], namespace: str, path: str) -> IcebergType:
+        items = definition.get("items")
+        if definition.get("logicalType") == "map" and isinstance(items, dict):
+            # Iceberg's maps whose keys are no strings.
+            key, value = self._record(items, namespace, path).fields
+            return MapType(
+                key.field_id,
+                key.field_type,
+                value.field_id,
+                value.field_type,
+                value_required=value.required,
+            )
+        element_id = self._id(definition, "element-id", path)
+        element, optional = self._type(items, namespace, f"{path}.element")
+        return ListType(element_id, element, element_required=not optional)
+
+    def _id(self, definition: dict[str, Any], name: str, path: str) -> int:
+        if not self.has_ids:
+            return next(self._ids)
+        try:
+            return int(definition[name])
+        except (KeyError, TypeError, ValueError):
+            raise FormatError(f"{path}: other fields have ids, and this has no {name}") from None
+
+
+def _leaf(kind: str, definition: dict[str, Any], path: str) -> IcebergType:
+    logical = definition.get("logicalType")
+    try:
+        if logical == "decimal" and kind in ("bytes", "fixed"):
+            return DecimalType(int(definition["precision"]), int(definition.get("scale", 0)))
+        if kind == "fixed":
+            size = int(definition["size"])
+            return UUIDType() if logical == "uuid" and size == 16 else FixedType(size)
+    except (KeyError, TypeError, ValueError):
+        lacking = "precision" if logical == "decimal" else "size"
+        raise FormatError(f"{path}: the Avro type has no {lacking}") from None
+    if kind == "enum":
+        return StringType()
+    if kind == "long" and logical in ("timestamp-millis", "timestamp-micros", "timestamp-nanos"):
+        # Avro's are instants; Iceberg's writers say where one of theirs is not.
+        is_local = definition.get("adjust-to-utc") is False
+        if logical == "timestamp-nanos":
+            return TimestampNanoType() if is_local else TimestamptzNanoType()
+        return TimestampType() if is_local else TimestamptzType()
+    return _LOGICAL.get((kind, str(logical)), _READ_AS[kind])
+
+
+# -- from Iceberg's to Avro's
+
+_WRITTEN_AS: Mapping[type[IcebergType], Any] = {
+    UnknownType: "null",
+    BooleanType: "boolean",
+    IntegerType: "int",
+    LongType: "long",
+    FloatType: "float",
+    DoubleType: "double",
+    StringType: "string",
+    BinaryType: "bytes",
+    GeometryType: "bytes",
+    GeographyType: "bytes",
+    DateType: {"type": "int", "logicalType": "date"},
+    TimeType: {"type": "long", "logicalType": "time-micros"},
+    TimestampType: {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": False},
+    TimestamptzType: {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": True},
+    TimestampNanoType: {"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": False},
+    TimestamptzNanoType: {"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": True},
+}
+
+
+def avro_schema(struct: StructType, name: str = "table") -> dict[str, Any]:
+    """Return the Avro schema, parsed from JSON, of the records that have a struct's fields."""
+    converted: dict[str, Any] = _avro_type(struct, name, set())
+    return converted
+
+
+def _avro_type(kind: IcebergType, record_name: str, named: set[str]) -> Any:
+    """Return a type's schema. A fixed type stands in full once, then by its name (``named``)."""
+    if isinstance(kind, StructType):
+        fields = [_avro_field(field, named) for field in kind.fields]
+        return {"type": "record", "name": record_name, "fields": fields}
+    if isinstance(kind, ListType):
+        items = _avro_value(kind.element_field, named)
+        return {"type": "array", "items": items, "element-id": kind.element_id}
+    if isinstance(kind, MapType):
+        return _avro_map(kind, named)
+    if isinstance(kind, DecimalType):
+        name = f"decimal_{kind.precision}_{kind.scale}"
+        size = decimal_required_bytes(kind.precision)
+        logical = {"logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+        return _fixed(name, size, logical, named)
+    if isinstance(kind, UUIDType):
+        return _fixed("uuid_fixed", 16, {"logicalType": "uuid"}, named)
+    if isinstance(kind, FixedType):
+        return _fixed(f"fixed_{len(kind)}", len(kind), {}, named)
+    return _WRITTEN_AS[type(kind)]
+
+
+def _avro_value(field: NestedField, named: set[str]) -> Any:
+    kind = _avro_type(field.field_type, f"r{field.field_id}", named)
+    return ["null", kind] if field.optional and kind != "null" else kind
+
+
+def _avro_field(field: NestedField, named: set[str]) -> dict[str, Any]:
+    name = make_compatible_name(field.name)
+    described: dict[str, Any] = {"name": name, "type": _avro_value(field, named)}
+    if field.doc is not None:
+        described["doc"] = field.doc
+    if field.optional:
+        described["default"] = None
+    if name != field.name:
+        described["iceberg-field-name"] = field.name
+    described["field-id"] = field.field_id
+    return described
+
+
+def _avro_map(kind: MapType, named: set[str]) -> dict[str, Any]:
+    if isinstance(kind.key_type, StringType):
+        values = _avro_value(kind.value_field, named)
+        return {"type": "map", "values": values, "key-id": kind.key_id, "value-id": kind.value_id}
+    key: dict[str, Any] = {
+        "name": "key",
+        "type": _avro_value(kind.key_field, named),
+        "field-id": kind.key_id,
+    }
+    value: dict[str, Any] = {"name": "value", "type": _avro_value(kind.value_field, named)}
+    if kind.value_field.optional:
+        value["default"] = None
+    value["field-id"] = kind.value_id
+    pair = {"type": "record", "name": f"k{kind.key_id}_v{kind.value_id}", "fields": [key, value]}
+    return {"type": "array", "items": pair, "logicalType": "map"}
+
+
+def _fixed(name: str, size: int, logical: Mapping[str, Any], named: set[str]) -> Any:
+    if name in named:
+        return name
+    named.add(name)
+    return {"type": "fixed", "name": name, "size": size, **logical}

@@ -1,0 +1,178 @@
+"""Avro data files from Arrow rows, in an AGS1 stream.
+
+Blocks are of about Java's size. Rows are
+encoded by fastavro, from values that need no conversion of its own. Follows Avro's specification,
+"Object Container Files", and Iceberg's appendix "Avro". Knows nothing of partitions and tables.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DateType,
+    DecimalType,
+    IcebergType,
+    ListType,
+    MapType,
+    StringType,
+    StructType,
+    UUIDType,
+)
+from pyiceberg.utils.decimal import decimal_required_bytes
+
+from ... import layout
+from ...key_metadata import KeyMetadata
+from ...writer import Writer
+from .avro_container import NEW_BLOCK_SIZE, AvroCodec, NewContainer, compact, long
+from .avro_schema import avro_schema
+
+_FIRST_BLOCK_ROWS = 100
+_MAX_BLOCK_ROWS = 10_000
+# Of Arrow's rows that are Python objects at a time, in bytes.
+_SIZE_AT_ONCE = 4 << 20
+_MAX_ROWS_AT_ONCE = 50_000
+
+
+class AvroFileWriter:
+    """Writes an Avro file into ``file``, encrypted under the fresh key ``km``.
+
+    ``schema_json`` is Iceberg's schema as metadata.json has it, for the file's header. Does not
+    close ``file``.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        km: KeyMetadata,
+        schema: Schema,
+        schema_json: Mapping[str, Any],
+        codec: AvroCodec,
+    ) -> None:
+        self._schema = schema
+        described = avro_schema(schema.as_struct())
+        properties = {"iceberg.schema": compact(schema_json)}
+        self._container = NewContainer(described, properties, codec)
+        self._rows_schema = fastavro.parse_schema({"type": "array", "items": described})
+        self._block_rows = _FIRST_BLOCK_ROWS
+        self._stream = Writer(file, km, block_size=layout.DEFAULT_BLOCK_SIZE)
+        try:
+            self._stream.write(self._container.header)
+        except BaseException:
+            self._stream.abort()
+            raise
+
+    @property
+    def size(self) -> int:
+        """How large the encrypted file is with what was written, in bytes."""
+        return layout.encrypted_size(self._stream.tell())
+
+    def write(self, rows: pa.Table) -> None:
+        """Write rows, of the columns that ``RowConversion`` makes."""
+        size_of_row = max(1, rows.nbytes // max(1, rows.num_rows))
+        most = max(1, min(_MAX_ROWS_AT_ONCE, _SIZE_AT_ONCE // size_of_row))
+        for batch in rows.to_batches(max_chunksize=most):
+            self._write(_records(self._schema.as_struct(), batch))
+
+    def close(self) -> KeyMetadata:
+        """Finish the stream; return its key metadata, with the file's length."""
+        self._stream.close()
+        return self._stream.key_metadata
+
+    def abort(self) -> None:
+        """Give up what was written."""
+        self._stream.abort()
+
+    def _write(self, records: list[dict[str, Any]]) -> None:
+        start = 0
+        while start < len(records):
+            block = records[start : start + self._block_rows]
+            data = self._encoded(block)
+            self._stream.write(self._container.block(len(block), data))
+            start += len(block)
+            fitting = len(block) * NEW_BLOCK_SIZE // max(1, len(data))
+            self._block_rows = max(1, min(_MAX_BLOCK_ROWS, fitting))
+
+    def _encoded(self, records: list[dict[str, Any]]) -> bytes:
+        """Return the rows' encodings, one after the other: those of an array's elements, between
+        their number and the zero that ends it."""
+        buffer = io.BytesIO()
+        fastavro.schemaless_writer(buffer, self._rows_schema, records)
+        return buffer.getvalue()[len(long(len(records))) : -1]
+
+
+# -- the values
+
+
+def _records(struct: StructType, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as the encoder takes them."""
+    columns = [
+        _encodable(field.field_type, column)
+        for field, column in zip(struct.fields, batch.columns, strict=True)
+    ]
+    rows = pa.StructArray.from_arrays(columns, names=batch.schema.names)
+    try:
+        records: list[dict[str, Any]] = rows.to_pylist(maps_as_pydicts="strict")
+    except (KeyError, ValueError):
+        raise ValueError("a map has the same key twice") from None
+    return records
+
+
+def _encodable(kind: IcebergType, column: pa.Array) -> pa.Array:
+    """Return a column whose values are Avro's own: numbers, text, bytes, lists and records."""
+    if isinstance(kind, StructType):
+        children = [
+            _encodable(field.field_type, column.field(i)) for i, field in enumerate(kind.fields)
+        ]
+        mask = column.is_null() if column.null_count else None
+        names = [field.name for field in column.type]
+        return pa.StructArray.from_arrays(children, names=names, mask=mask)
+    if isinstance(kind, ListType):
+        element = _encodable(kind.element_type, column.values)
+        make = pa.large_list if pa.types.is_large_list(column.type) else pa.list_
+        return _with_child(column, make(element.type), element)
+    if isinstance(kind, MapType):
+        keys = _encodable(kind.key_type, column.keys)
+        items = _encodable(kind.value_type, column.items)
+        entries = pa.StructArray.from_arrays([keys, items], names=["key", "value"])
+        if isinstance(kind.key_type, StringType):
+            key = pa.field("key", keys.type, nullable=False)
+            entries = pa.StructArray.from_arrays(
+                [keys, items], fields=[key, pa.field("value", items.type)]
+            )
+            return _with_child(column, pa.map_(keys.type, items.type), entries)
+        return _with_child(column, pa.list_(entries.type), entries)
+    if isinstance(kind, DecimalType):
+        return _decimal_bytes(column, decimal_required_bytes(kind.precision))
+    if isinstance(kind, UUIDType):
+        return column.storage
+    if isinstance(kind, DateType):
+        return column.cast(pa.int32())
+    if pa.types.is_temporal(column.type):
+        return column.cast(pa.int64())
+    return column
+
+
+def _decimal_bytes(column: pa.Array, size: int) -> pa.Array:
+    """Return the unscaled values in two's complement, the highest byte first."""
+    data = column.buffers()[1]
+    if data is None or not len(column):
+        return pa.nulls(len(column), pa.binary(size))
+    little = np.frombuffer(data, np.uint8)[column.offset * 16 : (column.offset + len(column)) * 16]
+    big = np.ascontiguousarray(little.reshape(-1, 16)[:, :size][:, ::-1])
+    values = pa.Array.from_buffers(pa.binary(size), len(column), [None, pa.py_buffer(big)])
+    null = pa.scalar(None, pa.binary(size))
+    return pc.if_else(column.is_valid(), values, null) if column.null_count else values
+
+
+def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
+    return pa.Array.from_buffers(
+        kind, len(array), array.buffers()[:2], offset=array.offset, children=[child]
+    )

@@ -1,0 +1,23 @@
+from typing import Any, Final, TypeAlias
+
+from typing_extensions import Buffer
+
+TRUE: Final[int]
+FALSE: Final[int]
+BYTE: Final[int]
+I16: Final[int]
+I32: Final[int]
+I64: Final[int]
+DOUBLE: Final[int]
+BINARY: Final[int]
+LIST: Final[int]
+SET: Final[int]
+MAP: Final[int]
+STRUCT: Final[int]
+
+Struct: TypeAlias = dict[int, tuple[int, Any]]
+
+def parse(data: Buffer) -> tuple[Struct, int]: ...
+def untyped(kind: int, content: Any) -> Any: ...
+def print_struct(fields: Struct) -> bytes: ...
+def value(fields: Struct, field_id: int, default: Any = None) -> Any: ...

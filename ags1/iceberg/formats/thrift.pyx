@@ -1,0 +1,239 @@
+# cython: freethreading_compatible=True
+"""Thrift's compact protocol with the types kept, so that a structure can be printed again.
+
+A struct is a dict from field id to ``(type, value)``, a list ``(element type, values)``. Fields
+that nobody here knows survive. Follows the Thrift compact protocol specification. Knows nothing of
+what the structures mean. Compiled, because a Parquet file has a structure for each of its pages.
+"""
+
+from cpython.buffer cimport PyBuffer_Release
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint64_t
+
+from ags1._buffers cimport take_input
+
+from ...errors import FormatError
+
+cdef enum Kind:
+    KIND_TRUE = 1
+    KIND_FALSE
+    KIND_BYTE
+    KIND_I16
+    KIND_I32
+    KIND_I64
+    KIND_DOUBLE
+    KIND_BINARY
+    KIND_LIST
+    KIND_SET
+    KIND_MAP
+    KIND_STRUCT
+
+# Field types. A boolean field has its value in its type; here it is always (TRUE, value).
+TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
+
+# For annotations; the stub says of what.
+Struct = dict
+
+cdef enum:
+    MAX_DEPTH = 32
+    LONG_LIST = 15
+    MAX_FIELD_ID = 0x7FFF
+
+
+cdef struct Cursor:
+    const unsigned char *at
+    const unsigned char *end
+
+
+def parse(data):
+    """Return the struct at the beginning of ``data`` and its size (bytes).
+
+    Raises IndexError when ``data`` ends within it, FormatError when it is none.
+    """
+    cdef Py_buffer view
+    cdef Cursor cursor
+    take_input(data, &view)
+    try:
+        cursor.at = <const unsigned char *>view.buf
+        cursor.end = cursor.at + view.len
+        fields = read_struct(&cursor, 0)
+        return fields, cursor.at - <const unsigned char *>view.buf
+    finally:
+        PyBuffer_Release(&view)
+
+
+def untyped(int kind, content):
+    """Return a value without its types: a struct as a dict by field id, a list as a list."""
+    if kind == KIND_STRUCT:
+        return {field_id: untyped(*field) for field_id, field in content.items()}
+    if kind == KIND_LIST or kind == KIND_SET:
+        inner, items = content
+        return [untyped(inner, item) for item in items]
+    return content
+
+
+def print_struct(dict fields):
+    """Return a struct as bytes, its fields in the order of their ids."""
+    cdef bytearray out = bytearray()
+    put_struct(out, fields)
+    return bytes(out)
+
+
+def value(dict fields, field_id, default=None):
+    """Return a field's value, ``default`` where it is not there."""
+    found = fields.get(field_id)
+    return default if found is None else found[1]
+
+
+# -- parsing
+
+cdef dict read_struct(Cursor *source, int depth):
+    cdef dict found = {}
+    cdef int64_t field_id = 0
+    cdef int kind, header = read_byte(source)
+    check_depth(depth)
+    while header:
+        field_id = field_id + (header >> 4) if header >> 4 else read_integer(source)
+        if not -MAX_FIELD_ID <= field_id <= MAX_FIELD_ID:
+            raise FormatError("a structure of the file has a field that Thrift does not have")
+        kind = header & 0x0F
+        if kind == KIND_TRUE or kind == KIND_FALSE:
+            found[field_id] = TRUE, kind == KIND_TRUE
+        else:
+            found[field_id] = kind, read_value(source, kind, depth)
+        header = read_byte(source)
+    return found
+
+
+cdef object read_value(Cursor *source, int kind, int depth):
+    cdef uint64_t count
+    cdef int header, inner
+    cdef list items
+    if kind == KIND_I32 or kind == KIND_I64 or kind == KIND_I16:
+        return read_integer(source)
+    if kind == KIND_BINARY:
+        return read_bytes(source, read_varint(source))
+    if kind == KIND_STRUCT:
+        return read_struct(source, depth + 1)
+    if kind == KIND_TRUE or kind == KIND_FALSE:  # within a list, a byte each
+        return read_byte(source) == KIND_TRUE
+    if kind == KIND_BYTE:
+        return read_byte(source)
+    if kind == KIND_DOUBLE:
+        return read_bytes(source, 8)
+    if kind == KIND_LIST or kind == KIND_SET:
+        check_depth(depth)
+        header = read_byte(source)
+        count = header >> 4 if header >> 4 != LONG_LIST else read_varint(source)
+        inner = header & 0x0F
+        items = []
+        while count:
+            # Each takes a byte at least: the data ends long before the memory does.
+            items.append(read_value(source, inner, depth + 1))
+            count -= 1
+        return inner, items
+    raise FormatError("a structure of the file has a type that Parquet does not use")
+
+
+cdef int check_depth(int depth) except -1:
+    if depth > MAX_DEPTH:
+        raise FormatError("a structure of the file is nested too deeply")
+    return 0
+
+
+cdef int read_byte(Cursor *source) except -1:
+    if source.at == source.end:
+        raise IndexError("the data ends within a structure")
+    source.at += 1
+    return (source.at - 1)[0]
+
+
+cdef bytes read_bytes(Cursor *source, uint64_t size):
+    if size > <uint64_t>(source.end - source.at):
+        raise IndexError("the data ends within a structure")
+    source.at += size
+    return PyBytes_FromStringAndSize(<const char *>source.at - size, size)
+
+
+cdef uint64_t read_varint(Cursor *source) except? 0:
+    cdef uint64_t number = 0, byte
+    cdef int shift = 0
+    while True:
+        byte = read_byte(source)
+        if shift == 63 and byte > 1:
+            raise FormatError("a number of the file is too long")
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number
+        shift += 7
+
+
+cdef int64_t read_integer(Cursor *source) except? 0:
+    cdef uint64_t number = read_varint(source)
+    return <int64_t>(number >> 1) ^ -<int64_t>(number & 1)
+
+
+# -- printing
+
+cdef int put_struct(bytearray out, dict fields) except -1:
+    cdef int64_t last = 0, field_id
+    cdef int kind, code
+    for key in sorted(fields):
+        kind, content = fields[key]
+        field_id = key
+        code = kind
+        if kind == KIND_TRUE and not content:
+            code = KIND_FALSE
+        if 0 < field_id - last <= 15:
+            out.append(<int>(field_id - last) << 4 | code)
+        else:
+            out.append(code)
+            put_integer(out, field_id)
+        last = field_id
+        if kind != KIND_TRUE:
+            put(out, kind, content)
+    out.append(0)
+    return 0
+
+
+cdef int put(bytearray out, int kind, content) except -1:
+    cdef int inner
+    cdef Py_ssize_t count
+    if kind == KIND_I32 or kind == KIND_I64 or kind == KIND_I16:
+        put_integer(out, content)
+    elif kind == KIND_BINARY:
+        put_varint(out, len(content))
+        out += content
+    elif kind == KIND_STRUCT:
+        put_struct(out, content)
+    elif kind == KIND_TRUE or kind == KIND_FALSE:
+        out.append(KIND_TRUE if content else KIND_FALSE)
+    elif kind == KIND_BYTE:
+        out.append(content)
+    elif kind == KIND_DOUBLE:
+        out += content
+    elif kind == KIND_LIST or kind == KIND_SET:
+        inner, values = content
+        count = len(values)
+        if count < LONG_LIST:
+            out.append(<int>count << 4 | inner)
+        else:
+            out.append(LONG_LIST << 4 | inner)
+            put_varint(out, count)
+        for item in values:
+            put(out, inner, item)
+    else:
+        raise FormatError("a structure has a type that Parquet does not use")
+    return 0
+
+
+cdef int put_varint(bytearray out, uint64_t number) except -1:
+    while number > 0x7F:
+        out.append(<int>(number & 0x7F | 0x80))
+        number >>= 7
+    out.append(<int>number)
+    return 0
+
+
+cdef int put_integer(bytearray out, int64_t number) except -1:
+    return put_varint(out, (<uint64_t>number << 1) ^ <uint64_t>(number >> 63))

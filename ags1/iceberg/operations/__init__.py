@@ -1,0 +1,1 @@
+"""Work on whole tables: verify, expire, rekey, migrate, relocate."""

@@ -1,0 +1,212 @@
+"""``Journal`` records which files a long rewrite has finished, so that it can continue after a
+crash.
+
+The journal is beside the table and has several parts. Each part is a file: a line of JSON with a
+wrapped key, then an AGS1 stream under that key with the records of the finished files. So the key
+of a file is never stored in plaintext. Nobody without the master key can forge a part, or give a
+file the place of another.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pyiceberg.io import FileIO
+
+from ... import oneshot
+from ...errors import Ags1Error, KmsError, KmsUnwrapError
+from ...key_metadata import KeyMetadata
+from ...keys.envelope import EncryptedKey, KeyEncryptionKey
+from ...keys.manager import now_ms
+from ...kms.client import KmsClient
+from ...layout import DEFAULT_BLOCK_SIZE
+from ..read.records import FileRecord
+from ..storage.listing import list_files
+from ..storage.output import TableOutput
+from ..write.reencryption import Identity
+
+# A part has some thousand files. A larger one was not written here.
+_MAX_SIZE = 64 << 20
+
+_log = logging.getLogger(__name__)
+
+_SUFFIX = ".journal"
+_PURPOSE = b"ags1 journal"
+_FILES_PER_PART = 64
+_SECONDS_PER_PART = 5.0
+
+
+class Journal:
+    """The journal in ``folder`` of the table with the UUID ``table_uuid``, under the master key
+    ``key_id`` of ``kms``. ``key_size`` (bytes) is the size of its keys and of the files' keys.
+
+    If everybody can wrap keys with the master key (``KmsClient.wraps_with_public_key``), anybody
+    could forge a part. If the storage cannot list a folder, no part could be found. In both cases
+    no journal is kept. One thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        io: FileIO,
+        output: TableOutput,
+        folder: str,
+        table_uuid: str,
+        kms: KmsClient,
+        key_id: str,
+        key_size: int,
+    ) -> None:
+        self._io = io
+        self._output = output
+        self._folder = folder
+        self._table_uuid = table_uuid
+        self._kms = kms
+        self._key_id = key_id
+        self._key_size = key_size
+        self._kek: KeyEncryptionKey | None = None
+        self._waiting: list[dict[str, Any]] = []
+        self._last_part = time.monotonic()
+        self._is_kept = (
+            not getattr(kms, "wraps_with_public_key", False) and list_files(io, folder) is not None
+        )
+
+    def prepare(self) -> None:
+        """Make the KEK of the parts, with a KMS call. So if the master key cannot be used, this
+        fails before hours of work and not after. Raises KmsError."""
+        if self._kek is None:
+            self._kek = KeyEncryptionKey.generate(
+                self._kms, self._key_id, key_size=self._key_size, timestamp_ms=now_ms()
+            )
+
+    def add(self, old: FileRecord, new: FileRecord) -> None:
+        """Record that a file was rewritten. The record is durable after ``flush``, which this calls
+        every 64 files and every five seconds."""
+        if not self._is_kept:
+            return
+        self._waiting.append(_noted(old, new))
+        is_due = time.monotonic() - self._last_part >= _SECONDS_PER_PART
+        if is_due or len(self._waiting) >= _FILES_PER_PART:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the records that are not written yet. Raises KmsError and OSError."""
+        if not self._waiting:
+            return
+        self.prepare()
+        assert self._kek is not None
+        text = json.dumps({"table-uuid": self._table_uuid, "files": self._waiting}).encode()
+        sealed = oneshot.encrypt(
+            text, km=KeyMetadata.generate(self._key_size), block_size=DEFAULT_BLOCK_SIZE
+        )
+        wrapped = self._kek.wrap_key_metadata(sealed.key_metadata, purpose=_PURPOSE)
+        keys = {"kek": self._kek.entry.to_dict(), "key": wrapped.to_dict()}
+        head = json.dumps(keys).encode() + b"\n"
+        self._output.write(f"{self._folder}/{uuid.uuid4()}{_SUFFIX}", head + sealed.data)
+        self._waiting.clear()
+        self._last_part = time.monotonic()
+
+    def finished(self, files: Iterable[FileRecord]) -> dict[Identity, FileRecord]:
+        """Return the new record of each of ``files`` that an earlier run has rewritten, by the
+        identity of the old one. The new file must exist and have the recorded size.
+
+        If a part cannot be decrypted, it is skipped, and its files are rewritten again. Raises
+        KmsError if the KMS cannot be asked, and OSError.
+        """
+        if not self._is_kept:
+            return {}
+        wanted = {(f.file_path, f.file_size_in_bytes, f.record_count): f for f in files}
+        keks: dict[bytes, KeyEncryptionKey] = {}
+        found: dict[Identity, FileRecord] = {}
+        for location in self._parts():
+            for note in self._read(location, keks):
+                old = wanted.get((note["source"], note["source-size"], note["rows"]))
+                if old is not None and old.identity not in found:
+                    new = _renewed(old, note)
+                    if self._is_there(new):
+                        found[old.identity] = new
+        return found
+
+    def remove(self) -> None:
+        """Delete the journal, after it is no longer needed."""
+        if self._is_kept:
+            self._output.discard(list(self._parts()))
+
+    def _parts(self) -> list[str]:
+        return sorted(f for f in list_files(self._io, self._folder) or () if f.endswith(_SUFFIX))
+
+    def _read(self, location: str, keks: dict[bytes, KeyEncryptionKey]) -> list[dict[str, Any]]:
+        with self._io.new_input(location).open() as stream:
+            stored = bytes(stream.read(_MAX_SIZE + 1))
+        head, _, sealed = stored.partition(b"\n")
+        try:
+            if len(stored) > _MAX_SIZE:
+                raise ValueError("the file is too large for a part of a journal")
+            keys = json.loads(head)
+            entry = EncryptedKey.from_dict(keys["kek"])
+            if entry.encrypted_by_id != self._key_id:
+                return []
+            kek = keks.get(entry.encrypted_key_metadata)
+            if kek is None:
+                kek = KeyEncryptionKey.unwrap(self._kms, entry, self._key_id)
+                keks[entry.encrypted_key_metadata] = kek
+            km = kek.unwrap_key_metadata(EncryptedKey.from_dict(keys["key"]), purpose=_PURPOSE)
+            text = oneshot.decrypt(sealed, km)
+        except KmsError as error:
+            if not isinstance(error, KmsUnwrapError):
+                raise
+            return self._passed_over(location, error)
+        except (Ags1Error, ValueError, LookupError, TypeError, AttributeError) as error:
+            return self._passed_over(location, error)
+        except RecursionError as error:  # deeply nested JSON of somebody else
+            return self._passed_over(location, error)
+        part: dict[str, Any] = json.loads(text)
+        if part["table-uuid"] != self._table_uuid:
+            return []
+        files: list[dict[str, Any]] = part["files"]
+        return files
+
+    def _passed_over(self, location: str, error: Exception) -> list[dict[str, Any]]:
+        _log.warning("%s is skipped, its files are rewritten: %s", location, type(error).__name__)
+        return []
+
+    def _is_there(self, new: FileRecord) -> bool:
+        km = new.key
+        if km is None or len(km.encryption_key) != self._key_size:
+            return False
+        try:
+            return len(self._io.new_input(new.file_path)) == new.file_size_in_bytes
+        except FileNotFoundError:
+            return False
+
+
+def _noted(old: FileRecord, new: FileRecord) -> dict[str, Any]:
+    assert new.key_metadata is not None
+    sizes = new.column_sizes
+    return {
+        "source": old.file_path,
+        "source-size": old.file_size_in_bytes,
+        "rows": old.record_count,
+        "path": new.file_path,
+        "size": new.file_size_in_bytes,
+        "column-sizes": None if sizes is None else list(sizes.items()),
+        "split-offsets": new.split_offsets,
+        "key-metadata": base64.b64encode(new.key_metadata).decode(),
+    }
+
+
+def _renewed(old: FileRecord, note: Mapping[str, Any]) -> FileRecord:
+    sizes, offsets = note["column-sizes"], note["split-offsets"]
+    return replace(
+        old,
+        file_path=note["path"],
+        file_size_in_bytes=note["size"],
+        column_sizes=None if sizes is None else dict(sizes),
+        split_offsets=None if offsets is None else tuple(offsets),
+        key_metadata=base64.b64decode(note["key-metadata"]),
+    )

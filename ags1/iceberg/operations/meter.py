@@ -1,0 +1,26 @@
+"""``Meter`` reports the progress of a rewrite of files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..read.records import FileRecord
+
+# Called with two numbers of bytes: those of the finished files, and those of all files.
+Progress = Callable[[int, int], None]
+
+
+class Meter:
+    """Calls ``progress`` for each rewritten file. The caller sets ``total`` (bytes) when it is
+    known, and calls ``done`` from one thread at a time."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._size = 0
+        self.total = 0
+
+    def done(self, old: FileRecord, new: FileRecord) -> None:
+        """Count a rewritten file."""
+        self._size += old.file_size_in_bytes
+        if self._progress is not None:
+            self._progress(min(self._size, self.total), self.total)

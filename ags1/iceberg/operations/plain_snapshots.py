@@ -1,0 +1,111 @@
+"""Reads the snapshots of an unencrypted table into the same records as those of an encrypted one.
+
+PyIceberg reads manifests of version 3 as if they were of version 2: it drops row IDs and the
+offsets of deletion vectors. So this module uses the record shapes of ``read.snapshots``, without
+keys. It follows the Iceberg specification, "Manifests", versions 1 to 3. Only ``migrate`` needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pyiceberg.expressions import AlwaysFalse
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestEntry, ManifestFile
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+
+from ..pyiceberg.records import (
+    MANIFEST_FILE,
+    MANIFEST_LIST_FILE_SCHEMAS,
+    ManifestContent,
+    ManifestEntryStatus,
+    PartitionFieldSummary,
+    RecordShape,
+    inherit_from_manifest,
+    read_avro_records,
+)
+from ..read.deletes import PuffinCache
+from ..read.snapshots import MANIFEST, ContentFile, unreadable
+from ..read.tasks import TaskReader
+from ..storage.table_files import TableFiles
+
+
+class PlainManifest(ManifestFile):
+    """An unencrypted manifest."""
+
+    def fetch_manifest_entry(self, io: FileIO, discard_deleted: bool = True) -> list[ManifestEntry]:
+        """Return the manifest's entries. Raises MetadataIntegrityError if it cannot be parsed, and
+        NotImplementedError if a file has a key."""
+        _, records = _parsed("manifest", self.manifest_path, read_plain(io, self.manifest_path))
+        entries = []
+        for entry in records:
+            if discard_deleted and entry.status == ManifestEntryStatus.DELETED:
+                continue
+            entry = inherit_from_manifest(entry, self)
+            file = cast("ContentFile", entry.data_file)
+            file.conceal()
+            if file.is_encrypted:
+                raise NotImplementedError(
+                    f"{file.file_path} has key metadata, but its table is not encrypted: it is "
+                    "unknown how to decrypt the file. Rewrite it without a key first"
+                )
+            entries.append(entry)
+        return entries
+
+
+class PlainReader(TaskReader):
+    """Reads the delete files of an unencrypted table. Its filter matches no row of a data file."""
+
+    def __init__(self, files: TableFiles, metadata: TableMetadata) -> None:
+        super().__init__(files, metadata, Schema(), AlwaysFalse())
+        self._puffins = _PlainPuffins(files)
+
+
+class _PlainPuffins(PuffinCache):
+    def _read(self, path: str) -> bytes:
+        return read_plain(self._files, path)
+
+
+def plain_manifests(snapshot: Mapping[str, Any], io: FileIO) -> list[ManifestFile]:
+    """Return the manifests of ``snapshot``, an entry of metadata.json.
+
+    Raises NotImplementedError for a snapshot without a manifest list, as early writers of version 1
+    wrote them; MetadataIntegrityError if the list cannot be parsed; OSError.
+    """
+    location = snapshot.get("manifest-list")
+    if location is None:
+        raise NotImplementedError(
+            f"snapshot {snapshot['snapshot-id']} has no manifest list: append to the table first"
+        )
+    _, records = _parsed("manifest list", location, read_plain(io, location), _MANIFEST_LIST)
+    for manifest in records:
+        if manifest[MANIFEST_FILE["key_metadata"]] is not None:
+            raise NotImplementedError(
+                f"{manifest.manifest_path} has key metadata, but its table is not encrypted: it is "
+                "unknown how to decrypt the manifest. Rewrite it without a key first"
+            )
+    return cast("list[ManifestFile]", records)
+
+
+def read_plain(io: FileIO, location: str) -> bytes:
+    """Return a file's bytes."""
+    with io.new_input(location).open() as stream:
+        return bytes(stream.read())
+
+
+def _parsed(
+    what: str, location: str, data: bytes, shape: RecordShape = MANIFEST
+) -> tuple[dict[str, str], list[Any]]:
+    try:
+        return read_avro_records(data, shape)
+    except Exception as error:
+        raise unreadable(what, location, error) from error
+
+
+_MANIFEST_LIST = RecordShape(
+    MANIFEST_LIST_FILE_SCHEMAS[3],
+    {-1: PlainManifest, 508: PartitionFieldSummary},
+    {517: ManifestContent},
+)

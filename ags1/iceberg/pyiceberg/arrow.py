@@ -1,0 +1,116 @@
+"""Arrow's data and schemas as columns of a table's schema, and the other way."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.io.pyarrow import ArrowAccessor, ArrowProjectionVisitor, schema_to_pyarrow
+from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible as _check_compatible
+from pyiceberg.io.pyarrow import _get_column_projection_values as column_projection_values
+from pyiceberg.schema import Schema, visit_with_partner
+from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE
+from pyiceberg.types import ListType, MapType, NestedField
+from pyiceberg.utils.config import Config
+
+from .expressions import PER_DAY
+
+__all__ = [
+    "check_arrow_schema",
+    "column_projection_values",
+    "downcasts_ns_timestamps",
+    "iceberg_schema",
+    "project",
+]
+
+
+class _Projection(ArrowProjectionVisitor):
+    """PyIceberg's, whose lists and maps of structs lose their nulls: they come out empty; and which
+    does not read dates as times, to which version 3 promotes them."""
+
+    def _cast_if_needed(self, field: NestedField, values: pa.Array) -> pa.Array:
+        if isinstance(field.field_type, tuple(PER_DAY)) and pa.types.is_date32(values.type):
+            return values.cast(schema_to_pyarrow(field.field_type, include_field_ids=False))
+        return super()._cast_if_needed(field, values)
+
+    def list(
+        self, list_type: ListType, list_array: pa.Array | None, value_array: pa.Array | None
+    ) -> pa.Array | None:
+        if not isinstance(list_array, pa.ListArray | pa.LargeListArray) or value_array is None:
+            return super().list(list_type, list_array, value_array)
+        field = list_type.element_field
+        values = self._cast_if_needed(field, value_array)
+        make = pa.large_list if isinstance(list_array, pa.LargeListArray) else pa.list_
+        return _with_children(list_array, make(self._construct_field(field, values.type)), values)
+
+    def map(
+        self,
+        map_type: MapType,
+        map_array: pa.Array | None,
+        key_result: pa.Array | None,
+        value_result: pa.Array | None,
+    ) -> pa.Array | None:
+        if map_array is None or key_result is None or value_result is None:
+            return None
+        keys = self._cast_if_needed(map_type.key_field, key_result)
+        values = self._cast_if_needed(map_type.value_field, value_result)
+        fields = [
+            self._construct_field(map_type.key_field, keys.type),
+            self._construct_field(map_type.value_field, values.type),
+        ]
+        entries = pa.StructArray.from_arrays([keys, values], fields=fields)
+        return _with_children(map_array, pa.map_(*fields), entries)
+
+
+def _with_children(array: pa.Array, kind: pa.DataType, children: pa.Array) -> pa.Array:
+    """Return a list or map of other children: the same offsets and nulls, wherever it begins."""
+    return pa.Array.from_buffers(
+        kind, len(array), array.buffers()[:2], offset=array.offset, children=[children]
+    )
+
+
+def project(
+    wanted: Schema,
+    file_schema: Schema,
+    batch: pa.RecordBatch,
+    *,
+    downcast_ns_timestamp_to_us: bool,
+    missing: Mapping[int, Any],
+) -> pa.RecordBatch:
+    """Return a batch of a file's columns as columns of ``wanted``, found by their ids.
+
+    ``missing`` has values of columns that the file lacks.
+    """
+    visitor = _Projection(
+        file_schema,
+        downcast_ns_timestamp_to_us,
+        projected_missing_fields=dict(missing),
+        allow_timestamp_tz_mismatch=True,
+    )
+    columns = visit_with_partner(wanted, batch, visitor, ArrowAccessor(file_schema))
+    return pa.RecordBatch.from_struct_array(columns)
+
+
+def check_arrow_schema(
+    schema: Schema, provided: pa.Schema, *, downcast_ns_timestamp_to_us: bool
+) -> None:
+    """Check that Arrow data without field ids, found by names, can be written to a table of format
+    version 3. Raises ValueError, or TypeError for a type that Iceberg has not."""
+    # It prints what it raises, too.
+    with contextlib.redirect_stdout(io.StringIO()):
+        _check_compatible(schema, provided, downcast_ns_timestamp_to_us, format_version=3)
+
+
+def iceberg_schema(schema: Schema | pa.Schema) -> Schema:
+    """Return the schema of a table of format version 3, from Arrow's if need be."""
+    converted: Schema = Catalog._convert_schema_if_needed(schema, 3)
+    return converted
+
+
+def downcasts_ns_timestamps() -> bool | None:
+    """Return PyIceberg's setting: nanoseconds to microseconds, None where it is not set."""
+    return Config().get_bool(DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE)

@@ -1,0 +1,44 @@
+"""What every catalog of PyIceberg's does: its properties, the FileIO and location of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyiceberg.catalog import _ENV_CONFIG, Catalog
+from pyiceberg.exceptions import NoSuchNamespaceError
+from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.typedef import Identifier, Properties
+from pyiceberg.utils.config import merge_config
+
+
+def configured_properties(name: str | None, properties: Mapping[str, Any]) -> dict[str, str]:
+    """Return what PyIceberg's ``load_catalog`` takes for the properties of a catalog: those of the
+    configuration file and the environment, overruled by the caller's."""
+    if name is None:
+        name = _ENV_CONFIG.get_default_catalog_name()
+    merged = merge_config(_ENV_CONFIG.get_catalog_config(name) or {}, dict(properties))
+    return {key: value for key, value in merged.items() if isinstance(value, str)}
+
+
+def plain_file_io(catalog: Any, properties: Properties, location: str) -> FileIO:
+    """Return the FileIO that a catalog makes for a plain table of these properties, which have been
+    checked. A RestCatalog's signs its requests as the catalog does."""
+    if hasattr(catalog, "_load_file_io"):
+        made: FileIO = catalog._load_file_io(properties, location)
+        return made
+    return load_file_io({**catalog.properties, **properties}, location)
+
+
+def default_table_location(catalog: Any, identifier: str | Identifier, location: str | None) -> str:
+    """Return where a SQL or Hive catalog puts a new table, ``location`` if that is given.
+
+    Raises NoSuchNamespaceError, and ValueError when nothing says where.
+    """
+    namespace = Catalog.namespace_from(identifier)
+    if not catalog.namespace_exists(namespace):
+        raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(namespace)}")
+    found: str = catalog._resolve_table_location(
+        location, Catalog.namespace_to_string(namespace), Catalog.table_name_from(identifier)
+    )
+    return found

@@ -1,0 +1,133 @@
+"""Filters: what PyIceberg makes of them for metrics, partitions and Arrow."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.conversions import from_bytes
+from pyiceberg.expressions import BooleanExpression, BoundTerm
+from pyiceberg.expressions.literals import literal
+from pyiceberg.expressions.visitors import (
+    ResidualEvaluator,
+    ResidualVisitor,
+    UnpartitionedResidualEvaluator,
+    _InclusiveMetricsEvaluator,
+    _RewriteNotVisitor,
+    _StrictMetricsEvaluator,
+    visit,
+)
+from pyiceberg.io.pyarrow import _ConvertToArrowExpression
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import _parse_row_filter as parse_row_filter
+from pyiceberg.types import DoubleType, FloatType, TimestampNanoType, TimestampType, UUIDType
+
+__all__ = [
+    "PER_DAY",
+    "BooleanRewriter",
+    "InclusiveMetricsEvaluator",
+    "StrictMetricsEvaluator",
+    "arrow_filter",
+    "parse_row_filter",
+    "residual_evaluator",
+]
+
+_DAY = struct.Struct("<i")
+_TIME = struct.Struct("<q")
+PER_DAY = {TimestampType: 86_400_000_000, TimestampNanoType: 86_400_000_000_000}
+
+
+@from_bytes.register(TimestampType)
+@from_bytes.register(TimestampNanoType)
+def _time_of_bound(kind: TimestampType | TimestampNanoType, bound: bytes) -> int:
+    """Return a bound of a column of times. PyIceberg's own function raises for that of a column
+    which was one of dates, in days, when its file was written."""
+    if len(bound) == _DAY.size:
+        return int(_DAY.unpack(bound)[0]) * PER_DAY[type(kind)]
+    return int(_TIME.unpack(bound)[0])
+
+
+# Whether all rows of a data file match, and whether any may, from its metrics.
+StrictMetricsEvaluator = _StrictMetricsEvaluator
+InclusiveMetricsEvaluator = _InclusiveMetricsEvaluator
+
+# A visitor that returns the expression that it visits: for rewriting some of its predicates.
+BooleanRewriter = _RewriteNotVisitor
+
+
+class _ArrowFilter(_ConvertToArrowExpression):
+    def __init__(self, names: Mapping[int, str | tuple[str, ...]]) -> None:
+        super().__init__()
+        self._names = names
+
+    def _get_field_name(self, term: BoundTerm) -> str | tuple[str, ...]:
+        return self._names[term.ref().field.field_id]
+
+    def visit_equal(self, term: BoundTerm, literal: Any) -> pc.Expression:
+        if isinstance(term.ref().field.field_type, UUIDType):
+            return self.visit_in(term, {literal.value})
+        return super().visit_equal(term, literal)
+
+    def visit_not_equal(self, term: BoundTerm, literal: Any) -> pc.Expression:
+        if isinstance(term.ref().field.field_type, UUIDType):
+            return self.visit_not_in(term, {literal.value})
+        return super().visit_not_equal(term, literal)
+
+    def visit_in(self, term: BoundTerm, literals: set[Any]) -> pc.Expression:
+        if isinstance(term.ref().field.field_type, UUIDType):
+            # Arrow compares UUIDs as the bytes that they are.
+            found = [x.bytes if isinstance(x, UUID) else x for x in literals]
+            return pc.field(self._get_field_name(term)).isin(pa.array(found, pa.binary(16)))
+        rest = literals - {0}
+        if rest != literals and isinstance(term.ref().field.field_type, FloatType | DoubleType):
+            # Zero is equal to minus zero; Arrow's sets tell them apart.
+            zero = self.visit_equal(term, literal(0.0))
+            return zero | super().visit_in(term, rest) if rest else zero
+        return super().visit_in(term, literals)
+
+    def visit_not_in(self, term: BoundTerm, literals: set[Any]) -> pc.Expression:
+        # Arrow finds that null is in no set, and so not in one.
+        return ~self.visit_in(term, literals) & self.visit_not_null(term)
+
+
+def arrow_filter(
+    bound: BooleanExpression, names: Mapping[int, str | tuple[str, ...]]
+) -> pc.Expression:
+    """Return a bound filter without negations over columns that Arrow finds by ``names``."""
+    return visit(bound, _ArrowFilter(names))
+
+
+class _Residuals(ResidualEvaluator):
+    """PyIceberg's, which compares with a partition's null and raises TypeError."""
+
+    def visit_less_than(self, term: BoundTerm, literal: Any) -> BooleanExpression:
+        return self._of(ResidualVisitor.visit_less_than, term, literal)
+
+    def visit_less_than_or_equal(self, term: BoundTerm, literal: Any) -> BooleanExpression:
+        return self._of(ResidualVisitor.visit_less_than_or_equal, term, literal)
+
+    def visit_greater_than(self, term: BoundTerm, literal: Any) -> BooleanExpression:
+        return self._of(ResidualVisitor.visit_greater_than, term, literal)
+
+    def visit_greater_than_or_equal(self, term: BoundTerm, literal: Any) -> BooleanExpression:
+        return self._of(ResidualVisitor.visit_greater_than_or_equal, term, literal)
+
+    def _of(self, visit_value: Any, term: BoundTerm, literal: Any) -> BooleanExpression:
+        if term.eval(self.struct) is None:
+            return self.visit_false()
+        found: BooleanExpression = visit_value(self, term, literal)
+        return found
+
+
+def residual_evaluator(
+    spec: PartitionSpec, expression: BooleanExpression, case_sensitive: bool, schema: Schema
+) -> ResidualEvaluator:
+    """Return what tells of a partition which part of a filter is left to be applied."""
+    if spec.is_unpartitioned():
+        return UnpartitionedResidualEvaluator(schema=schema, expr=expression)
+    return _Residuals(schema, spec, case_sensitive, expression)

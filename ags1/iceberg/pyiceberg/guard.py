@@ -1,0 +1,55 @@
+"""Has PyIceberg's catalogs refuse tables whose metadata chooses code, a server or credentials."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from pyiceberg.typedef import EMPTY_DICT, Properties
+
+from .redirection import refuse_foreign_code, refuse_redirection
+
+
+def guard_catalog(catalog: Any) -> None:
+    """Have a catalog of PyIceberg's refuse tables whose metadata chooses code, a server or
+    credentials: all its methods that load a table obey that metadata at once, ``refresh`` and
+    ``append`` of tables that it has loaded included.
+
+    They raise MetadataIntegrityError. Of a catalog without a server, the one method that makes a
+    table's FileIO of the metadata is guarded; with REST, what parses the server's answers.
+    """
+    own = vars(catalog)
+    if "_response_to_table" in own or "_load_file_io" in own:
+        return
+    if hasattr(catalog, "_response_to_table"):
+        for name in ("_response_to_table", "_response_to_staged_table"):
+            setattr(catalog, name, functools.partial(_checked, catalog, getattr(catalog, name)))
+        catalog.commit_table = functools.partial(_committed, catalog, catalog.commit_table)
+    elif hasattr(catalog, "_load_file_io"):
+        catalog._load_file_io = functools.partial(_loaded, catalog, catalog._load_file_io)
+
+
+def _loaded(
+    catalog: Any, load: Any, properties: Properties = EMPTY_DICT, location: str | None = None
+) -> Any:
+    refuse_redirection({"properties": properties}, catalog.properties, location)
+    return load(properties, location)
+
+
+def _checked(catalog: Any, make: Any, identifier: Any, response: Any) -> Any:
+    location = response.metadata_location
+    credentials = catalog._resolve_storage_credentials(response.storage_credentials, location)
+    storage = {**response.config, **credentials}
+    refuse_foreign_code(storage, catalog.properties, location)
+    stated = {"properties": response.metadata.properties}
+    refuse_redirection(stated, {**catalog.properties, **storage}, location)
+    return make(identifier, response)
+
+
+def _committed(catalog: Any, commit: Any, table: Any, requirements: Any, updates: Any) -> Any:
+    response = commit(table, requirements, updates)
+    # The table obeys what the server answers from now on.
+    stated = {"properties": response.metadata.properties}
+    own = {**catalog.properties, **table.config}
+    refuse_redirection(stated, own, response.metadata_location)
+    return response

@@ -1,0 +1,45 @@
+"""The Hive metastore: a catalog's client, its lock, and what it keeps of a table."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, WaitingForLockException
+from pyiceberg.typedef import Identifier, Properties
+
+
+def hive_client(catalog: Any) -> AbstractContextManager[Any]:
+    """Return a client of a Hive catalog's metastore, to be opened: the catalog's own is for one
+    thread."""
+    client: AbstractContextManager[Any] = catalog._create_hive_client(catalog.properties)
+    return client
+
+
+def hive_table_lock(catalog: Any, client: Any, database: str, table: str) -> int:
+    """Wait for Hive's lock of a table, as PyIceberg's writers do, and return its id. Raises
+    CommitFailedException when it is not to be had."""
+    from hive_metastore.ttypes import LockState, UnlockRequest
+
+    lock = client.lock(catalog._create_lock_request(database, table))
+    if lock.state == LockState.ACQUIRED:
+        return int(lock.lockid)
+    try:
+        if lock.state == LockState.WAITING:
+            catalog._wait_for_lock(database, table, lock.lockid, client)
+            return int(lock.lockid)
+        raise CommitFailedException(f"no lock of {database}.{table}: {lock.state}")
+    except BaseException as error:
+        client.unlock(UnlockRequest(lockid=lock.lockid))
+        if isinstance(error, WaitingForLockException):
+            raise CommitFailedException(f"no lock of {database}.{table}: others hold it") from error
+        raise
+
+
+def hive_parameters(catalog: Any, identifier: str | Identifier) -> Properties:
+    """Return the parameters that the Hive metastore keeps of a table."""
+    database, name = Catalog.identifier_to_database_and_table(identifier)
+    with catalog._client as client:
+        parameters: Properties = catalog._get_hive_table(client, database, name).parameters
+    return parameters

@@ -1,0 +1,198 @@
+"""Requests to a REST catalog's server, whose answers PyIceberg's parsing would cut short."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.typedef import Identifier
+
+from ..spec.column_types import with_types
+from .redirection import refuse_foreign_code
+
+# What a REST server answers to a token that is no longer good, and how long it may take: Java's
+# names and, where it has none, ours.
+_EXPIRED = (401, 419)
+_REST_TIMEOUTS_MS = {"connection": 30_000, "socket": 300_000}
+
+# What a REST server knows of a table: its metadata as sent, the location of that, the table's
+# configuration, and this with the credentials for the storage.
+RestTable: TypeAlias = tuple[dict[str, Any], str, dict[str, str], dict[str, str]]
+
+
+def snapshot_loading_mode(catalog: Any) -> str | None:
+    """Return which snapshots a REST catalog is to ask for, ``all`` or ``refs``. Raises
+    ValueError."""
+    from pyiceberg.catalog.rest import SNAPSHOT_LOADING_MODE
+
+    mode: str | None = catalog.properties.get(SNAPSHOT_LOADING_MODE)
+    if mode and mode not in ("all", "refs"):
+        raise ValueError(f"Invalid {SNAPSHOT_LOADING_MODE}: {mode}")
+    return mode or None
+
+
+def ask_rest_server(
+    catalog: Any, identifier: str | Identifier, snapshots: str | None = None
+) -> RestTable:
+    """Return what a REST server knows of a table, with the snapshots that it is asked for.
+
+    PyIceberg's parsing drops what encryption needs, and the server's word is better than that of
+    the file, which lies where the data lies. Raises what ``catalog.load_table`` raises.
+    """
+    from pyiceberg.catalog.rest import Capability, Endpoints
+
+    catalog._check_endpoint(Capability.V1_LOAD_TABLE)
+    url = catalog.url(
+        Endpoints.load_table, prefixed=True, **catalog._split_identifier_for_path(identifier)
+    )
+    params = {"snapshots": snapshots} if snapshots else {}
+    response = catalog._session.get(url, params=params)
+    if not response.ok:
+        # It raises PyIceberg's own errors, or renews a token that has expired.
+        catalog.load_table(identifier)
+        response = catalog._session.get(url, params=params)
+        response.raise_for_status()
+    return _rest_table(catalog, response)
+
+
+def register_rest_table(
+    catalog: Any, identifier: str | Identifier, metadata_location: str, overwrite: bool
+) -> RestTable:
+    """Have a REST server make a metadata.json a table, and return what the server knows of it.
+    Raises what ``catalog.register_table`` raises."""
+    from pyiceberg.catalog.rest import Capability, Endpoints
+
+    catalog._check_endpoint(Capability.V1_REGISTER_TABLE)
+    path = catalog._split_identifier_for_path(identifier)
+    request = {
+        "name": Catalog.table_name_from(identifier),
+        "metadata-location": metadata_location,
+        "overwrite": overwrite,
+    }
+    url = catalog.url(Endpoints.register_table, namespace=path["namespace"])
+    return _made_by_rest_server(catalog, url, request, {409: TableAlreadyExistsError})
+
+
+def _rest_table(catalog: Any, response: Any) -> RestTable:
+    from pyiceberg.catalog.rest import TableResponse
+
+    answer = json.loads(response.text)
+    metadata: dict[str, Any] = answer["metadata"]
+    parsed = TableResponse.model_validate({**answer, "metadata": with_types(metadata)})
+    location = parsed.metadata_location or ""
+    credentials = catalog._resolve_storage_credentials(
+        parsed.storage_credentials, location or metadata.get("location")
+    )
+    storage = {**parsed.config, **credentials}
+    refuse_foreign_code(storage, catalog.properties, location)
+    return metadata, location, parsed.config, storage
+
+
+def check_rest_commits(catalog: Any) -> None:
+    """Raise NotImplementedError for a REST server that has no commits."""
+    from pyiceberg.catalog.rest import Capability
+
+    catalog._check_endpoint(Capability.V1_CREATE_TABLE)
+    catalog._check_endpoint(Capability.V1_UPDATE_TABLE)
+
+
+def stage_rest_table(catalog: Any, identifier: Identifier, request: Mapping[str, Any]) -> RestTable:
+    """Send a REST server the request to create a table, and return what ``ask_rest_server`` does.
+
+    Raises TableAlreadyExistsError, NoSuchNamespaceError, and PyIceberg's errors of REST.
+    """
+    from pyiceberg.catalog.rest import Endpoints
+
+    path = catalog._split_identifier_for_path(identifier)
+    url = catalog.url(Endpoints.create_table, namespace=path["namespace"])
+    errors = {409: TableAlreadyExistsError, 404: NoSuchNamespaceError}
+    return _made_by_rest_server(catalog, url, request, errors)
+
+
+def _made_by_rest_server(
+    catalog: Any, url: str, request: Mapping[str, Any], errors: Mapping[int, type[Exception]]
+) -> RestTable:
+    try:
+        response = _post(catalog, url, request, {})
+    except NotSentError as error:
+        raise error.__cause__ or error from None
+    if not response.ok:
+        raise refused_by_rest_server(response, errors)
+    return _rest_table(catalog, response)
+
+
+class NotSentError(Exception):
+    """A REST server was never asked: there was no connection."""
+
+
+def post_to_rest_server(
+    catalog: Any, identifier: Identifier, config: Mapping[str, str], body: Mapping[str, Any]
+) -> Any:
+    """Send a commit to a table of a REST server and return its response, whatever it is.
+
+    ``config`` is the table's. Raises NotSentError, and requests' RequestException when there is no
+    answer.
+    """
+    from pyiceberg.catalog.rest import Endpoints
+
+    path = catalog._split_identifier_for_path(identifier)
+    token = config.get("token")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return _post(catalog, catalog.url(Endpoints.update_table, **path), body, headers)
+
+
+def _post(catalog: Any, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
+    from requests.exceptions import ConnectionError, ConnectTimeout
+    from urllib3.exceptions import NewConnectionError
+
+    data = json.dumps(body).encode()
+    limits = [
+        int(catalog.properties.get(f"rest.client.{name}-timeout-ms", default)) / 1000
+        for name, default in _REST_TIMEOUTS_MS.items()
+    ]
+    try:
+        for attempt in range(2):
+            response = catalog._session.post(
+                url,
+                data=data,
+                headers=dict(headers),
+                timeout=tuple(limits),
+                # A commit that is followed becomes a question, whose answer is no commit's.
+                allow_redirects=False,
+            )
+            if attempt or response.status_code not in _EXPIRED:
+                break
+            try:
+                catalog._refresh_token()
+            except Exception as error:
+                raise NotSentError(f"no new token: {type(error).__name__}") from error
+    except ConnectTimeout as error:
+        raise NotSentError(str(error)) from error
+    except ConnectionError as error:
+        if error.args and isinstance(getattr(error.args[0], "reason", None), NewConnectionError):
+            raise NotSentError(str(error)) from error
+        raise
+    return response
+
+
+def refused_by_rest_server(
+    response: Any, errors: Mapping[int, type[Exception]] | None = None
+) -> Exception:
+    """Return the exception that PyIceberg has for a response of a REST server."""
+    from pyiceberg.catalog.rest.response import _handle_non_200_response
+    from requests import HTTPError
+
+    known = {404: NoSuchTableError, 409: CommitFailedException} if errors is None else dict(errors)
+    try:
+        _handle_non_200_response(HTTPError(response=response), known)
+    except Exception as error:
+        return error
+    raise AssertionError(response.status_code)

@@ -1,0 +1,49 @@
+"""The parts of PyIceberg's scans: what of a snapshot a scan needs, and which snapshots."""
+
+from __future__ import annotations
+
+import functools
+
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table import DataScan, IncrementalAppendScan, ManifestGroupPlanner
+from pyiceberg.table import _min_sequence_number as min_sequence_number
+
+__all__ = [
+    "ManifestPlanner",
+    "PlannedScan",
+    "appends_between",
+    "min_sequence_number",
+    "partition_spec_is_void",
+]
+
+
+class ManifestPlanner(ManifestGroupPlanner):
+    """PyIceberg's planner: what of a manifest's contents a scan needs."""
+
+    manifest_evaluator = ManifestGroupPlanner._build_manifest_evaluator
+    partition_evaluator = ManifestGroupPlanner._build_partition_evaluator
+    metrics_evaluator = ManifestGroupPlanner._build_metrics_evaluator
+    is_new_enough = staticmethod(ManifestGroupPlanner._check_sequence_number)
+
+
+class PlannedScan(DataScan):
+    """PyIceberg's scan, planned by ``planner``."""
+
+    plan_locally = DataScan._plan_files_local
+
+    def planner(self) -> ManifestGroupPlanner:
+        """Return what plans the scan."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def _manifest_planner(self) -> ManifestGroupPlanner:
+        return self.planner()
+
+
+# The first and last snapshot of an incremental scan, checked.
+appends_between = IncrementalAppendScan._validate_and_resolve_snapshots
+
+
+def partition_spec_is_void(spec: PartitionSpec) -> bool:
+    """Whether a partition spec does not partition: it has no field, or only dropped ones."""
+    return spec.is_unpartitioned() or all(str(f.transform) == "void" for f in spec.fields)

@@ -1,0 +1,94 @@
+"""PyIceberg's table, its transaction and its builders, which end in commits of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyiceberg.expressions import BooleanExpression
+from pyiceberg.partitioning import PartitionField
+from pyiceberg.table import ALWAYS_TRUE, DataScan, Table, Transaction
+from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.table.update.snapshot import ExpireSnapshots
+from pyiceberg.table.update.spec import UpdateSpec
+from pyiceberg.transforms import Transform
+
+# Raise ValueError when a table's metadata is of another table by now.
+check_uuid = Table._check_uuid
+
+
+class BuiltTable(Table):
+    """PyIceberg's table, whose builders, as ``update_schema``, end in ``commit_built``."""
+
+    def commit_built(
+        self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...]
+    ) -> None:
+        """Commit what a builder made."""
+        raise NotImplementedError
+
+    def _do_commit(
+        self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...]
+    ) -> None:
+        self.commit_built(updates, requirements)
+
+
+class BuiltTransaction(Transaction):
+    """PyIceberg's transaction, whose builders end in ``stage_built``."""
+
+    partition_predicate = Transaction._build_partition_predicate
+
+    @property
+    def commits_each_step(self) -> bool:
+        return self._autocommit
+
+    def stage_built(
+        self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...]
+    ) -> None:
+        """Stage what a builder made."""
+        raise NotImplementedError
+
+    def _stage(
+        self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()
+    ) -> Transaction:
+        self.stage_built(updates, requirements)
+        return self
+
+    def scan(
+        self, row_filter: str | BooleanExpression = ALWAYS_TRUE, case_sensitive: bool = True
+    ) -> DataScan:
+        """Return a scan of the table with the transaction's changes."""
+        raise NotImplementedError
+
+    def _scan(
+        self, row_filter: str | BooleanExpression = ALWAYS_TRUE, case_sensitive: bool = True
+    ) -> DataScan:
+        return self.scan(row_filter, case_sensitive)
+
+
+class ExpiryBuilder(ExpireSnapshots):
+    """PyIceberg's builder that chooses snapshots to expire; ``commit`` is ours."""
+
+    @property
+    def chosen(self) -> frozenset[int]:
+        """The ids of the snapshots that were chosen."""
+        return frozenset(self._snapshot_ids_to_expire)
+
+
+class ReusingUpdateSpec(UpdateSpec):
+    """PyIceberg's, which in version 3 gives a partition field that is added again another id; Java
+    cannot read some of a table's metadata tables then."""
+
+    def _partition_field(
+        self, transform_key: tuple[int, Transform[Any, Any]], name: str | None
+    ) -> PartitionField:
+        source_id, transform = transform_key
+        for spec in self._transaction.table_metadata.specs().values():
+            for field in spec.fields:
+                is_same = field.source_id == source_id and str(field.transform) == str(transform)
+                if is_same and name in (None, field.name):
+                    return PartitionField(source_id, field.field_id, transform, field.name)
+        return super()._partition_field(transform_key, name)
+
+
+def table_of(transaction: Transaction) -> Table:
+    """Return the table that a transaction changes, or is about to create."""
+    return transaction._table

@@ -1,0 +1,1 @@
+"""Reads a table: metadata.json, snapshots, manifests, plans, filters, data files, rows."""

@@ -1,0 +1,268 @@
+"""Row filters with the rules of SQL: null satisfies no comparison, and no negation of one.
+
+In PyIceberg the rule depends on where a value is stored (a column, a partition, a default). Here
+one rule holds everywhere. It is Spark's rule, and the planner and the reader both use it. Literals
+are compared in the table's type of a column, even if the file has another type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import acero
+from pyiceberg.expressions import (
+    AlwaysFalse,
+    And,
+    BooleanExpression,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    LiteralPredicate,
+    NotEqualTo,
+    NotIn,
+    NotNaN,
+    NotNull,
+    NotStartsWith,
+    Or,
+    SetPredicate,
+    UnboundPredicate,
+)
+from pyiceberg.expressions.literals import (
+    AboveMax,
+    BelowMin,
+    FloatLiteral,
+    LongLiteral,
+    StringLiteral,
+    TimestampLiteral,
+)
+from pyiceberg.expressions.visitors import bind, extract_field_ids, rewrite_not, visit
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DoubleType,
+    FloatType,
+    IcebergType,
+    NestedField,
+    StructType,
+    TimestampNanoType,
+    TimestamptzNanoType,
+    UUIDType,
+)
+from pyiceberg.utils.datetime import timestamp_to_nanos, timestamptz_to_nanos
+
+from ..pyiceberg.expressions import BooleanRewriter, arrow_filter
+from ..spec.column_types import check_comparable
+from .metadata_columns import METADATA_COLUMNS, filtered_schema
+
+
+def as_sql(
+    expression: BooleanExpression, schema: Schema, *, case_sensitive: bool = True
+) -> BooleanExpression:
+    """Return an unbound filter that treats nulls and numbers as SQL does in ``expression``.
+
+    ``x != 1``, ``x NOT IN (…)`` and ``x NOT LIKE 'a%'`` leave nulls out. ``x IS NOT NAN`` is true
+    for null, as in Spark. NaN satisfies no comparison but ``!=``, as in PyIceberg; in Spark, NaN is
+    equal to itself and larger than all numbers. A number that the column's type in ``schema``
+    cannot hold is compared too, with nulls left out; PyIceberg treats it as the largest number, or
+    matches all rows. Raises ValueError for a column that the schema does not have, and
+    UnsupportedTypeError for a column whose type is not known.
+    """
+    return visit(rewrite_not(expression), _SqlRules(schema, case_sensitive))
+
+
+def bound_filter(
+    row_filter: BooleanExpression, schema: Schema, *, case_sensitive: bool = True
+) -> BooleanExpression:
+    """Return ``as_sql`` of an unbound filter, bound to the table's columns and to the metadata
+    columns that it names. Raises ValueError for a column that does not exist."""
+    whole = filtered_schema(schema, row_filter, case_sensitive=case_sensitive)
+    as_meant = as_sql(row_filter, whole, case_sensitive=case_sensitive)
+    return bind(whole, as_meant, case_sensitive=case_sensitive)
+
+
+class _NanosecondLiteral(TimestampLiteral):
+    """A time of a column in nanoseconds, which PyIceberg has no literal for; ``value`` is in
+    nanoseconds since 1970."""
+
+    def to(self, type_var: IcebergType) -> _NanosecondLiteral:
+        if not isinstance(type_var, TimestampNanoType | TimestamptzNanoType):
+            raise TypeError(f"a time in nanoseconds is compared with {type_var}")
+        return self
+
+    def increment(self) -> _NanosecondLiteral:
+        return _NanosecondLiteral(self.value + 1)
+
+    def decrement(self) -> _NanosecondLiteral:
+        return _NanosecondLiteral(self.value - 1)
+
+
+def _in_nanoseconds(literal: Any, kind: IcebergType) -> Any:
+    """Return a literal for a column in nanoseconds, as PyIceberg converts it to microseconds: from
+    text in ISO 8601, with an offset where the column has one, from a datetime or an integer."""
+    value = literal.value
+    if isinstance(literal, _NanosecondLiteral):
+        return literal
+    if isinstance(literal, StringLiteral):
+        parse = (
+            timestamptz_to_nanos if isinstance(kind, TimestamptzNanoType) else timestamp_to_nanos
+        )
+        return _NanosecondLiteral(parse(value))
+    if isinstance(literal, TimestampLiteral):
+        return _NanosecondLiteral(value * 1000)
+    if isinstance(literal, LongLiteral):
+        return _NanosecondLiteral(value)
+    raise TypeError(f"{value!r} is no time to compare {kind} with")
+
+
+class _SqlRules(BooleanRewriter):
+    def __init__(self, schema: Schema, case_sensitive: bool) -> None:
+        self._schema = schema
+        self._case_sensitive = case_sensitive
+
+    def visit_unbound_predicate(self, predicate: UnboundPredicate) -> BooleanExpression:
+        term = predicate.term.bind(self._schema, self._case_sensitive)
+        check_comparable(self._schema, term.ref().field)
+        if isinstance(predicate, LiteralPredicate):
+            return self._compared(predicate)
+        if isinstance(predicate, SetPredicate):
+            return self._looked_up(predicate)
+        if isinstance(predicate, NotNaN):
+            return Or(predicate, IsNull(term=predicate.term))
+        return predicate
+
+    def _compared(self, predicate: LiteralPredicate) -> BooleanExpression:
+        value, beyond = self._in_type(predicate, predicate.literal)
+        term = predicate.term
+        if isinstance(predicate, NotEqualTo | NotStartsWith):
+            not_null = NotNull(term=term)
+            return not_null if beyond else And(_of(type(predicate), term, value), not_null)
+        if not beyond:
+            return _of(type(predicate), term, value)
+        infinity = self._infinity(predicate, beyond)
+        if beyond > 0 and isinstance(predicate, LessThan | LessThanOrEqual):
+            return NotNull(term=term) if infinity is None else _of(LessThan, term, infinity)
+        if beyond < 0 and isinstance(predicate, GreaterThan | GreaterThanOrEqual):
+            return NotNull(term=term) if infinity is None else _of(GreaterThan, term, infinity)
+        if infinity is None or isinstance(predicate, EqualTo):
+            return AlwaysFalse()
+        return _of(EqualTo, term, infinity)
+
+    def _looked_up(self, predicate: SetPredicate) -> BooleanExpression:
+        found = [self._in_type(predicate, literal) for literal in predicate.literals]
+        held = [value for value, beyond in found if not beyond]
+        if isinstance(predicate, NotIn):
+            not_null = NotNull(term=predicate.term)
+            return And(_of(NotIn, predicate.term, held), not_null) if held else not_null
+        return _of(In, predicate.term, held) if held else AlwaysFalse()
+
+    def _in_type(self, predicate: UnboundPredicate, literal: Any) -> tuple[Any, int]:
+        """Return a literal, and 1 or -1 where it is above or below all that the column's type has
+        but the infinities."""
+        kind = self._type(predicate)
+        is_float = isinstance(kind, FloatType) and isinstance(literal.value, float)
+        if is_float and math.isinf(literal.value):
+            return FloatLiteral(literal.value), 0
+        if isinstance(kind, TimestampNanoType | TimestamptzNanoType):
+            return _in_nanoseconds(literal, kind), 0
+        converted = literal.to(kind)
+        if isinstance(converted, AboveMax):
+            return literal, 1
+        return literal, -1 if isinstance(converted, BelowMin) else 0
+
+    def _infinity(self, predicate: UnboundPredicate, sign: int) -> FloatLiteral | None:
+        """Return what lies beyond all numbers of the column's type."""
+        is_float = isinstance(self._type(predicate), FloatType)
+        return FloatLiteral(sign * math.inf) if is_float else None
+
+    def _type(self, predicate: UnboundPredicate) -> IcebergType:
+        term = predicate.term.bind(self._schema, self._case_sensitive)
+        kind: IcebergType = term.ref().field.field_type
+        return kind
+
+
+def _of(kind: Any, term: Any, literal: Any) -> BooleanExpression:
+    """Return a predicate; its classes' types know only their fields by name."""
+    predicate: BooleanExpression = kind(term, literal)
+    return predicate
+
+
+class RowFilter:
+    """A filter, bound to ``schema``, in the two forms in which Arrow applies it.
+
+    ``field_ids`` are the columns that it looks at, none for one that is always false.
+    """
+
+    def __init__(self, bound: BooleanExpression, schema: Schema) -> None:
+        self._bound = bound
+        self._schema = schema
+        self.field_ids: tuple[int, ...] = tuple(sorted(extract_field_ids(bound)))
+        # Each column by itself and named by its id: names may have dots in them.
+        self._flat = arrow_filter(bound, {i: str(i) for i in self.field_ids})
+
+    @property
+    def float_ids(self) -> frozenset[int]:
+        """Those of ``field_ids`` that are columns of float or double."""
+        kinds = ((i, self._schema.find_type(i)) for i in self.field_ids)
+        return frozenset(i for i, kind in kinds if isinstance(kind, FloatType | DoubleType))
+
+    def for_file(
+        self, file_schema: Schema, without_nan: frozenset[int] = frozenset()
+    ) -> pc.Expression | None:
+        """Return the filter over a file's own columns, for Arrow to skip what it need not read.
+
+        None where the file lacks a column or has it in another type, which could round a literal;
+        where it may have NaN, but for the columns ``without_nan``: Parquet's statistics leave
+        NaN out, and Arrow concludes from them that all rows match, or none; and where the filter
+        looks at metadata columns, of which the file does not have all values.
+        """
+        if not self.float_ids <= without_nan or not METADATA_COLUMNS.keys().isdisjoint(
+            self.field_ids
+        ):
+            return None
+        names: dict[int, str | tuple[str, ...]] = {}
+        paths = dict(_paths(file_schema.fields))
+        for field_id in self.field_ids:
+            kind = self._schema.find_type(field_id)
+            # Which type Arrow has for a UUID depends on who wrote the file.
+            if field_id not in paths or isinstance(kind, UUIDType):
+                return None
+            if file_schema.find_type(field_id) != kind:
+                return None
+            names[field_id] = paths[field_id]
+        return arrow_filter(self._bound, names)
+
+    def mask(self, columns: Iterable[pa.Array]) -> pa.Array:
+        """Return which rows match, null where it is unknown: ``columns`` are those of
+        ``field_ids``, in the table's types."""
+        names = map(str, self.field_ids)
+        table = pa.table({n: _storage(c) for n, c in zip(names, columns, strict=True)})
+        plan = acero.Declaration.from_sequence(
+            [
+                acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+                acero.Declaration("project", acero.ProjectNodeOptions([self._flat], ["matches"])),
+            ]
+        )
+        # One thread keeps the order.
+        return plan.to_table(use_threads=False).column(0).combine_chunks()
+
+
+def _storage(column: pa.Array) -> pa.Array:
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
+def _paths(
+    fields: Iterable[NestedField], above: tuple[str, ...] = ()
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield the id of each column that is not inside a list or map, and the names down to it."""
+    for field in fields:
+        path = (*above, field.name)
+        yield field.field_id, path
+        if isinstance(field.field_type, StructType):
+            yield from _paths(field.field_type.fields, path)

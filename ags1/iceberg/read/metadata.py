@@ -1,0 +1,213 @@
+"""Reads a table's metadata.json, checks it, and parses it with PyIceberg.
+
+PyIceberg's parser drops ``encryption-keys`` and the ``key-id`` of snapshots. So the JSON is parsed
+here once, for both. Others may be able to write to the file's place. A ``Trust`` has what the
+caller or the catalog knows of it. No plaintext keys are handled here. This follows the Iceberg
+specification and, for Hive's hash, Java's ``HiveTableOperations``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any, TypeGuard, get_args
+
+from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
+from pyiceberg.io import FileIO
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.statistics import BlobMetadata
+
+from ...errors import MetadataIntegrityError, NotEncryptedError
+from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
+from ..spec.column_types import with_types
+from ..spec.java_json import hash_of, java_print
+from ..storage.trust import Trust
+from .snapshots import EncryptedSnapshot
+
+FORMAT_VERSION = 3
+_KEYS = "encryption-keys"
+_BLOB_TYPES = get_args(BlobMetadata.model_fields["type"].annotation)
+MAX_METADATA_SIZE = 256 << 20
+
+
+def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
+    """Return the parsed metadata.json at ``location``, after its bytes are checked.
+
+    Raises MetadataIntegrityError if they contradict ``trust``, or are not metadata.
+    """
+    with io.new_input(location).open() as stream:
+        stored = stream.read(MAX_METADATA_SIZE + 1)
+    _check_size(stored, location)
+    if trust.metadata_sha256 is not None:
+        digest = hashlib.sha256(stored).hexdigest()
+        if digest != trust.metadata_sha256.lower():
+            raise MetadataIntegrityError(
+                f"the metadata's SHA-256 is {digest}, but {trust.metadata_sha256} was expected: "
+                "the file was changed or is of another version",
+                file=location,
+            )
+    try:
+        text = _decompressed(stored, location) if _is_compressed(location) else stored
+        metadata = json.loads(text)
+    except MetadataIntegrityError:
+        raise
+    except (ValueError, RecursionError, zlib.error):
+        raise MetadataIntegrityError("the metadata is not JSON", file=location) from None
+    if not _has_the_form(metadata):
+        raise MetadataIntegrityError("the JSON is not a table's metadata", file=location)
+    if trust.java_hash is not None and trust.java_hash not in _java_hashes(text, metadata):
+        raise MetadataIntegrityError(
+            "the metadata does not have the hash that the Hive metastore keeps of it "
+            "(metadata_hash): it was changed outside the catalog. Restore the file",
+            file=location,
+        )
+    return metadata
+
+
+def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> str | None:
+    """Return the ID of the table's master key; None if the table is not encrypted.
+
+    Raises NotEncryptedError if the table should be encrypted, and MetadataIntegrityError if the
+    metadata names another key than ``trust``, another key length, or another format version than 3.
+    """
+    properties = metadata.get("properties") or {}
+    stated = properties.get(TABLE_KEY_ID)
+    if not stated:
+        if trust.key_id is not None:
+            raise NotEncryptedError(
+                f"the metadata has no {TABLE_KEY_ID!r}, but {trust.key_id!r} was expected: "
+                "somebody replaced the table or removed its encryption",
+                file=location,
+            )
+        if metadata.get("encryption-keys") or any(
+            snapshot.get("key-id") for snapshot in metadata.get("snapshots") or ()
+        ):
+            raise NotEncryptedError(
+                f"the metadata has encryption keys but no {TABLE_KEY_ID!r}: somebody removed it",
+                file=location,
+            )
+        return None
+    if trust.key_id is not None and stated != trust.key_id:
+        raise MetadataIntegrityError(
+            f"the metadata names {stated!r} as the table's key, but {trust.key_id!r} was expected",
+            file=location,
+        )
+    length = str(properties.get(DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH))
+    if trust.data_key_length not in (None, length):
+        raise MetadataIntegrityError(
+            f"the metadata says that data keys have {length} bytes, but the catalog says "
+            f"{trust.data_key_length}",
+            file=location,
+        )
+    version = metadata.get("format-version")
+    if version != FORMAT_VERSION:
+        raise MetadataIntegrityError(
+            f"the metadata has {TABLE_KEY_ID!r} and format version {version}: "
+            f"only tables of version {FORMAT_VERSION} can be encrypted",
+            file=location,
+        )
+    return str(stated)
+
+
+def parse_metadata(metadata: dict[str, Any]) -> TableMetadata:
+    """Return PyIceberg's metadata of an encrypted table, with the ``key_id`` of each snapshot.
+
+    If PyIceberg does not know the type of a column, that is an ``OpaqueType``. If it does not know
+    the type of a statistics blob, the blob is left out. Raises MetadataIntegrityError if the
+    metadata is malformed.
+    """
+    try:
+        parsed = TableMetadataUtil.parse_obj(_with_known_blobs(with_types(metadata)))
+        snapshots = [EncryptedSnapshot.model_validate(s) for s in metadata.get("snapshots") or ()]
+    except (ValueError, TypeError, KeyError, RecursionError, PyIcebergValidationError) as error:
+        raise MetadataIntegrityError(
+            f"the table's metadata is malformed: {str(error).splitlines()[0]}"
+        ) from error
+    _check_refs(metadata)
+    return parsed.model_copy(update={"snapshots": snapshots})
+
+
+def _with_known_blobs(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata without statistics blobs whose types PyIceberg does not know."""
+    return metadata | {
+        "statistics": [
+            {
+                **file,
+                "blob-metadata": [b for b in file["blob-metadata"] if b["type"] in _BLOB_TYPES],
+            }
+            for file in metadata.get("statistics") or ()
+        ]
+    }
+
+
+def _check_refs(metadata: Mapping[str, Any]) -> None:
+    """Raise MetadataIntegrityError if a branch or tag refers to no snapshot, or if main is not the
+    current one: readers and writers would then see different tables."""
+    ids = [snapshot["snapshot-id"] for snapshot in metadata.get("snapshots") or ()]
+    if len(set(ids)) != len(ids):
+        raise MetadataIntegrityError("two of the table's snapshots have the same ID")
+    current = metadata.get("current-snapshot-id")
+    heads = {name: ref["snapshot-id"] for name, ref in (metadata.get("refs") or {}).items()}
+    current = None if current == -1 else current
+    if "main" in heads and heads["main"] != current:
+        raise MetadataIntegrityError("the main branch is not at the table's current snapshot")
+    for name, head in [*heads.items(), ("main", current)]:
+        if head is not None and head not in ids:
+            raise MetadataIntegrityError(f"{name!r} is at a snapshot that the table does not have")
+
+
+def _has_the_form(metadata: object) -> TypeGuard[dict[str, Any]]:
+    """Return whether parsed JSON has the form of metadata, in the parts that this module uses."""
+    if not isinstance(metadata, dict):
+        return False
+    properties = metadata.get("properties") or {}
+    lists = [metadata.get(name) or [] for name in ("snapshots", "encryption-keys")]
+    if not isinstance(properties, dict) or not all(map(_is_string, properties.values())):
+        return False
+    return all(
+        isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+        for entries in lists
+    )
+
+
+def _is_string(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_compressed(location: str) -> bool:
+    return location.endswith(".gz.metadata.json")
+
+
+def _decompressed(stored: bytes, location: str) -> bytes:
+    decompressor = zlib.decompressobj(wbits=31)
+    text = decompressor.decompress(stored, MAX_METADATA_SIZE + 1)
+    _check_size(text, location)
+    if not decompressor.eof:
+        raise ValueError("the compressed data is cut")
+    return text
+
+
+def _check_size(text: bytes, location: str) -> None:
+    if len(text) > MAX_METADATA_SIZE:
+        raise MetadataIntegrityError(
+            f"the metadata is larger than {MAX_METADATA_SIZE >> 20} MiB", file=location
+        )
+
+
+def _java_hashes(text: bytes, metadata: dict[str, Any]) -> list[str]:
+    """Return the hashes that Java may have for the metadata. Java hashes its own compact print of
+    what it parsed. For a file that Java wrote, that is the file itself."""
+    prints = [text, _compact(metadata)]
+    # If Java cannot print the metadata, Java has no hash of it.
+    with contextlib.suppress(ValueError, RecursionError):
+        prints.append(java_print(metadata, known_only=True))
+    return list(map(hash_of, prints))
+
+
+def _compact(metadata: dict[str, Any]) -> bytes:
+    return json.dumps(metadata, separators=(",", ":"), ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )

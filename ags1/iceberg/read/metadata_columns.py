@@ -1,0 +1,156 @@
+"""Metadata columns: the file of a row, its position there, its row ID, and the sequence number of
+its last change.
+
+Names, IDs and types are those of Java's ``MetadataColumns``. See "Reserved Field IDs" and "Row
+Lineage" in the specification. A metadata column is read only if it is named. If the table has a
+column of the same name, the name means that column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pyiceberg.expressions import (
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    Not,
+    Or,
+    UnboundPredicate,
+)
+from pyiceberg.expressions.visitors import rewrite_not, visit
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+
+from ..pyiceberg.expressions import BooleanRewriter
+from ..spec.constants import FILE_ID, LAST_UPDATED_ID, POSITION_ID, ROW_ID, SPEC_ID
+
+METADATA_COLUMNS = {
+    field.field_id: field
+    for field in (
+        NestedField(
+            FILE_ID,
+            "_file",
+            StringType(),
+            required=True,
+            doc="Path of the file in which a row is stored",
+        ),
+        NestedField(
+            POSITION_ID,
+            "_pos",
+            LongType(),
+            required=True,
+            doc="Ordinal position of a row in the source data file",
+        ),
+        NestedField(
+            SPEC_ID,
+            "_spec_id",
+            IntegerType(),
+            required=True,
+            doc="Spec ID used to track the file containing a row",
+        ),
+        NestedField(
+            ROW_ID,
+            "_row_id",
+            LongType(),
+            required=False,
+            doc="Implicit row ID that is automatically assigned",
+        ),
+        NestedField(
+            LAST_UPDATED_ID,
+            "_last_updated_sequence_number",
+            LongType(),
+            required=False,
+            doc="Sequence number when the row was last updated",
+        ),
+    )
+}
+# The metadata columns that data files may contain.
+LINEAGE_IDS = frozenset((ROW_ID, LAST_UPDATED_ID))
+
+_NAMES = frozenset(field.name for field in METADATA_COLUMNS.values())
+
+
+def names_any(names: Iterable[str]) -> bool:
+    """Return whether any of the names may be that of a metadata column."""
+    return any(name in _NAMES or name.lower() in _NAMES for name in names)
+
+
+def select(schema: Schema, names: Iterable[str], *, case_sensitive: bool = True) -> Schema:
+    """Return the table's columns with these names, as PyIceberg does (``*`` means all), then the
+    metadata columns in the order of ``names``. Raises ValueError for an unknown name."""
+    columns = _columns_beside(schema, case_sensitive)
+    own: list[str] = []
+    found: dict[int, NestedField] = {}
+    for name in names:
+        field = columns.get(name if case_sensitive else name.lower())
+        if field is None:
+            own.append(name)
+        else:
+            found[field.field_id] = field
+    selected = schema if "*" in own else schema.select(*own, case_sensitive=case_sensitive)
+    return Schema(
+        *selected.fields,
+        *found.values(),
+        schema_id=selected.schema_id,
+        identifier_field_ids=selected.identifier_field_ids,
+    )
+
+
+def filtered_schema(
+    schema: Schema, row_filter: BooleanExpression, *, case_sensitive: bool = True
+) -> Schema:
+    """Return a table's schema plus the metadata columns that an unbound filter names."""
+    names = set(_names_in(row_filter))
+    if not names_any(names):
+        return schema
+    columns = _columns_beside(schema, case_sensitive)
+    wanted = {name if case_sensitive else name.lower() for name in names}
+    more = [field for name, field in columns.items() if name in wanted]
+    return Schema(*schema.fields, *more) if more else schema
+
+
+def without_metadata_columns(
+    row_filter: BooleanExpression, schema: Schema, *, case_sensitive: bool = True
+) -> BooleanExpression:
+    """Return a filter on the table's own columns that is true wherever ``row_filter`` is. Manifests
+    have nothing about metadata columns, so they need such a filter."""
+    if not names_any(_names_in(row_filter)):
+        return row_filter
+    columns = _columns_beside(schema, case_sensitive)
+    return visit(rewrite_not(row_filter), _OwnColumns(columns, case_sensitive))
+
+
+class _OwnColumns(BooleanRewriter):
+    def __init__(self, columns: dict[str, NestedField], case_sensitive: bool) -> None:
+        self._columns = columns
+        self._case_sensitive = case_sensitive
+
+    def visit_unbound_predicate(self, predicate: UnboundPredicate) -> BooleanExpression:
+        name = _name_in(predicate)
+        name = name if self._case_sensitive else name.lower()
+        return AlwaysTrue() if name in self._columns else predicate
+
+
+def _columns_beside(schema: Schema, case_sensitive: bool) -> dict[str, NestedField]:
+    """Return the metadata columns by name, without those whose names the table's columns have."""
+    own = {field.name if case_sensitive else field.name.lower() for field in schema.fields}
+    return {f.name: f for f in METADATA_COLUMNS.values() if f.name not in own}
+
+
+def _names_in(expression: BooleanExpression) -> Iterator[str]:
+    to_see = [expression]
+    while to_see:
+        part = to_see.pop()
+        if isinstance(part, And | Or):
+            to_see += [part.left, part.right]
+        elif isinstance(part, Not):
+            to_see.append(part.child)
+        elif isinstance(part, UnboundPredicate):
+            yield _name_in(part)
+
+
+def _name_in(predicate: UnboundPredicate) -> str:
+    term: Any = predicate.term  # a Reference: there is no other
+    return str(term.name)

@@ -1,0 +1,252 @@
+"""Finds the files that a scan reads, and the delete files that apply to each.
+
+This is PyIceberg's planner with three differences. Deletion vectors are matched by the data file
+that they reference, not by partition. Equality deletes are planned; PyIceberg refuses them. A
+filter does not prune delete files by the metrics of their columns. The module follows the Iceberg
+specification, "Scan Planning". It reads manifests and no data files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
+
+from pyiceberg.expressions.visitors import ResidualEvaluator
+from pyiceberg.manifest import (
+    INITIAL_SEQUENCE_NUMBER,
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestEntry,
+    ManifestFile,
+)
+from pyiceberg.table import FileScanTask
+from pyiceberg.typedef import KeyDefaultDict
+from pyiceberg.utils.concurrent import ExecutorFactory
+
+from ...errors import MetadataIntegrityError, NotEncryptedError
+from ..pyiceberg.expressions import residual_evaluator
+from ..pyiceberg.scans import ManifestPlanner, min_sequence_number, partition_spec_is_void
+from ..spec.constants import PATH_FIELD_ID
+from .snapshots import ContentFile, files_of
+
+_K = TypeVar("_K")
+# The ID of a partition spec, then the values.
+_Partition: TypeAlias = "tuple[Any, ...]"
+
+
+class _BySequence:
+    """Delete files in the order of their sequence numbers."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, ContentFile]] = []
+        self._sorted = False
+
+    def add(self, sequence_number: int, file: ContentFile) -> None:
+        self._found.append((sequence_number, file))
+
+    def since(self, sequence_number: int) -> list[ContentFile]:
+        """Return the files with this sequence number or a greater one."""
+        if not self._sorted:
+            self._found.sort(key=lambda found: found[0])
+            self._sorted = True
+        first = bisect_left(self._found, sequence_number, key=lambda found: found[0])
+        return [file for _, file in self._found[first:]]
+
+
+class DeleteIndex:
+    """Finds the delete files of a snapshot that apply to a data file."""
+
+    def __init__(self, is_global: Callable[[int], bool]) -> None:
+        self._is_global = is_global
+        self._vectors: dict[str, tuple[int, ContentFile]] = {}
+        self._by_path: dict[str, _BySequence] = {}
+        self._by_partition: dict[_Partition, _BySequence] = {}
+        self._equality: dict[_Partition, _BySequence] = {}
+        self._global_equality = _BySequence()
+        self._empty = True
+
+    def add(self, entry: ManifestEntry) -> None:
+        """Add a delete file. Raises MetadataIntegrityError if a data file has two deletion vectors,
+        or if a deletion vector names no data file."""
+        self._empty = False
+        file = cast("ContentFile", entry.data_file)
+        sequence_number = _sequence_number(entry)
+        if file.is_deletion_vector:
+            self._add_vector(sequence_number, file)
+        elif file.content == DataFileContent.POSITION_DELETES:
+            path = path_of_all(file)
+            if path is not None:
+                _of(self._by_path, path).add(sequence_number, file)
+            else:
+                _of(self._by_partition, _partition(file)).add(sequence_number, file)
+        elif self._is_global(file.spec_id):
+            self._global_equality.add(sequence_number, file)
+        else:
+            _of(self._equality, _partition(file)).add(sequence_number, file)
+
+    def _add_vector(self, sequence_number: int, file: ContentFile) -> None:
+        path = file.referenced_data_file
+        if path is None:
+            raise MetadataIntegrityError(
+                "a deletion vector does not name its data file", file=file.file_path
+            )
+        if path in self._vectors:
+            raise MetadataIntegrityError(
+                "the snapshot has more than one deletion vector for this data file", file=path
+            )
+        self._vectors[path] = sequence_number, file
+
+    def of(self, entry: ManifestEntry) -> set[DataFile]:
+        """Return the delete files that apply to a data file."""
+        if self._empty:
+            return set()
+        file = cast("ContentFile", entry.data_file)
+        sequence_number = _sequence_number(entry)
+        # Equality deletes apply to files of earlier commits, position deletes also to those of the
+        # same commit.
+        found = self._global_equality.since(sequence_number + 1)
+        partition = _partition(file)
+        if partition in self._equality:
+            found += self._equality[partition].since(sequence_number + 1)
+        vector = self._vectors.get(file.file_path)
+        if vector is not None and vector[0] >= sequence_number:
+            found.append(vector[1])
+        else:
+            if partition in self._by_partition:
+                found += self._by_partition[partition].since(sequence_number)
+            if file.file_path in self._by_path:
+                found += self._by_path[file.file_path].since(sequence_number)
+        return set(found)
+
+
+class EncryptedPlanner(ManifestPlanner):
+    """Plans the scan tasks for a group of manifests of an encrypted table."""
+
+    def plan_manifest_entries(
+        self, manifests: Iterable[ManifestFile]
+    ) -> Iterator[list[ManifestEntry]]:
+        """Yield the matching entries of each manifest that passes the partition filter."""
+        for _, entries in self.matching_entries(manifests):
+            yield entries
+
+    def matching_entries(
+        self, manifests: Iterable[ManifestFile]
+    ) -> Iterator[tuple[ManifestFile, list[ManifestEntry]]]:
+        """Yield each manifest that passes the partition filter, with its matching entries."""
+        evaluators = KeyDefaultDict(self.manifest_evaluator)
+        manifests = [m for m in manifests if evaluators[m.partition_spec_id](m)]
+        partitions = KeyDefaultDict(self.partition_evaluator)
+        metrics = self.metrics_evaluator()
+        first = min_sequence_number(manifests)
+
+        def matching(manifest: ManifestFile) -> list[ManifestEntry]:
+            partition = partitions[manifest.partition_spec_id]
+            return [
+                entry
+                for entry in manifest.fetch_manifest_entry(self.io)
+                if partition(entry.data_file)
+                and (entry.data_file.content != DataFileContent.DATA or metrics(entry.data_file))
+            ]
+
+        wanted = [m for m in manifests if self.is_new_enough(first, m)]
+        for manifest in wanted:
+            _ = partitions[manifest.partition_spec_id]  # made here, not by many threads at once
+        return zip(wanted, ExecutorFactory.get_or_create().map(matching, wanted), strict=True)
+
+    def plan_files(
+        self,
+        manifests: Iterable[ManifestFile],
+        manifest_entry_filter: Callable[[ManifestEntry], bool] = lambda _: True,
+    ) -> list[FileScanTask]:
+        """Return the tasks. Each has a data file and the delete files that apply to it.
+
+        Raises NotEncryptedError if a data file is not encrypted and the table's io says
+        ``require_encrypted``, and NotImplementedError for ORC files.
+        """
+        specs = self.table_metadata.specs()
+        deletes = DeleteIndex(lambda spec_id: partition_spec_is_void(specs[spec_id]))
+        data: list[ManifestEntry] = []
+        for entry in itertools.chain.from_iterable(self.plan_manifest_entries(manifests)):
+            if entry.data_file.content != DataFileContent.DATA:
+                deletes.add(entry)
+            elif manifest_entry_filter(entry):
+                self._check(cast("ContentFile", entry.data_file))
+                data.append(entry)
+        schema = self.table_metadata.schema()
+        residuals = KeyDefaultDict[int, ResidualEvaluator](
+            lambda spec_id: residual_evaluator(
+                specs[spec_id], self.row_filter, self.case_sensitive, schema
+            )
+        )
+        return [
+            FileScanTask(
+                entry.data_file,
+                delete_files=deletes.of(entry),
+                residual=residuals[entry.data_file.spec_id].residual_for(entry.data_file.partition),
+            )
+            for entry in data
+        ]
+
+    def _check(self, file: ContentFile) -> None:
+        if not file.is_encrypted and files_of(self.io).require_encrypted:
+            raise NotEncryptedError(
+                "this data file is not encrypted, and the caller requires encryption: rewrite it "
+                "with rekey, or do not require encryption",
+                file=file.file_path,
+            )
+        if file.stored_format == FileFormat.ORC:
+            raise NotImplementedError(
+                f"{file.file_path}: Iceberg cannot encrypt ORC files, so they are not read in an "
+                "encrypted table"
+            )
+
+
+def _sequence_number(entry: ManifestEntry) -> int:
+    return entry.sequence_number or INITIAL_SEQUENCE_NUMBER
+
+
+def _partition(file: DataFile) -> _Partition:
+    """Return a value that is equal for equal partitions. As in Java, and unlike in Python, NaN
+    equals NaN, and -0.0 is not 0.0."""
+    partition = file.partition
+    values = (partition[position] for position in range(len(partition)))
+    return file.spec_id, *(_bits(v) if isinstance(v, float) else v for v in values)
+
+
+def _bits(value: float) -> bytes:
+    return b"NaN" if value != value else struct.pack("<d", value)
+
+
+def _of(index: dict[_K, _BySequence], key: _K) -> _BySequence:
+    return index.setdefault(key, _BySequence())
+
+
+class DeleteBounds(Protocol):
+    """The fields of a delete file that tell to which data files it applies."""
+
+    @property
+    def referenced_data_file(self) -> str | None: ...
+    @property
+    def lower_bounds(self) -> Mapping[int, bytes] | None: ...
+    @property
+    def upper_bounds(self) -> Mapping[int, bytes] | None: ...
+
+
+def path_of_all(file: DeleteBounds) -> str | None:
+    """Return the data file that all rows of a position delete file name; None if they may name
+    several."""
+    if file.referenced_data_file is not None:
+        return file.referenced_data_file
+    lower = (file.lower_bounds or {}).get(PATH_FIELD_ID)
+    upper = (file.upper_bounds or {}).get(PATH_FIELD_ID)
+    if lower is None or lower != upper:
+        return None
+    # If bounds are truncated to a prefix, the upper bound is larger than the lower one.
+    try:
+        return lower.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,312 @@
+"""Scans of an encrypted table: PyIceberg's scans, with our planner and our reader of files.
+
+A task reads a data file in five steps: decrypt it (Arrow decrypts Parquet's modules, AGS1 decrypts
+Avro), drop deleted rows, filter, project by field ID, and yield batches. PyIceberg's ``ArrowScan``
+cannot be used, because it keeps file formats in a cache of the process, and those would have keys.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import TypeAlias, TypeVar, cast
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
+from pyiceberg.schema import Schema
+from pyiceberg.table import (
+    FileScanTask,
+    IncrementalAppendScan,
+)
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, ancestors_between_ids
+from pyiceberg.utils.concurrent import ExecutorFactory
+
+from ..pyiceberg.scans import PlannedScan, appends_between
+from ..spec.column_types import as_stored
+from ..storage.table_files import TableFiles
+from .filters import as_sql, bound_filter
+from .metadata_columns import names_any, select, without_metadata_columns
+from .planning import EncryptedPlanner
+from .snapshots import ContentFile, files_of
+from .tasks import TaskReader
+
+# In stored bytes. A stream of batches reads small files ahead and holds them decoded, which takes a
+# few times as much memory. Larger files are not held: Arrow's threads read ahead inside them.
+_LARGE_FILE = 32 << 20
+_READ_AHEAD = 128 << 20
+
+_T = TypeVar("_T")
+_Scan: TypeAlias = "EncryptedScan | EncryptedIncrementalScan"
+
+
+class EncryptedScan(PlannedScan):
+    """A scan of one snapshot. It does not use server-side planning: a server cannot give keys.
+
+    Filters follow SQL: null satisfies no comparison. So ``x != 1`` and ``x not in (1, 2)`` leave
+    out the rows where x is null, in ``count()`` too. PyIceberg keeps some of these rows, depending
+    on where the null is stored.
+    """
+
+    def projection(self) -> Schema:
+        """Return the columns that the scan reads. Metadata columns (``_file``, ``_pos``,
+        ``_spec_id``, ``_row_id``, ``_last_updated_sequence_number``) must be selected by name.
+        Raises ValueError for a column that does not exist."""
+        return _projection(self, super().projection)
+
+    def planner(self) -> EncryptedPlanner:
+        """Return the planner of the scan."""
+        return _planner(self)
+
+    def plan_files(self) -> list[FileScanTask]:
+        """Return the tasks. Each has a data file and the delete files that apply to it.
+
+        Code that opens these files itself has no keys: see ``ContentFile.file_format``. Raises
+        NotEncryptedError, MetadataIntegrityError, AuthenticationError, TruncatedError, KmsError,
+        and NotImplementedError for ORC files.
+        """
+        return _handed_out(self._tasks())
+
+    def _tasks(self) -> list[FileScanTask]:
+        return list(self.plan_locally())
+
+    def plain_files(self) -> int:
+        """Return the number of unencrypted data files that the scan reads."""
+        return sum(not cast("ContentFile", task.file).is_encrypted for task in self._tasks())
+
+    def to_arrow(self, dictionary_columns: tuple[str, ...] = ()) -> pa.Table:
+        """Return the rows. Raises as ``plan_files`` does, and UnsupportedTypeError if the type of a
+        column is not supported. If a file is damaged, no row is returned."""
+        return _table(_reader(self, dictionary_columns), self._tasks())
+
+    def to_arrow_batch_reader(
+        self, dictionary_columns: tuple[str, ...] = ()
+    ) -> pa.RecordBatchReader:
+        """Return the rows as a stream. Small files are read ahead, and so is a part of a large
+        one."""
+        return _batch_reader(_reader(self, dictionary_columns), self._tasks())
+
+    def count(self) -> int:
+        """Return the number of rows. Files are read only if the manifests are not enough."""
+        count = 0
+        open_tasks = []
+        # Manifests have nothing about metadata columns.
+        is_exact = _of_manifests(self) is self.row_filter
+        for task in self._tasks():
+            if is_exact and task.residual == AlwaysTrue() and not task.delete_files:
+                count += task.file.record_count
+            else:
+                open_tasks.append(task)
+        return count + _reader(self, projected=Schema()).count(open_tasks)
+
+
+class EncryptedIncrementalScan(IncrementalAppendScan):
+    """A scan of the rows that were appended between two snapshots. Filters are those of
+    ``EncryptedScan``."""
+
+    def projection(self) -> Schema:
+        """Return the columns that the scan reads, as ``EncryptedScan.projection``."""
+        return _projection(self, super().projection)
+
+    def plan_files(self) -> list[FileScanTask]:
+        """Return the tasks of the appended files, as ``EncryptedScan.plan_files``."""
+        return _handed_out(self._tasks())
+
+    def _tasks(self) -> list[FileScanTask]:
+        if (
+            self.from_snapshot_id is None
+            and self.to_snapshot_id is None
+            and self.table_metadata.current_snapshot() is None
+        ):
+            return []
+        first, last = appends_between(self)
+        appends = {
+            snapshot.snapshot_id: snapshot
+            for snapshot in ancestors_between_ids(first, last, self.table_metadata)
+            if snapshot.summary is not None and snapshot.summary.operation == Operation.APPEND
+        }
+        manifests = {
+            manifest
+            for snapshot in appends.values()
+            for manifest in snapshot.manifests(self.io)
+            if manifest.content == ManifestContent.DATA and manifest.added_snapshot_id in appends
+        }
+        return _planner(self).plan_files(
+            manifests,
+            lambda entry: (
+                entry.snapshot_id in appends and entry.status == ManifestEntryStatus.ADDED
+            ),
+        )
+
+    def to_arrow(self) -> pa.Table:
+        """Return the rows, as ``EncryptedScan.to_arrow``."""
+        return _table(_reader(self), self._tasks())
+
+    def to_arrow_batch_reader(self) -> pa.RecordBatchReader:
+        """Return the rows as a stream, as ``EncryptedScan.to_arrow_batch_reader``."""
+        return _batch_reader(_reader(self), self._tasks())
+
+
+class ScanReader:
+    """Reads the tasks of one scan, several at a time, and yields their rows in the tasks' order."""
+
+    def __init__(
+        self,
+        files: TableFiles,
+        metadata: TableMetadata,
+        projected: Schema,
+        row_filter: BooleanExpression,
+        case_sensitive: bool,
+        limit: int | None,
+        dictionary_columns: tuple[str, ...],
+    ) -> None:
+        self.projected = as_stored(projected)
+        self._limit = limit
+        bound = bound_filter(row_filter, metadata.schema(), case_sensitive=case_sensitive)
+        self._tasks = TaskReader(files, metadata, projected, bound, dictionary_columns)
+
+    def batches(
+        self, tasks: Iterable[FileScanTask], *, ahead: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, up to the scan's limit.
+
+        If ``ahead`` is given, at most that many stored bytes are read ahead, and no large file is
+        held whole.
+        """
+        left = self._limit
+        if left is not None and left <= 0:
+            return
+        tasks = list(tasks)
+        self._tasks.share(1 if ahead is not None and any(map(_is_large, tasks)) else len(tasks))
+        for batch in self._batches(tasks, ahead):
+            if left is None:
+                yield batch
+                continue
+            yield batch.slice(0, left)
+            left -= batch.num_rows
+            if left <= 0:
+                return
+
+    def _batches(self, tasks: list[FileScanTask], ahead: int | None) -> Iterator[pa.RecordBatch]:
+        groups = itertools.groupby(tasks, key=lambda task: ahead is not None and _is_large(task))
+        for one_by_one, group in groups:
+            if one_by_one:
+                yield from itertools.chain.from_iterable(map(self._tasks.batches, group))
+            else:
+                yield from itertools.chain.from_iterable(_ahead(self._read, group, ahead))
+
+    def count(self, tasks: Iterable[FileScanTask]) -> int:
+        """Return the number of rows, without regard to the limit."""
+        return sum(_ahead(self._tasks.count, tasks))
+
+    def _read(self, task: FileScanTask) -> list[pa.RecordBatch]:
+        found: list[pa.RecordBatch] = []
+        rows = 0
+        for batch in self._tasks.batches(task):
+            found.append(batch)
+            rows += batch.num_rows
+            if self._limit is not None and rows >= self._limit:
+                break
+        return found
+
+
+def _ahead(
+    read: Callable[[FileScanTask], _T], tasks: Iterable[FileScanTask], ahead: int | None = None
+) -> Iterator[_T]:
+    """Yield ``read(task)`` for each task. A limited number of tasks runs ahead; if ``ahead`` is
+    given, they have at most that many stored bytes, or there is only one."""
+    executor = ExecutorFactory.get_or_create()
+    window = ExecutorFactory.max_workers() or getattr(executor, "_max_workers", None) or 8
+    running: deque[tuple[int, Future[_T]]] = deque()
+    size = 0
+    try:
+        for task in tasks:
+            coming = task.file.file_size_in_bytes
+            while running and (
+                len(running) >= window or (ahead is not None and size + coming > ahead)
+            ):
+                done, future = running.popleft()
+                size -= done
+                yield future.result()
+            running.append((coming, executor.submit(read, task)))
+            size += coming
+        while running:
+            yield running.popleft()[1].result()
+    finally:
+        for _, future in running:
+            future.cancel()
+
+
+def _is_large(task: FileScanTask) -> bool:
+    return task.file.file_size_in_bytes > _LARGE_FILE
+
+
+def _handed_out(tasks: list[FileScanTask]) -> list[FileScanTask]:
+    for task in tasks:
+        for file in (task.file, *task.delete_files):
+            cast("ContentFile", file).is_handed_out = True
+    return tasks
+
+
+def _projection(scan: _Scan, of_pyiceberg: Callable[[], Schema]) -> Schema:
+    if not names_any(scan.selected_fields):
+        return of_pyiceberg()
+    everything = scan.update(selected_fields=("*",)).projection()
+    return select(everything, scan.selected_fields, case_sensitive=scan.case_sensitive)
+
+
+def _of_manifests(scan: _Scan) -> BooleanExpression:
+    """Return the part of a scan's filter that manifests can decide. If that is all of it, return
+    the filter itself."""
+    schema = scan.table_metadata.schema()
+    return without_metadata_columns(scan.row_filter, schema, case_sensitive=scan.case_sensitive)
+
+
+def _planner(scan: _Scan) -> EncryptedPlanner:
+    schema, case_sensitive = scan.table_metadata.schema(), scan.case_sensitive
+    return EncryptedPlanner(
+        table_metadata=scan.table_metadata,
+        io=scan.io,
+        row_filter=as_sql(_of_manifests(scan), schema, case_sensitive=case_sensitive),
+        case_sensitive=case_sensitive,
+        options=scan.options,
+    )
+
+
+def _reader(
+    scan: _Scan, dictionary_columns: tuple[str, ...] = (), *, projected: Schema | None = None
+) -> ScanReader:
+    return ScanReader(
+        files_of(scan.io),
+        scan.table_metadata,
+        scan.projection() if projected is None else projected,
+        scan.row_filter,
+        scan.case_sensitive,
+        scan.limit,
+        dictionary_columns,
+    )
+
+
+def _table(reader: ScanReader, tasks: list[FileScanTask]) -> pa.Table:
+    batches = list(reader.batches(tasks))
+    if not batches:
+        return schema_to_pyarrow(reader.projected, include_field_ids=False).empty_table()
+    # The types of the files may differ, for example strings and large strings.
+    tables = [pa.Table.from_batches([batch]) for batch in batches]
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _batch_reader(reader: ScanReader, tasks: list[FileScanTask]) -> pa.RecordBatchReader:
+    schema = schema_to_pyarrow(reader.projected)
+    batches = reader.batches(tasks, ahead=_READ_AHEAD)
+    first = next(batches, None)
+    if first is None:
+        return pa.RecordBatchReader.from_batches(schema, iter(()))
+    encoded = {f.name: f for f in first.schema if pa.types.is_dictionary(f.type)}
+    schema = pa.schema([encoded.get(f.name, f) for f in schema], metadata=schema.metadata)
+    rows = (batch.cast(schema) for batch in itertools.chain([first], batches))
+    return pa.RecordBatchReader.from_batches(schema, rows)

@@ -1,0 +1,295 @@
+"""Types of columns that PyIceberg does not know, or spells otherwise than Java does.
+
+A table's metadata may name any type: ``variant``, or one of a later version of the format. Such a
+column has an ``OpaqueType`` here, which keeps the type's JSON as it was. So the table opens, its
+other columns are read and written, and the type goes back into metadata unchanged. Follows the
+Iceberg specification, "Schemas and Data Types" and "Appendix C". Knows nothing of files and keys.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import model_serializer
+from pyiceberg.conversions import from_json, to_json
+from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
+from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.types import (
+    BinaryType,
+    GeographyType,
+    GeometryType,
+    IcebergType,
+    ListType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StructType,
+)
+
+from ...errors import UnsupportedTypeError
+
+# As Java spells them; PyIceberg reads and writes the parameters in quotes.
+_GEOMETRY = re.compile(r"geometry\(\s*([^'\"(),]+?)\s*\)")
+_GEOGRAPHY = re.compile(r"geography\(\s*([^'\"(),]+?)\s*(?:,\s*(\w+)\s*)?\)")
+
+# GeoArrow's name of geometries in Arrow.
+WKB = "geoarrow.wkb"
+# How many columns an error names, of those that can be read.
+_NAMED = 5
+
+_Change = Callable[[IcebergType], "IcebergType | None"]
+
+
+class OpaqueType(PrimitiveType):
+    """A type that PyIceberg does not know; ``text`` is its JSON.
+
+    No value of it is read or written, nothing is promoted to it, and no filter applies to it.
+    """
+
+    # Not the text alone, which PyIceberg would parse.
+    root: tuple[str]
+
+    def __init__(self, text: str) -> None:
+        super().__init__(root=(text,))
+
+    @model_serializer
+    def ser_model(self) -> Any:
+        return json.loads(self.root[0])
+
+    def __str__(self) -> str:
+        kind = self.ser_model()
+        return kind if isinstance(kind, str) else self.root[0]
+
+    def __repr__(self) -> str:
+        return f"OpaqueType({self.root[0]!r})"
+
+    def __hash__(self) -> int:
+        return hash(self.root)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpaqueType) and self.root == other.root
+
+    def __getnewargs__(self) -> tuple[str]:
+        return self.root
+
+
+# Defaults of such a column are kept as their JSON.
+@from_json.register(OpaqueType)
+def _(_: OpaqueType, value: Any) -> str:
+    return json.dumps(value)
+
+
+@to_json.register(OpaqueType)
+def _(_: OpaqueType, value: str) -> Any:
+    return json.loads(value)
+
+
+def parse_schema(schema: Mapping[str, Any]) -> Schema:
+    """Return a schema of metadata.json, whatever types it has. Raises what PyIceberg raises for one
+    that is malformed."""
+    return Schema.model_validate(_with_types(schema))
+
+
+def with_types(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table's metadata, parsed from JSON, with schemas whose types PyIceberg takes."""
+    found = dict(metadata)
+    if isinstance(found.get("schemas"), list):
+        found["schemas"] = [_with_types(schema) for schema in found["schemas"]]
+    if "schema" in found:
+        found["schema"] = _with_types(found["schema"])
+    return found
+
+
+def _with_types(kind: Any) -> Any:
+    """Return a schema's or type's JSON with types for the primitive ones in it. What is malformed
+    stays, for PyIceberg to refuse."""
+    if isinstance(kind, str):
+        return primitive_type(kind)
+    of = kind.get("type") if isinstance(kind, Mapping) else None
+    if of == "struct" and isinstance(kind.get("fields"), list):
+        fields = [
+            {**field, "type": _with_types(field["type"])}
+            if isinstance(field, Mapping) and "type" in field
+            else field
+            for field in kind["fields"]
+        ]
+        return {**kind, "fields": fields}
+    if of == "list" and "element" in kind:
+        return {**kind, "element": _with_types(kind["element"])}
+    if of == "map" and "key" in kind and "value" in kind:
+        return {**kind, "key": _with_types(kind["key"]), "value": _with_types(kind["value"])}
+    if isinstance(of, str) and of not in ("struct", "list", "map"):
+        return OpaqueType(json.dumps(kind))
+    return kind
+
+
+@functools.lru_cache(maxsize=1000)
+def primitive_type(kind: str) -> IcebergType:
+    """Return the type that metadata.json names so, an ``OpaqueType`` where PyIceberg has none."""
+    if match := _GEOMETRY.fullmatch(kind):
+        return GeometryType(match[1])
+    if match := _GEOGRAPHY.fullmatch(kind):
+        return GeographyType(match[1], match[2] or GeographyType().algorithm)
+    try:
+        field = NestedField(field_id=1, name="x", field_type=kind, required=False)
+    except (ValueError, PyIcebergValidationError):
+        return OpaqueType(json.dumps(kind))
+    found: IcebergType = field.field_type
+    # It looks at the beginning of some names only.
+    is_whole = str(found).replace(" ", "") == kind.replace(" ", "")
+    return found if is_whole else OpaqueType(json.dumps(kind))
+
+
+def check_readable(schema: Schema, way: str | None = None) -> None:
+    """Raise UnsupportedTypeError for a column whose values are not read here; ``way`` is what to do
+    instead, by default to select other columns."""
+    for field in _opaque(schema.fields):
+        others = tuple(f.name for f in schema.fields if not any(_opaque([f])))
+        if way is None and others:
+            way = f"read others, as by selected_fields={others[:_NAMED]!r}"
+        raise UnsupportedTypeError(
+            f"column {schema.find_column_name(field.field_id)!r} has type {field.field_type}, "
+            f"which this version does not read{f': {way}' if way else ''}"
+        )
+
+
+def check_comparable(schema: Schema, field: NestedField) -> None:
+    """Raise UnsupportedTypeError for a column of the schema that no filter can be on."""
+    for found in _opaque([field]):
+        raise UnsupportedTypeError(
+            f"column {schema.find_column_name(found.field_id)!r} has type {found.field_type}, "
+            "which this version does not read: filter by other columns"
+        )
+
+
+def check_sources(fields: Iterable[Mapping[str, Any]], schema: Schema) -> None:
+    """Raise UnsupportedTypeError where a field of a partition spec or sort order, as JSON, is of an
+    opaque column. A field whose transform is ``void`` is of none."""
+    for field in fields:
+        source_id = field.get("source-id")
+        if source_id not in schema.field_ids or field.get("transform") == "void":
+            continue
+        kind = schema.find_type(source_id)
+        if isinstance(kind, OpaqueType):
+            raise UnsupportedTypeError(
+                f"column {schema.find_column_name(source_id)!r} has type {kind}: no table can be "
+                "partitioned or sorted by it. Choose another column"
+            )
+
+
+def readable(schema: Schema) -> Schema:
+    """Return the columns without those that are opaque, or that need an opaque part."""
+    return _of_types(schema, lambda kind: None if isinstance(kind, OpaqueType) else kind)
+
+
+def writable(schema: Schema, *, is_avro: bool) -> Schema:
+    """Return the columns that files have which are written here. Others are left out, and so are
+    null. Raises UnsupportedTypeError where one may not be."""
+    known = _writable(schema, is_avro)
+    if known is schema:
+        return schema
+    for field_id, field in index_by_id(schema).items():
+        if field_id in known.field_ids:
+            continue
+        has_default = field.initial_default is not None or field.write_default is not None
+        if has_default or (field.required and field in schema.fields):
+            raise UnsupportedTypeError(
+                f"no rows can be written: {_not_written(schema, field, is_avro)}, and "
+                f"{'has a default' if has_default else 'is required'}"
+            )
+    return known
+
+
+def check_writable(schema: Schema, *, is_avro: bool) -> None:
+    """Raise UnsupportedTypeError for a column that no file written here can have."""
+    known = _writable(schema, is_avro)
+    for field in schema.fields:
+        if field not in known.fields:
+            raise UnsupportedTypeError(_not_written(schema, field, is_avro))
+
+
+def _writable(schema: Schema, is_avro: bool) -> Schema:
+    def written(kind: IcebergType) -> IcebergType | None:
+        # Arrow knows of no other edges in Parquet.
+        is_arrow_s = not isinstance(kind, GeographyType) or kind.algorithm == "spherical"
+        return None if isinstance(kind, OpaqueType) or not (is_avro or is_arrow_s) else kind
+
+    return _of_types(schema, written)
+
+
+def _not_written(schema: Schema, field: NestedField, is_avro: bool) -> str:
+    name, kind = schema.find_column_name(field.field_id), field.field_type
+    file_format = "Avro" if is_avro else "Parquet"
+    return f"column {name!r} has type {kind}, which this version does not write to {file_format}"
+
+
+def as_stored(schema: Schema) -> Schema:
+    """Return the schema with the types that values have in Arrow: geometries are their WKB."""
+    is_wkb = (GeometryType, GeographyType)
+    return _of_types(schema, lambda kind: BinaryType() if isinstance(kind, is_wkb) else kind)
+
+
+def opaque_ids(schemas: Iterable[Schema]) -> frozenset[int]:
+    """Return the ids of the fields, elements, keys and values of types that are not known."""
+    return frozenset(field.field_id for schema in schemas for field in _opaque(schema.fields))
+
+
+def _opaque(fields: Iterable[NestedField]) -> Iterator[NestedField]:
+    """Yield what is opaque of the fields and in them."""
+    for field in fields:
+        kind = field.field_type
+        if isinstance(kind, OpaqueType):
+            yield field
+        elif not isinstance(kind, PrimitiveType):
+            yield from _opaque(_parts(kind))
+
+
+def _parts(kind: IcebergType) -> tuple[NestedField, ...]:
+    if isinstance(kind, StructType):
+        return kind.fields
+    if isinstance(kind, ListType):
+        return (kind.element_field,)
+    return (kind.key_field, kind.value_field) if isinstance(kind, MapType) else ()
+
+
+def _of_types(schema: Schema, change: _Change) -> Schema:
+    """Return the schema with other primitive types. Where one becomes None, the smallest optional
+    field goes that has it, or the column."""
+    changed = [_of_type(field, change) for field in schema.fields]
+    if all(new is old for new, old in zip(changed, schema.fields, strict=True)):
+        return schema
+    kept = [field for field in changed if field is not None]
+    found = Schema(*kept, schema_id=schema.schema_id)
+    ids = [i for i in schema.identifier_field_ids if i in found.field_ids]
+    return found.model_copy(update={"identifier_field_ids": ids})
+
+
+def _of_type(field: NestedField, change: _Change) -> NestedField | None:
+    kind = _changed(field.field_type, change)
+    if kind is field.field_type:
+        return field
+    return None if kind is None else field.model_copy(update={"field_type": kind})
+
+
+def _changed(kind: IcebergType, change: _Change) -> IcebergType | None:
+    if isinstance(kind, PrimitiveType):
+        return change(kind)
+    parts = _parts(kind)
+    changed = [_of_type(part, change) for part in parts]
+    if all(new is old for new, old in zip(changed, parts, strict=True)):
+        return kind
+    if isinstance(kind, StructType):
+        is_needed = any(n is None and o.required for n, o in zip(changed, parts, strict=True))
+        kept = [field for field in changed if field is not None]
+        return StructType(*kept) if kept and not is_needed else None
+    if None in changed:
+        return None
+    types = [part.field_type for part in changed if part is not None]
+    if isinstance(kind, ListType):
+        return ListType(kind.element_id, types[0], kind.element_required)
+    assert isinstance(kind, MapType)
+    return MapType(kind.key_id, types[0], kind.value_id, types[1], kind.value_required)

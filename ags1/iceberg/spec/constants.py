@@ -1,0 +1,12 @@
+"""What the specifications fix: how files begin, reserved field ids, the name of the main branch."""
+
+AVRO_MAGIC, PUFFIN_MAGIC = b"Obj\x01", b"PFA1"
+PARQUET_MAGIC, ENCRYPTED_PARQUET_MAGIC = b"PAR1", b"PARE"
+ORC_MAGIC = b"ORC"
+
+# Of metadata columns, and of the columns of position delete files.
+FILE_ID, POSITION_ID, SPEC_ID = 2147483646, 2147483645, 2147483643
+ROW_ID, LAST_UPDATED_ID = 2147483540, 2147483539
+PATH_FIELD_ID, POSITION_FIELD_ID = 2147483546, 2147483545
+
+MAIN_BRANCH = "main"

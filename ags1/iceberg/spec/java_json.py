@@ -1,0 +1,415 @@
+"""A table's metadata as Java prints it: the order of the fields, the text of numbers and strings.
+
+The Hive catalog keeps a hash of Java's print of the metadata and refuses a table whose metadata
+prints otherwise, so writers print in this form, and readers compare with it. Pure over parsed JSON,
+of whatever form: what is not as Java has it stays as it is. Follows Java's ``TableMetadataParser``,
+the parsers it calls, and Jackson.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Takes a value and whether fields that Java does not know are left out.
+_Order = Callable[[Any, bool], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The fields of a JSON object in Java's order, and how those with a form of their own go on."""
+
+    fields: tuple[str, ...]
+    inside: Mapping[str, _Order] = field(default_factory=dict)
+    # Optional fields that Java leaves out when they are empty or zero.
+    omitted_when_empty: frozenset[str] = frozenset()
+    known: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "known", frozenset(self.fields))
+
+    def __call__(self, value: Any, known_only: bool) -> Any:
+        if not isinstance(value, dict):
+            return value
+        is_known = known_only or self.known.issuperset(value)
+        unknown = {} if is_known else self._followers(value)
+        ordered: dict[str, Any] = unknown.get("", {})
+        for name in self.fields:
+            found = value.get(name)
+            if found is not None and (found or name not in self.omitted_when_empty):
+                order = self.inside.get(name)
+                ordered[name] = found if order is None else order(found, known_only)
+            if name in unknown:
+                ordered.update(unknown[name])
+        return ordered
+
+    def unknown(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that are not known."""
+        return {name: inner for name, inner in value.items() if name not in self.known}
+
+    def _followers(self, value: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the fields that are not known, by the known one that they follow: whoever knows
+        them has his own place for them."""
+        found: dict[str, dict[str, Any]] = {}
+        before = ""
+        for name, inner in value.items():
+            if name in self.known:
+                before = name
+            else:
+                found.setdefault(before, {})[name] = inner
+        return found
+
+
+def _each(order: _Order) -> _Order:
+    def ordered(values: Any, known_only: bool) -> Any:
+        if not isinstance(values, list):
+            return values
+        return [order(value, known_only) for value in values]
+
+    return ordered
+
+
+def _each_value(order: _Order) -> _Order:
+    def ordered(values: Any, known_only: bool) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: order(value, known_only) for name, value in values.items()}
+
+    return ordered
+
+
+_DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
+_FIXED = re.compile(r"fixed\[\s*(\d+)\s*\]")
+# PyIceberg puts the parameters in quotes.
+_GEOMETRY = re.compile(r"geometry(?:\(\s*(['\"]?)([^'\"(),]+?)\1\s*\))?")
+_GEOGRAPHY = re.compile(
+    r"geography(?:\(\s*(['\"]?)([^'\"(),]+?)\1\s*(?:,\s*(['\"]?)(\w+)\3\s*)?\))?"
+)
+_CRS, _EDGES = "OGC:CRS84", "spherical"
+
+
+def _type(value: Any, known_only: bool) -> Any:
+    if isinstance(value, str):
+        if match := _DECIMAL.fullmatch(value):
+            return f"decimal({match[1]}, {match[2]})"
+        if match := _FIXED.fullmatch(value):
+            return f"fixed[{match[1]}]"
+        if match := _GEOMETRY.fullmatch(value):
+            return f"geometry({match[2] or _CRS})"
+        if match := _GEOGRAPHY.fullmatch(value):
+            return f"geography({match[2] or _CRS}, {match[4] or _EDGES})"
+        return value
+    form = _NESTED.get(str(value.get("type"))) if isinstance(value, dict) else None
+    return value if form is None else form(value, known_only)
+
+
+_DEFAULTS = ("initial-default", "write-default")
+
+
+def _column(value: Any, known_only: bool) -> Any:
+    ordered = _COLUMN(value, known_only)
+    if isinstance(ordered, dict) and ordered.get("type") in ("float", "double"):
+        for name in _DEFAULTS:
+            default = ordered.get(name)
+            if isinstance(default, int | float) and not isinstance(default, bool):
+                ordered[name] = _default(default, is_single=ordered["type"] == "float")
+    return ordered
+
+
+def _summary(value: Any, known_only: bool) -> Any:
+    if isinstance(value, dict) and "operation" in value:
+        return {"operation": value["operation"], **value}
+    return value
+
+
+_COLUMN = _Form(("id", "name", "required", "type", "doc", *_DEFAULTS), {"type": _type})
+_NESTED = {
+    "struct": _Form(("type", "fields"), {"fields": _each(_column)}),
+    "list": _Form(("type", "element-id", "element", "element-required"), {"element": _type}),
+    "map": _Form(
+        ("type", "key-id", "key", "value-id", "value", "value-required"),
+        {"key": _type, "value": _type},
+    ),
+}
+_SCHEMA = _Form(
+    ("type", "schema-id", "identifier-field-ids", "fields"),
+    {"fields": _each(_column)},
+    frozenset({"identifier-field-ids"}),
+)
+_PARTITION_FIELD = _Form(("name", "transform", "source-id", "field-id"))
+_PARTITION_FIELDS = _each(_PARTITION_FIELD)
+_SPEC = _Form(("spec-id", "fields"), {"fields": _PARTITION_FIELDS})
+_SORT_ORDER = _Form(
+    ("order-id", "fields"),
+    {"fields": _each(_Form(("transform", "source-id", "direction", "null-order")))},
+)
+_KEY = _Form(
+    ("key-id", "encrypted-key-metadata", "encrypted-by-id", "properties"),
+    omitted_when_empty=frozenset({"properties"}),
+)
+_REF = _Form(
+    ("snapshot-id", "type", "min-snapshots-to-keep", "max-snapshot-age-ms", "max-ref-age-ms")
+)
+_SNAPSHOT = _Form(
+    (
+        "sequence-number",
+        "snapshot-id",
+        "parent-snapshot-id",
+        "timestamp-ms",
+        "summary",
+        "manifest-list",
+        "manifests",
+        "schema-id",
+        "first-row-id",
+        "added-rows",
+        "key-id",
+    ),
+    {"summary": _summary},
+    frozenset({"sequence-number", "summary"}),
+)
+_BLOB = _Form(
+    ("type", "snapshot-id", "sequence-number", "fields", "properties"),
+    omitted_when_empty=frozenset({"properties"}),
+)
+_STATISTICS_FILE = (
+    "snapshot-id",
+    "statistics-path",
+    "file-size-in-bytes",
+    "file-footer-size-in-bytes",
+    "blob-metadata",
+)
+_TABLE = _Form(
+    (
+        "format-version",
+        "table-uuid",
+        "location",
+        "last-sequence-number",
+        "last-updated-ms",
+        "last-column-id",
+        "schema",
+        "current-schema-id",
+        "schemas",
+        "partition-spec",
+        "default-spec-id",
+        "partition-specs",
+        "last-partition-id",
+        "default-sort-order-id",
+        "sort-orders",
+        "properties",
+        "current-snapshot-id",
+        "next-row-id",
+        "encryption-keys",
+        "refs",
+        "snapshots",
+        "statistics",
+        "partition-statistics",
+        "snapshot-log",
+        "metadata-log",
+    ),
+    {
+        "schema": _SCHEMA,
+        "schemas": _each(_SCHEMA),
+        "partition-spec": _PARTITION_FIELDS,
+        "partition-specs": _each(_SPEC),
+        "sort-orders": _each(_SORT_ORDER),
+        "encryption-keys": _each(_KEY),
+        "refs": _each_value(_REF),
+        "snapshots": _each(_SNAPSHOT),
+        "statistics": _each(_Form(_STATISTICS_FILE, {"blob-metadata": _each(_BLOB)})),
+        "partition-statistics": _each(_Form(_STATISTICS_FILE[:3])),
+        "snapshot-log": _each(_Form(("timestamp-ms", "snapshot-id"))),
+        "metadata-log": _each(_Form(("timestamp-ms", "metadata-file"))),
+    },
+    frozenset({"encryption-keys"}),
+)
+# What Java prints of every table, empty or not.
+_ALWAYS: tuple[tuple[str, type[dict[str, Any]] | type[list[Any]]], ...] = (
+    ("properties", dict),
+    ("refs", dict),
+    ("snapshots", list),
+    ("statistics", list),
+    ("partition-statistics", list),
+    ("snapshot-log", list),
+    ("metadata-log", list),
+)
+# Java prints these of tables of version 1 alone, and of others drops them.
+_FIRST_VERSION_S = ("schema", "partition-spec")
+
+
+def in_java_order(metadata: Mapping[str, Any], *, known_only: bool = False) -> dict[str, Any]:
+    """Return a table's metadata with its fields in Java's order, on all levels.
+
+    Optional fields that are null, or empty where Java leaves them out, are gone; those that Java
+    always prints are there. Fields that Java does not know stay behind those that they follow, or
+    go if ``known_only``.
+    """
+    version = metadata.get("format-version")
+    is_first = isinstance(version, int) and version == 1
+    complete = dict(metadata)
+    for name, kind in _ALWAYS:
+        if complete.get(name) is None:
+            complete[name] = kind()
+    unset = None if isinstance(version, int) and version >= 3 else -1
+    if complete.get("current-snapshot-id") in (None, -1):
+        # A null would be left out like any other: it is put in its place below.
+        complete["current-snapshot-id"] = -1
+    if is_first:
+        complete.pop("last-sequence-number", None)
+    elif known_only:
+        for name in _FIRST_VERSION_S:
+            complete.pop(name, None)
+    ordered: dict[str, Any] = _TABLE(complete, known_only)
+    if ordered["current-snapshot-id"] == -1:
+        ordered["current-snapshot-id"] = unset
+    return ordered
+
+
+def schema_in_java_order(schema: Any) -> Any:
+    """Return a schema's JSON with its fields in Java's order, types spelt as Java spells them."""
+    return _SCHEMA(schema, False)
+
+
+def with_unknown_fields(schema: Any, before: Any) -> Any:
+    """Return a schema's JSON with what its columns have in another schema besides the fields known
+    here: PyIceberg, which made the one of the other, drops it."""
+    unknown = {column["id"]: _COLUMN.unknown(column) for column in _columns(before)}
+    for column in _columns(schema):
+        column.update(unknown.get(column["id"], {}))
+    return {**schema, **_SCHEMA.unknown(before)}
+
+
+def partition_fields_like(fields: list[Any], before: list[Any]) -> list[Any]:
+    """Return a partition spec's fields, with what those of other specs with their ids have besides
+    the fields known here."""
+    unknown = {field["field-id"]: _PARTITION_FIELD.unknown(field) for field in before}
+    return [{**field, **unknown.get(field["field-id"], {})} for field in fields]
+
+
+def _columns(kind: Any) -> Iterator[dict[str, Any]]:
+    """Yield the columns of a schema's or type's JSON, and those inside."""
+    parts = kind if isinstance(kind, list) else ()
+    if isinstance(kind, dict):
+        if "name" in kind and "id" in kind:
+            yield kind
+        parts = [kind.get(name) for name in ("fields", "type", "element", "key", "value")]
+    for part in parts:
+        yield from _columns(part)
+
+
+def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> bytes:
+    """Return the metadata.json that Java would print of a table's metadata: compact, in UTF-8.
+
+    Fields that Java does not know stay behind those that they follow, or go if ``known_only``.
+    Raises ValueError for what JSON cannot say: NaN, infinities, text that is not Unicode.
+    """
+    ordered = in_java_order(metadata, known_only=known_only)
+    members = (f"{_text(name)}:{_printed(name, value)}" for name, value in ordered.items())
+    return f"{{{','.join(members)}}}".encode()
+
+
+def java_hash(data: bytes) -> str:
+    """Return what the Hive catalog keeps as ``metadata_hash`` of a metadata.json (uncompressed).
+
+    It is the SHA-256, in base64, of Java's print of what Java knows of the metadata: for a file in
+    Java's form without unknown fields, of the file. Raises ValueError when ``data`` is no JSON.
+    """
+    return hash_of(java_print(json.loads(data), known_only=True))
+
+
+def hash_of(text: bytes) -> str:
+    """Return the hash of a print of metadata: SHA-256, in base64."""
+    return base64.b64encode(hashlib.sha256(text).digest()).decode()
+
+
+def _printed(name: str, value: Any) -> str:
+    # Only schemas hold numbers that Java prints otherwise; the rest is printed by C code.
+    return _with_floats(value) if name in ("schema", "schemas") else _text(value)
+
+
+def _with_floats(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{_text(k)}:{_with_floats(v)}' for k, v in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_with_floats, value))}]"
+    if isinstance(value, float):
+        return _java_float(value, is_single=isinstance(value, _Float) and value.is_single)
+    return _text(value)
+
+
+_ESCAPE = re.compile(r"\\(?:u00([01][0-9a-f])|.)")
+
+
+def _text(value: Any) -> str:
+    printed = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    if "\\u00" not in printed:
+        return printed
+    # Jackson writes the digits of a control character in capitals.
+    return _ESCAPE.sub(lambda m: f"\\u00{m[1].upper()}" if m[1] else m[0], printed)
+
+
+class _Float(float):
+    """A column's default of type float or double: Java prints the two types differently."""
+
+    is_single: bool
+
+    def __new__(cls, value: float, *, is_single: bool) -> _Float:
+        made = super().__new__(cls, value)
+        made.is_single = is_single
+        return made
+
+
+def _default(value: float, *, is_single: bool) -> _Float:
+    try:
+        return _Float(value, is_single=is_single)
+    except OverflowError:
+        raise ValueError("a column's default is no double") from None
+
+
+def _java_float(value: float, *, is_single: bool) -> str:
+    """Return a number as Java's Double.toString and Float.toString print it.
+
+    Those of JDK 19 and later: older ones print some large numbers with more digits than it takes.
+    """
+    if not math.isfinite(value):
+        raise ValueError(f"a column's default is {value}, which JSON cannot say")
+    sign = "-" if math.copysign(1, value) < 0 else ""
+    digits, exponent = _shortest(abs(value), is_single=is_single)
+    if value == 0:
+        return f"{sign}0.0"
+    if -3 <= exponent < 7:
+        if exponent < 0:
+            return f"{sign}0.{'0' * (-exponent - 1)}{digits}"
+        whole, part = digits[: exponent + 1], digits[exponent + 1 :]
+        return f"{sign}{whole.ljust(exponent + 1, '0')}.{part or '0'}"
+    return f"{sign}{digits[0]}.{digits[1:] or '0'}E{exponent}"
+
+
+def _shortest(value: float, *, is_single: bool) -> tuple[str, int]:
+    """Return the fewest digits that tell a number from its neighbours, and its exponent of ten.
+
+    They are the nearest of at least two, as Java has it: 4.9E-324, not 5E-324.
+    """
+    same = _single if is_single else float
+    number = same(value)
+    if math.isinf(number):
+        raise ValueError(f"a column's default is {value}, which is no float")
+    texts = (f"{number:.{precision}e}" for precision in range(1, 17))
+    text = next(text for text in texts if same(float(text)) == number)
+    mantissa, _, exponent = text.partition("e")
+    return mantissa.replace(".", "").rstrip("0") or "0", int(exponent)
+
+
+def _single(value: float) -> float:
+    """Return the nearest number of single precision, infinity for what is too large."""
+    try:
+        nearest: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.inf
+    return nearest

@@ -1,0 +1,37 @@
+"""A table's properties as text, and the names that none of them may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+FORMAT_VERSION_PROPERTY = "format-version"
+
+# Java keeps none of these in the metadata: they say what it has elsewhere.
+RESERVED_PROPERTIES = frozenset(
+    {
+        FORMAT_VERSION_PROPERTY,
+        "uuid",
+        "snapshot-count",
+        "current-snapshot-id",
+        "current-snapshot-summary",
+        "current-snapshot-timestamp-ms",
+        "current-schema",
+        "default-partition-spec",
+        "default-sort-order",
+    }
+)
+
+
+def refuse_reserved(properties: Iterable[str]) -> None:
+    """Raise ValueError when a name among ``properties`` is reserved."""
+    reserved = sorted(RESERVED_PROPERTIES.intersection(properties))
+    if reserved:
+        raise ValueError(f"reserved, and no properties of a table: {', '.join(reserved)}")
+
+
+def property_text(name: Any, value: Any) -> str:
+    """Return a property's value as text. Raises ValueError for another than text or a number."""
+    if not isinstance(name, str) or not isinstance(value, str | int | float):
+        raise ValueError(f"the property {name!r} is no text")
+    return str(value).lower() if isinstance(value, bool) else str(value)

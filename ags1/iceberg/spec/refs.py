@@ -1,0 +1,37 @@
+"""A table's branches and tags, as its metadata has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .json_fields import one_of, whole
+
+MAIN = "main"
+RETENTION = ("min-snapshots-to-keep", "max-snapshot-age-ms", "max-ref-age-ms")
+
+
+def refs_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table's branches and tags; older writers knew only the current snapshot."""
+    refs = metadata.get("refs")
+    if refs is None:
+        current = metadata.get("current-snapshot-id")
+        return {} if current in (None, -1) else {MAIN: {"snapshot-id": current, "type": "branch"}}
+    return dict(refs)
+
+
+def ref_of(update: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the branch or tag that an update sets. Raises ValueError for one that cannot be."""
+    ref: dict[str, Any] = {
+        "snapshot-id": whole(update, "snapshot-id"),
+        "type": one_of(update, "type", ("branch", "tag")),
+    }
+    for name in RETENTION:
+        if update.get(name) is None:
+            continue
+        ref[name] = whole(update, name)
+        if ref[name] <= 0:
+            raise ValueError(f"{name} is {ref[name]}; it is above 0")
+        if ref["type"] == "tag" and name != "max-ref-age-ms":
+            raise ValueError(f"a tag has no {name}")
+    return ref

@@ -1,0 +1,102 @@
+"""What a commit requires of the table that it changes, as in the REST specification.
+
+By the rules of Java's ``UpdateRequirement``. Pure; knows nothing of files and catalogs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pyiceberg.exceptions import CommitFailedException
+
+from .json_fields import string, whole
+from .refs import refs_of
+
+
+def check_requirements(
+    metadata: Mapping[str, Any] | None, requirements: Iterable[Mapping[str, Any]]
+) -> None:
+    """Raise CommitFailedException unless the metadata, None without a table, meets requirements.
+
+    Raises ValueError for a requirement that is unknown or malformed.
+    """
+    for requirement in requirements:
+        kind = str(requirement.get("type")).lower()
+        if kind == "assert-create":
+            if metadata is not None:
+                raise CommitFailedException("Requirement failed: the table exists already")
+        elif kind == "assert-ref-snapshot-id":
+            _check_ref(_existing(metadata), requirement)
+        elif kind == "assert-table-uuid":
+            found = _existing(metadata).get("table-uuid")
+            wanted = string(requirement, "uuid")
+            if str(found).lower() != wanted.lower():
+                raise CommitFailedException(f"Table UUID does not match: {wanted} != {found}")
+        elif kind in _ASSERTED:
+            name, asserted, what = _ASSERTED[kind]
+            wanted_id = whole(requirement, asserted)
+            found_id = _existing(metadata).get(name)
+            if found_id != wanted_id:
+                raise CommitFailedException(
+                    f"Requirement failed: {what} has changed: "
+                    f"expected {wanted_id}, found {found_id}"
+                )
+        else:
+            raise ValueError(f"unknown requirement: {kind!r}")
+
+
+# The metadata's field, the requirement's, and what both are.
+_ASSERTED = {
+    "assert-last-assigned-field-id": (
+        "last-column-id",
+        "last-assigned-field-id",
+        "last assigned field id",
+    ),
+    "assert-current-schema-id": (
+        "current-schema-id",
+        "current-schema-id",
+        "current schema id",
+    ),
+    "assert-last-assigned-partition-id": (
+        "last-partition-id",
+        "last-assigned-partition-id",
+        "last assigned partition id",
+    ),
+    "assert-default-spec-id": (
+        "default-spec-id",
+        "default-spec-id",
+        "default spec id",
+    ),
+    "assert-default-sort-order-id": (
+        "default-sort-order-id",
+        "default-sort-order-id",
+        "default sort order id",
+    ),
+}
+
+
+def _existing(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if metadata is None:
+        raise CommitFailedException("Requirement failed: current table metadata is missing")
+    return metadata
+
+
+def _check_ref(metadata: Mapping[str, Any], requirement: Mapping[str, Any]) -> None:
+    name = string(requirement, "ref")
+    expected = requirement.get("snapshot-id")
+    ref = refs_of(metadata).get(name)
+    if ref is None:
+        if expected is not None:
+            raise CommitFailedException(
+                f"Requirement failed: branch or tag {name} is missing, expected {expected}"
+            )
+    elif expected is None:
+        raise CommitFailedException(
+            f"Requirement failed: {ref['type']} {name} was created concurrently"
+        )
+    elif ref["snapshot-id"] != expected:
+        raise CommitFailedException(
+            f"Requirement failed: {ref['type']} {name} has changed: "
+            f"expected id {expected}, found {ref['snapshot-id']}"
+        )

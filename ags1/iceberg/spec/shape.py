@@ -1,0 +1,174 @@
+"""A table's schemas, partition specs and sort orders as JSON: checked, compared, in Java's form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pyiceberg.transforms import UnknownTransform, parse_transform
+
+from .column_types import OpaqueType, primitive_type
+from .java_json import schema_in_java_order
+from .json_fields import one_of, string, whole
+
+FIRST_PARTITION_ID = 1000
+# The format version from which on rows have ids and columns have default values.
+LINEAGE = 3
+_NEEDS_VERSION_3 = ("timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography")
+
+
+class Column:
+    """A field of a schema, with what its place in the schema says of it."""
+
+    __slots__ = ("id", "in_collection", "name", "type")
+
+    def __init__(self, field_id: int, name: str, kind: Any, in_collection: bool) -> None:
+        self.id = field_id
+        self.name = name
+        self.type = kind
+        self.in_collection = in_collection
+
+
+def walk(kind: Any, prefix: str = "", in_collection: bool = False) -> Iterator[Column]:
+    """Yield the fields of a schema's or type's JSON, outer ones first, by their full names."""
+    if not isinstance(kind, Mapping):
+        return
+    inner: list[tuple[Any, Any, Any]] = []
+    of = kind.get("type")
+    if of == "struct":
+        inner = [(f.get("id"), f.get("name"), f.get("type")) for f in kind.get("fields") or ()]
+    elif of == "list":
+        inner = [(kind.get("element-id"), "element", kind.get("element"))]
+    elif of == "map":
+        inner = [
+            (kind.get("key-id"), "key", kind.get("key")),
+            (kind.get("value-id"), "value", kind.get("value")),
+        ]
+    for field_id, name, field_type in inner:
+        column = Column(field_id, f"{prefix}{name}", field_type, in_collection or of != "struct")
+        yield column
+        yield from walk(field_type, f"{column.name}.", column.in_collection)
+
+
+def checked_schema(schema: Any, version: int) -> dict[str, Any]:
+    """Return a schema's JSON in Java's form. Raises ValueError when it is none, or not for the
+    table's format version."""
+    if not isinstance(schema, Mapping) or schema.get("type") != "struct":
+        raise ValueError("the schema is not a struct")
+    ordered: dict[str, Any] = schema_in_java_order(dict(schema))
+    ids: set[int] = set()
+    names: set[str] = set()
+    for column in walk(ordered):
+        if not isinstance(column.id, int) or column.id in ids or column.name in names:
+            raise ValueError(f"the column {column.name!r} has no id and name of its own")
+        ids.add(column.id)
+        names.add(column.name)
+        if version < LINEAGE and str(column.type).startswith(_NEEDS_VERSION_3):
+            raise ValueError(
+                f"the column {column.name!r} has type {column.type}, which format version "
+                f"{version} does not know"
+            )
+    if version < LINEAGE and _has_initial_default(ordered):
+        raise ValueError(
+            f"a column's initial default, which format version {version} does not know"
+        )
+    for identifier in ordered.get("identifier-field-ids") or ():
+        if identifier not in ids:
+            raise ValueError(f"the identifier field {identifier} is not in the schema")
+    return ordered
+
+
+def _has_initial_default(kind: Any) -> bool:
+    if isinstance(kind, Mapping):
+        return kind.get("initial-default") is not None or any(
+            _has_initial_default(kind.get(name))
+            for name in ("fields", "type", "element", "key", "value")
+        )
+    return isinstance(kind, list) and any(map(_has_initial_default, kind))
+
+
+def schema_content(schema: Mapping[str, Any]) -> tuple[Any, frozenset[int]]:
+    """Return what makes a schema the same as another: all but its id."""
+    ordered = schema_in_java_order(dict(schema))
+    return ordered.get("fields"), frozenset(ordered.get("identifier-field-ids") or ())
+
+
+def partition_fields(spec: Any) -> list[dict[str, Any]]:
+    """Return a partition spec's fields in Java's form, with ids where the spec has none."""
+    fields = spec.get("fields") if isinstance(spec, Mapping) else None
+    if not isinstance(fields, Sequence):
+        raise ValueError("the partition spec has no 'fields'")
+    with_ids = [field.get("field-id") is not None for field in fields]
+    if any(with_ids) and not all(with_ids):
+        raise ValueError("some fields of the partition spec have an id, and some have none")
+    return [
+        {
+            **{name: value for name, value in field.items() if name != "source-ids"},
+            "name": string(field, "name"),
+            "transform": string(field, "transform"),
+            "source-id": _source_id(field),
+            "field-id": whole(field, "field-id", FIRST_PARTITION_ID + position),
+        }
+        for position, field in enumerate(fields)
+    ]
+
+
+def partitioning(fields: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return what makes a partition spec the same as another: all but the ids of its fields."""
+    return [(field["source-id"], field["transform"], field["name"]) for field in fields]
+
+
+def sequential_ids(ids: Sequence[int]) -> list[int]:
+    """Return the field ids that format version 1 gives as many partition fields."""
+    return [FIRST_PARTITION_ID + position for position in range(len(ids))]
+
+
+def sort_fields(order: Any) -> list[dict[str, Any]]:
+    """Return a sort order's fields in Java's form. Raises ValueError for one that is none."""
+    fields = order.get("fields") if isinstance(order, Mapping) else None
+    if not isinstance(fields, Sequence):
+        raise ValueError("the sort order has no 'fields'")
+    return [
+        {
+            "transform": string(field, "transform"),
+            "source-id": _source_id(field),
+            "direction": one_of(field, "direction", ("asc", "desc")),
+            "null-order": one_of(field, "null-order", ("nulls-first", "nulls-last")),
+        }
+        for field in fields
+    ]
+
+
+def known_sort_fields(fields: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what makes a sort order the same as another: what the specification names."""
+    names = ("transform", "source-id", "direction", "null-order")
+    return [{name: field.get(name) for name in names} for field in fields]
+
+
+def _source_id(field: Mapping[str, Any]) -> int:
+    """Return the id of the column that a partition or sort field is of."""
+    several = field.get("source-ids")
+    if several is not None:
+        if not isinstance(several, Sequence) or len(several) != 1:
+            raise ValueError("a transform of several columns is not supported")
+        return whole({"source-ids": several[0]}, "source-ids")
+    return whole(field, "source-id")
+
+
+def source_column(columns: Mapping[int, Column], field: Mapping[str, Any], what: str) -> Column:
+    """Return the column of a partition or sort field. Raises ValueError when it does not fit."""
+    column = columns.get(field["source-id"])
+    if column is None:
+        raise ValueError(f"the {what} field {field} is of a column that the schema does not have")
+    if not isinstance(column.type, str):
+        raise ValueError(f"the {what} field {field} is of the nested column {column.name!r}")
+    transform = parse_transform(field["transform"])
+    if isinstance(transform, UnknownTransform):
+        return column
+    kind = primitive_type(column.type)
+    if not isinstance(kind, OpaqueType) and not transform.can_transform(kind):
+        raise ValueError(
+            f"the {what} field {field}: {column.name!r} has type {column.type}, which "
+            f"{transform} does not take"
+        )
+    return column

@@ -1,0 +1,157 @@
+"""Writes a table's new files. Each appears complete under its name, or not at all.
+
+On local file systems a file gets its name after it is complete and synced. Object stores show a
+file after its upload is complete; if an upload fails, the file is deleted. ``TableOutput`` records
+the written files, so that they can be deleted if a commit certainly failed. It does not know what
+the files contain, but it can encrypt a whole one with AGS1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO, cast
+
+from pyiceberg.io import FileIO, InputStream
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+from ... import oneshot
+from ..._gcm import process_number
+from ...atomic import AtomicFile
+from ...errors import KeyReuseError
+from ...key_metadata import KeyMetadata
+from ...layout import DEFAULT_BLOCK_SIZE
+from .listing import list_files
+from .table_files import moved
+
+_log = logging.getLogger(__name__)
+
+
+class TableOutput:
+    """Writes the files of a table. ``location`` is always the location in the table's metadata.
+
+    ``io`` is PyIceberg's FileIO of the storage. ``location_map`` is that of ``open_table``. Any
+    number of threads may write. ``written`` has the locations of the completed files.
+    """
+
+    def __init__(self, io: FileIO, location_map: Mapping[str, str] | None = None) -> None:
+        self.io = io
+        self._location_map = dict(location_map or {})
+        self._lock = threading.Lock()
+        self._written: list[str] = []
+        self._process = process_number()
+
+    @property
+    def written(self) -> list[str]:
+        """The locations of the completed files."""
+        with self._lock:
+            return list(self._written)
+
+    @contextmanager
+    def create(self, location: str) -> Iterator[BinaryIO]:
+        """Open a new file for writing. It gets its name when the block ends without an exception.
+
+        Raises FileExistsError if the file exists, KeyReuseError in a forked child, and OSError.
+        """
+        self.check_process()
+        path = self._local_path(location)
+        with self._local(path) if path is not None else self._remote(location) as file:
+            yield file
+        with self._lock:
+            self._written.append(location)
+
+    def write(self, location: str, data: bytes) -> None:
+        """Write a new file with these bytes, unencrypted. Raises as ``create``."""
+        with self.create(location) as file:
+            file.write(data)
+
+    def write_encrypted(self, location: str, plaintext: bytes, km: KeyMetadata) -> KeyMetadata:
+        """Write a new AGS1 file with a fresh key; return its key metadata with the file's length.
+
+        Raises KeyReuseError, and as ``create``.
+        """
+        sealed = oneshot.encrypt(plaintext, km=km, block_size=DEFAULT_BLOCK_SIZE)
+        self.write(location, sealed.data)
+        return sealed.key_metadata
+
+    def open(self, location: str) -> InputStream:
+        """Open a written file for reading. Raises OSError."""
+        return self.io.new_input(moved(location, self._location_map)).open()
+
+    def listed(self, folder: str) -> Iterator[str] | None:
+        """Return the locations of all files below a folder; None if the storage cannot list. The
+        iterator raises OSError."""
+        return list_files(self.io, moved(folder, self._location_map))
+
+    def delete(self, location: str) -> None:
+        """Delete a file if it exists. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            self.io.delete(moved(location, self._location_map))
+        with self._lock, contextlib.suppress(ValueError):
+            self._written.remove(location)
+
+    def note(self, location: str) -> None:
+        """Record a file that another process has written for this output."""
+        with self._lock:
+            self._written.append(location)
+
+    def keep(self) -> None:
+        """Forget the written files: they belong to the table now."""
+        with self._lock:
+            self._written.clear()
+
+    def check_process(self) -> None:
+        """Raise KeyReuseError in a forked child: only the parent may continue its writes."""
+        if self._process != process_number():
+            raise KeyReuseError(
+                "a forked process cannot continue what its parent has begun to write: load the "
+                "table anew in this process"
+            )
+
+    def discard(self, locations: list[str]) -> None:
+        """Delete the files of a commit that certainly failed. In a forked child, do nothing. If a
+        file cannot be deleted, it is logged and stays; nothing refers to it, and ``verify_table``
+        finds it."""
+        if self._process != process_number():
+            return
+        for location in locations:
+            try:
+                self.delete(location)
+            except Exception as error:
+                _log.warning("%s is left behind: %s", location, type(error).__name__)
+
+    def _local_path(self, location: str) -> str | None:
+        if not isinstance(self.io, PyArrowFileIO):
+            return None
+        stored = moved(location, self._location_map)
+        scheme, _, path = self.io.parse_location(stored, self.io.properties)
+        return path if scheme == "file" else None
+
+    @contextmanager
+    def _local(self, path: str) -> Iterator[BinaryIO]:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with AtomicFile(path) as target:
+            # The user must not close the descriptor, because it is synced afterwards.
+            with io.FileIO(target.fd, "w", closefd=False) as raw:
+                with io.BufferedWriter(raw, 1 << 20) as file:
+                    yield file
+
+    @contextmanager
+    def _remote(self, location: str) -> Iterator[BinaryIO]:
+        stored = moved(location, self._location_map)
+        stream: Any = self.io.new_output(stored).create()
+        try:
+            yield cast(BinaryIO, stream)
+        except BaseException:
+            # fsspec can abandon an upload. Arrow completes it in any case, so it is deleted below.
+            with contextlib.suppress(Exception):
+                stream.discard() if hasattr(stream, "discard") else stream.close()
+            with contextlib.suppress(Exception):
+                self.io.delete(stored)
+            raise
+        stream.close()

@@ -1,0 +1,319 @@
+"""``TableFiles`` finds and opens the files of one encrypted table.
+
+It is a ``FileIO`` around the one that PyIceberg would use. It finds the files of a moved table. It
+returns stored bytes as they are, or the plaintext if the caller passes the file's key. It keeps no
+keys of files. The lengths of files come from key metadata, never from the storage.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+from ... import oneshot
+from ...errors import (
+    Ags1Error,
+    FormatError,
+    KeyMetadataError,
+    MetadataIntegrityError,
+    MissingFileLengthError,
+    NotEncryptedError,
+    TruncatedError,
+)
+from ...key_metadata import KeyMetadata
+from ...keys.manager import EncryptionManager
+from ...layout import DEFAULT_BLOCK_SIZE, MAGIC, build_header
+from ...reader import Reader
+from ..spec.constants import AVRO_MAGIC
+
+_HEADER = build_header(DEFAULT_BLOCK_SIZE)
+
+# The size of stored manifests. Decoded, they take about 50 times as much memory.
+_MAX_DECODED = 4 << 20
+
+_T = TypeVar("_T")
+
+
+class Decoded:
+    """A cache of decoded manifests and manifest lists. Files never change, so each is read once.
+
+    It keeps what the last two attempts have used, of files of at most 4 MiB in all (stored size).
+    Other files are read again. Any number of threads may use it. It contains keys of files, so its
+    pickle is empty.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now: dict[Hashable, tuple[int, Any]] = {}
+        self._before: dict[Hashable, tuple[int, Any]] = {}
+        self._size = 0
+
+    def next_attempt(self) -> None:
+        """Begin a new attempt. Forget what the last attempt has not used."""
+        with self._lock:
+            self._size -= sum(size for size, _ in self._before.values())
+            self._before, self._now = self._now, {}
+
+    def get(self, key: Hashable, size: int, make: Callable[[], _T]) -> _T:
+        """Return ``make()``, or what it has returned before for this key. The result must depend
+        only on ``key``. ``size`` is that of the stored file (bytes)."""
+        with self._lock:
+            found = self._now.get(key) or self._before.pop(key, None)
+            if found is not None:
+                self._now[key] = found
+                kept: _T = found[1]
+                return kept
+        made = make()
+        with self._lock:
+            while self._size + size > _MAX_DECODED and self._before:
+                self._size -= self._before.popitem()[1][0]
+            if self._size + size <= _MAX_DECODED and key not in self._now:
+                self._now[key] = size, made
+                self._size += size
+        return made
+
+    def __reduce__(self) -> tuple[type[Decoded], tuple[()]]:
+        return Decoded, ()
+
+
+class TableFiles(FileIO):
+    """The files of one encrypted table.
+
+    ``inner`` is their storage. ``keys`` unwraps the keys of manifest lists. ``location_map`` maps
+    prefixes of locations in the metadata to prefixes of the present locations; the longest prefix
+    that ends at a ``/`` counts. With ``require_encrypted``, unencrypted data files are refused.
+    With ``reads_exposed``, plaintext manifests can be read, so that they can be encrypted or
+    deleted. ``decoded`` is a cache of manifests and manifest lists; None caches nothing.
+
+    ``new_input`` returns the stored bytes, because Arrow decrypts Parquet files itself.
+    ``new_output`` and ``delete`` raise NotImplementedError: PyIceberg would write plaintext. A
+    pickle has only wrapped keys; to use it, a process needs the KMS.
+    """
+
+    def __init__(
+        self,
+        inner: FileIO,
+        keys: EncryptionManager,
+        *,
+        location_map: Mapping[str, str] | None = None,
+        require_encrypted: bool = False,
+        reads_exposed: bool = False,
+        decoded: Decoded | None = None,
+    ) -> None:
+        super().__init__(inner.properties)
+        self.inner = inner
+        self.keys = keys
+        self.require_encrypted = require_encrypted
+        self.reads_exposed = reads_exposed
+        self.decoded = decoded
+        self.location_map = dict(location_map or {})
+
+    @property
+    def table_files(self) -> TableFiles:
+        """These files. If another FileIO wraps them, this attribute still finds them."""
+        return self
+
+    def with_keys(self, keys: EncryptionManager) -> TableFiles:
+        """Return the same files with another key manager."""
+        return TableFiles(
+            self.inner,
+            keys,
+            location_map=self.location_map,
+            require_encrypted=self.require_encrypted,
+            reads_exposed=self.reads_exposed,
+            decoded=self.decoded,
+        )
+
+    def reading_exposed(self) -> TableFiles:
+        """Return the same files with the same keys, with plaintext manifests readable."""
+        files = self.with_keys(self.keys)
+        files.reads_exposed = True
+        return files
+
+    def stored_location(self, location: str) -> str:
+        """Return the present location of the file with this ``location`` in the metadata. Raises
+        MetadataIntegrityError if no file can have that name."""
+        stored = moved(location, self.location_map)
+        if "\0" in stored or not _is_text(stored):
+            raise MetadataIntegrityError("the location cannot be a file's name", file=location)
+        return stored
+
+    def new_input(self, location: str) -> InputFile:
+        """Return the stored file. Raises MetadataIntegrityError for an invalid location."""
+        stored = self.stored_location(location)
+        try:
+            return self.inner.new_input(stored)
+        except (ValueError, ImportError) as error:
+            raise MetadataIntegrityError(
+                f"the location is not valid: {error}", file=location
+            ) from error
+
+    def new_output(self, location: str) -> OutputFile:
+        """Raise NotImplementedError: PyIceberg would write plaintext."""
+        raise NotImplementedError(
+            f"{location}: PyIceberg would write plaintext to an encrypted table. Append to the "
+            "table itself. If another library has already written data files, as Polars' "
+            "sink_iceberg does, they are in the table's folder and not encrypted: delete them"
+        )
+
+    def delete(self, location: str | InputFile | OutputFile) -> NoReturn:
+        """Raise NotImplementedError: only this library deletes files of an encrypted table."""
+        raise NotImplementedError(
+            "PyIceberg cannot delete files of an encrypted table: use expire_snapshots or "
+            "purge_table"
+        )
+
+    def open_stored(self, location: str) -> InputStream:
+        """Return a seekable stream of the file's stored bytes."""
+        return self.new_input(location).open()
+
+    def open_encrypted(self, location: str, km: KeyMetadata, *, threads: int = 1) -> Reader:
+        """Return a reader of an AGS1 file's plaintext. Raises as ``ags1.open`` does."""
+        path = self.local_path(location)
+        stream = self.open_stored(location) if path is None else None
+        try:
+            reader = Reader(
+                stream if path is None else path,
+                km,
+                block_size=DEFAULT_BLOCK_SIZE,
+                threads=threads,
+            )
+        except BaseException as error:
+            if stream is not None:
+                stream.close()
+            if isinstance(error, Ags1Error):
+                error.file = location
+            raise
+        if stream is not None:
+            # The reader does not own a stream that it was given.
+            weakref.finalize(reader, stream.close)
+        return reader
+
+    def read_encrypted(self, location: str, km: KeyMetadata) -> bytes:
+        """Return the whole plaintext of an AGS1 file.
+
+        Raises AuthenticationError, TruncatedError, FormatError, MissingFileLengthError,
+        NotEncryptedError if the file is not an AGS1 file at all, and OSError.
+        """
+        length = km.file_length
+        if length is None:
+            raise MissingFileLengthError("the key metadata has no file length", file=location)
+        sealed = self._read_stored(location, length)
+        try:
+            _check_header(sealed)
+            return oneshot.decrypt(sealed, km)
+        except Ags1Error as error:
+            error.file = location
+            raise
+
+    def read_exposed(self, location: str, length: int) -> bytes:
+        """Return a plaintext manifest, which is not authenticated. Its manifest list says that it
+        has ``length`` bytes.
+
+        Raises MetadataIntegrityError if it has another length or is not an Avro file,
+        KeyMetadataError if it is encrypted, and OSError.
+        """
+        data = self._read_stored(location, length)
+        if data.startswith(MAGIC):
+            raise KeyMetadataError(
+                "the manifest is encrypted, but the manifest list has no key for it", file=location
+            )
+        if len(data) != length or not data.startswith(AVRO_MAGIC):
+            raise MetadataIntegrityError(
+                "the plaintext manifest is not the one that its manifest list names: it has "
+                "another length, or is not an Avro file. Restore it from a backup",
+                file=location,
+            )
+        return data
+
+    def _read_stored(self, location: str, length: int) -> bytes:
+        path = self.local_path(location)
+        # One more byte is enough to detect that a file is too long.
+        if path is None:
+            with self.open_stored(location) as stream:
+                return stream.read(length + 1)
+        with open(path, "rb", buffering=0, opener=_open_regular) as file:
+            return _read(file, length + 1)
+
+    def local_path(self, location: str) -> str | None:
+        """Return the path of a local file; None if it is not local. Raises MetadataIntegrityError
+        as ``new_input``."""
+        stored = self.stored_location(location)
+        if isinstance(self.inner, PyArrowFileIO):
+            try:
+                scheme, _, path = self.inner.parse_location(stored, self.inner.properties)
+            except ValueError as error:
+                raise MetadataIntegrityError(
+                    f"the location is not valid: {error}", file=location
+                ) from error
+            if scheme == "file":
+                return path
+        return None
+
+    def __repr__(self) -> str:
+        return f"TableFiles({type(self.inner).__name__}, {self.keys!r})"
+
+
+def _is_text(text: str) -> bool:
+    """Return whether the text can be encoded: JSON may have half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_header(sealed: bytes) -> None:
+    if len(sealed) < len(MAGIC) and MAGIC.startswith(sealed):
+        what = "ends within its first bytes" if sealed else "is empty"
+        raise TruncatedError(f"the file {what}")
+    if sealed[: len(MAGIC)] != MAGIC:
+        raise NotEncryptedError(
+            "the metadata has a key for this file, but the file does not begin as an encrypted one"
+        )
+    if len(sealed) >= len(_HEADER) and not sealed.startswith(_HEADER):
+        raise FormatError("the blocks do not have 1 MiB, as Iceberg requires", offset=0)
+
+
+def moved(location: str, location_map: Mapping[str, str]) -> str:
+    """Return ``location`` with its longest prefix in ``location_map`` replaced."""
+    best = ""
+    for old in location_map:
+        prefix = old.rstrip("/")
+        if len(prefix) > len(best.rstrip("/")) and (
+            location == prefix or location.startswith(prefix + "/")
+        ):
+            best = old
+    if not best:
+        return location
+    return location_map[best].rstrip("/") + location[len(best.rstrip("/")) :]
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a file as ``os.open`` does. Raises OSError unless it is a regular file: opening a pipe
+    could block for ever."""
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "Not a regular file", path)
+    return fd
+
+
+def _read(file: Any, size: int) -> bytes:
+    # An unbuffered read may stop short, but only the end of a regular file does.
+    expected = min(size, os.fstat(file.fileno()).st_size)
+    data: bytes = file.read(expected)
+    while len(data) < expected:
+        more = file.read(expected - len(data))
+        if not more:
+            break
+        data += more
+    return data

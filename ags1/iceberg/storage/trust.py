@@ -1,0 +1,76 @@
+"""``Trust``: what the caller or the catalog knows of a table, independent of the table's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.typedef import Properties
+
+from ...errors import MetadataIntegrityError
+from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
+
+# Parameters of a table in a Hive metastore.
+METADATA_LOCATION = "metadata_location"
+METADATA_HASH = "metadata_hash"
+TABLE_TYPE = "table_type"
+ICEBERG = "iceberg"
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What the caller or the catalog knows of a table's metadata. None means unknown.
+
+    ``key_id`` is the table's master key. ``metadata_sha256`` is the SHA-256 of the file's bytes, in
+    hex. ``java_hash`` and ``data_key_length`` are Hive's ``metadata_hash`` and
+    ``encryption.data-key-length``. If ``is_server_s`` is true, the metadata is a REST server's
+    answer and not that of a file.
+    """
+
+    key_id: str | None = None
+    metadata_sha256: str | None = None
+    java_hash: str | None = None
+    data_key_length: str | None = None
+    is_server_s: bool = False
+
+
+def vouches(trust: Trust) -> bool:
+    """Return whether a hash or a REST server confirms the whole of a table's metadata. Otherwise
+    somebody who can write to the storage may have changed it."""
+    return trust.is_server_s or bool(trust.metadata_sha256 or trust.java_hash)
+
+
+def rest_trust(trust: Trust, metadata: Mapping[str, Any]) -> Trust:
+    """Add what a REST server's answer says of a table. The server is the table's catalog, so it may
+    name the key. A hash is of the file, and not of a server's answer."""
+    if trust.metadata_sha256 is not None:
+        return trust
+    stated = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
+    return replace(trust, key_id=trust.key_id or stated or None, is_server_s=True)
+
+
+def hive_trust(trust: Trust, parameters: Properties) -> Trust:
+    """Add what the Hive metastore knows of a table. Raises MetadataIntegrityError if that
+    contradicts what the caller expects."""
+    key_id = parameters.get(TABLE_KEY_ID)
+    if None not in (key_id, trust.key_id) and key_id != trust.key_id:
+        raise MetadataIntegrityError(
+            f"the Hive metastore has {key_id!r} as the table's key, but {trust.key_id!r} was "
+            "expected"
+        )
+    java_hash = parameters.get(METADATA_HASH)
+    # The hash covers the whole metadata. Without one, Java compares the two properties.
+    length = None if java_hash else parameters.get(DATA_KEY_LENGTH)
+    return Trust(trust.key_id or key_id, trust.metadata_sha256, java_hash, length)
+
+
+def is_a(catalog: Catalog, name: str) -> bool:
+    """Return whether ``catalog`` is PyIceberg's class ``name`` or a subclass of it."""
+    # Compared by name, because importing the class needs libraries that only its users have.
+    return any(c.__name__ == name and _is_pyiceberg(c) for c in type(catalog).__mro__)
+
+
+def _is_pyiceberg(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "pyiceberg"

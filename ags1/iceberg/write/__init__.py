@@ -1,0 +1,1 @@
+"""What a change of rows makes: data files, deletes, manifests, a snapshot."""

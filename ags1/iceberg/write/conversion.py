@@ -1,0 +1,403 @@
+"""Arrow data as rows of a table's schema: columns found by name, types promoted, nulls checked.
+
+What PyIceberg accepts is accepted, by its own check. The values are converted here, because
+PyIceberg's projection fills missing columns with the default for old files instead of the one for
+new rows, loses the nulls of lists and maps of structs, and leaves unsigned integers as they are.
+Follows the Iceberg specification, "Default values" and "Schema Evolution". Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema, make_compatible_name
+from pyiceberg.types import (
+    BinaryType,
+    GeographyType,
+    GeometryType,
+    IcebergType,
+    ListType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    UnknownType,
+    UUIDType,
+)
+
+from ...errors import UnsupportedTypeError
+from ..pyiceberg.arrow import check_arrow_schema, downcasts_ns_timestamps
+from ..spec.column_types import WKB, as_stored, writable
+
+Rows: TypeAlias = "pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
+
+_FIELD_ID = b"PARQUET:field_id"
+
+
+class _WellKnownBinary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types
+    """Geometries as Arrow writes them to Parquet's GEOMETRY and GEOGRAPHY: GeoArrow's name and
+    metadata. It is not registered, as others may have one of that name."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        super().__init__(pa.large_binary(), WKB)
+
+    @classmethod
+    def of(cls, kind: GeometryType | GeographyType) -> _WellKnownBinary:
+        edges = {"edges": kind.algorithm} if isinstance(kind, GeographyType) else {}
+        return cls(json.dumps({"crs": kind.crs, **edges}))
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return self._text.encode()
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, _: pa.DataType, text: bytes) -> _WellKnownBinary:
+        return cls(text.decode())
+
+
+class RowConversion:
+    """From batches of ``provided`` to batches of ``schema``.
+
+    ``arrow_schema`` is the result's, with Parquet's field ids in it. ``names_as_avro`` gives it the
+    names that files have, in which Iceberg allows letters, digits and ``_`` only;
+    ``keep_unknown`` its columns of the type ``unknown``, which Parquet files don't have.
+
+    Raises ValueError when ``provided`` does not fit, PyIceberg's UnsupportedPyArrowTypeException
+    for a type that no column has, and NotImplementedError for what cannot be written.
+    """
+
+    def __init__(self, schema: Schema, provided: pa.Schema, *, keep_unknown: bool = False) -> None:
+        provided = _without_ids(provided)
+        of_table, schema = schema, writable(schema, is_avro=keep_unknown)
+        _refuse_left_out(of_table.as_struct(), schema.as_struct(), pa.struct(list(provided)), "")
+        self._schema = schema
+        self._keep_unknown = keep_unknown
+        self._downcast = _check(schema, provided)
+        self._provided = provided
+        kind = self._arrow_type(schema.as_struct(), pa.struct(list(provided)), "")
+        self.arrow_schema = pa.schema(list(kind))
+
+    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of a batch. Raises ValueError for one of another schema, a null in a
+        required column, and a value that the column's type does not have."""
+        if not _without_ids(batch.schema).equals(self._provided):
+            raise ValueError("the batches' schemas differ")
+        rows = pa.StructArray.from_arrays(batch.columns, fields=list(self._provided))
+        if not batch.num_columns:
+            rows = pa.array([{}] * batch.num_rows, pa.struct([]))
+        struct = self._schema.as_struct()
+        columns = self._fields(struct, pa.struct(list(self.arrow_schema)), rows, "")
+        return pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema)
+
+    # -- types
+
+    def _written(self, struct: StructType) -> list[NestedField]:
+        return [
+            field
+            for field in struct.fields
+            if self._keep_unknown or not isinstance(field.field_type, UnknownType)
+        ]
+
+    def _arrow_type(self, kind: IcebergType, source: pa.DataType | None, path: str) -> pa.DataType:
+        if isinstance(source, pa.DictionaryType):
+            source = source.value_type
+        if isinstance(kind, StructType):
+            fields = self._written(kind)
+            if not fields:
+                raise NotImplementedError(f"{path or 'the table'} has no column that is stored")
+            found = _fields_by_name(source)
+            return pa.struct(
+                [
+                    self._arrow_field(
+                        f, make_compatible_name(f.name), found.get(f.name), _join(path, f.name)
+                    )
+                    for f in fields
+                ]
+            )
+        if isinstance(kind, ListType):
+            element = source.value_field if source is not None and _is_list(source) else None
+            make = pa.large_list if _is_large_list(source) else pa.list_
+            return make(self._arrow_field(kind.element_field, "element", element, path))
+        if isinstance(kind, MapType):
+            key = item = None
+            if source is not None and pa.types.is_map(source):
+                key, item = source.key_field, source.item_field
+            return pa.map_(
+                self._arrow_field(kind.key_field, "key", key, path),
+                self._arrow_field(kind.value_field, "value", item, path),
+            )
+        if isinstance(kind, StringType) and source == pa.string():
+            return pa.string()
+        if isinstance(kind, BinaryType) and source == pa.binary():
+            return pa.binary()
+        if isinstance(kind, GeometryType | GeographyType):
+            if source is not None and (
+                pa.types.is_string(source) or pa.types.is_large_string(source)
+            ):
+                # PyIceberg takes text for bytes.
+                raise ValueError(f"column {path!r} has geometries: they are given as WKB, in bytes")
+            return pa.large_binary() if self._keep_unknown else _WellKnownBinary.of(kind)
+        return schema_to_pyarrow(kind)
+
+    def _arrow_field(
+        self, field: NestedField, name: str, source: pa.Field | None, path: str
+    ) -> pa.Field:
+        if isinstance(field.field_type, UnknownType) and name == "element":
+            raise NotImplementedError(f"column {path!r}: a list of unknown is not stored")
+        kind = self._arrow_type(field.field_type, None if source is None else source.type, path)
+        metadata = {_FIELD_ID: str(field.field_id).encode()}
+        if field.doc:
+            metadata[b"doc"] = field.doc.encode()
+        return pa.field(name, kind, nullable=field.optional, metadata=metadata)
+
+    # -- values
+
+    def _fields(
+        self, struct: StructType, target: pa.StructType, rows: pa.StructArray, path: str
+    ) -> list[pa.Array]:
+        """Return the columns of a struct; ``rows`` may be a slice, and have nulls of its own."""
+        present = {field.name: i for i, field in enumerate(rows.type)}
+        columns = []
+        for i, field in enumerate(self._written(struct)):
+            inside = _join(path, field.name)
+            kind = target.field(i).type
+            if field.name in present:
+                values = rows.field(present[field.name])
+                column = self._values(field.field_type, kind, values, inside)
+                self._check_required(field, column, rows, inside)
+            elif field.write_default is None:
+                column = pa.nulls(len(rows), kind)
+            else:
+                column = _repeated(field, kind, len(rows))
+            columns.append(column)
+        return columns
+
+    def _check_required(
+        self, field: NestedField, column: pa.Array, rows: pa.StructArray | None, path: str
+    ) -> None:
+        if not field.required or not column.null_count:
+            return
+        # A null of the struct around it is no null of the field's.
+        if rows is not None and not pc.any(pc.and_(column.is_null(), rows.is_valid())).as_py():
+            return
+        raise ValueError(f"column {path!r} is required, and the data has nulls in it")
+
+    def _values(
+        self, kind: IcebergType, target: pa.DataType, values: pa.Array, path: str
+    ) -> pa.Array:
+        if isinstance(values, pa.DictionaryArray):
+            values = values.dictionary_decode()
+        if isinstance(kind, StructType):
+            if not isinstance(values, pa.StructArray):
+                return pa.nulls(len(values), target)
+            columns = self._fields(kind, target, values, path)
+            mask = values.is_null() if values.null_count else None
+            return pa.StructArray.from_arrays(columns, fields=list(target), mask=mask)
+        if isinstance(kind, ListType):
+            if not _is_list(values.type):
+                return pa.nulls(len(values), target)
+            values = _plain_list(values)
+            element = kind.element_field
+            children = self._values(element.field_type, target.value_type, values.values, path)
+            result = _with_child(values, target, children)
+            if element.required and children.null_count:
+                self._check_required(element, result.flatten(), None, path)
+            return result
+        if isinstance(kind, MapType):
+            if not pa.types.is_map(values.type):
+                return pa.nulls(len(values), target)
+            keys = self._values(kind.key_type, target.key_type, values.keys, path)
+            items = self._values(kind.value_type, target.item_type, values.items, path)
+            entries = pa.StructArray.from_arrays(
+                [keys, items], fields=[target.key_field, target.item_field]
+            )
+            result = _with_child(values, target, entries)
+            if kind.value_field.required and items.null_count:
+                as_list = pa.list_(pa.struct([target.key_field, target.item_field]))
+                of_rows = _with_child(result, as_list, entries).flatten().field(1)
+                self._check_required(kind.value_field, of_rows, None, path)
+            return result
+        return self._primitive(kind, target, values, path)
+
+    def _primitive(
+        self, kind: IcebergType, target: pa.DataType, values: pa.Array, path: str
+    ) -> pa.Array:
+        if values.type == target:
+            return values
+        if pa.types.is_null(values.type):
+            return pa.nulls(len(values), target)
+        if isinstance(kind, UUIDType):
+            return target.wrap_array(values)
+        if isinstance(values, pa.ExtensionArray):
+            values = values.storage
+        if isinstance(target, _WellKnownBinary):
+            return target.wrap_array(values.cast(target.storage_type))
+        # Nanoseconds are cut only where PyIceberg is configured to.
+        is_time = pa.types.is_timestamp(values.type)
+        is_safe = not (self._downcast and is_time and values.type.unit == "ns")
+        try:
+            return values.cast(target, safe=is_safe)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"column {path!r}: {error}") from None
+
+
+def as_batches(data: Rows) -> tuple[pa.Schema | None, Iterator[pa.RecordBatch]]:
+    """Return the schema of Arrow data, None where it has no batch at all, and its batches.
+
+    Raises TypeError for anything else. An iterable is asked for its first batch at once.
+    """
+    if isinstance(data, pa.Table):
+        return data.schema, iter(data.to_batches())
+    if isinstance(data, pa.RecordBatchReader):
+        return data.schema, iter(data)
+    if isinstance(data, pa.RecordBatch):
+        return data.schema, iter([data])
+    if not isinstance(data, Iterable) or isinstance(data, str | bytes | dict):
+        raise TypeError(
+            f"an Arrow table, record batch reader or record batches are needed, not {data!r:.60}"
+        )
+    batches = iter(data)
+    first = next(batches, None)
+    if first is None:
+        return None, iter(())
+
+    def all_of() -> Iterator[pa.RecordBatch]:
+        batch = first
+        while batch is not None:
+            if not isinstance(batch, pa.RecordBatch):
+                raise TypeError(f"a record batch is needed, not {type(batch).__name__}")
+            yield batch
+            batch = next(batches, None)
+
+    if not isinstance(first, pa.RecordBatch):
+        raise TypeError(f"a record batch is needed, not {type(first).__name__}")
+    return first.schema, all_of()
+
+
+def _refuse_left_out(
+    kind: IcebergType, written: IcebergType, source: pa.DataType, path: str
+) -> None:
+    """Raise UnsupportedTypeError when the data has a column that is left out of files."""
+    if written == kind:
+        return
+    if isinstance(kind, ListType) and isinstance(written, ListType) and _is_list(source):
+        _refuse_left_out(kind.element_type, written.element_type, source.value_type, path)
+    elif isinstance(kind, MapType) and isinstance(written, MapType) and pa.types.is_map(source):
+        _refuse_left_out(kind.value_type, written.value_type, source.item_type, path)
+    elif isinstance(kind, StructType) and isinstance(written, StructType):
+        given = _fields_by_name(source)
+        for field in kind.fields:
+            inside, left = _join(path, field.name), written.field(field.field_id)
+            if field.name not in given:
+                continue
+            if left is not None:
+                _refuse_left_out(field.field_type, left.field_type, given[field.name].type, inside)
+            else:
+                raise UnsupportedTypeError(
+                    f"column {inside!r} has type {field.field_type}, which this version does not "
+                    "write: leave it out of the rows, and it is null"
+                )
+
+
+def _check(schema: Schema, provided: pa.Schema) -> bool:
+    """Check that the data fits as PyIceberg does; return whether nanoseconds are to be cut."""
+    names = [field.name for field in provided]
+    if len(set(names)) < len(names):
+        raise ValueError("two columns of the data have the same name")
+    wanted = as_stored(_with_defaults_optional(schema))
+    provided = pa.schema(
+        [f.with_type(f.type.storage_type) if _is_wkb(f.type) else f for f in provided]
+    )
+    try:
+        check_arrow_schema(wanted, provided, downcast_ns_timestamp_to_us=False)
+    except ValueError:
+        if not downcasts_ns_timestamps():
+            raise
+        check_arrow_schema(wanted, provided, downcast_ns_timestamp_to_us=True)
+        return True
+    return False
+
+
+def _with_defaults_optional(schema: Schema) -> Schema:
+    """Return the schema whose required columns may be missing where they have a default."""
+    fields = [
+        field.model_copy(update={"required": False})
+        if field.write_default is not None and field.required
+        else field
+        for field in schema.fields
+    ]
+    return Schema(*fields, schema_id=schema.schema_id)
+
+
+def _repeated(field: NestedField, kind: pa.DataType, count: int) -> pa.Array:
+    value: Any = field.write_default
+    if isinstance(field.field_type, UUIDType):
+        storage = pa.repeat(pa.scalar(getattr(value, "bytes", value), pa.binary(16)), count)
+        return kind.wrap_array(storage)
+    if isinstance(value, int) and pa.types.is_temporal(kind):
+        width = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+        return pa.repeat(pa.scalar(value, width), count).cast(kind)
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
+def _plain_list(values: pa.Array) -> pa.Array:
+    """Return a list array with offsets of its own, whatever kind of list it is."""
+    if isinstance(values, pa.ListArray | pa.LargeListArray):
+        return values
+    field = values.type.value_field
+    return values.cast(pa.list_(field))
+
+
+def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
+    """Return a list or map of other children: the same offsets and nulls, wherever it begins."""
+    return pa.Array.from_buffers(
+        kind, len(array), array.buffers()[:2], offset=array.offset, children=[child]
+    )
+
+
+def _without_ids(schema: pa.Schema) -> pa.Schema:
+    """Return the schema without Parquet's field ids, which may be another table's."""
+    return pa.schema([_field_without_ids(field) for field in schema])
+
+
+def _field_without_ids(field: pa.Field) -> pa.Field:
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_field_without_ids(f) for f in kind])
+    elif pa.types.is_map(kind):
+        kind = pa.map_(_field_without_ids(kind.key_field), _field_without_ids(kind.item_field))
+    elif pa.types.is_fixed_size_list(kind):
+        kind = pa.list_(_field_without_ids(kind.value_field), kind.list_size)
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_field_without_ids(kind.value_field))
+    elif pa.types.is_large_list(kind):
+        kind = pa.large_list(_field_without_ids(kind.value_field))
+    return pa.field(field.name, kind, nullable=field.nullable)
+
+
+def _fields_by_name(kind: pa.DataType | None) -> dict[str, pa.Field]:
+    return {f.name: f for f in kind} if kind is not None and pa.types.is_struct(kind) else {}
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def _is_wkb(kind: pa.DataType) -> bool:
+    """Whether it is the extension type that GeoArrow's libraries register for geometries."""
+    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == WKB
+
+
+def _is_large_list(kind: pa.DataType | None) -> bool:
+    return kind is not None and bool(pa.types.is_large_list(kind))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,381 @@
+"""What a manifest says of a data file's columns: sizes, counts and bounds, as the table wants them.
+
+Which columns have what follows Java's ``MetricsConfig`` (``write.metadata.metrics.*``, the first
+hundred columns by default, sorted columns always), and what that means ``ParquetMetrics``: nothing
+of lists' and maps' insides. For Parquet the writer has counted already, and only what it does not
+know is counted here; for Avro everything is. PyIceberg's collector is not used: it has no NaN
+counts, finds columns by names that two columns may share, and when a row group has no bounds (a
+value above 4 KiB) takes those of the others for the file's. Knows nothing of writing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode, match_metrics_mode
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortOrder
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    GeographyType,
+    GeometryType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    StructType,
+    UnknownType,
+    UUIDType,
+)
+
+_DEFAULT = "write.metadata.metrics.default"
+_OF_COLUMN = "write.metadata.metrics.column."
+_MAX_INFERRED = "write.metadata.metrics.max-inferred-column-defaults"
+_MAX_INFERRED_DEFAULT = 100
+
+_TRUNCATED = MetricsMode(MetricModeTypes.TRUNCATE, 16)
+_NONE = MetricsMode(MetricModeTypes.NONE)
+_COUNTS = MetricsMode(MetricModeTypes.COUNTS)
+
+# Of a value of a column that Arrow writes the bounds of to the footer, in bytes.
+_MAX_FOOTER_BOUND = 4096
+_LAST_SURROGATE = 0xDFFF
+_FIRST_SURROGATE = 0xD800
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMetrics:
+    """The metrics of a file, by field id; bounds as the specification serializes them."""
+
+    column_sizes: Mapping[int, int] | None
+    value_counts: Mapping[int, int]
+    null_value_counts: Mapping[int, int]
+    nan_value_counts: Mapping[int, int]
+    lower_bounds: Mapping[int, bytes]
+    upper_bounds: Mapping[int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A primitive column. ``path`` leads to it through structs by positions; None inside of lists
+    and maps."""
+
+    field_id: int
+    kind: PrimitiveType
+    mode: MetricsMode
+    path: tuple[int, ...] | None
+
+    @property
+    def is_measured(self) -> bool:
+        return self.path is not None and self.mode != _NONE
+
+    @property
+    def has_bounds(self) -> bool:
+        return (
+            self.is_measured
+            and self.mode != _COUNTS
+            and not isinstance(self.kind, GeometryType | GeographyType | UnknownType)
+        )
+
+    @property
+    def is_counted_by_parquet(self) -> bool:
+        """Whether a Parquet footer has the number of its nulls: not that of geometries."""
+        return not isinstance(self.kind, GeometryType | GeographyType)
+
+    @property
+    def is_float(self) -> bool:
+        return isinstance(self.kind, FloatType | DoubleType)
+
+    def of(self, rows: pa.Table) -> pa.ChunkedArray:
+        assert self.path is not None
+        column = rows.column(self.path[0])
+        return pc.struct_field(column, list(self.path[1:])) if len(self.path) > 1 else column
+
+
+class MetricsPlan:
+    """What a table wants to know of the columns of ``schema``.
+
+    ``keep_unknown``: files have columns of the type ``unknown``. Raises ValueError for a mode that
+    is none.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        properties: Mapping[str, str],
+        sort_order: SortOrder | None = None,
+        *,
+        keep_unknown: bool = False,
+    ) -> None:
+        modes = _modes(schema, properties, sort_order)
+        self.leaves = [
+            _Leaf(field_id, kind, modes.get(field_id, _NONE), path)
+            for field_id, kind, path in _leaves(schema.as_struct(), (), keep_unknown)
+        ]
+
+    def collector(self) -> MetricsCollector:
+        """Return what collects the metrics of one file."""
+        return MetricsCollector(self.leaves)
+
+
+class MetricsCollector:
+    """Collects the metrics of one file while it is written."""
+
+    def __init__(self, leaves: list[_Leaf]) -> None:
+        self._leaves = leaves
+        self._values = dict.fromkeys((x.field_id for x in leaves if x.is_measured), 0)
+        self._nulls = dict(self._values)
+        self._nans = dict.fromkeys((x.field_id for x in leaves if x.is_measured and x.is_float), 0)
+        self._lower: dict[int, Any] = {}
+        self._upper: dict[int, Any] = {}
+        self._sizes: dict[int, int] | None = None
+        # Columns whose bounds are known from the rows wherever the footer has none.
+        self._measured: set[int] = set()
+
+    def add_parquet_rows(self, rows: pa.Table) -> None:
+        """Count what a Parquet footer will not say of rows that are written as a row group."""
+        self._count_nans(rows)
+        for leaf in self._leaves:
+            if leaf.is_measured and not leaf.is_counted_by_parquet:
+                self._count(leaf, leaf.of(rows))
+            if leaf.has_bounds and isinstance(leaf.kind, StringType | BinaryType):
+                column = leaf.of(rows)
+                # Above that the footer has no bounds, and those of other row groups would lie.
+                if (pc.max(pc.binary_length(column)).as_py() or 0) > _MAX_FOOTER_BOUND:
+                    self._widen(leaf, *_bounds(leaf, column))
+                    self._measured.add(leaf.field_id)
+
+    def add_parquet_footer(self, footer: pq.FileMetaData) -> None:
+        """Count what the footer of the file says."""
+        sizes: dict[int, int] = {}
+        boundless: set[int] = set()
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            for position, leaf in enumerate(self._leaves):
+                self._add_chunk(leaf, group.column(position), sizes, boundless)
+        self._sizes = sizes
+        for field_id in boundless - self._measured:
+            self._lower.pop(field_id, None)
+            self._upper.pop(field_id, None)
+
+    def _add_chunk(
+        self, leaf: _Leaf, chunk: Any, sizes: dict[int, int], boundless: set[int]
+    ) -> None:
+        if leaf.mode != _NONE:
+            sizes[leaf.field_id] = sizes.get(leaf.field_id, 0) + chunk.total_compressed_size
+        if not leaf.is_measured or not leaf.is_counted_by_parquet:
+            return
+        found = chunk.statistics
+        if found is None or not found.has_null_count:
+            raise ValueError(f"the nulls of {chunk.path_in_schema} were not counted")
+        self._values[leaf.field_id] += chunk.num_values
+        self._nulls[leaf.field_id] += found.null_count
+        if not leaf.has_bounds or found.null_count == chunk.num_values:
+            return
+        if found.has_min_max:
+            self._widen(leaf, _raw(leaf, found.min_raw), _raw(leaf, found.max_raw))
+        elif not leaf.is_float:  # of which all may be NaN
+            boundless.add(leaf.field_id)
+
+    def add_rows(self, rows: pa.Table) -> None:
+        """Count rows of a file whose format has no statistics."""
+        self._count_nans(rows)
+        for leaf in self._leaves:
+            if leaf.is_measured:
+                column = leaf.of(rows)
+                self._count(leaf, column)
+                if leaf.has_bounds and column.null_count < len(column):
+                    self._widen(leaf, *_bounds(leaf, column))
+
+    def result(self) -> ColumnMetrics:
+        """Return the metrics of what was added."""
+        lower: dict[int, bytes] = {}
+        upper: dict[int, bytes] = {}
+        for leaf in self._leaves:
+            if leaf.field_id in self._lower:
+                lower[leaf.field_id] = _serialized(leaf, self._lower[leaf.field_id], upwards=False)
+                above = _serialized(leaf, self._upper[leaf.field_id], upwards=True)
+                if above is not None:
+                    upper[leaf.field_id] = above
+        return ColumnMetrics(self._sizes, self._values, self._nulls, self._nans, lower, upper)
+
+    def _count_nans(self, rows: pa.Table) -> None:
+        for leaf in self._leaves:
+            if leaf.field_id in self._nans:
+                found = pc.sum(pc.is_nan(leaf.of(rows))).as_py()
+                self._nans[leaf.field_id] += found or 0
+
+    def _count(self, leaf: _Leaf, column: pa.ChunkedArray) -> None:
+        self._values[leaf.field_id] += len(column)
+        self._nulls[leaf.field_id] += column.null_count
+
+    def _widen(self, leaf: _Leaf, lower: Any, upper: Any) -> None:
+        if lower is None or upper is None:
+            return
+        known = self._lower.get(leaf.field_id)
+        if known is None or lower < known:
+            self._lower[leaf.field_id] = lower
+        known = self._upper.get(leaf.field_id)
+        if known is None or upper > known:
+            self._upper[leaf.field_id] = upper
+
+
+def _modes(
+    schema: Schema, properties: Mapping[str, str], order: SortOrder | None
+) -> dict[int, MetricsMode]:
+    """Return the mode of each primitive column, by its field id."""
+    ids = {field_id: schema.find_column_name(field_id) for field_id in schema.field_ids}
+    configured = properties.get(_DEFAULT)
+    if configured is not None:
+        default = match_metrics_mode(configured)
+        modes = dict.fromkeys(ids, default)
+    else:
+        most = int(properties.get(_MAX_INFERRED, _MAX_INFERRED_DEFAULT))
+        default = _TRUNCATED if len(ids) <= most else _NONE
+        modes = dict.fromkeys(ids, default)
+        if default == _NONE:
+            modes.update(dict.fromkeys(_first_primitives(schema.as_struct(), most), _TRUNCATED))
+    for field in order.fields if order else ():
+        if field.transform.preserves_order and field.source_id in ids:
+            modes[field.source_id] = _TRUNCATED if default in (_NONE, _COUNTS) else default
+    by_name = {name: field_id for field_id, name in ids.items()}
+    for key, value in properties.items():
+        name = key.removeprefix(_OF_COLUMN)
+        if name != key and name in by_name:
+            modes[by_name[name]] = match_metrics_mode(value)
+    return modes
+
+
+def _first_primitives(kind: IcebergType, most: int) -> list[int]:
+    """Return the ids of the first primitive columns, those of a level before those inside."""
+    if most <= 0:
+        return []
+    fields = _children(kind)
+    found = [f.field_id for f in fields if isinstance(f.field_type, PrimitiveType)][:most]
+    for field in fields:
+        found += _first_primitives(field.field_type, most - len(found))
+    return found
+
+
+def _leaves(
+    kind: IcebergType, path: tuple[int, ...] | None, keep_unknown: bool
+) -> Iterator[tuple[int, PrimitiveType, tuple[int, ...] | None]]:
+    """Yield the primitive columns in the order in which a Parquet file has them."""
+    fields = [
+        f for f in _children(kind) if keep_unknown or not isinstance(f.field_type, UnknownType)
+    ]
+    for position, field in enumerate(fields):
+        inner = None if path is None or not isinstance(kind, StructType) else (*path, position)
+        if isinstance(field.field_type, PrimitiveType):
+            yield field.field_id, field.field_type, inner
+        else:
+            yield from _leaves(field.field_type, inner, keep_unknown)
+
+
+def _children(kind: IcebergType) -> tuple[NestedField, ...]:
+    if isinstance(kind, StructType):
+        return kind.fields
+    if isinstance(kind, ListType):
+        return (kind.element_field,)
+    if isinstance(kind, MapType):
+        return kind.key_field, kind.value_field
+    return ()
+
+
+# Bounds are compared as numbers or bytes: of strings the UTF-8, of decimals the unscaled value.
+
+
+def _raw(leaf: _Leaf, value: Any) -> Any:
+    """Return a bound as a Parquet footer has it."""
+    if isinstance(leaf.kind, DecimalType) and isinstance(value, bytes):
+        return int.from_bytes(value, "big", signed=True)
+    return value
+
+
+def _bounds(leaf: _Leaf, column: pa.ChunkedArray) -> tuple[Any, Any]:
+    """Return the smallest and the largest value, None where there is none."""
+    if isinstance(leaf.kind, UUIDType):
+        column = pa.chunked_array([c.storage for c in column.chunks], pa.binary(16))
+    elif isinstance(leaf.kind, StringType):
+        # As bytes, for which Arrow has the order of code points.
+        column = column.cast(pa.large_binary())
+    elif isinstance(leaf.kind, DateType):
+        column = column.cast(pa.int32())
+    elif pa.types.is_temporal(column.type):
+        column = column.cast(pa.int64())
+    if leaf.is_float:
+        column = column.filter(pc.invert(pc.is_nan(column)))
+    found = pc.min_max(column).as_py()
+    lower, upper = found["min"], found["max"]
+    if leaf.is_float and lower is not None:
+        # Zeros of either sign are one number to Arrow, and two to Iceberg: as in a Parquet footer.
+        return lower or -0.0, upper or 0.0
+    if isinstance(leaf.kind, DecimalType) and lower is not None:
+        return _unscaled(lower), _unscaled(upper)
+    return lower, upper
+
+
+def _unscaled(value: Decimal) -> int:
+    sign, digits, _ = value.as_tuple()
+    number = int("".join(map(str, digits)))
+    return -number if sign else number
+
+
+def _serialized(leaf: _Leaf, value: Any, *, upwards: bool) -> Any:
+    """Return a bound as manifests have it; None for an upper one that has no shorter form."""
+    kind = leaf.kind
+    length = leaf.mode.length
+    if isinstance(kind, StringType):
+        return value if length is None else _truncated_text(value, length, upwards=upwards)
+    if isinstance(kind, BinaryType):
+        return value if length is None else _truncated_bytes(value, length, upwards=upwards)
+    if isinstance(kind, DecimalType):
+        # The fewest bytes that hold it and its sign.
+        return value.to_bytes((value + (value < 0)).bit_length() // 8 + 1, "big", signed=True)
+    if isinstance(kind, BooleanType):
+        return b"\x01" if value else b"\x00"
+    if isinstance(kind, IntegerType | DateType):
+        return struct.pack("<i", value)
+    if isinstance(kind, FloatType):
+        return struct.pack("<f", value)
+    if isinstance(kind, DoubleType):
+        return struct.pack("<d", value)
+    return bytes(value) if isinstance(value, bytes) else struct.pack("<q", value)
+
+
+def _truncated_text(value: bytes, length: int, *, upwards: bool) -> bytes | None:
+    text = value.decode()
+    cut = text[:length]
+    if not upwards or cut == text:
+        return cut.encode()
+    for i in range(len(cut) - 1, -1, -1):
+        following = ord(cut[i]) + 1
+        if following == _FIRST_SURROGATE:
+            following = _LAST_SURROGATE + 1
+        if following <= 0x10FFFF:
+            return (cut[:i] + chr(following)).encode()
+    return None
+
+
+def _truncated_bytes(value: bytes, length: int, *, upwards: bool) -> bytes | None:
+    cut = value[:length]
+    if not upwards or cut == value:
+        return cut
+    for i in range(len(cut) - 1, -1, -1):
+        if cut[i] < 0xFF:
+            return cut[:i] + bytes([cut[i] + 1])
+    return None

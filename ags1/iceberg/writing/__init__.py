@@ -1,1 +1,0 @@
-"""Writing encrypted tables: files, manifests, metadata, and their commit to a catalog."""
