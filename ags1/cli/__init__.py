@@ -1,11 +1,16 @@
 """The command line: ``ags1`` and ``python -m ags1``.
 
-One module per role: ``app`` (the program: exit codes, signals), ``commands`` and ``key_commands``
-(what can be typed), ``options`` (what several of them take), ``settings`` (which KMS is meant),
-``masters`` (the KMS of a run), ``sources`` (which files are meant), ``running`` (one after the
-other), ``sealing``, ``unsealing`` and ``rewrapping`` (one file's work), ``report`` (what the user
-sees), ``failures`` (exit codes and one-line messages). rich, fastavro, libcrypto and the KMSs are
-imported only by the commands that use them: help is quick.
+Imports point down this list, and ``make lint`` checks it:
+
+- ``app``: the program, its exit codes and signals, and all commands;
+- ``info``, ``keys``, ``spark``: the commands of these names;
+- ``files``, ``table``: the commands on files and on tables, on which ``keys`` and ``spark`` build;
+- ``kms``: the KMS of a run: its options, its clients, and the keychains over it;
+- ``options``, ``report``: options that several rooms share; progress and results of many files;
+- ``console``, ``exits``: standard input and output; exit codes and one-line messages.
+
+In each room, ``commands`` is what can be typed. Commands import PyIceberg, PySpark, fastavro and
+KMSs within their functions: help has to be quick.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ def main() -> None:
     python_s_own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if python_s_own:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from .commands import app
+    from .app import app
 
     if python_s_own:
         signal.signal(signal.SIGINT, signal.default_int_handler)

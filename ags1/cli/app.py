@@ -1,4 +1,4 @@
-"""The program around the commands: its own exit codes, signals, and a quiet end of a pipe."""
+"""The program: its groups of commands, exit codes and signals, and a quiet end of a pipe."""
 
 from __future__ import annotations
 
@@ -6,26 +6,33 @@ import contextlib
 import os
 import signal
 import threading
-import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
-from . import standard
-from .failures import (
+from .. import __version__
+from . import console
+from .exits import (
+    EXIT_STATUS,
     EXPECTED,
     DeclinedError,
     Exit,
+    Group,
     ReaderGoneError,
     Terminated,
     describe,
     one_line,
 )
+from .files.commands import COMMANDS
+from .info import info
+from .keys.commands import key, keygen
+from .spark.commands import spark
+from .table.commands import table
 
 
-class App(click.Group):
+class App(Group):
     """A click group whose failures are one line and one of our exit codes."""
 
     def main(
@@ -37,7 +44,7 @@ class App(click.Group):
         **extra: Any,
     ) -> NoReturn:
         """Run the command line and exit."""
-        standard.occupy_descriptors()
+        console.occupy_descriptors()
         with _termination_as_interrupt():
             code = self._run(args, prog_name or "ags1", complete_var, extra)
         raise SystemExit(int(code))
@@ -53,22 +60,22 @@ class App(click.Group):
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else prog_name
-            standard.print_error(
+            console.print_error(
                 f"{command}: {one_line(error.format_message())} (see: {command} --help)"
             )
             return Exit.USAGE
         except DeclinedError:
-            standard.print_error(f"{prog_name}: nothing was changed")
+            console.print_error(f"{prog_name}: nothing was changed")
             return Exit.DECLINED
         except click.Abort as error:  # at a prompt, which hides why
             if isinstance(error.__context__, Terminated):
                 return Exit.TERMINATED
-            standard.print_error(f"{prog_name}: interrupted")
+            console.print_error(f"{prog_name}: interrupted")
             return Exit.INTERRUPTED
         except OSError as error:
             # click's own printing of help failed.
-            standard.forget_output()
-            standard.print_error(f"ags1: {one_line(describe(error, standard.STDOUT).message)}")
+            console.forget_output()
+            console.print_error(f"ags1: {one_line(describe(error, console.STDOUT).message)}")
             return Exit.IO
         return int(code)
 
@@ -83,25 +90,27 @@ class App(click.Group):
         except (click.UsageError, click.Abort, click.exceptions.Exit):
             raise
         except ReaderGoneError:
-            standard.forget_output()
+            console.forget_output()
             return Exit.READER_GONE
         except Terminated:
             return Exit.TERMINATED
         except KeyboardInterrupt:
-            standard.print_error("ags1: interrupted")
+            console.print_error("ags1: interrupted")
             return Exit.INTERRUPTED
         except EXPECTED as error:
             failure = describe(error)
-            if failure.file == standard.STDOUT:
-                standard.forget_output()
-            standard.print_error(f"ags1: {one_line(failure.message)}")
+            if failure.file == console.STDOUT:
+                console.forget_output()
+            console.print_error(f"ags1: {one_line(failure.message)}")
             return failure.exit_code
         except Exception as error:
             if os.environ.get("AGS1_DEBUG"):
+                import traceback  # here: start-up time
+
                 traceback.print_exc()
-            standard.print_error(
-                f"ags1: internal error: {type(error).__name__}: {one_line(str(error))} "
-                "(a mistake in ags1; AGS1_DEBUG=1 shows where)"
+            console.print_error(
+                f"ags1: internal error: {type(error).__name__}: {one_line(str(error))}. This is a "
+                "mistake in ags1. AGS1_DEBUG=1 shows where it happened"
             )
             return Exit.INTERNAL
 
@@ -127,3 +136,96 @@ def _termination_as_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        console.print_line(f"ags1 {__version__}")
+        ctx.exit(Exit.OK)
+
+
+@click.group(
+    "ags1",
+    cls=App,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 88},
+    epilog=EXIT_STATUS
+    + """
+\b
+Environment:
+  AGS1_KEYRING     the keyring to use instead of the default one
+  AGS1_KMS_TYPE    the KMS to use (--kms); AGS1_KMS_KEY: the master key (--key)
+  AGS1_KMS_X__Y_Z  the KMS's property x.y-z: AGS1_KMS_CLIENT__REGION is client.region
+  AGS1_CONFIG      the configuration to use instead of the default one
+  AGS1_DEBUG       1 shows tracebacks, and the messages of Spark and PyIceberg
+  XDG_CONFIG_HOME  the folder that ags1/config.ini and ags1/keyring.json are in,
+                   instead of ~/.config
+
+\b
+Configuration (an option overrides the environment, and the environment overrides
+the configuration; settings for another KMS than the chosen one are ignored):
+  [kms]
+  type = aws
+  key = arn:aws:kms:eu-west-1:111122223333:alias/files
+  client.region = eu-west-1
+
+\b
+Files:
+  ~/.config/ags1/config.ini    which KMS, and its properties
+  ~/.config/ags1/keyring.json  master keys: whoever has it can decrypt all files
+  FILE.ags1                    an encrypted file
+  FILE.ags1.keys               its sidecar: the file's key, wrapped. If it is lost,
+                               the file cannot be decrypted. Keep and move the
+                               two together
+
+\b
+Examples:
+  ags1 keygen
+  ags1 encrypt flights.avro
+  ags1 inspect flights.avro.ags1
+  ags1 verify flights.avro.ags1
+  ags1 cat flights.avro.ags1 | head -c 100
+  ags1 decrypt flights.avro.ags1 -o copy.avro
+  ags1 encrypt flights.avro --kms aws --key alias/files
+""",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+def app() -> None:
+    """Encrypt, verify and decrypt files in Apache Iceberg's AES-GCM stream format (AGS1).
+
+    Every file gets a fresh key. A sidecar beside the file holds that key, wrapped by a master key.
+    Master keys are in a keyring, which 'ags1 keygen' makes, or in another KMS (--kms).
+    """
+
+
+@app.command(
+    short_help="Print the script for completion in a shell.",
+    epilog="""
+\b
+Examples:
+  eval "$(ags1 completion bash)"                                 in ~/.bashrc
+  eval "$(ags1 completion zsh)"                                  in ~/.zshrc
+  ags1 completion fish > ~/.config/fish/completions/ags1.fish
+""",
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> int:
+    """Print the script that makes a shell complete commands, options and files of ags1."""
+    from click.shell_completion import get_completion_class
+
+    script = get_completion_class(shell)
+    assert script is not None
+    completer = script(app, {}, "ags1", "_AGS1_COMPLETE")
+    # Not its source(): that runs the shell to see its version.
+    console.print_line(completer.source_template % completer.source_vars())
+    return Exit.OK
+
+
+for _command in (*COMMANDS, keygen, info, key, spark, table):
+    app.add_command(_command)

@@ -1,4 +1,4 @@
-"""What the user sees while files are worked on: a progress bar, JSON lines, failures."""
+"""What the user sees while files are worked on: progress, results and failures."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import standard
-from .failures import Exit, describe, one_line
+from .console import STDOUT, Output, print_error, print_line, size, write_error
+from .exits import Exit, describe, one_line
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-# Shorter runs end before a bar would have been read.
-_BAR_DELAY_SECONDS = 0.5
+# Shorter runs end before the line would have been read.
+_LINE_DELAY_SECONDS = 0.5
+_LINE_SECONDS = 0.1
+_MAX_LINE_NAME = 40
 # A sidecar may hold names of any length. Those of the services' keys have up to 250 characters.
 _MAX_NAME = 300
 _MAX_CAUSE = 1000
@@ -27,21 +25,21 @@ _MAX_CAUSE = 1000
 class Report:
     """Collects the results of a run over several files.
 
-    ``total_size`` is the work in bytes, None where it cannot be known. The bar is shown when
-    standard error is a terminal and nobody asked for silence.
+    ``total_size`` is the work in bytes, None where it cannot be known. A line that tells the
+    progress is shown when standard error is a terminal and nobody asked for silence.
     """
 
-    def __init__(self, *, as_json: bool, quiet: bool, total_size: int | None = None) -> None:
+    def __init__(self, out: Output, total_size: int | None = None) -> None:
         self.exit_code = Exit.OK
-        self._json = as_json
-        self._quiet = quiet
+        self._out = out
         self._total_size = total_size
         self._file = ""
         self._finished_size = 0
         self._current_size = 0
-        self._show_from = time.monotonic() + _BAR_DELAY_SECONDS
-        self._wants_bar = not quiet and sys.stderr is not None and sys.stderr.isatty()
-        self._bar: tuple[Progress, TaskID] | None = None
+        self._begun = time.monotonic()
+        self._show_from = self._begun + _LINE_DELAY_SECONDS
+        self._wants_line = not out.quiet and sys.stderr is not None and sys.stderr.isatty()
+        self._has_line = False
 
     def __enter__(self) -> Report:
         return self
@@ -52,7 +50,7 @@ class Report:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._hide_bar()
+        self._hide_line()
 
     def begin(self, file: str) -> None:
         """Say which file is worked on from now on."""
@@ -61,73 +59,79 @@ class Report:
         self._file = file
 
     def progress(self, done_size: int, total_size: int | None = None) -> None:
-        """Take how much of the current file is done (bytes); called about ten times a second."""
+        """Take how much of the current file is done (bytes)."""
         self._current_size = done_size
-        if not self._wants_bar or time.monotonic() < self._show_from:
+        if not self._wants_line or (now := time.monotonic()) < self._show_from:
             return
-        if self._bar is None:
-            self._bar = _new_bar(self._total_size)
-        bar, task = self._bar
-        bar.update(
-            task,
-            description=one_line(os.path.basename(self._file)),
-            completed=self._finished_size + done_size,
-            refresh=True,
-        )
+        self._show_from = now + _LINE_SECONDS
+        done, total = self._finished_size + done_size, self._total_size
+        rate = done / max(now - self._begun, 1e-9)
+        text = f"{one_line(os.path.basename(self._file))[:_MAX_LINE_NAME]}  {size(done)}"
+        if total is not None:
+            text += f" of {size(total)}"
+        text += f", {size(rate)}/s"
+        if total is not None and rate:
+            text += f", {max(0, total - done) / rate:.0f} s left"
+        # Without wrapping: what is too wide for the terminal is cut.
+        write_error(f"\r\033[K\033[?7l{text}\033[?7h")
+        self._has_line = True
 
     def succeeded(self, result: Mapping[str, Any], line: str | None = None) -> None:
         """Report a file that is done: as JSON, or as ``line`` where there is one."""
-        if self._json:
-            standard.print_line(json.dumps({**result, "ok": True}))
-        elif line is not None and not self._quiet:
-            self._hide_bar()
-            standard.print_line(one_line(line))
+        if line is not None:
+            self._hide_line()
+        self._out.result(result, line)
 
-    def failed(self, error: BaseException, file: str) -> None:
-        """Report a failure on standard error, and as JSON; the first one is the exit code."""
+    def failed(self, error: BaseException, file: str, kind: str | None = None) -> None:
+        """Report a failure on standard error, and as JSON; the first one is the exit code.
+
+        ``kind`` is what to call it, if that is not the name of the error's class."""
         failure = describe(error, file)
+        failure = failure._replace(kind=kind or failure.kind)
         # The file's own name stays whole.
         about = f"{failure.file}: " if failure.file is not None else ""
         if failure.message.startswith(about):
             cause = shortened(failure.message.removeprefix(about), _MAX_CAUSE)
-            failure = replace(failure, message=about + cause)
-        if failure.file == standard.STDOUT:
+            failure = failure._replace(message=about + cause)
+        if failure.file == STDOUT:
             # Nothing more can be said there, whatever the file.
             raise error
         self.exit_code = self.exit_code or failure.exit_code
-        self._hide_bar()
-        standard.print_error(f"ags1: {one_line(failure.message)}")
-        if self._json:
-            details = {name: value for name, value in asdict(failure).items() if value is not None}
-            standard.print_line(json.dumps({"file": file, "ok": False, "error": details}))
+        self._hide_line()
+        print_error(f"ags1: {one_line(failure.message)}")
+        if self._out.as_json:
+            details = {
+                name: value for name, value in failure._asdict().items() if value is not None
+            }
+            print_line(json.dumps({"file": file, "ok": False, "error": details}))
 
     def not_tried(self, files: Sequence[str]) -> None:
         """Report files that are left alone because the KMS, as the last failure told, cannot be
         used."""
         if files:
-            self._hide_bar()
+            self._hide_line()
             number = "1 more file" if len(files) == 1 else f"{len(files)} more files"
-            standard.print_error(f"ags1: {number} not tried: the KMS cannot be used")
-        if self._json:
+            print_error(f"ags1: {number} not tried, because the KMS cannot be used")
+        if self._out.as_json:
             for file in files:
                 error = {
                     "exit_code": Exit.KEYS,
-                    "message": f"{file}: not tried: the KMS cannot be used",
+                    "message": f"{file}: not tried, because the KMS cannot be used",
                     "kind": "NotTried",
                     "file": file,
                 }
-                standard.print_line(json.dumps({"file": file, "ok": False, "error": error}))
+                print_line(json.dumps({"file": file, "ok": False, "error": error}))
 
     def note(self, text: str) -> None:
         """Tell something that is no failure on standard error, unless silence was asked for."""
-        if not self._quiet:
-            self._hide_bar()
-            standard.print_error(f"ags1: {one_line(text)}")
+        if not self._out.quiet:
+            self._hide_line()
+            print_error(f"ags1: {one_line(text)}")
 
-    def _hide_bar(self) -> None:
-        if self._bar is not None:
-            self._bar[0].stop()
-            self._bar = None
+    def _hide_line(self) -> None:
+        if self._has_line:
+            write_error("\r\033[K")
+            self._has_line = False
 
 
 def shortened(text: str, size: int = _MAX_NAME) -> str:
@@ -135,32 +139,3 @@ def shortened(text: str, size: int = _MAX_NAME) -> str:
     if len(text) <= size:
         return text
     return f"{text[: size // 2]}[{len(text) - size:,} characters]{text[-(size // 2) :]}"
-
-
-def _new_bar(total_size: int | None) -> tuple[Progress, TaskID]:
-    # rich takes longer to import than many a file to encrypt.
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.table import Column
-
-    bar = Progress(
-        TextColumn("{task.description}", markup=False, table_column=Column(max_width=40)),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        # Drawn when progress is reported: a thread of its own would take the interpreter's lock
-        # from the workers.
-        auto_refresh=False,
-        transient=True,
-    )
-    bar.start()
-    return bar, bar.add_task("", total=total_size)

@@ -1,8 +1,21 @@
-"""Spark as the engine: jobs over many files and over whole tables, and data sources.
+"""ags1 on Spark: jobs over many files and over whole tables, and two data sources.
 
-The block work runs in the executors' Python with the same compiled code as elsewhere; only wrapped
-keys and the names of a KMS travel (``keys``). ``jobs`` encrypts, decrypts, verifies and rewraps any
-number of files, ``tables`` verifies, migrates and rekeys tables; ``datasource`` and
-``iceberg_source`` are Spark's formats "ags1" and "ags1-iceberg". Importing this package imports
-neither PySpark nor Arrow.
+Executors run the same compiled code as one machine does. Only wrapped keys and the configuration of
+a KMS are sent to them (``keys``). Users import four names:
+
+    jobs             encrypt, decrypt, verify and rewrap any number of files
+    tables           verify, migrate and rekey whole encrypted tables
+    datasource       the data source "ags1": encrypted files as rows
+    iceberg_source   the data source "ags1-iceberg": encrypted tables as rows
+
+Imports point down these floors only:
+
+    datasource   iceberg_source
+                 tables
+    jobs
+    storage      where files lie: mounted folders, S3, other file systems of fsspec
+    ledger       what became of each file, and its wrapped key
+    options  keys  paths  workers  arrow_rows  iceberg_api
+
+This package itself imports neither PySpark nor Arrow.
 """

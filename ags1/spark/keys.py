@@ -1,8 +1,9 @@
-"""The keys of a job: what travels to the executors, and what stays in each process.
+"""The keys of a job: what is sent to executors, and what stays in each process.
 
 Only wrapped keys and a KMS's configuration without secrets are pickled. Each process makes its own
-KMS client, under its own identity (environment, files, the machine's role), and unwraps a job's KEK
-once: no KMS call a file. The wrapped form is the sidecar's. Knows nothing of Spark.
+KMS client with its own identity (environment, files, the machine's role), and unwraps a job's KEK
+once, so that no file costs a KMS call. A wrapped key has the form of a sidecar. Knows nothing of
+Spark.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from ..kms.registry import from_properties
 
 @dataclass(frozen=True, slots=True, init=False)
 class KmsConfig:
-    """Which KMS is meant, in Iceberg's property names, without anything secret; picklable.
+    """The configuration of a KMS, under Iceberg's property names; picklable.
 
-    Raises KmsConfigurationError for properties that hold a secret: what is pickled is sent around
-    and stored. A process finds its own credentials.
+    Raises KmsConfigurationError for a property that is a secret, because pickles are sent over the
+    network and stored. Each process finds its own credentials.
     """
 
     properties: tuple[tuple[str, str], ...]
@@ -37,17 +38,17 @@ class KmsConfig:
     def __init__(self, properties: Mapping[str, str]) -> None:
         if secrets := Properties(properties).secrets():
             raise KmsConfigurationError(
-                f"the property {secrets[0]!r} is secret and does not travel to executors: let "
+                f"the property {secrets[0]!r} is a secret, which is not sent to executors: let "
                 "each process find its own credentials (a file, the environment, its identity)"
             )
         object.__setattr__(self, "properties", tuple(sorted(properties.items())))
 
     def client(self) -> KmsClient:
-        """Return this process's client of the KMS, made once. Raises KmsError."""
+        """Return the KMS client of this process, which is made once. Raises KmsError."""
         return self.keks().kms
 
     def keks(self) -> KekCache:
-        """Return this process's KEKs of the KMS."""
+        """Return the KEKs that this process has unwrapped with the KMS."""
         caches = _caches.get()
         cache = caches.get(self.properties)
         if cache is None:
@@ -56,7 +57,7 @@ class KmsConfig:
         return cache
 
 
-# What the KEK's own seals are never bound to: those are AES-GCM's.
+# The KEK wraps keys by AES-GCM and is never used with this text there.
 _HMAC_PURPOSE = b"ags1 ledger plaintext hmac sha256"
 
 # One KMS client and its KEKs for each configuration.
@@ -67,8 +68,8 @@ _caches: PerProcess[dict[tuple[tuple[str, str], ...], KekCache]] = PerProcess(di
 class FileKeys:
     """Wraps the keys of files under a KEK, and unwraps them; picklable.
 
-    ``kek`` is the job's, None where nothing is wrapped. ``trusted_key_ids`` are the master keys
-    that wrapped keys may name; None is all that the KMS has (see ``Keychain``).
+    ``kek`` is the job's, None if nothing is wrapped. ``trusted_key_ids`` are the master keys that
+    wrapped keys may name; None accepts all that the KMS has (see ``Keychain``).
     """
 
     kms: KmsConfig
@@ -77,7 +78,7 @@ class FileKeys:
 
     @classmethod
     def for_sealing(cls, kms: KmsConfig, master_key_id: str) -> FileKeys:
-        """Make a job's KEK under the master key; one KMS call. Raises KmsError."""
+        """Make a job's KEK under the master key with one KMS call. Raises KmsError."""
         keks = kms.keks()
         kek = KeyEncryptionKey.generate(keks.kms, master_key_id, key_size=FILE_KEY_SIZE)
         keks.put(kek)
@@ -85,26 +86,25 @@ class FileKeys:
 
     @classmethod
     def for_opening(cls, kms: KmsConfig, master_key_ids: Collection[str] = ()) -> FileKeys:
-        """Return what unwraps keys; only those under ``master_key_ids`` where there are any.
+        """Return what unwraps keys, only those under ``master_key_ids`` if any are given.
 
-        Raises KmsConfigurationError when they have to be named: a key id may be a stranger's.
+        Raises KmsConfigurationError if they have to be given: with some KMSs a wrapped key may name
+        another user's master key.
         """
         accepted = frozenset(master_key_ids) or None
         if accepted is None and getattr(kms.client(), "accepts_foreign_keys", True):
             raise KmsConfigurationError(
-                "with this KMS a wrapped key may name anybody's master key: say which ones to "
-                "accept"
+                "with this KMS a wrapped key may name another user's master key: name those to "
+                "accept (--key, key_ids=, or the option 'trusted-keys')"
             )
         return cls(kms, None, accepted)
 
     def wrap(self, km: KeyMetadata) -> dict[str, Any]:
-        """Return ``km`` wrapped: the document that a sidecar holds. Raises KmsError."""
-        sidecar = Sidecar.seal(km, self._kek())
-        entries = encryption_keys_to_dicts(sidecar.encryption_keys)
-        return {"encryption-keys": entries, "key-id": sidecar.key_id}
+        """Wrap ``km``: return the document that a sidecar holds. Raises KmsError."""
+        return document_of(Sidecar.seal(km, self._kek()))
 
     def unwrap(self, wrapped: Mapping[str, Any] | str) -> KeyMetadata:
-        """Return what ``wrap`` wrapped, or what a sidecar holds; ``wrapped`` may be the JSON text.
+        """Return the key that ``wrap`` wrapped, or that a sidecar holds. ``wrapped`` may be JSON.
 
         Raises KeyMetadataError, AuthenticationError, KmsError.
         """
@@ -113,23 +113,23 @@ class FileKeys:
         return sidecar.open(self.unwrap_kek, sidecar.file_keys[0])
 
     def hmac_key(self) -> bytes:
-        """Return the key for HMACs of plaintexts, which is derived from the job's KEK: HMAC-SHA-256
+        """Return the key for HMACs of plaintexts. It is derived from the job's KEK as HMAC-SHA-256
         of a fixed text. Raises KmsError."""
         return self._kek().derived_key(_HMAC_PURPOSE)
 
     def prepare(self) -> None:
-        """Unwrap the job's KEK, so that a KMS that fails does so before any work. Raises
+        """Unwrap the job's KEK, so that a KMS that fails does so before any work begins. Raises
         KmsError."""
         self._kek()
 
     def _kek(self) -> KeyEncryptionKey:
         if self.kek is None:
-            raise ValueError("these keys only open")
+            raise ValueError("these keys can only unwrap")
         return self.kms.keks().unwrap(self.kek)
 
     def unwrap_kek(self, entry: EncryptedKey) -> KeyEncryptionKey:
-        """Return a KEK, from this process's if it is there. Raises KeyMetadataError for a master
-        key that is not accepted, KmsError."""
+        """Unwrap a KEK, or return it if this process has unwrapped it already. Raises
+        KeyMetadataError for a master key that is not accepted, KmsError."""
         accepted = self.trusted_key_ids
         if accepted is not None and entry.encrypted_by_id not in accepted:
             raise KeyMetadataError(
@@ -139,8 +139,19 @@ class FileKeys:
         return self.kms.keks().unwrap(entry)
 
 
+def document_of(sidecar: Sidecar) -> dict[str, Any]:
+    """Return the JSON document of a sidecar."""
+    entries = encryption_keys_to_dicts(sidecar.encryption_keys)
+    return {"encryption-keys": entries, "key-id": sidecar.key_id}
+
+
+def as_text(document: Mapping[str, Any]) -> str:
+    """Return the document of a wrapped key in the form of tasks and of the ledger."""
+    return json.dumps(document, separators=(",", ":"))
+
+
 def trusted(kms: KmsConfig, master_key_ids: Collection[str]) -> frozenset[str] | None:
-    """Return the master keys to accept besides: all, where a key id cannot be a stranger's."""
+    """Return the master keys to accept. None, which accepts all, if the KMS has only ours."""
     if getattr(kms.client(), "accepts_foreign_keys", True):
         return frozenset(master_key_ids)
     return None

@@ -1,16 +1,16 @@
-"""The ledger of a job: what became of each file, and the wrapped keys without which it is lost.
+"""The ledger: what became of each file of a job, and its wrapped key.
 
-::
+If the ledger is lost, the files cannot be decrypted. Its folder has these files::
 
-    LEDGER/batch-<number>.parquet     settled rows, the newest number last
-          _pending-<number>.parquet   rows whose files may not all have their names yet
-          _job-<job id>.json          a job under way, or killed
-          _staged-<job id>-….json     what it has begun elsewhere, to be given up with it
-          _lock                       held by the one job that writes
+    batch-<number>.parquet      settled rows; the highest number is the newest
+    _pending-<number>.parquet   rows whose files may not all have their names yet
+    _job-<job id>.json          a job that is running, or was killed
+    _staged-<job id>-….json     the uploads that it has begun; they are aborted with it
+    _lock                       held by the one job that writes
 
-A batch is stored as pending before the first of its files gets its name, and settled, in one step,
-when the last one has: no crash leaves a file without its key, nor a settled row without its file.
-What begins with ``_`` is no data to readers of Parquet folders. Knows nothing of Spark.
+A batch is stored as pending before the first of its files gets its name, and settled in one step
+after the last one has. So no crash leaves a file without its key, or a settled row without its
+file. Readers of Parquet folders pass over names that begin with ``_``. Knows nothing of Spark.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -34,7 +33,7 @@ from .. import private_file
 from ..atomic import AtomicFile
 from ..errors import FormatError, KmsAccessDeniedError
 from ..kms.passphrase import check_owner
-from .storage.protocol import ledger_folder
+from .paths import ledger_folder
 
 ENCRYPT, DECRYPT = "encrypt", "decrypt"
 DONE, FAILED, SKIPPED, REMOVED = "done", "failed", "skipped", "removed"
@@ -53,15 +52,15 @@ _STAGED_IN_A_NOTE = 20_000
 class Row(NamedTuple):
     """What became of one file.
 
-    Sizes are bytes. ``source_version`` changes with the source: a local file's time in ns, S3's
-    ETag. ``key_metadata`` is the document of a sidecar, JSON: the file's key, wrapped;
-    ``key_id`` its id there. ``master_key_id`` names the key in the KMS. ``error_kind`` is the
-    exception's name. ``attempt`` is what was written, as its storage calls it: the path of a file
-    from the target's folder, a tab, its inode and time, elsewhere a URL, or JSON of S3's upload and
-    its parts. ``replaces``: it may take the place of an older target. ``plaintext_hmac`` is
-    HMAC-SHA-256 under a key derived from the KEK (``FileKeys.hmac_key``), where it was asked for: a
-    bare hash would tell which files are equal. Times are epoch ms. What failed has its key where
-    its file may be somewhere in spite of that.
+    Sizes are bytes, times are ms since 1970. ``source_version`` changes with the source: a local
+    file's time in ns, S3's ETag. ``key_metadata`` is the JSON document of a sidecar with the file's
+    wrapped key, ``key_id`` that key's id there, ``master_key_id`` the master key in the KMS.
+    ``error_kind`` is the exception's name. ``attempt`` tells the storage what was written: for a
+    local file its path from the target's folder, a tab, its inode and time; for S3 JSON of the
+    upload and its parts; otherwise a URL. ``replaces``: the target may replace an older one.
+    ``plaintext_hmac``, if it was asked for, is HMAC-SHA-256 under a key derived from the KEK
+    (``FileKeys.hmac_key``): a plain hash would tell which files are equal. A failed row has its
+    key if its file may exist all the same.
     """
 
     operation: str
@@ -91,20 +90,10 @@ _TYPES: dict[str, pa.DataType] = {
     "replaces": pa.bool_(),
     "finished_ms": pa.int64(),
 }
-# Columns in which each row has something.
+# Columns that are null in no row.
 _ALWAYS = frozenset(
-    (
-        "operation",
-        "source",
-        "target",
-        "relative_path",
-        "source_size",
-        "source_version",
-        "status",
-        "replaces",
-        "job_id",
-        "finished_ms",
-    )
+    "operation source target relative_path source_size source_version status replaces job_id "
+    "finished_ms".split()
 )
 SCHEMA = pa.schema([(name, _TYPES.get(name, pa.string())) for name in Row._fields])
 
@@ -117,11 +106,11 @@ class Batch(NamedTuple):
 
 
 class Ledger:
-    """A folder of Parquet files. ``writing`` takes the lock, which one job at a time holds, of a
-    folder that nobody else may write to: a job moves and removes files by what is in there.
+    """A folder of Parquet files. ``writing`` takes its lock, which one job at a time holds.
 
-    Raises BlockingIOError while another job writes, OSError, KmsAccessDeniedError for a folder that
-    others may write to, FormatError for a file there that is no ledger's.
+    Raises BlockingIOError while another job writes, OSError, FormatError for a file there that is
+    not a ledger's, and KmsAccessDeniedError for a folder that other users may write to: jobs move
+    and remove the files that a ledger names.
     """
 
     def __init__(self, folder: str, *, writing: bool, durable: bool = True) -> None:
@@ -140,12 +129,12 @@ class Ledger:
         except BlockingIOError:
             self.close()
             raise BlockingIOError(
-                errno.EAGAIN, "another job is writing to this ledger", self.folder
+                errno.EAGAIN, "another job is writing to this ledger: wait for it", self.folder
             ) from None
         self._next = 1 + max((number for number, _ in self._files(_BATCH, _PENDING)), default=0)
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         fd, self._lock = self._lock, -1
         if fd >= 0:
             os.close(fd)
@@ -153,37 +142,31 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def rows(self, columns: Sequence[str] = Row._fields, *, pending: bool = False) -> list[Row]:
-        """Return the settled rows, oldest first, with None in the columns not asked for; the
-        pending ones, too, in their batches' order, if asked for."""
+        """Return the settled rows, oldest first, with None in columns that are not asked for;
+        ``pending`` adds the pending ones, in the order of their batches."""
         batches: dict[int, list[Row]] = {}
-        # These first: what is settled meanwhile is among the others.
+        # Before the settled ones, so that a batch which is settled meanwhile is not missed.
         for number, path in self._files(_PENDING) if pending else ():
             batches[number] = _rows_if_there(path, columns) or []
         batches.update(self.rows_between(0, None, columns))
         return [row for number in sorted(batches) for row in batches[number]]
 
     def done(self, operation: str, columns: Sequence[str] = Row._fields) -> dict[str, Row]:
-        """Return by its target the newest row of each file that is done, and was not removed since
-        by whoever wrote that to the ledger."""
+        """Return by target the newest row of each file that is done and was not removed since."""
         wanted = [*columns, "operation", "status", "target"]
-        found: dict[str, Row] = {}
+        newest: dict[str, Row] = {}
         for row in self.rows(wanted):
             if row.operation != operation:
                 continue
             if row.status == DONE:
-                found[row.target] = row
+                newest[row.target] = row
             elif row.status == REMOVED:
-                found.pop(row.target, None)
-        return found
+                newest.pop(row.target, None)
+        return newest
 
     def prepare(self, rows: Sequence[Row]) -> Batch:
         """Store rows as pending."""
@@ -193,7 +176,7 @@ class Ledger:
         return batch
 
     def settle(self, batch: Batch, rows: Sequence[Row]) -> None:
-        """Make a pending batch's rows those of the ledger: ``rows``, what became of them."""
+        """Replace a pending batch by a settled one with ``rows``, which say what became of it."""
         pending = self._pending_path(batch)
         settled = os.path.join(self.folder, f"batch-{batch.number:012}.parquet")
         if rows == batch.rows:
@@ -205,33 +188,33 @@ class Ledger:
 
     def pending(self) -> Iterator[Batch]:
         """Yield the batches that a killed job left pending, or that a job is about to settle,
-        oldest first. Who reads the settled ones, too, does so afterwards: a batch that is settled
-        meanwhile is in neither otherwise."""
-        found = self._files(_PENDING)
+        oldest first. Read the settled batches afterwards, not before: otherwise a batch that is
+        settled in between is missed."""
+        pending = self._files(_PENDING)
         settled = {number for number, _ in self._files(_BATCH)}
-        for number, path in found:
-            if number in settled:  # with other rows, the moment before the kill
+        for number, path in pending:
+            if number in settled:  # with other rows, just before the kill
                 if self._lock >= 0:
                     os.unlink(path)
             elif (rows := _rows_if_there(path)) is not None:
                 yield Batch(number, rows)
 
     def begin(self, job_id: str, folder: str) -> None:
-        """Note that a job is under way, which stages files in and below ``folder``."""
+        """Note that a job has begun, which stages files in and below ``folder``."""
         data = json.dumps({"folder": folder}).encode() + b"\n"
         path = self._job_path(job_id)
         private_file.write(path, data, overwrite=False, durable=self._durable)
 
     def end(self, job_id: str) -> None:
-        """Note that a job has left nothing staged."""
+        """Note that nothing that a job staged is left."""
         for name in self._staged_names(job_id):
             os.unlink(os.path.join(self.folder, name))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._job_path(job_id))
 
     def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:
-        """Note what a job has begun in a place where it cannot be found by its name: by target,
-        what its storage calls it. ``number`` is that of the wave."""
+        """Note the uploads that wave ``number`` of a job has begun, by target: their names do not
+        tell which job they belong to."""
         begun = list(staged.items())
         for part, first in enumerate(range(0, len(begun), _STAGED_IN_A_NOTE)):
             data = json.dumps(begun[first : first + _STAGED_IN_A_NOTE]).encode() + b"\n"
@@ -239,22 +222,22 @@ class Ledger:
             private_file.write(path, data, overwrite=False, durable=self._durable)
 
     def forget_staged(self, job_id: str, number: int) -> None:
-        """Note that nothing of a wave is left."""
+        """Note that no upload of a wave is left."""
         with contextlib.suppress(FileNotFoundError):
             for part in itertools.count():
                 os.unlink(self._staged_path(job_id, number, part))
 
     def staged(self, job_id: str) -> list[tuple[str, str]]:
-        """Return what a job has noted so: (target, what its storage calls it) each."""
-        found: list[tuple[str, str]] = []
+        """Return the uploads that a job has noted: (target, what its storage calls it) each."""
+        staged: list[tuple[str, str]] = []
         for name in self._staged_names(job_id):
             data, _ = private_file.read(os.path.join(self.folder, name), _MAX_STAGED_SIZE)
             with contextlib.suppress(ValueError, TypeError, RecursionError):
-                found += [(str(target), str(shared)) for target, shared in json.loads(data)]
-        return found
+                staged += [(str(target), str(shared)) for target, shared in json.loads(data)]
+        return staged
 
     def killed(self) -> dict[str, str]:
-        """Return the folders of the jobs that did not end, by job id."""
+        """Return the folders of jobs that did not end, by job id."""
         folders: dict[str, str] = {}
         for name in os.listdir(self.folder):
             if match := _JOB.fullmatch(name):
@@ -268,14 +251,14 @@ class Ledger:
         return [path for _, path in self._files(_BATCH)]
 
     def replace(self, path: str, staged: str) -> None:
-        """Put the batch that is in the file ``staged`` in the place of a settled one."""
+        """Replace a settled batch by the file ``staged``."""
         os.rename(staged, path)
         self._sync()
 
     def settled_up_to(self) -> int:
-        """Return the number of the newest settled batch that no pending one comes before, 0 where
-        there is none: what is settled up to there stays as it is."""
-        # These first: no batch comes before them then that is pending and not seen.
+        """Return the number of the newest settled batch with no pending batch before it, 0 if there
+        is none. Batches up to that number do not change any more."""
+        # Before the pending ones, so that each earlier batch that is pending is seen.
         settled = [number for number, _ in self._files(_BATCH)]
         pending = [number for number, _ in self._files(_PENDING)]
         first = min(set(pending).difference(settled), default=None)
@@ -285,20 +268,20 @@ class Ledger:
     def rows_between(
         self, after: int, until: int | None = None, columns: Sequence[str] = Row._fields
     ) -> Iterator[tuple[int, list[Row]]]:
-        """Yield the number and the rows of each settled batch with a number above ``after``, and
-        not above ``until``, oldest first."""
+        """Yield number and rows of each settled batch above ``after`` and up to ``until``, oldest
+        first."""
         for number, path in self._files(_BATCH):
             if after < number and (until is None or number <= until):
                 yield number, read_rows(path, columns)
 
     def _files(self, *patterns: re.Pattern[str]) -> list[tuple[int, str]]:
-        found = [
+        files = [
             (int(match[1]), os.path.join(self.folder, name))
             for name in os.listdir(self.folder)
             for pattern in patterns
             if (match := pattern.fullmatch(name))
         ]
-        return sorted(found)
+        return sorted(files)
 
     def _pending_path(self, batch: Batch) -> str:
         return os.path.join(self.folder, f"_pending-{batch.number:012}.parquet")
@@ -329,14 +312,14 @@ def _refuse_others(folder: str) -> None:
     check_owner(status, folder, "ledger's folder")
     if status.st_mode & 0o022:
         raise KmsAccessDeniedError(
-            f"others may write to this ledger (mode {stat.S_IMODE(status.st_mode):04o}), and have "
-            "files moved and removed by that; it is not used until chmod go-w closes it",
+            f"others may write to this ledger (mode {stat.S_IMODE(status.st_mode):04o}) and "
+            "could make a job move or remove files: run chmod go-w on it",
             file=folder,
         )
 
 
 def _rows_if_there(path: str, columns: Iterable[str] = Row._fields) -> list[Row] | None:
-    """Return a pending batch's rows, None where it was settled since it was listed."""
+    """Return a pending batch's rows, None if it was settled since it was listed."""
     try:
         return read_rows(path, columns)
     except FileNotFoundError:
@@ -344,7 +327,7 @@ def _rows_if_there(path: str, columns: Iterable[str] = Row._fields) -> list[Row]
 
 
 def write_rows(path: str, rows: Sequence[Row], *, durable: bool) -> None:
-    """Write a batch as a file that must not exist, whole or not at all. Raises OSError."""
+    """Write a batch to a new file, whole or not at all. Raises OSError."""
     columns: Iterable[Any] = zip(*rows, strict=True) if rows else ([] for _ in Row._fields)
     arrays = [pa.array(column, kind.type) for column, kind in zip(columns, SCHEMA, strict=True)]
     table = pa.Table.from_arrays(arrays, schema=SCHEMA)
@@ -354,22 +337,27 @@ def write_rows(path: str, rows: Sequence[Row], *, durable: bool) -> None:
 
 
 def read_rows(path: str, columns: Iterable[str] = Row._fields) -> list[Row]:
-    """Return a batch's rows, with None in the columns not asked for. Raises FormatError."""
+    """Return a batch's rows, with None in columns that are not asked for. Raises FormatError."""
     wanted = frozenset(columns)
     names = [name for name in Row._fields if name in wanted]
     try:
         with pq.ParquetFile(path) as file:
             if file.metadata.num_rows > _MAX_ROWS:
-                raise FormatError("the ledger is damaged: no batch has so many rows", file=path)
+                raise FormatError(
+                    "the ledger is damaged (no batch has so many rows): restore a copy", file=path
+                )
             table = file.read(columns=names)
     except pa.ArrowInvalid as error:
-        raise FormatError(f"the ledger is damaged: {error}", file=path) from None
+        raise FormatError(f"the ledger is damaged ({error}): restore a copy", file=path) from None
     if table.column_names != names:
-        raise FormatError("this is no ledger's file: columns are missing", file=path)
+        raise FormatError(
+            "this is not a ledger's file (columns are missing): remove it from the folder",
+            file=path,
+        )
     for name in names:
         column = table.column(name)
         if column.type != SCHEMA.field(name).type or (name in _ALWAYS and column.null_count):
-            raise FormatError(f"the ledger is damaged: the column {name!r}", file=path)
+            raise FormatError(f"the ledger is damaged (column {name!r}): restore a copy", file=path)
     nothing = [None] * table.num_rows
     values = [table.column(name).to_pylist() if name in wanted else nothing for name in Row._fields]
     return [Row(*row) for row in zip(*values, strict=True)]

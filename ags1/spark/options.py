@@ -1,8 +1,8 @@
-"""What the options of a data source say, checked: keys, paths, columns, sizes.
+"""The options of a data source, checked: keys, paths, columns, sizes.
 
-Options are in the plan, and whoever writes them writes them into programs: one that is a secret is
-refused, whatever it is for. Where no option names a KMS, the driver's environment
-(``AGS1_KMS_…``) and configuration file do, as for the command line. Knows nothing of files.
+Options appear in programs and in Spark's plans, so an option that is a secret is refused. If no
+option names a KMS, the driver's environment (``AGS1_KMS_…``) and configuration file do, as for the
+command line. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 import re
 from collections.abc import Mapping
 
-from ..cli import settings
-from ..cli.settings import Layer, Settings
 from ..errors import KmsConfigurationError
+from ..kms import settings
 from ..kms.properties import Properties
 from ..kms.registry import KMS_TYPE
+from ..kms.settings import Layer, Settings
 from .keys import FileKeys, KmsConfig
 
 _SHIFTS = (("k", 10), ("m", 20), ("g", 30))
@@ -25,7 +25,7 @@ _UNITS = {"": 1, "b": 1, **{f"{u}{b}": 1 << s for u, s in _SHIFTS for b in ("", 
 
 
 def refuse_secrets(options: Mapping[str, str]) -> None:
-    """Raise KmsConfigurationError when an option is a secret."""
+    """Raise KmsConfigurationError if an option is a secret."""
     if secrets := Properties(dict(options)).secrets():
         raise KmsConfigurationError(
             f"the option {secrets[0]!r} would send a secret through Spark: let each process find "
@@ -34,14 +34,14 @@ def refuse_secrets(options: Mapping[str, str]) -> None:
 
 
 def key_settings(options: Mapping[str, str]) -> Settings:
-    """Return which KMS is meant: ``kms``, ``keyring``, ``key`` and properties under Iceberg's
-    names, above the environment and the configuration file. Raises KmsConfigurationError."""
+    """Return the settings of the KMS: from the options ``kms``, ``keyring``, ``key`` and Iceberg's
+    properties, then the environment, then the file. Raises KmsConfigurationError."""
     refuse_secrets(options)
     given = {name: text for name, text in options.items() if name.startswith(_KMS_PREFIXES)}
     short = {KMS_TYPE: options.get("kms"), settings.KEYRING: options.get("keyring")}
     for name, value in short.items():
         if value and given.setdefault(name, value) != value:
-            raise KmsConfigurationError(f"two options say what {name!r} is: one is meant")
+            raise KmsConfigurationError(f"two options set {name!r} differently: leave one out")
     if options.get("keyring"):
         given.setdefault(KMS_TYPE, settings.LOCAL)
     return settings.resolve(
@@ -52,10 +52,10 @@ def key_settings(options: Mapping[str, str]) -> Settings:
 
 
 def opening_keys(options: Mapping[str, str]) -> FileKeys:
-    """Return what unwraps files' keys. ``trusted-keys`` are the master keys that they may be
-    under, with commas between; else ``key``, where the KMS would unwrap with anybody's.
+    """Return what unwraps the keys of files. Raises KmsError.
 
-    Raises KmsError.
+    The option ``trusted-keys`` names the master keys to accept, separated by commas. By default it
+    is ``key``, if the KMS would unwrap with any user's master key.
     """
     chosen = key_settings(options)
     kms = KmsConfig(chosen.properties)
@@ -66,43 +66,41 @@ def opening_keys(options: Mapping[str, str]) -> FileKeys:
 
 
 def sealing_keys(options: Mapping[str, str]) -> FileKeys:
-    """Return what wraps new files' keys, under the master key ``key``; one KMS call.
+    """Return what wraps the keys of new files under the master key ``key``, after one KMS call.
 
-    Raises KmsError, KmsConfigurationError where nobody names the key.
+    Raises KmsError, and KmsConfigurationError if no master key is named.
     """
     chosen = key_settings(options)
     if not chosen.key_id:
-        raise KmsConfigurationError("which master key? Name it with the option 'key'")
+        raise KmsConfigurationError("no master key is named: give the option 'key'")
     return FileKeys.for_sealing(KmsConfig(chosen.properties), chosen.key_id)
 
 
 def names(text: str | None) -> list[str]:
-    """Return the names in a list with commas between."""
+    """Return the names in a list that is separated by commas."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def paths(options: Mapping[str, str]) -> list[str]:
-    """Return the paths that were given to ``load``: one, or Spark's JSON list of several.
-
-    Raises ValueError when there is none.
-    """
-    found = json.loads(options["paths"]) if options.get("paths") else []
+    """Return the paths that ``load`` was given: one, or Spark's JSON list of several. Raises
+    ValueError if there is none."""
+    given = json.loads(options["paths"]) if options.get("paths") else []
     if options.get("path"):
-        found.append(options["path"])
-    if not found:
-        raise ValueError("no path is given")
-    return [str(path) for path in found]
+        given.append(options["path"])
+    if not given:
+        raise ValueError("no path is given: pass one to load() or save()")
+    return [str(path) for path in given]
 
 
 def size(options: Mapping[str, str], name: str, default: int) -> int:
-    """Return an option's number of bytes, which may end in ``k``, ``m`` or ``g``. Raises
+    """Return an option that is a number of bytes and may end in ``k``, ``m`` or ``g``. Raises
     ValueError."""
     text = options.get(name)
     if not text:
         return default
     parts = re.fullmatch(r"([0-9]{1,15})([a-z]{0,2})", text.strip().lower())
     if parts is None or parts[2] not in _UNITS or int(parts[1]) < 1:
-        raise ValueError(f"the option {name!r} is no number of bytes above 0: {text!r}")
+        raise ValueError(f"the option {name!r} has to be a number of bytes above 0, not {text!r}")
     return int(parts[1]) * _UNITS[parts[2]]
 
 
@@ -110,5 +108,5 @@ def flag(options: Mapping[str, str], name: str, default: bool = False) -> bool:
     """Return an option that is ``true`` or ``false``. Raises ValueError."""
     text = (options.get(name) or str(default)).lower()
     if text not in ("true", "false"):
-        raise ValueError(f"the option {name!r} is 'true' or 'false', not {text!r}")
+        raise ValueError(f"the option {name!r} has to be 'true' or 'false', not {text!r}")
     return text == "true"

@@ -1,8 +1,8 @@
-"""Jobs' files in what this machine, and all executors, have mounted.
+"""Jobs' files in folders that the driver and all executors have mounted.
 
-Tasks write to staged files in the target's folder, through descriptors. The ranges of one file go
-into one staged file, each written by the first attempt that comes; giving it its name is a rename.
-Knows nothing of keys.
+Tasks write to staged files in the target's folder. All ranges of one file go into one staged file,
+and the first attempt at a range writes it there. A rename gives the staged file its name. Knows
+nothing of keys.
 """
 
 from __future__ import annotations
@@ -14,26 +14,23 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...atomic import publish
 from ...errors import Ags1Error
-from ..bulk.planning import Item, Piece, target_offset, target_size
+from ..ledger import Row
+from ..paths import local_path
 from . import local_files as files
+from .pieces import Item, Piece, target_offset, target_size
 from .protocol import (
     CHANGED,
     Attempt,
-    Found,
     NothingStagedError,
     Problem,
+    SourceFile,
     Staging,
     Status,
     StatusOf,
-    local_path,
 )
-
-if TYPE_CHECKING:
-    from ..ledger import Row
 
 
 class LocalSource:
@@ -59,7 +56,7 @@ class LocalSource:
 
     def check_unchanged(self) -> None:
         after, before = os.fstat(self.fd), self._status
-        # Programs set a file's time; none sets the one of its status.
+        # A program can set a file's time, but not the time of its status.
         if (after.st_size, after.st_mtime_ns, after.st_ctime_ns) != (
             before.st_size,
             before.st_mtime_ns,
@@ -82,8 +79,8 @@ class _LocalOutput:
 
 
 class LocalStorage:
-    """What is mounted here; see ``Storage``. What attempts share is the staged file of all ranges,
-    where a file is cut; what an attempt has staged is a path."""
+    """Mounted folders; see ``Storage``. If a file is cut, its attempts share the staged file of all
+    ranges. What an attempt has staged is a path."""
 
     is_remote = False
 
@@ -95,7 +92,7 @@ class LocalStorage:
 
     def find(
         self, source: str, passed_over: Collection[str], pool: Executor
-    ) -> Iterator[Found | Problem]:
+    ) -> Iterator[SourceFile | Problem]:
         here = (local_path(path) for path in passed_over)
         closed = frozenset(os.path.abspath(path) for path in here if path is not None)
         for path, base in files.expand(local_path(source) or source):
@@ -141,7 +138,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def open(self, path: str, size: int, version: str) -> Iterator[LocalSource]:
-        # Without O_NONBLOCK, opening a pipe that nobody writes to would hang.
+        # Without O_NONBLOCK, opening a pipe without a writer would hang.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             yield LocalSource(fd, path)
@@ -154,10 +151,10 @@ class LocalStorage:
     ) -> Iterator[_LocalOutput]:
         """Open what an attempt writes to.
 
-        The first attempt at a range to come writes to the file of all ranges, which needs no
-        copying then. Every other one writes, at the same offset, to a file of its own: an attempt
-        that was given up may still be writing, and the file of all ranges may have its name. So
-        what tells that a range is taken is there for as long as the job.
+        The first attempt at a range writes to the file of all ranges, which then needs no copying.
+        Every other attempt writes, at the same offset, to a file of its own, because the first one
+        may still be writing although it was given up. So the claim of a range stays until the job
+        ends.
         """
         path = files.staged_path(piece.target, attempt.job_id, attempt.name)
         shared = piece.shared
@@ -196,11 +193,8 @@ class LocalStorage:
         return files.attempt(path, os.path.dirname(item.target))
 
     def _assembled(self, staging: Staging, item: Item, results: Sequence[tuple[int, str]]) -> str:
-        """Copy the ranges together into a file that no attempt knows.
-
-        The file of all ranges will not do once another attempt has won one of them: the attempt
-        that had begun there may still be writing.
-        """
+        """Copy the ranges into a new file, which no attempt knows: an attempt that was given up may
+        still be writing to the file of all ranges."""
         path = files.staged_path(item.target, staging.job_id, f"whole-{item.number:x}")
         results = sorted(results)
         begins = [target_offset(first, seals=staging.seals) for first, _ in results]
@@ -235,12 +229,12 @@ class LocalStorage:
                 return
             folder = os.path.dirname(row.target)
             if not os.path.isdir(folder):
-                # Perhaps it is not mounted yet.
-                said = "the folder of a killed job's files is not there: mount it, or make it"
+                # It may not be mounted yet.
+                said = "the folder of a killed job's files is not there: mount it, or create it"
                 raise FileNotFoundError(errno.ENOENT, said, folder) from None
             raise NothingStagedError(errno.ENOENT, error.strerror, staged) from None
         if status.st_size != row.target_size:
-            said = "what was written has another size than it should"
+            said = "the file that was written has the wrong size: run the job again"
             raise NothingStagedError(errno.EIO, said, staged)
         if again and status.st_nlink > 1 and _is_at(row.target, status):
             os.unlink(staged)
@@ -248,7 +242,7 @@ class LocalStorage:
         try:
             publish(staged, row.target, overwrite=row.replaces, durable=False)
         except OSError:
-            # Of a network's file system an answer may be lost: what is asked for again was done.
+            # A network file system repeats a request whose answer was lost, and then fails.
             if not _is_at(row.target, status):
                 raise
             files.remove(staged)
@@ -259,6 +253,9 @@ class LocalStorage:
 
     def has_its_name(self, row: Row) -> bool:
         return not os.path.lexists(_staged(row)[0])
+
+    def remove(self, path: str) -> None:
+        files.remove(local_path(path) or path)
 
     def sync_names(self, paths: Collection[str]) -> None:
         devices = {os.stat(path).st_dev: path for path in paths}
@@ -294,13 +291,13 @@ def _status(follow: bool, path: str) -> Status | None:
 def _make_folder(folder: str, source: str, root: str) -> OSError | None:
     like = None if local_path(source) is None else os.path.dirname(source)
     try:
-        # Whoever may write in the root could lead us out of it.
+        # Any user who may write in the root could lead the job out of it.
         inside = os.path.relpath(folder, root)
         if os.path.realpath(folder) != os.path.normpath(
             os.path.join(os.path.realpath(root), inside)
         ):
             return OSError(
-                errno.ELOOP, "a link lies between the target folder and this one", folder
+                errno.ELOOP, "a link lies between the target folder and this one: remove it", folder
             )
         files.make_folder(folder, like, root)
     except OSError as error:
@@ -320,7 +317,7 @@ def _shared(staging: Staging, item: Item) -> str:
 
 
 def _claim_path(shared: str, first_block: int) -> str:
-    """Return the name of the file whose creation gives an attempt a range of a shared file."""
+    """Return the path of the file that an attempt creates to claim a range of a shared file."""
     stem, suffix = os.path.splitext(shared)
     return f"{stem}-claim{first_block:x}{suffix}"
 
@@ -334,18 +331,20 @@ def _claims(path: str) -> bool:
 
 
 def _staged(row: Row) -> tuple[str, files.Trace]:
-    """Return the path of what a row's job has staged, and by what it is known under another name.
-    Raises NothingStagedError for what no job of that id stages: a ledger moves and removes nothing
-    else."""
+    """Return the path of a row's staged file, and the trace that identifies it under another name.
+    Raises NothingStagedError if no job of the row's id stages a file under that path: a ledger must
+    not move or remove other files."""
     staged = files.staged_of(row.attempt or "", row.job_id)
     if staged is None:
-        raise NothingStagedError(errno.EINVAL, "the ledger names no staged file", row.target)
+        raise NothingStagedError(
+            errno.EINVAL, "the ledger names no file that a job stages", row.target
+        )
     name, trace = staged
     return os.path.join(os.path.dirname(row.target), name), trace
 
 
 def _is_published(row: Row, trace: files.Trace) -> bool:
-    """Whether a target is the one that was staged rather than the one to be replaced."""
+    """Whether a target is the staged file, and not the older file that it replaces."""
     try:
         status = os.stat(row.target)
     except FileNotFoundError:
@@ -355,7 +354,7 @@ def _is_published(row: Row, trace: files.Trace) -> bool:
 
 
 def _is_at(target: str, status: os.stat_result) -> bool:
-    """Whether the file of that status has the name ``target``."""
+    """Whether ``target`` names the file of that status."""
     try:
         return os.path.samestat(os.lstat(target), status)
     except OSError:

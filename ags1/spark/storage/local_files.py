@@ -1,8 +1,8 @@
-"""A job's files in what this machine has mounted: found, staged, copied and synced.
+"""A job's files in mounted folders: listed, staged, copied and synced.
 
-A staged file lies in its target's folder under a name that holds the job and the attempt, so that
-no two attempts ever write the same file and what a killed job left can be told from others'. Knows
-nothing of keys or of Spark.
+A staged file lies in its target's folder, and its name has the job and the attempt in it. So no two
+attempts write the same file, and the files that a killed job has left can be told from others.
+Knows nothing of keys or of Spark.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 from ...atomic import is_temporary
-from .protocol import Found, Problem
+from .protocol import Problem, SourceFile
 
-# As AtomicFile names its own (see is_temporary), which other commands pass over, too.
+# As AtomicFile names its files (see is_temporary), which all commands pass over.
 _STAGED_PREFIX, _STAGED_SUFFIX = ".ags1-", ".tmp"
-# Of the folder that a sink stages in, which readers pass over; the rest of its name begins the
-# job's id.
+# Of the folder in which a data source stages files, and which readers pass over. The rest of its
+# name begins the job's id.
 SINK_PREFIX = "_ags1-"
 _ATTEMPT = re.compile(
     r"(?P<folder>_ags1-[0-9a-f]+/)?(?P<name>[^/\0]+)\t(?P<inode>[0-9]+)-(?P<mtime_ns>-?[0-9]+)"
 )
-# Of folders: what jobs make they may list.
+# Of folders. A job may list the folders that it has made.
 NOTHING_THERE = (FileNotFoundError, PermissionError)
-# The name of no attempt.
+# No attempt has this name.
 _MARK = "root"
 
 
 class Trace(NamedTuple):
-    """By what a file is known when it has another name."""
+    """What identifies a file under another name."""
 
     inode: int
     mtime_ns: int
 
     def is_of(self, status: os.stat_result) -> bool:
-        """Whether that is the file's status. Inodes count anew where FUSE is mounted again."""
+        """Whether that is the file's status. FUSE gives other inodes when it is mounted again."""
         return status.st_ino == self.inode or status.st_mtime_ns == self.mtime_ns
 
 
 def version(status: os.stat_result) -> str:
-    """Return what changes with a local file's content: its time, ns."""
+    """Return what changes with a local file: its time in ns."""
     return str(status.st_mtime_ns)
 
 
 def expand(source: str) -> Iterator[tuple[str, str]]:
-    """Yield the paths that ``source`` means, each with the folder its relative path begins at."""
+    """Yield the paths that ``source`` means, each with the folder its relative path begins in."""
     path = os.path.abspath(source)
     if os.path.lexists(path) or not glob.has_magic(source):
         yield path, path if os.path.isdir(path) else os.path.dirname(path)
@@ -62,11 +62,11 @@ def expand(source: str) -> Iterator[tuple[str, str]]:
     base = path
     while glob.has_magic(base):
         base = os.path.dirname(base)
-    found = sorted(glob.glob(path, recursive=True))
-    if not found:
-        raise FileNotFoundError(errno.ENOENT, "nothing matches this pattern", source)
-    for match in found:
-        # "**" matches folders and, once more, all that is in them; and it goes through links.
+    matches = sorted(glob.glob(path, recursive=True))
+    if not matches:
+        raise FileNotFoundError(errno.ENOENT, "no file matches this pattern", source)
+    for match in matches:
+        # "**" matches folders and all that is in them, and it follows links.
         if "**" not in source or not (os.path.isdir(match) or _is_beyond_link(match, base)):
             yield match, base
 
@@ -82,14 +82,14 @@ def _is_beyond_link(path: str, base: str) -> bool:
 
 def below(
     path: str, base: str, closed: frozenset[str], pool: Executor
-) -> Iterator[Found | Problem]:
-    """Yield the files that a path of ``expand`` is or, walked level by level, has in it."""
+) -> Iterator[SourceFile | Problem]:
+    """Yield the file at a path of ``expand``, or all files in that folder, level by level."""
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", path)
-        found = Found(path, os.path.relpath(path, base), status.st_size, version(status))
-        yield found if _is_text(path) else _no_text(path)
+        file = SourceFile(path, os.path.relpath(path, base), status.st_size, version(status))
+        yield file if _is_text(path) else _no_text(path)
         return
     level = [] if path in closed else [path]
     while level:
@@ -100,8 +100,8 @@ def below(
         level = below
 
 
-def _list_folder(folder: str, base: str) -> tuple[list[Found | Problem], list[str]]:
-    items: list[Found | Problem] = []
+def _list_folder(folder: str, base: str) -> tuple[list[SourceFile | Problem], list[str]]:
+    items: list[SourceFile | Problem] = []
     folders: list[str] = []
     prefix = "" if folder == base else os.path.relpath(folder, base) + "/"
     try:
@@ -122,7 +122,7 @@ def _list_folder(folder: str, base: str) -> tuple[list[Found | Problem], list[st
                     continue
                 if stat.S_ISREG(status.st_mode):
                     name = prefix + entry.name
-                    items.append(Found(entry.path, name, status.st_size, version(status)))
+                    items.append(SourceFile(entry.path, name, status.st_size, version(status)))
     except OSError as error:
         items.append(Problem(folder, error))
     return items, folders
@@ -137,13 +137,13 @@ def _is_text(path: str) -> bool:
 
 
 def _no_text(path: str) -> Problem:
-    # Neither Parquet nor Spark's own rows can hold it.
-    shown = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return Problem(shown, OSError(errno.EILSEQ, "its name is not UTF-8"))
+    # Neither Parquet nor Spark's rows can hold such a name.
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return Problem(text, OSError(errno.EILSEQ, "its name is not UTF-8: rename it"))
 
 
 def staged_path(target: str, job_id: str, attempt: str) -> str:
-    """Return the name, in the target's folder, for what one attempt of a job writes."""
+    """Return the path, in the target's folder, for what one attempt of a job writes."""
     name = f"{_STAGED_PREFIX}{job_id}-{attempt}{_STAGED_SUFFIX}"
     return os.path.join(os.path.dirname(target), name)
 
@@ -156,20 +156,20 @@ def is_staged(name: str, job_id: str) -> bool:
 
 
 def mark_path(root: str, job_id: str) -> str:
-    """Return the name of the empty file by which a job knows its root again."""
+    """Return the path of the empty file by which a job recognises its root."""
     return staged_path(os.path.join(root, ""), job_id, _MARK)
 
 
 def attempt(path: str, folder: str) -> str:
-    """Return what a ledger has of a staged file (``Row.attempt``), whose target is in ``folder``:
-    its path from there, and its trace."""
+    """Return what the ledger notes of a staged file (``Row.attempt``): its path from ``folder``,
+    which its target will be in, and its trace."""
     status = os.stat(path)
     return f"{os.path.relpath(path, folder)}\t{status.st_ino}-{status.st_mtime_ns}"
 
 
 def staged_of(attempt: str, job_id: str) -> tuple[str, Trace] | None:
-    """Return the path and the trace that ``attempt`` names; None where no attempt of the job could
-    have made such a file, in the target's folder or in a sink's own one there."""
+    """Return the path and the trace in ``attempt``. None if no attempt of the job could have made
+    such a file in the target's folder, or in a data source's staging folder there."""
     match = _ATTEMPT.fullmatch(attempt)
     if match is None or not is_staged(match["name"], job_id):
         return None
@@ -180,8 +180,8 @@ def staged_of(attempt: str, job_id: str) -> tuple[str, Trace] | None:
 
 
 def remove_staged(folders: Iterable[str], job_id: str) -> bool:
-    """Remove what attempts of a job left in these folders; return whether all is gone. What cannot
-    be removed is under a name that no reader takes for a file."""
+    """Remove what attempts of a job left in these folders; return whether all is gone. Readers pass
+    over the names of files that cannot be removed."""
     is_gone = True
     for folder in folders:
         try:
@@ -192,7 +192,7 @@ def remove_staged(folders: Iterable[str], job_id: str) -> bool:
         except OSError:
             is_gone = False
             continue
-        # The claims of a file's ranges after the file: who has none yet could write to it.
+        # The claims of a file's ranges after the file: an attempt without one could write to it.
         for path in sorted(left, reverse=True):
             try:
                 os.unlink(path)
@@ -204,7 +204,7 @@ def remove_staged(folders: Iterable[str], job_id: str) -> bool:
 
 
 def remove(path: str) -> bool:
-    """Remove a file if it is there; return whether it was."""
+    """Remove a file if it exists; return whether it was removed."""
     try:
         os.unlink(path)
     except OSError:
@@ -213,13 +213,13 @@ def remove(path: str) -> bool:
 
 
 def create(path: str) -> int:
-    """Create a file that must not exist and return its descriptor. Raises OSError."""
+    """Create a new file and return its descriptor. Raises OSError."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 def make_folder(folder: str, source_folder: str | None, root: str) -> None:
-    """Make a target's missing folders up to ``root``, with the modes of the source's folders, where
-    it has any: a private folder's content would else be open to others where it is copied to."""
+    """Make a target's missing folders up to ``root``, with the modes of the source's folders if it
+    has any: otherwise other users could read the copies of a private folder's files."""
     if os.path.isdir(folder):
         return
     if source_folder is None or folder == root or len(folder) <= len(root):
@@ -232,9 +232,9 @@ def make_folder(folder: str, source_folder: str | None, root: str) -> None:
 
 
 def copy_range(source: str, target: int, offset: int, size: int) -> None:
-    """Copy ``size`` bytes at ``offset`` of a file to the same place in the descriptor ``target``.
+    """Copy ``size`` bytes at ``offset`` of a file to the same offset of the descriptor ``target``.
 
-    Raises OSError, also when the source ends early.
+    Raises OSError, also if the source ends early.
     """
     fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     copy: Callable[..., int] = getattr(os, "copy_file_range", _copy_some)
@@ -266,10 +266,10 @@ def _copy_some(source: int, target: int, size: int, offset: int, target_offset: 
 
 
 def sync(paths: Sequence[str]) -> None:
-    """Bring files to the disk, and what else their file system has to write. Raises OSError.
+    """Sync files to the disk. Raises OSError.
 
-    A few files are synced one by one; many with one call for their file system, which waits for
-    other programs' data, too.
+    A few files are synced one by one, many with one call for their file system, which also syncs
+    the data of other programs.
     """
     if len(paths) > _FEW and _syncfs is not None:
         folders = set(map(os.path.dirname, paths))
@@ -282,7 +282,7 @@ def sync(paths: Sequence[str]) -> None:
 
 
 def sync_file_system(path: str) -> None:
-    """Bring to the disk all that the file system of ``path`` has to write. Raises OSError."""
+    """Sync the whole file system of ``path`` to the disk. Raises OSError."""
 
     def call(fd: int) -> None:
         if _syncfs is None:

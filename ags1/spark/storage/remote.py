@@ -1,8 +1,8 @@
-"""Jobs' files in any file system that fsspec knows.
+"""Jobs' files in any file system that fsspec knows. Needs fsspec, which is optional.
 
 An attempt writes a staged file in the job's own folder inside the root, and the driver moves it to
-its name. One task writes a file: nothing can be written in ranges here. Credentials and endpoints
-are what each process finds (its environment, fsspec's configuration); none travel. Needs fsspec.
+its name. One task writes all of a file, because these file systems do not write ranges. Each
+process finds its own credentials and endpoints (its environment, fsspec's configuration).
 """
 
 from __future__ import annotations
@@ -14,61 +14,50 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ...atomic import is_temporary
 from ...errors import Ags1Error
-from ..bulk.planning import Item, Piece
+from ..ledger import Row
+from .pieces import Item, Piece
 from .protocol import (
     CHANGED,
     REQUESTS,
     Attempt,
-    Found,
     NothingStagedError,
     Output,
     Problem,
     Source,
+    SourceFile,
     Staging,
     Status,
     StatusOf,
     UnknownOutcomeError,
-    version_of,
 )
-
-if TYPE_CHECKING:
-    from ..ledger import Row
 
 T = TypeVar("T")
 
-# Nobody else's, where nothing says what it was.
+# Private, because nothing tells the mode of a remote file.
 _MODE = 0o600
-# The type of a folder with an empty name, which only an object store has.
+# The type of a folder with an empty name. Only object stores have such folders.
 NAMELESS = "nameless"
-# So few files are looked at one by one rather than by a listing of all that is there.
+# Up to this many files are looked at one by one, more by listing their folder.
 _FEW = 64
-# Folders at which a tree is parted into listings that go side by side.
+# A tree is divided into this many listings, which run at the same time.
 _SIDE_BY_SIDE = 8
-# Bytes that are compared at a time.
+_HALF_MOVED = "moving the file to its name failed; the next job tries again"
+# Bytes compared at a time.
 _COMPARED = 8 << 20
-
-
-def remote_storage(place: str) -> RemoteStorage:
-    """Return the storage of a URL's scheme and host. Raises OSError for one that cannot be used."""
-    with os_errors(place):
-        import fsspec.core
-
-        filesystem, _ = fsspec.core.url_to_fs(place)
-        protocol = filesystem.protocol
-    if "s3" in ((protocol,) if isinstance(protocol, str) else protocol):
-        from .s3 import S3Storage
-
-        return S3Storage(filesystem, place)
-    return RemoteStorage(filesystem, place)
+# The facts of fsspec's file systems that change with a file.
+_VERSIONS = (
+    "ETag etag Content-MD5 Digest generation mtime LastModified last_modified Last-Modified "
+    "modificationTime modify sha".split()
+)
 
 
 @contextlib.contextmanager
 def os_errors(path: str) -> Iterator[None]:
-    """Raise as OSError whatever a file system raises: each has kinds of its own."""
+    """Raise what a file system raises as OSError: each has exceptions of its own."""
     try:
         yield
     except (OSError, Ags1Error, MemoryError):
@@ -78,7 +67,7 @@ def os_errors(path: str) -> Iterator[None]:
 
 
 class RemoteSource:
-    """A file that is read by ranges, and asked for its version before and after."""
+    """A file that is read by ranges; its version is compared before and after."""
 
     fd = -1
     mode = _MODE
@@ -113,16 +102,16 @@ class _FileOutput:
 
 
 class RemoteStorage:
-    """A file system of fsspec's; see ``Storage``. What attempts share is the job's folder of staged
-    files; what an attempt has staged is a path, and so is ``Row.attempt``."""
+    """A file system of fsspec; see ``Storage``. Attempts share the job's folder of staged files.
+    What an attempt has staged is a path, and so is ``Row.attempt``."""
 
     is_remote = True
 
-    def __init__(self, filesystem: Any, place: str) -> None:
+    def __init__(self, filesystem: Any, host_url: str) -> None:
         self.fs = filesystem
-        # Where the file system's own names begin behind the host, they do not say which it is.
-        is_beneath = self.name(f"{place}/ags1") == "/ags1"
-        self._place = place if is_beneath else None
+        # Some file systems drop the host from their names.
+        is_beneath = self.name(f"{host_url}/ags1") == "/ags1"
+        self._host_url = host_url if is_beneath else None
 
     def is_like(self, other: RemoteStorage) -> bool:
         """Whether that is the same file system, with the same host and settings."""
@@ -138,12 +127,12 @@ class RemoteStorage:
 
     def path(self, name: str) -> str:
         """Return the path of a file system's name."""
-        if self._place is not None and name.startswith("/"):
-            return self._place + name
+        if self._host_url is not None and name.startswith("/"):
+            return self._host_url + name
         return str(self.fs.unstrip_protocol(name))
 
     def status(self, path: str) -> Status:
-        """Return a file's status as it is now. Raises OSError."""
+        """Return the current status of a file. Raises OSError."""
         name = self.name(path)
         with os_errors(path):
             self.fs.invalidate_cache(self.fs._parent(name))
@@ -161,7 +150,7 @@ class RemoteStorage:
 
     def find(
         self, source: str, passed_over: Collection[str], pool: Executor
-    ) -> Iterator[Found | Problem]:
+    ) -> Iterator[SourceFile | Problem]:
         closed = tuple(path + "/" for path in passed_over)
         with os_errors(source):
             self.fs.invalidate_cache()
@@ -172,28 +161,28 @@ class RemoteStorage:
                     base = base.rpartition("/")[0]
                 matches = self.fs.glob(name, detail=True)
                 if not matches:
-                    raise FileNotFoundError(errno.ENOENT, "nothing matches this pattern", source)
+                    raise FileNotFoundError(errno.ENOENT, "no file matches this pattern", source)
             else:
                 facts = self.fs.info(name)
                 name = facts["name"].rstrip("/")
                 base = name if facts["type"] == "directory" else name.rpartition("/")[0]
                 matches = {name: facts}
         for match, facts in matches.items():
-            found: Iterable[Found | Problem]
+            items: Iterable[SourceFile | Problem]
             if facts["type"] != "directory":
-                found = [self.found(facts, base)]
+                items = [self.source_file(facts, base)]
             elif "**" in source and match != base:
-                continue  # the pattern matches what is in it, too
+                continue  # the pattern also matches what the folder holds
             else:
-                found = self._below(match.rstrip("/"), base, pool)
-            for item in found:
-                if not isinstance(item, Found) or _is_wanted(item, closed):
+                items = self._below(match.rstrip("/"), base, pool)
+            for item in items:
+                if not isinstance(item, SourceFile) or _is_wanted(item, closed):
                     yield item
         self.fs.invalidate_cache()
 
-    def _below(self, folder: str, base: str, pool: Executor) -> Iterator[Found | Problem]:
-        """Yield what a folder has in it: level by level, until there are folders enough to list
-        each with all below it, side by side."""
+    def _below(self, folder: str, base: str, pool: Executor) -> Iterator[SourceFile | Problem]:
+        """Yield what is in a folder: level by level until there are enough folders, then these with
+        all that is below them, at the same time."""
         level = [folder]
         while level and len(level) < _SIDE_BY_SIDE:
             listed = pool.map(partial(self._listed, base=base, deep=False), level)
@@ -206,39 +195,39 @@ class RemoteStorage:
 
     def _listed(
         self, folder: str, base: str, deep: bool
-    ) -> tuple[list[Found | Problem], list[str]]:
-        items: list[Found | Problem] = []
+    ) -> tuple[list[SourceFile | Problem], list[str]]:
+        items: list[SourceFile | Problem] = []
         folders: list[str] = []
         try:
             with os_errors(folder):
                 for facts in self.listing(folder, deep=deep):
                     if facts["type"] == "directory":
                         name = facts["name"].rstrip("/")
-                        # Stores with no folders of their own list markers of them.
+                        # Stores without folders list an object that marks the folder.
                         if name != folder and not is_temporary(name.rpartition("/")[2]):
                             folders.append(name)
                     elif facts["type"] == NAMELESS:
-                        said = "what has two slashes in a row in its name is in no folder"
+                        said = "its name has two slashes in a row, so it is in no folder: rename it"
                         error = OSError(errno.EINVAL, said)
                         items.append(Problem(self.path(facts["name"]), error))
                     elif not facts["name"].endswith("/"):
-                        items.append(self.found(facts, base))
+                        items.append(self.source_file(facts, base))
         except OSError as error:
             items.append(Problem(self.path(folder), error))
         return items, folders
 
     def listing(self, folder: str, *, deep: bool) -> Iterable[Mapping[str, Any]]:
-        """Return what fsspec tells of all in a folder; ``deep``: of all files below it."""
+        """Return fsspec's facts of all entries of a folder; ``deep``: of all files below it."""
         if deep:
-            found: Mapping[str, Any] = self.fs.find(folder, detail=True)
-            return found.values()
+            files: Mapping[str, Any] = self.fs.find(folder, detail=True)
+            return files.values()
         entries: Iterable[Mapping[str, Any]] = self.fs.ls(folder, detail=True)
         return entries
 
-    def found(self, facts: Mapping[str, Any], base: str) -> Found:
-        """Return a listed file; ``base`` is where its relative path begins."""
+    def source_file(self, facts: Mapping[str, Any], base: str) -> SourceFile:
+        """Return a listed file; its relative path begins at ``base``."""
         name = facts["name"]
-        return Found(self.path(name), name[len(base) :].lstrip("/"), *_status(facts))
+        return SourceFile(self.path(name), name[len(base) :].lstrip("/"), *_status(facts))
 
     def statuses(self, folder: str, count: int, *, follow: bool) -> StatusOf:
         name = self.name(folder).rstrip("/")
@@ -247,7 +236,7 @@ class RemoteStorage:
         with ThreadPoolExecutor(_SIDE_BY_SIDE, "ags1-listing") as pool:
             known = {}
             for item in self._below(name, name, pool):
-                if isinstance(item, Found):
+                if isinstance(item, SourceFile):
                     known[item.path] = Status(item.size, item.version)
                 elif not isinstance(item.error, FileNotFoundError):
                     raise item.error
@@ -265,7 +254,7 @@ class RemoteStorage:
             self.fs.makedirs(self.name(root), exist_ok=True)
 
     def mark(self, job_id: str, root: str, *, durable: bool) -> None:
-        return  # a store that is not there answers so
+        return  # a store that cannot be reached raises an error instead
 
     def has_mark(self, job_id: str, root: str) -> bool:
         return True
@@ -298,15 +287,15 @@ class RemoteStorage:
             with os_errors(path), self.fs.open(self.name(path), "wb") as file:
                 yield _FileOutput(file, path)
         except BaseException:
-            self._remove(path)
+            self.remove(path)
             raise
 
-    def _remove(self, path: str) -> None:
+    def remove(self, path: str) -> None:
         with contextlib.suppress(OSError), os_errors(path):
             self.fs.rm_file(self.name(path))
 
     def sync(self, staged: Sequence[str]) -> None:
-        return  # a file that could be closed is kept
+        return  # closing a file has stored it
 
     def gather(
         self,
@@ -324,7 +313,7 @@ class RemoteStorage:
         if all_:
             for _, staged in results:
                 if staged:
-                    self._remove(staged)
+                    self.remove(staged)
         return True
 
     def publish(self, row: Row, *, again: bool) -> None:
@@ -332,14 +321,14 @@ class RemoteStorage:
         there = self._status_or_none(staged)
         target = self._status_or_none(row.target)
         if there is None:
-            # It is moved by one call, which takes it away last.
+            # One call moves it, and removes the staged file last.
             if again and target is not None and target.size == row.target_size:
                 return
             raise NothingStagedError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
         if there.size != row.target_size:
-            said = "what was written has another size than it should"
+            said = "the file that was written has the wrong size: run the job again"
             raise NothingStagedError(errno.EIO, said, staged)
-        # What a move that was cut short has copied is to be copied again.
+        # A move that was cut short may have copied a part: copy again.
         may_replace = row.replaces or (
             again and target is not None and self._begins_with(staged, row.target, target.size)
         )
@@ -355,21 +344,21 @@ class RemoteStorage:
                 )
             except OSError:
                 as_it_was = False
-            # A copy would have replaced it.
+            # A file system that copies would have replaced the target: that is not the cause.
             if as_it_was and (target is None or _copies(type(self.fs))):
                 raise
             if not as_it_was:
-                raise UnknownOutcomeError(f"a move broke off: {error}", file=row.target) from None
+                raise UnknownOutcomeError(f"{_HALF_MOVED}: {error}", file=row.target) from None
             self._replace(staged, row.target)
 
     def _replace(self, staged: str, target: str) -> None:
-        """Move what is staged to where a target is; some file systems move nothing over that."""
+        """Move a staged file over a target. Some file systems do not replace: remove it first."""
         try:
             with os_errors(target):
                 self.fs.rm_file(self.name(target))
             self._move(staged, target)
         except OSError as error:
-            raise UnknownOutcomeError(f"a move broke off: {error}", file=target) from None
+            raise UnknownOutcomeError(f"{_HALF_MOVED}: {error}", file=target) from None
 
     def _move(self, staged: str, target: str) -> None:
         source, name = self.name(staged), self.name(target)
@@ -377,12 +366,12 @@ class RemoteStorage:
             if not _copies(type(self.fs)):
                 self.fs.mv(source, name)
                 return
-            # fsspec's own way to move, but that it takes names for patterns.
+            # As fsspec moves by default, but fsspec would take the names for patterns.
             self.fs.cp_file(source, name)
-        self._remove(staged)
+        self.remove(staged)
 
     def _begins_with(self, staged: str, target: str, size: int) -> bool:
-        """Whether a staged file begins with all ``size`` bytes of a target."""
+        """Whether a staged file begins with the ``size`` bytes of a target."""
         if size < 0:
             return False
         with os_errors(target):
@@ -394,19 +383,21 @@ class RemoteStorage:
         return True
 
     def _staged(self, row: Row) -> str:
-        """Return the path of what a row's job has staged. Raises NothingStagedError for what no job
-        of that id stages: a ledger moves and removes nothing else."""
+        """Return the path of a row's staged file. Raises NothingStagedError if no job of the row's
+        id stages a file under that path: a ledger must not move or remove other files."""
         staged = row.attempt or ""
         folder, _, name = staged.rpartition("/")
         root, _, staging = folder.rpartition("/")
         is_ours = staging == _folder_name(row.job_id) and row.target.startswith(root + "/")
         if not is_ours or name in ("", ".", "..") or self.absolute(staged) != staged:
-            raise NothingStagedError(errno.EINVAL, "the ledger names no staged file", row.target)
+            raise NothingStagedError(
+                errno.EINVAL, "the ledger names no file that a job stages", row.target
+            )
         return staged
 
     def withdraw(self, row: Row) -> None:
         with contextlib.suppress(NothingStagedError):
-            self._remove(self._staged(row))
+            self.remove(self._staged(row))
 
     def has_its_name(self, row: Row) -> bool:
         return self._status_or_none(self._staged(row)) is None
@@ -426,7 +417,7 @@ class RemoteStorage:
         with contextlib.suppress(OSError), os_errors(folder):
             if not glob.has_magic(name):
                 self.fs.rm(name, recursive=True)
-            else:  # fsspec would take it for a pattern
+            else:  # fsspec would take the name for a pattern
                 for file in self.fs.find(name):
                     self.fs.rm_file(file)
                 self.fs.rmdir(name)
@@ -437,7 +428,7 @@ class RemoteStorage:
 
 
 def in_pool(call: Callable[[T], object], items: Iterable[T]) -> Iterator[tuple[T, OSError | None]]:
-    """Call something with each item, many at a time; yield the items, with what it raised."""
+    """Call a function with each item, many at a time; yield each item and what was raised."""
 
     def one(item: T) -> tuple[T, OSError | None]:
         try:
@@ -451,8 +442,8 @@ def in_pool(call: Callable[[T], object], items: Iterable[T]) -> Iterator[tuple[T
 
 
 def _copies(kind: type[Any]) -> bool:
-    """Whether file systems of that kind move by copying, as fsspec's base does."""
-    from fsspec.spec import AbstractFileSystem
+    """Whether a file system moves by copying, as fsspec's base class does."""
+    from fsspec.spec import AbstractFileSystem  # optional
 
     return kind.mv is AbstractFileSystem.mv
 
@@ -462,10 +453,15 @@ def _status(facts: Mapping[str, Any]) -> Status:
     return Status(size, version_of(facts))
 
 
-def _is_wanted(found: Found, closed: tuple[str, ...]) -> bool:
-    if found.path.startswith(closed):
+def version_of(facts: Mapping[str, Any]) -> str:
+    """Return the one of fsspec's facts that changes with a file, "" if there is none."""
+    return str(next((facts[key] for key in _VERSIONS if facts.get(key)), ""))
+
+
+def _is_wanted(file: SourceFile, closed: tuple[str, ...]) -> bool:
+    if file.path.startswith(closed):
         return False
-    return "/.ags1-" not in found.path or not any(map(is_temporary, found.path.split("/")))
+    return "/.ags1-" not in file.path or not any(map(is_temporary, file.path.split("/")))
 
 
 def _folder_name(job_id: str) -> str:

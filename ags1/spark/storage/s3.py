@@ -1,11 +1,11 @@
 """Jobs' files in S3, through s3fs.
 
-A target is a multipart upload, which the driver begins before the tasks and completes when the
-ledger has the key: nothing is visible until then. Tasks upload parts of whole blocks, under numbers
-of their attempt, and a completed upload consists of the parts that are named, by number and ETag:
-a late attempt's are none of them. The ids of the uploads under way are in the ledger's folder, so
-that those of a killed job are aborted; what was begun in the moment of the kill is left to the
-bucket's life cycle. Reads name the version by its ETag.
+A target is a multipart upload. The driver begins it before the tasks run and completes it after the
+ledger has the key; nothing is visible until then. Tasks upload parts of whole blocks, and each
+attempt has part numbers of its own. The driver names the parts of the finished object by number and
+ETag, so an attempt that was given up and still uploads does no harm. The ledger's folder has the
+ids of the uploads, so that the next job aborts those of a killed one. An upload that was begun at
+the moment of the kill is left to the bucket's life cycle. Reads ask for one version, by its ETag.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import layout
 from ...errors import Ags1Error
 from ...kms.process import PerProcess
-from ..bulk.planning import BLOCK_SIZE, Item, Piece
+from ..ledger import Row
+from .pieces import BLOCK_SIZE, Item, Piece
 from .protocol import (
     CHANGED,
     Attempt,
@@ -35,26 +36,23 @@ from .protocol import (
 )
 from .remote import NAMELESS, RemoteSource, RemoteStorage, in_pool, os_errors
 
-if TYPE_CHECKING:
-    from ..ledger import Row
-
-# S3's own limits: 5 MiB, but for the last part, and 10,000 parts.
+# S3's limits: a part but the last has 5 MiB at least, and an upload 10,000 parts at most.
 _PART_BLOCKS = 8
 _MAX_PARTS = 10_000
-# Part numbers for as many attempts at a piece. The one after them uses the first one's again: what
-# that overwrites cannot be completed any more.
+# Each piece has part numbers for so many attempts. The next attempt uses the first one's again: the
+# parts that it overwrites belong to an attempt that was given up.
 _ATTEMPTS = 3
-# Parts on their way at a time, for each file and each process.
+# Parts uploaded at a time, by file and by process.
 _UPLOADS_PER_FILE, _UPLOADS = 2, 16
 _TRIES = 3
 _ATTEMPT_KEY = "ags1-attempt"
-# What S3 says of an upload that can be completed neither now nor later.
+# S3's codes for an upload that can never be completed.
 _NEVER = frozenset({"NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
 _uploaders = PerProcess(lambda: ThreadPoolExecutor(_UPLOADS, "ags1-upload"))
 
 
 class _S3Source(RemoteSource):
-    """An object that is read by ranges, all of one ETag."""
+    """An object that is read by ranges of one ETag."""
 
     def __init__(self, storage: S3Storage, path: str, size: int, version: str) -> None:
         self._storage, self._path = storage, path
@@ -65,7 +63,7 @@ class _S3Source(RemoteSource):
         return self._s3.get(self._path, offset, size, self.version) if size else b""
 
     def check_unchanged(self) -> None:
-        # What was read was of this version.
+        # All that was read is of this version.
         if not self.size:
             super().check_unchanged()
 
@@ -78,7 +76,7 @@ class _PartsOutput:
     def __init__(self, storage: S3Storage, piece: Piece, attempt: Attempt) -> None:
         assert piece.shared is not None
         self.staged = ""
-        self._upload = {**storage.place(piece.target), "UploadId": piece.shared}
+        self._upload = {**storage.object_of(piece.target), "UploadId": piece.shared}
         self._storage = storage
         self._index = piece.first_block // piece.unit
         self._slot = 1 + attempt.number % _ATTEMPTS
@@ -94,13 +92,13 @@ class _PartsOutput:
 
     def _put(self, number: int, data: bytes) -> dict[str, Any]:
         answer = self._storage.call("upload_part", **self._upload, PartNumber=number, Body=data)
-        # The checksums that the SDK has made are asked for again.
+        # S3 asks for the checksums again that the SDK has sent.
         sums = {name: text for name, text in answer.items() if name in _CHECKSUMS and text}
         return {"PartNumber": number, "ETag": answer["ETag"], **sums}
 
     def finish(self) -> None:
         if not self._under_way and not self._parts:
-            self.write(b"")  # there is no upload of no parts
+            self.write(b"")  # an upload needs a part
         self._parts += [future.result() for future in self._under_way]
         self._under_way.clear()
         self.staged = json.dumps(self._parts)
@@ -116,9 +114,9 @@ _CHECKSUMS = frozenset(
 
 
 class S3Storage(RemoteStorage):
-    """S3; see ``Storage``. What attempts share is an upload's id; what an attempt has staged are
-    its parts, JSON; ``Row.attempt`` is JSON with both, and the attempt's name, which the object
-    gets as metadata: so it is known who made it."""
+    """S3; see ``Storage``. Attempts share an upload's id; what an attempt has staged is JSON with
+    its parts. ``Row.attempt`` is JSON with both and a name, which the object gets as metadata: it
+    tells which job made the object."""
 
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
         """Call a method of S3's client. Raises OSError."""
@@ -126,26 +124,26 @@ class S3Storage(RemoteStorage):
             answer: dict[str, Any] = self.fs.call_s3(method, **arguments)
         return answer
 
-    def place(self, path: str) -> dict[str, str]:
+    def object_of(self, path: str) -> dict[str, str]:
         """Return the arguments that name an object."""
         bucket, key = self._parted(path)
         return {"Bucket": bucket, "Key": key}
 
     def _parted(self, path: str) -> tuple[str, str]:
-        # s3fs would end the key at "?versionId=": a name as any other, and another object's.
+        # s3fs would cut the key at "?versionId=", and so name another object.
         name = self.name(path)
         bucket: str = self.fs.split_path(name)[0]
         return bucket, name[len(bucket) + 1 :]
 
     def status(self, path: str) -> Status:
-        head = self.call("head_object", **self.place(path))
+        head = self.call("head_object", **self.object_of(path))
         return Status(head["ContentLength"], head["ETag"])
 
     def get(self, path: str, offset: int, size: int, version: str) -> bytes:
-        """Return bytes of an object. Raises Ags1Error when it is another version, OSError."""
-        from fsspec.asyn import sync
+        """Return bytes of an object. Raises Ags1Error if it has another version, OSError."""
+        from fsspec.asyn import sync  # optional
 
-        arguments = (self.fs, self.place(path), offset, size, version)
+        arguments = (self.fs, self.object_of(path), offset, size, version)
         tries = 1
         while True:
             try:
@@ -153,29 +151,29 @@ class S3Storage(RemoteStorage):
                     data: bytes = sync(self.fs.loop, _get, *arguments)
                 return data
             except OSError as error:
-                # S3's own answers were tried again by s3fs; a body that breaks off was not.
+                # s3fs has retried after errors of S3, but not after a body that broke off.
                 if _code(error) or tries == _TRIES:
                     raise
             tries += 1
 
     def listing(self, folder: str, *, deep: bool) -> Iterable[Mapping[str, Any]]:
-        """List page by page: a page of facts is large, and few are needed of each."""
+        """List page by page, and keep few of the facts on each page."""
         bucket, key = self._parted(folder)
         where: dict[str, Any] = {"Bucket": bucket, "Prefix": key and key.rstrip("/") + "/"}
         if not deep:
             where["Delimiter"] = "/"
         while True:
             page = self.call("list_objects_v2", **where)
-            for found in page.get("CommonPrefixes", ()):
-                name = f"{bucket}/{found['Prefix'].removesuffix('/')}"
+            for entry in page.get("CommonPrefixes", ()):
+                name = f"{bucket}/{entry['Prefix'].removesuffix('/')}"
                 yield {"name": name, "type": NAMELESS if name.endswith("/") else "directory"}
-            for found in page.get("Contents", ()):
-                name = f"{bucket}/{found['Key']}"
+            for entry in page.get("Contents", ()):
+                name = f"{bucket}/{entry['Key']}"
                 yield {
                     "name": name,
                     "type": "file",
-                    "size": found["Size"],
-                    "ETag": found["ETag"],
+                    "size": entry["Size"],
+                    "ETag": entry["ETag"],
                 }
             if not page.get("IsTruncated"):
                 return
@@ -197,7 +195,9 @@ class S3Storage(RemoteStorage):
         def begin(item: Item) -> None:
             name = _attempt_name(staging.job_id, item)
             upload = self.call(
-                "create_multipart_upload", **self.place(item.target), Metadata={_ATTEMPT_KEY: name}
+                "create_multipart_upload",
+                **self.object_of(item.target),
+                Metadata={_ATTEMPT_KEY: name},
             )
             staged[item.number] = upload["UploadId"]
 
@@ -244,9 +244,9 @@ class S3Storage(RemoteStorage):
         return True
 
     def _end(self, target: str, upload: str) -> None:
-        """See that an upload is not under way. Raises OSError where that cannot be told."""
+        """End an upload, if it has not ended. Raises OSError if that is not certain."""
         try:
-            self.call("abort_multipart_upload", **self.place(target), UploadId=upload)
+            self.call("abort_multipart_upload", **self.object_of(target), UploadId=upload)
         except OSError as error:
             if _code(error) not in ("NoSuchUpload", "NoSuchBucket"):
                 raise
@@ -254,7 +254,7 @@ class S3Storage(RemoteStorage):
     def publish(self, row: Row, *, again: bool) -> None:
         attempt = _parsed(row)
         arguments = {
-            **self.place(row.target),
+            **self.object_of(row.target),
             "UploadId": attempt["upload"],
             "MultipartUpload": {"Parts": attempt["parts"]},
         }
@@ -265,14 +265,14 @@ class S3Storage(RemoteStorage):
             except OSError as error:
                 if row.replaces or _code(error) not in ("NotImplemented", "501"):
                     raise
-                # A store that knows no such condition: the check is all that can be had.
+                # The store has no conditional writes, so a check has to do.
                 if self._status_or_none(row.target) is not None:
                     raise FileExistsError(
                         errno.EEXIST, os.strerror(errno.EEXIST), row.target
                     ) from None
                 self.call("complete_multipart_upload", **arguments)
         except OSError as error:
-            # An answer that was lost on its way, or a job that was killed.
+            # The answer may have been lost, or a killed job has completed the upload.
             code = _code(error)
             exists = code in ("PreconditionFailed", "412") or isinstance(error, FileExistsError)
             if not again and not exists:
@@ -287,7 +287,7 @@ class S3Storage(RemoteStorage):
 
     def _end_or_doubt(self, target: str, upload: str, error: OSError) -> None:
         try:
-            # S3 may be about to complete it.
+            # S3 may still be completing it.
             self._end(target, upload)
         except OSError:
             raise _doubt(target, error) from None
@@ -307,7 +307,7 @@ class S3Storage(RemoteStorage):
     def has_its_name(self, row: Row) -> bool:
         name = _parsed(row)["name"]
         try:
-            head = self.call("head_object", **self.place(row.target))
+            head = self.call("head_object", **self.object_of(row.target))
         except FileNotFoundError:
             return False
         made_by = head.get("Metadata", {}).get(_ATTEMPT_KEY)
@@ -325,13 +325,13 @@ class S3Storage(RemoteStorage):
         return all(ended)
 
 
-async def _get(fs: Any, place: Mapping[str, str], offset: int, size: int, version: str) -> bytes:
-    answer = await fs._call_s3("get_object", **place, Range=f"bytes={offset}-{offset + size - 1}")
+async def _get(fs: Any, where: Mapping[str, str], offset: int, size: int, version: str) -> bytes:
+    answer = await fs._call_s3("get_object", **where, Range=f"bytes={offset}-{offset + size - 1}")
     try:
         if answer["ETag"] != version:
             raise Ags1Error(CHANGED)
         if answer["ContentLength"] > size:
-            raise OSError(errno.EIO, "the storage sends more than it was asked for")
+            raise OSError(errno.EIO, "the storage sent more bytes than it was asked for")
         data: bytes = await answer["Body"].read()
         return data
     finally:
@@ -349,14 +349,17 @@ def _parsed(row: Row) -> dict[str, Any]:
             return attempt
     except (ValueError, RecursionError):
         pass
-    raise NothingStagedError(errno.EINVAL, "the ledger names no upload", row.target)
+    raise NothingStagedError(errno.EINVAL, "the ledger names no upload of a job", row.target)
 
 
 def _doubt(target: str, error: OSError) -> UnknownOutcomeError:
-    return UnknownOutcomeError(f"S3 has not told what became of an upload: {error}", file=target)
+    return UnknownOutcomeError(
+        f"S3 did not say whether it completed the object: {error}; the next job asks again",
+        file=target,
+    )
 
 
 def _code(error: OSError) -> str:
-    """Return S3's own word for what went wrong."""
+    """Return S3's code for an error."""
     answer = getattr(error.__cause__, "response", None) or {}
     return str(answer.get("Error", {}).get("Code", ""))

@@ -1,0 +1,129 @@
+"""Standard input and output as the commands use them: binary, and with errors that name them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from .exits import ReaderGoneError, one_line
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+STDIN = "standard input"
+STDOUT = "standard output"
+
+
+def occupy_descriptors() -> None:
+    """Open 0, 1 and 2 if they are closed: a file with such a number would get our messages."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def binary_input() -> BinaryIO:
+    """Return standard input. Raises OSError when it is closed."""
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), STDIN)
+    return sys.stdin.buffer
+
+
+class BinaryOutput(io.RawIOBase):
+    """Standard output. Writes all of what it is given; raises ReaderGoneError, or OSError."""
+
+    name = STDOUT
+
+    def __init__(self) -> None:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), STDOUT)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer, /) -> int:
+        with _named_errors():
+            return sys.stdout.buffer.write(data)
+
+    def flush(self) -> None:
+        with _named_errors():
+            sys.stdout.buffer.flush()
+
+
+def print_line(text: str) -> None:
+    """Write a line to standard output, at once: a reader may be waiting for it."""
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), STDOUT)
+    with _named_errors():
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+def counted(number: int, name: str) -> str:
+    """Return ``1 file``, ``2 files``."""
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
+def size(number: float) -> str:
+    """Return a number of bytes in the largest binary unit that gives it a whole part."""
+    units = ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while number >= 1024 and len(units) > 1:
+        number /= 1024
+        units.pop(0)
+    return f"{number:.0f} bytes" if units[0] == "bytes" else f"{number:.1f} {units[0]}"
+
+
+def print_error(text: str) -> None:
+    """Write a line to standard error."""
+    write_error(text + "\n")
+
+
+def write_error(text: str) -> None:
+    """Write to standard error. There is nobody to tell when that fails."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+class Output(NamedTuple):
+    """What ``--json`` and ``--quiet`` say of a command's output."""
+
+    as_json: bool = False
+    quiet: bool = False
+
+    def result(self, facts: Mapping[str, Any], line: str | None = None) -> None:
+        """Print a result: as JSON, or as ``line`` if there is one and nobody asked for silence."""
+        if self.as_json:
+            print_line(json.dumps({**facts, "ok": True}))
+        elif line is not None and not self.quiet:
+            print_line(one_line(line))
+
+    def note(self, text: str) -> None:
+        """Print what is neither a result nor a failure on standard error; nothing for JSON."""
+        if not self.as_json and not self.quiet:
+            print_error(f"ags1: {one_line(text)}")
+
+
+def forget_output() -> None:
+    """Let Python's last flush of standard output succeed: the output has failed already."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def _named_errors() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise ReaderGoneError from None
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, STDOUT) from error

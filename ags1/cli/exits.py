@@ -1,0 +1,172 @@
+"""Exit codes, the help that lists them, and failures as one line with the file and the cause."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+from typing import Any, NamedTuple
+
+import click
+
+from ..errors import (
+    Ags1Error,
+    AuthenticationError,
+    FormatError,
+    KeyMetadataError,
+    KeyReuseError,
+    KmsAccessDeniedError,
+    KmsConfigurationError,
+    KmsError,
+    KmsUnavailableError,
+    MetadataIntegrityError,
+    MissingFileLengthError,
+    TruncatedError,
+    UnsupportedTypeError,
+)
+
+
+class Exit(enum.IntEnum):
+    """What the program exits with. ``EXIT_STATUS`` says it in words."""
+
+    OK = 0
+    DECLINED = 1
+    USAGE = 2
+    TRUNCATED = 3
+    FORMAT = 4
+    KEYS = 5
+    IO = 6
+    AUTHENTICATION = 7
+    INTERNAL = 70
+    INTERRUPTED = 130
+    READER_GONE = 141
+    TERMINATED = 143
+
+
+# The one table of exit statuses: the help of every command ends with it, and the README has it.
+EXIT_STATUS = """\
+\b
+Exit status:
+  0    success
+  1    a question was answered with no: nothing was changed
+  2    wrong usage: of options, names or columns; rows that do not fit the table
+  3    truncated: the file is shorter than its keys say
+  4    not an AGS1 file, malformed, or longer than its keys say
+  5    keys: no keyring, master key or sidecar, or one that does not fit;
+       the KMS refused, or could not be reached
+  6    input or output failed, a file is missing, or other writers kept
+       committing to the table first, or changed the same rows
+  7    authentication failed: the key is wrong, the data was changed, or
+       something is unencrypted that must not be
+  70   internal error: a mistake in ags1
+  130  interrupted (Ctrl-C)
+  141  the reader of the output went away
+  143  terminated
+  If one of several files fails, the others are still done, unless the KMS
+  cannot be used. The exit status is that of the first failure. If a table has
+  several errors, it is that of the gravest: 7, then 3, 4, 5, 6.
+"""
+
+
+class Command(click.Command):
+    """A command whose help ends with the exit statuses."""
+
+    def __init__(self, name: str | None, *, epilog: str = "", **more: Any) -> None:
+        super().__init__(name, epilog=f"{epilog}\n{EXIT_STATUS}", **more)
+
+
+class Group(click.Group):
+    """A group of commands. Without a command, it prints its help and exits with ``Exit.USAGE``."""
+
+    command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(Exit.USAGE)
+        return super().parse_args(ctx, args)
+
+
+class DeclinedError(click.Abort):
+    """A question was answered with no. Like click, the program then exits with 1."""
+
+
+class ReaderGoneError(Exception):
+    """The reader of our standard output has closed it."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP came: clean up as after Ctrl-C."""
+
+
+# What the work on a file may raise; anything else is a mistake of ours.
+EXPECTED = (Ags1Error, OSError, MemoryError)
+# What would fail for the next file, too, maybe after a long time-out.
+KMS_UNUSABLE = (KmsUnavailableError, KmsAccessDeniedError, KmsConfigurationError)
+
+# The library names its parameters; here they are options.
+_OPTIONS = {
+    "max_block_size= allows more": "--max-block-size allows more",
+    "as by selected_fields=": "by --columns, for instance ",
+    "not among those to trust": "not among those to trust (name it with --key; names are compared "
+    "letter by letter, so an alias and an ARN of one key are two names)",
+}
+
+
+class Failure(NamedTuple):
+    """A failure as it is shown and counted."""
+
+    exit_code: Exit
+    message: str
+    kind: str
+    file: str | None = None
+    block: int | None = None
+    offset: int | None = None
+
+
+def describe(error: BaseException, file: str | None = None) -> Failure:
+    """Return how to show ``error``, one of ``EXPECTED``, raised by the work on ``file``."""
+    kind = type(error).__name__
+    if isinstance(error, Ags1Error):
+        about = error.file or file
+        message = error.message
+        for parameter, option in _OPTIONS.items():
+            message = message.replace(parameter, option)
+        message = message if about is None else f"{about}: {message}"
+        return Failure(_exit_code(error), message, kind, about, error.block, error.offset)
+    if isinstance(error, MemoryError):
+        cause = "not enough memory"
+    elif isinstance(error, OSError):
+        cause = error.strerror or str(error)
+        if isinstance(error, FileExistsError) and cause == os.strerror(errno.EEXIST):
+            cause = "exists already (--force overwrites it)"
+        if isinstance(error.filename, (str, bytes)):
+            file = os.fsdecode(error.filename)
+    else:
+        raise TypeError(f"{kind} is not an expected failure")
+    return Failure(Exit.IO, cause if file is None else f"{file}: {cause}", kind, file)
+
+
+def _exit_code(error: Ags1Error) -> Exit:
+    # Metadata that its catalog contradicts was changed.
+    if isinstance(error, (AuthenticationError, MetadataIntegrityError)):
+        return Exit.AUTHENTICATION
+    if isinstance(error, TruncatedError):
+        return Exit.TRUNCATED
+    if isinstance(error, UnsupportedTypeError):
+        return Exit.USAGE
+    if isinstance(error, FormatError):
+        return Exit.FORMAT
+    if isinstance(error, (KeyMetadataError, KeyReuseError, KmsError, MissingFileLengthError)):
+        return Exit.KEYS
+    return Exit.IO
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` with everything that would not print as itself escaped.
+
+    File names and names from sidecars may hold newlines or a terminal's control sequences.
+    """
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )

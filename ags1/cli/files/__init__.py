@@ -1,0 +1,1 @@
+"""``ags1 encrypt|decrypt|cat|verify|inspect``: files, one after the other."""

@@ -1,0 +1,444 @@
+"""The commands on files: their options and their help. The work is done elsewhere.
+
+Each command imports what it runs on: start-up time. It has a parameter for each of its options,
+so that some have more than eight.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from ..console import BinaryOutput, Output, print_line
+from ..exits import Command
+from ..kms.options import KmsOptions, kms, new_key, trusted_keys
+from ..options import PATH, force, json_output, no_fsync, output, size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..report import Report
+    from .sources import Job, Plan
+
+
+_sources = click.argument("sources", nargs=-1, required=True, type=PATH, metavar="FILE...")
+_sidecar = click.option(
+    "--sidecar",
+    type=PATH,
+    metavar="FILE",
+    help="The sidecar of the encrypted file, if there is one file only.  [default: the encrypted "
+    "file's name and .keys]",
+)
+_threads = click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Worker threads.  [default: one for each CPU that ags1 may use]",
+)
+_max_block_size = click.option(
+    "--max-block-size",
+    callback=size(),
+    default="64M",
+    show_default=True,
+    metavar="SIZE",
+    help="Refuse files with larger blocks. A block is held in memory.",
+)
+
+
+class _Given(NamedTuple):
+    """What the options say of how encrypted files are opened."""
+
+    keys: tuple[str, ...]
+    kms: KmsOptions
+    sidecar: str | None
+    max_block_size: int
+    threads: int | None
+
+
+def _opening(command: Callable[..., int]) -> Any:
+    """Add the options of ``_Given``; the command takes them as ``given``."""
+
+    @functools.wraps(command)
+    def collecting(
+        *arguments: Any,
+        keys: tuple[str, ...],
+        kms: KmsOptions,
+        sidecar: str | None,
+        max_block_size: int,
+        threads: int | None,
+        **more: Any,
+    ) -> int:
+        given = _Given(keys, kms, sidecar, max_block_size, threads)
+        return command(*arguments, given=given, **more)
+
+    return trusted_keys(kms(_sidecar(_max_block_size(_threads(collecting)))))
+
+
+_output = click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="PATH",
+    help="Write to this file, into this folder, or (-) to standard output.",
+)
+
+
+@click.command(
+    cls=Command,
+    epilog="""
+\b
+Examples:
+  ags1 encrypt a.avro                    makes a.avro.ags1 and a.avro.ags1.keys
+  ags1 encrypt a.avro -o /backup/a.ags1  names the output; the sidecar is beside it
+  ags1 encrypt *.avro --key backup-2026  each file with a key of its own
+  ags1 encrypt warehouse -o sealed       a folder's files, into the same tree
+  tar c docs | ags1 encrypt - -o docs.tar.ags1
+  pg_dump db | ags1 encrypt - --sidecar db.keys | ssh host 'cat > db.ags1'
+""",
+)
+@_sources
+@_output
+@new_key
+@kms
+@_sidecar
+@click.option(
+    "--block-size",
+    callback=size(maximum=64 << 20),
+    default="1M",
+    show_default=True,
+    metavar="SIZE",
+    help="Plaintext bytes in a block. Java and iceberg-rust read only 1M.",
+)
+@_threads
+@force
+@click.option(
+    "--skip-existing",
+    is_flag=True,
+    help="Skip files whose output and sidecar exist. Their content is not checked.",
+)
+@click.option("--again", is_flag=True, help="Also encrypt files that are encrypted already.")
+@no_fsync
+@output
+def encrypt(
+    sources: tuple[str, ...],
+    output: str | None,
+    key: str | None,
+    kms: KmsOptions,
+    sidecar: str | None,
+    block_size: int,
+    threads: int | None,
+    force: bool,
+    skip_existing: bool,
+    again: bool,
+    no_fsync: bool,
+    out: Output,
+) -> int:
+    """Encrypt files, each with a fresh key in a sidecar beside it.
+
+    FILE becomes FILE.ags1 and FILE.ags1.keys; FILE itself stays. A folder stands for all files in
+    it and below it. Files that are encrypted already are skipped, and links to folders are not
+    followed. With -o, one file is written to that name; several files or a folder are written into
+    that folder, with the same tree as in the source folder.
+
+    '-' reads standard input and writes to standard output, unless -o says otherwise. Output to a
+    pipe needs --sidecar; the sidecar is written before the last bytes of the output.
+
+    An encrypted file and its sidecar appear together, and only when both are whole and on the disk.
+    A crash may leave a sidecar without a file, but never a file without its key. With --force, the
+    old pair can be decrypted until the new pair has replaced it. To go on with an interrupted run
+    over many files, repeat it with --skip-existing. If it left a sidecar without a file, that
+    sidecar keeps its keys and gets the new file's key.
+
+    The KMS is called once for a run. With another KMS than local, name the master key with --key.
+    """
+    from ...layout import plaintext_size
+    from ..kms.master_keys import sealing_keychain
+    from .running import for_each
+    from .sealing import Sealing
+    from .sealing import encrypt as seal
+    from .sources import has_results, plan_encryption
+
+    _refuse_json_beside_data(out, sources, output)
+    if force and skip_existing:
+        raise click.UsageError("--force and --skip-existing exclude each other: give one of them")
+    plan = plan_encryption(sources, output, sidecar, again=again, skip_existing=skip_existing)
+    _refuse_terminal(plan)
+    keychain, master_key_id = sealing_keychain(kms, key)
+    if plan.jobs:
+        keychain.prepare()
+
+    def work(job: Job, report: Report) -> None:
+        how = Sealing(
+            block_size, threads, not no_fsync, force, report.progress, takes_orphans=skip_existing
+        )
+        try:
+            km, sealed = seal(job, keychain, how)
+        except FileExistsError as error:
+            if not has_results(job):
+                raise
+            hint = "exists already (--force overwrites it, --skip-existing skips it)"
+            raise FileExistsError(error.errno, hint, error.filename) from None
+        assert km.file_length is not None
+        report.succeeded(
+            {
+                "file": job.source,
+                "output": job.target,
+                "sidecar": job.sidecar,
+                "plaintext_size": plaintext_size(km.file_length, block_size),
+                "encrypted_size": km.file_length,
+                "block_size": block_size,
+                "key_id": sealed.key_id,
+                "master_key_id": master_key_id,
+            }
+        )
+
+    return for_each(plan, work, out)
+
+
+@click.command(
+    cls=Command,
+    epilog="""
+\b
+Examples:
+  ags1 decrypt a.avro.ags1               makes a.avro
+  ags1 decrypt a.ags1 -o copy.avro       names the output
+  ags1 decrypt sealed -o warehouse       a folder's files, into the same tree
+  ssh host cat db.ags1 | ags1 decrypt - --sidecar db.keys | psql db
+""",
+)
+@_sources
+@_output
+@_opening
+@force
+@no_fsync
+@output
+def decrypt(
+    sources: tuple[str, ...],
+    output: str | None,
+    given: _Given,
+    force: bool,
+    no_fsync: bool,
+    out: Output,
+) -> int:
+    """Decrypt files that 'ags1 encrypt' made.
+
+    FILE.ags1 becomes FILE; FILE.ags1 and its sidecar FILE.ags1.keys stay. A folder stands for all
+    files in it and below it whose names end in .ags1. With -o, one file is written to that name;
+    several files or a folder are written into that folder, with the same tree as in the source
+    folder. The sidecar names the master key; --key says which ones to accept.
+
+    A file appears under its name when every block has been verified. '-' reads standard input and
+    needs --sidecar. It writes to standard output, unless -o says otherwise. There each block is
+    written as soon as it is verified: the output is whole only if the exit status is 0.
+    """
+    from ..kms.master_keys import opening_keychain
+    from .running import for_each
+    from .sources import plan_decryption
+    from .unsealing import Reading, key_metadata
+    from .unsealing import decrypt as unseal
+
+    _refuse_json_beside_data(out, sources, output)
+    plan = plan_decryption(sources, output, given.sidecar)
+    keychain = opening_keychain(given.kms, given.keys)
+
+    def work(job: Job, report: Report) -> None:
+        km = key_metadata(job, keychain)
+        how = Reading(given.threads, given.max_block_size, report.progress)
+        size = unseal(job, km, how, durable=not no_fsync, overwrite=force)
+        report.succeeded(
+            {
+                "file": job.source,
+                "output": job.target,
+                "sidecar": job.sidecar,
+                "plaintext_size": size,
+                "encrypted_size": km.file_length,
+            }
+        )
+
+    return for_each(plan, work, out)
+
+
+@click.command(
+    cls=Command,
+    epilog="""
+\b
+Examples:
+  ags1 cat a.csv.ags1 | wc -l
+  ags1 cat a.bin.ags1 --offset 1M --length 16 | xxd
+  ags1 cat part1.ags1 part2.ags1 > whole
+""",
+)
+@_sources
+@click.option(
+    "--offset",
+    callback=size(0),
+    default="0",
+    show_default=True,
+    metavar="SIZE",
+    help="Begin at this byte of the plaintext.",
+)
+@click.option(
+    "--length",
+    callback=size(0),
+    metavar="SIZE",
+    help="Print this many bytes instead of all to the end.",
+)
+@_opening
+def cat(
+    sources: tuple[str, ...],
+    offset: int,
+    length: int | None,
+    given: _Given,
+) -> int:
+    """Decrypt files to standard output, one after the other.
+
+    With --offset and --length (one file only), only the blocks that hold the range are read and
+    verified. Each block is printed as soon as it is verified: the output is whole only if the exit
+    status is 0. A range beyond the end prints nothing.
+    """
+    from ..kms.master_keys import opening_keychain
+    from .running import for_each
+    from .sources import plan_reading
+    from .unsealing import Reading, copy_out, key_metadata
+
+    plan = plan_reading(sources, given.sidecar)
+    if (offset or length is not None) and len(plan.jobs) > 1:
+        raise click.UsageError("--offset and --length take one file, not several")
+    keychain = opening_keychain(given.kms, given.keys)
+    stdout = BinaryOutput()
+
+    def work(job: Job, report: Report) -> None:
+        km = key_metadata(job, keychain)
+        how = Reading(given.threads, given.max_block_size, report.progress)
+        copy_out(job, km, how, stdout, offset=offset, length=length)
+        stdout.flush()
+
+    return for_each(plan, work, Output(quiet=True))
+
+
+@click.command(
+    cls=Command,
+    epilog="""
+\b
+Examples:
+  ags1 verify a.avro.ags1
+  ags1 verify sealed --quiet && echo all good
+  ags1 verify sealed --json | jq -r 'select(.ok | not) | .file'
+""",
+)
+@_sources
+@_opening
+@output
+def verify(
+    sources: tuple[str, ...],
+    given: _Given,
+    out: Output,
+) -> int:
+    """Check every block of encrypted files; write nothing.
+
+    If a file verifies, it is complete and is what was encrypted under the key in its sidecar. If
+    somebody replaces a file and its sidecar by another pair under the same master key, the other
+    pair verifies, too.
+
+    With --key, only sidecars under the named master keys are accepted. aws and gcp need --key: with
+    them, a sidecar may name another user's key, so that whoever can write the sidecar could replace
+    the file by their own.
+
+    A folder stands for all files in it and below it whose names end in .ags1.
+    """
+    from ..kms.master_keys import opening_keychain
+    from .running import for_each
+    from .sources import plan_reading
+    from .unsealing import Reading, key_metadata
+    from .unsealing import verify as check
+
+    plan = plan_reading(sources, given.sidecar)
+    keychain = opening_keychain(given.kms, given.keys)
+
+    def work(job: Job, report: Report) -> None:
+        km = key_metadata(job, keychain)
+        size = check(job, km, Reading(given.threads, given.max_block_size, report.progress))
+        report.succeeded(
+            {
+                "file": job.source,
+                "sidecar": job.sidecar,
+                "plaintext_size": size,
+                "encrypted_size": km.file_length,
+            },
+            f"{job.source_name}: OK",
+        )
+
+    return for_each(plan, work, out)
+
+
+@click.command(
+    cls=Command,
+    epilog="""
+\b
+Examples:
+  ags1 inspect a.avro.ags1
+  ags1 inspect a.avro.ags1 --blocks
+  ags1 inspect sealed --json | jq .keys[].master_key_id
+""",
+)
+@_sources
+@click.option("--blocks", is_flag=True, help="List every block: offset, size and nonce.")
+@_sidecar
+@json_output
+def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, out: Output) -> int:
+    """Show what can be read from encrypted files without a key.
+
+    These are the file's header, its sizes and its blocks. From the sidecar come the ids of the
+    file's key, of the key encryption key (KEK) that wraps it, and of the master key that wraps the
+    KEK. None of this is authenticated; 'ags1 verify' authenticates a file.
+    """
+    from ...errors import KeyMetadataError
+    from ..report import shortened
+    from .inspecting import as_text, blocks_of
+    from .inspecting import inspect as examine
+    from .running import for_each
+    from .sources import plan_reading
+
+    def work(job: Job, report: Report) -> None:
+        result = examine(job)
+        if out.as_json:
+            if blocks:
+                result["block_list"] = list(blocks_of(job, result))
+        else:
+            if "keys" in result:
+                result["keys"] = [
+                    {name: text and shortened(text) for name, text in key.items()}
+                    for key in result["keys"]
+                ]
+            for line in as_text(result).splitlines():
+                report.succeeded({}, line)
+            if blocks:
+                print_line("  block         offset        size  nonce")
+                for block in blocks_of(job, result):
+                    print_line("  {number:<9} {offset:>10} {size:>11}  {nonce}".format(**block))
+        if "sidecar_error" in result:
+            raise KeyMetadataError(result["sidecar_error"], file=job.sidecar)
+        if out.as_json:
+            report.succeeded(result)
+
+    return for_each(plan_reading(sources, sidecar), work, Output(as_json=out.as_json))
+
+
+def _refuse_json_beside_data(out: Output, sources: tuple[str, ...], output: str | None) -> None:
+    if out.as_json and (output == "-" or (output is None and "-" in sources)):
+        raise click.UsageError(
+            "--json and the data cannot both go to standard output: give -o FILE"
+        )
+
+
+def _refuse_terminal(plan: Plan) -> None:
+    if any(job.target == "-" for job in plan.jobs) and sys.stdout and sys.stdout.isatty():
+        raise click.UsageError(
+            "encrypted data is not written to a terminal: give -o FILE, or use a pipe"
+        )
+
+
+COMMANDS = (encrypt, decrypt, cat, verify, inspect)

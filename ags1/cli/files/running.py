@@ -1,0 +1,48 @@
+"""The work of a run, file after file. After a failure, the next file is tried.
+
+If the KMS itself cannot be used, every other file would fail, too, each after a time-out. Then the
+other files are reported as not tried. The same is done if the KMS fails for two files in a row with
+the same message: then the login page of a proxy may have answered, for example.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from ...errors import KmsError
+from ..console import Output
+from ..exits import EXPECTED, KMS_UNUSABLE
+from ..report import Report
+from .sources import Job, Plan, make_folder
+
+
+def for_each(plan: Plan, work: Callable[[Job, Report], None], out: Output) -> int:
+    """Do ``work`` for every job; go on after failures. Returns the first failure's exit code."""
+    with Report(out, plan.total_size) as report:
+        for note in plan.notes:
+            report.note(note)
+        for file, problem in plan.problems:
+            report.failed(problem, file)
+        for job in plan.done:
+            report.note(f"{job.source_name}: {job.target} and its sidecar exist: skipped")
+            result = {"file": job.source, "output": job.target, "sidecar": job.sidecar}
+            report.succeeded({**result, "skipped": True})
+        said_last = ""
+        for number, job in enumerate(plan.jobs, 1):
+            report.begin(job.source_name)
+            try:
+                if job.makes_folder and job.target is not None:
+                    make_folder(os.path.dirname(job.target), os.path.dirname(job.source))
+                work(job, report)
+            except EXPECTED as error:
+                report.failed(error, job.source_name)
+                # Not a subclass: a key of the KMS, or a wrapped key, is the matter there.
+                said = error.message if type(error) is KmsError else ""
+                if isinstance(error, KMS_UNUSABLE) or (said and said == said_last):
+                    report.not_tried([left.source_name for left in plan.jobs[number:]])
+                    break
+                said_last = said
+            else:
+                said_last = ""
+    return report.exit_code

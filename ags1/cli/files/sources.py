@@ -1,0 +1,351 @@
+"""Which files are meant: folders walked and targets named, before any work is done.
+
+Wrong usage (two sources with one target, an output without a name) stops the run before it begins.
+A source that cannot be found or read is a failure of this source only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import click
+
+from ... import layout
+from ...atomic import is_temporary
+from ...errors import FormatError
+from ...keys.sidecar import SUFFIX as SIDECAR_SUFFIX
+from ...keys.sidecar import sidecar_path
+from ..console import STDIN
+
+SUFFIX = ".ags1"
+# Stands for standard input or output.
+STREAM = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One file's work."""
+
+    source: str
+    # None where nothing is written.
+    target: str | None
+    sidecar: str
+    # The source's size in bytes; 0 where only reading tells.
+    size: int
+    # Whether the source can only be read from its beginning to its end, like a pipe.
+    is_pipe: bool = False
+    # Whether the target's folder is made when it is missing.
+    makes_folder: bool = False
+
+    @property
+    def source_name(self) -> str:
+        """What to call the source in messages."""
+        return STDIN if self.source == STREAM else self.source
+
+
+@dataclass(slots=True)
+class Plan:
+    """The work of a run: jobs to do, jobs that are done already, sources that cannot be read (file
+    and error), and notes on what is skipped."""
+
+    jobs: list[Job] = field(default_factory=list)
+    done: list[Job] = field(default_factory=list)
+    problems: list[tuple[str, Exception]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def total_size(self) -> int | None:
+        """The size of all sources in bytes; None where a pipe is among them."""
+        if any(job.is_pipe for job in self.jobs):
+            return None
+        return sum(job.size for job in self.jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    path: str
+    # Its path below the folder that was named; its own name if it was named itself.
+    relative_path: str
+    size: int = 0
+    is_pipe: bool = False
+    # Whether it was named itself, rather than found in a folder.
+    is_named: bool = False
+
+
+def plan_encryption(
+    sources: tuple[str, ...],
+    output: str | None,
+    sidecar: str | None,
+    *,
+    again: bool = False,
+    skip_existing: bool = False,
+) -> Plan:
+    """Plan to encrypt ``sources`` to ``FILE.ags1``, or to or into ``output``.
+
+    A source that is encrypted already is a problem unless it is to be encrypted ``again``;
+    ``skip_existing`` takes it, and a source whose target and sidecar exist, as done.
+    """
+    if output is None and sources == (STREAM,):
+        output = STREAM
+    if output == STREAM and sidecar is None:
+        raise click.UsageError(
+            "to encrypt to standard output, say with --sidecar FILE where the keys go"
+        )
+    plan = Plan()
+    for found in _find(sources, plan, _is_encrypted, "is encrypted already"):
+        if found.is_named and not found.is_pipe and not again:
+            try:
+                refused = _is_encrypted(found.path)
+            except OSError as error:
+                plan.problems.append((found.path, error))
+                continue
+            if refused and skip_existing:
+                plan.notes.append(f"{found.path}: is encrypted already: skipped")
+                continue
+            if refused:
+                problem = OSError(
+                    errno.EINVAL, "is encrypted already (--again encrypts it once more)"
+                )
+                plan.problems.append((found.path, problem))
+                continue
+        target, makes_folder = _target(found, sources, output, lambda name: name + SUFFIX)
+        keys = sidecar if sidecar is not None else sidecar_path(target)
+        plan.jobs.append(Job(found.path, target, keys, found.size, found.is_pipe, makes_folder))
+    _check(plan, sources, output, sidecar)
+    if skip_existing:
+        plan.done = [job for job in plan.jobs if has_results(job)]
+        plan.jobs = [job for job in plan.jobs if job not in plan.done]
+    return plan
+
+
+def has_results(job: Job) -> bool:
+    """Whether a job's target and its sidecar are there."""
+    return (
+        job.target is not None
+        and job.target != STREAM
+        and os.path.isfile(job.target)
+        and os.path.isfile(job.sidecar)
+    )
+
+
+def plan_decryption(sources: tuple[str, ...], output: str | None, sidecar: str | None) -> Plan:
+    """Plan to decrypt ``sources`` to their names without ``.ags1``, or to or into ``output``."""
+    if output is None and sources == (STREAM,):
+        output = STREAM
+    plan = Plan()
+    for found in _find(sources, plan, _is_not_encrypted):
+        if output is None and not found.is_pipe and not found.path.endswith(SUFFIX):
+            # Before asking for an output's name, which would not help.
+            try:
+                refuse_other_files(found.path)
+            except (OSError, FormatError) as error:
+                plan.problems.append((found.path, error))
+                continue
+        target, makes_folder = _target(found, sources, output, _without_suffix)
+        keys = _sidecar_of(found, sidecar)
+        plan.jobs.append(Job(found.path, target, keys, found.size, found.is_pipe, makes_folder))
+    _check(plan, sources, output, sidecar)
+    return plan
+
+
+def plan_reading(sources: tuple[str, ...], sidecar: str | None) -> Plan:
+    """Plan to read the encrypted files ``sources`` and write no file."""
+    plan = Plan()
+    for found in _find(sources, plan, _is_not_encrypted):
+        keys = _sidecar_of(found, sidecar)
+        plan.jobs.append(Job(found.path, None, keys, found.size, found.is_pipe))
+    _check(plan, sources, None, sidecar)
+    return plan
+
+
+def plan_rewrapping(sources: tuple[str, ...]) -> Plan:
+    """Plan to change sidecars: the files named, and in folders all ``*.ags1.keys``."""
+    plan = Plan()
+    kind = f"{SUFFIX}{SIDECAR_SUFFIX} file"
+    for found in _find(sources, plan, _is_no_sidecar, kind=kind):
+        if found.is_pipe:
+            raise click.UsageError(
+                f"{found.path} is not a regular file: name a sidecar or a folder"
+            )
+        plan.jobs.append(Job(found.path, None, found.path, found.size))
+    return plan
+
+
+def refuse_other_files(path: str) -> None:
+    """Raise FormatError when a file does not begin as AGS1 files do; OSError."""
+    if not _begins_as_encrypted(path):
+        raise FormatError("not an AGS1 file: it does not begin with 'AGS1'", file=path)
+
+
+def make_folder(folder: str, source_folder: str) -> None:
+    """Make a target's missing folders, with the modes that the source's folders have.
+
+    Otherwise, others could read the copy of a private folder.
+    """
+    if os.path.isdir(folder or "."):
+        return
+    make_folder(os.path.dirname(folder), os.path.dirname(source_folder))
+    mode = stat.S_IMODE(os.stat(source_folder or ".").st_mode) & 0o777
+    try:
+        os.mkdir(folder, mode | 0o700)
+    except FileExistsError:
+        if not os.path.isdir(folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
+
+
+def _find(
+    sources: tuple[str, ...],
+    plan: Plan,
+    passed_over: Callable[[str], bool],
+    reason: str | None = None,
+    *,
+    kind: str | None = None,
+) -> Iterator[_Found]:
+    """Yield the files that ``sources`` mean; in folders, those that are not ``passed_over``."""
+    for source in sources:
+        if source == STREAM:
+            if len(sources) > 1:
+                raise click.UsageError("'-' (standard input) has to be the only source")
+            yield _Found(STREAM, STREAM, is_pipe=True, is_named=True)
+            continue
+        try:
+            status = os.stat(source)
+        except OSError as problem:
+            plan.problems.append((source, problem))
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            is_pipe = not stat.S_ISREG(status.st_mode)
+            size = 0 if is_pipe else status.st_size
+            yield _Found(source, os.path.basename(source), size, is_pipe, is_named=True)
+            continue
+        empty = True
+        for found in _walk(source, plan, passed_over, reason):
+            empty = False
+            yield found
+        if empty:
+            kind = kind or ("file to encrypt" if reason else f"{SUFFIX} file")
+            error = FileNotFoundError(errno.ENOENT, f"no {kind} in this folder", source)
+            plan.problems.append((source, error))
+
+
+def _walk(
+    folder: str, plan: Plan, passed_over: Callable[[str], bool], reason: str | None
+) -> Iterator[_Found]:
+    def unreadable(error: OSError) -> None:
+        plan.problems.append((str(error.filename), error))
+
+    for inner, folders, names in os.walk(folder, onerror=unreadable):
+        folders.sort()
+        for name in folders:
+            path = os.path.join(inner, name)
+            if os.path.islink(path):
+                plan.notes.append(f"{path}: a link to a folder: not followed")
+        for name in sorted(names):
+            path = os.path.join(inner, name)
+            if is_temporary(name):
+                plan.notes.append(f"{path}: left by an ags1 that was killed: skipped")
+                continue
+            try:
+                if passed_over(path):
+                    if reason is not None:
+                        plan.notes.append(f"{path}: {reason}: skipped")
+                    continue
+                status = os.stat(path)
+            except OSError as error:
+                plan.problems.append((path, error))
+                continue
+            if not stat.S_ISREG(status.st_mode):
+                plan.notes.append(f"{path}: not a regular file: skipped")
+                continue
+            yield _Found(path, os.path.relpath(path, folder), status.st_size)
+
+
+def _target(
+    found: _Found, sources: tuple[str, ...], output: str | None, renamed: Callable[[str], str]
+) -> tuple[str, bool]:
+    """Return where the result goes, and whether its folder may have to be made."""
+    if output is None:
+        if found.is_pipe:
+            raise click.UsageError(f"{found.path} is not a regular file: name the output with -o")
+        folder, name = os.path.split(found.path)
+        return os.path.join(folder, renamed(name)), False
+    into_folder = sources != (found.path,) or output.endswith("/") or os.path.isdir(output)
+    if output == STREAM or not into_folder:
+        return output, False
+    if found.is_pipe:
+        raise click.UsageError(
+            f"{output} is a folder, and this input has no name: give the output a file's name"
+        )
+    return os.path.join(output, renamed(found.relative_path)), True
+
+
+def _without_suffix(name: str) -> str:
+    plain = name.removesuffix(SUFFIX)
+    if plain == name or not os.path.basename(plain):
+        raise click.UsageError(f"{name} does not end in {SUFFIX}: name its output with -o FILE")
+    return plain
+
+
+def _sidecar_of(found: _Found, sidecar: str | None) -> str:
+    if sidecar is not None:
+        return sidecar
+    if found.is_pipe:
+        raise click.UsageError("to read from a pipe, say with --sidecar FILE where the keys are")
+    return sidecar_path(found.path)
+
+
+def _is_encrypted(path: str) -> bool:
+    if path.endswith(SUFFIX + SIDECAR_SUFFIX):
+        return True
+    if not path.endswith(SUFFIX) or not os.path.isfile(path):
+        return False
+    return _begins_as_encrypted(path)
+
+
+def _begins_as_encrypted(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(layout.MAGIC)) == layout.MAGIC
+
+
+def _is_not_encrypted(path: str) -> bool:
+    return not path.endswith(SUFFIX)
+
+
+def _is_no_sidecar(path: str) -> bool:
+    return not path.endswith(SUFFIX + SIDECAR_SUFFIX)
+
+
+def _check(plan: Plan, sources: tuple[str, ...], output: str | None, sidecar: str | None) -> None:
+    """Raise UsageError when two of the files of a plan would be one."""
+    if len(plan.jobs) > 1 or (plan.jobs and plan.jobs[0].source not in sources):
+        if output == STREAM:
+            raise click.UsageError(
+                "only one file can be written to standard output: give -o FOLDER"
+            )
+        if sidecar is not None:
+            raise click.UsageError("--sidecar is for one file, and there are several: leave it out")
+    read = {os.path.abspath(job.source) for job in plan.jobs}
+    written: dict[str, str] = {}
+    for job in plan.jobs:
+        if job.target is None or job.target == STREAM:
+            continue
+        target = os.path.abspath(job.target)
+        if target in read:
+            raise click.UsageError(
+                f"{job.target} is a source and cannot be the output, too: give another -o"
+            )
+        if target in written:
+            raise click.UsageError(
+                f"{written[target]} and {job.source} would both be written to {job.target}: "
+                "encrypt or decrypt them one by one"
+            )
+        written[target] = job.source
+        if os.path.abspath(job.sidecar) in written or os.path.abspath(job.sidecar) in read:
+            raise click.UsageError(
+                f"{job.sidecar} is a source or an output and cannot be the sidecar: "
+                f"give another one"
+            )

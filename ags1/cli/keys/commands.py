@@ -1,0 +1,327 @@
+"""The commands ``ags1 keygen`` and ``ags1 key …``.
+
+Each command imports what it runs on: start-up time.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..console import Output, print_line
+from ..exits import Command, Exit, Group
+from ..kms import options
+from ..kms.options import KmsOptions, Target
+from ..options import PATH, json_output, no_fsync, output
+
+if TYPE_CHECKING:
+    from ..files.sources import Job
+    from ..report import Report
+
+_name = click.argument("name", metavar="NAME")
+
+
+@click.command(
+    cls=Command,
+    short_help="Make a master key in a keyring.",
+    epilog="""
+\b
+Examples:
+  ags1 keygen                            a key 'default' in the default keyring
+  ags1 keygen --name backup-2026         another one beside it
+  ags1 keygen --keyring /mnt/usb/k.json  a keyring of its own
+  ags1 keygen --passphrase               a new keyring that a passphrase protects
+""",
+)
+@click.option("--name", default="default", show_default=True, help="The master key's name.")
+@options.keyring
+@options.new_passphrase
+@json_output
+def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> int:
+    """Make a master key in a keyring: the short form of 'ags1 key create'.
+
+    The key is added to the keyring. If there is no keyring, it is made (mode 0600). A key that
+    exists is never replaced, because what it has wrapped would be lost. Keep a copy of the keyring
+    in a safe place.
+
+    As ssh does with private keys, ags1 refuses your keyring if others can read or write it; 'chmod
+    600' mends that. If a keyring belongs to another user (root may have mounted it as a secret),
+    ags1 refuses it only if others can write it.
+    """
+    from ..kms.master_keys import settings_of
+    from .keyrings import keyring_for_new_key
+
+    chosen = settings_of(KmsOptions("local", (), keyring))
+    kms = keyring_for_new_key(chosen, protect=passphrase)
+    path = kms.path
+    version = int(kms.create_key(name).versions[-1].version)
+    out.result(
+        {"keyring": path, "name": name, "version": version},
+        f"made the master key {name!r} in {path}; if it is lost, nothing can be decrypted",
+    )
+    return Exit.OK
+
+
+@click.group(
+    "key",
+    short_help="Manage master keys; move sidecars to another master key.",
+    cls=Group,
+    epilog="""
+\b
+Examples:
+  ags1 key create backup-2026
+  ags1 key list
+  ags1 key rotate default && ags1 key rewrap sealed
+  ags1 key rewrap sealed --to-kms vault --to-key backup
+""",
+)
+def key() -> None:
+    """Manage the master keys of a keyring, and wrap sidecars under another master key or KMS.
+
+    For the keys of another KMS, use its own tools: aws, az, gcloud or vault.
+    """
+
+
+@key.command(
+    "list",
+    short_help="List the master keys.",
+    epilog="""
+\b
+Examples:
+  ags1 key list
+  ags1 key list --json | jq -r .key_id
+""",
+)
+@options.kms
+@json_output
+def list_(kms: KmsOptions, out: Output) -> int:
+    """List the master keys of a keyring: name, algorithm, current version."""
+    from .keyrings import keyring, keyring_settings
+
+    for info in keyring(keyring_settings(kms, "list")).list_keys():
+        facts = asdict(info)
+        del facts["versions"]
+        out.result(facts, f"{info.key_id}  {info.algorithm}  version {info.current_version}")
+    return Exit.OK
+
+
+@key.command(
+    epilog="""
+\b
+Examples:
+  ags1 key create default
+  ags1 key create default --passphrase --keyring /mnt/usb/k.json
+"""
+)
+@_name
+@options.kms
+@options.new_passphrase
+@json_output
+def create(name: str, kms: KmsOptions, passphrase: bool, out: Output) -> int:
+    """Make a master key in a keyring.
+
+    A key that exists is never replaced, because what it has wrapped would be lost. If there is no
+    keyring, it is made ('ags1 keygen' does the same). With --passphrase, or with a passphrase in
+    the settings (kms.local.passphrase-file), a new keyring is protected by the passphrase. Whenever
+    the keyring is used, the passphrase is read from the settings or asked for on the terminal. If
+    the settings have a passphrase, a keyring without one is refused.
+    """
+    from .keyrings import keyring_for_new_key, keyring_settings
+
+    chosen = keyring_settings(kms, "create")
+    info = keyring_for_new_key(chosen, protect=passphrase).create_key(name)
+    out.result(asdict(info), f"made the master key {name!r}")
+    return Exit.OK
+
+
+@key.command(
+    epilog="""
+\b
+Examples:
+  ags1 key rotate default
+  ags1 key rotate default && ags1 key rewrap sealed
+"""
+)
+@_name
+@options.kms
+@json_output
+def rotate(name: str, kms: KmsOptions, out: Output) -> int:
+    """Make a new version of a master key in a keyring.
+
+    From now on, the new version wraps. Older versions stay and unwrap what they have wrapped. 'ags1
+    key rewrap' wraps sidecars under the new version.
+    """
+    from .keyrings import keyring, keyring_settings
+
+    info = keyring(keyring_settings(kms, "rotate")).rotate_key(name)
+    said = f"rotated the master key {info.key_id!r}, version {info.current_version}"
+    out.result(asdict(info), f"{said}; older versions still unwrap")
+    return Exit.OK
+
+
+@key.command(
+    epilog="""
+\b
+Examples:
+  ags1 key protect
+  ags1 key protect --keyring /mnt/usb/k.json --new-passphrase-file new.txt
+  ags1 key protect --remove
+"""
+)
+@options.kms
+@click.option(
+    "--new-passphrase-file",
+    type=PATH,
+    metavar="FILE",
+    help="Read the new passphrase from a file (mode 0600) instead of asking.",
+)
+@click.option("--remove", is_flag=True, help="Remove the passphrase.")
+@json_output
+def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, out: Output) -> int:
+    """Set, change or remove the passphrase of a keyring.
+
+    If there is an old passphrase, it is read from the property kms.local.passphrase-file or asked
+    for on the terminal. Earlier copies of the keyring do not change: if somebody else has one,
+    rotate its keys.
+    """
+    from ...kms import default_keyring_path, remove_passphrase, set_passphrase
+    from ...kms.local import check_names
+    from ...kms.passphrase import encoded, read_passphrase
+    from ...kms.settings import KEYRING, PASSPHRASE_FILE
+    from ..kms.master_keys import ask_passphrase
+    from .keyrings import keyring_settings
+
+    if remove and new_passphrase_file is not None:
+        raise click.UsageError(
+            "--remove and --new-passphrase-file exclude each other: give one of them"
+        )
+    settings = keyring_settings(kms, "protect")
+    check_names(settings.properties)
+    path = settings.properties.get(KEYRING) or default_keyring_path()
+    old: Any = functools.partial(ask_passphrase, path)
+    if file := settings.properties.get(PASSPHRASE_FILE):
+        old = read_passphrase(file)
+    elif text := settings.properties.get("kms.local.passphrase"):
+        old = encoded(text)
+    new: Any = functools.partial(ask_passphrase, path, new=True)
+    if new_passphrase_file is not None:
+        new = read_passphrase(new_passphrase_file)
+    if remove:
+        had_one = remove_passphrase(path, old)
+        done = "removed the passphrase of" if had_one else "there was no passphrase to remove from"
+    else:
+        had_one = set_passphrase(path, new, old)
+        done = "changed the passphrase of" if had_one else "set a passphrase for"
+    out.result({"keyring": path, "protected": not remove}, f"{done} the keyring {path}")
+    return Exit.OK
+
+
+@key.command(
+    "export-public-info",
+    short_help="Print what is public about master keys.",
+    epilog="""
+\b
+Examples:
+  ags1 key export-public-info > keys.json
+  ags1 key export-public-info default --keyring /mnt/usb/k.json | diff keys.json -
+""",
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@options.kms
+def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> int:
+    """Print what is public about the master keys of a keyring, as JSON.
+
+    Without NAME, all keys are printed: their versions with times and fingerprints. Nothing secret
+    is printed, and not where the keyring is. Use it for audits, and to compare the keys of two
+    places.
+    """
+    from .keyrings import keyring, keyring_settings
+
+    opened = keyring(keyring_settings(kms, "describe"))
+    wanted = names or tuple(opened.names())
+    keys = [asdict(opened.describe_key(name)) for name in wanted]
+    print_line(json.dumps({"kms": "local", "keys": keys}, indent=2))
+    return Exit.OK
+
+
+@key.command(
+    short_help="Wrap the keys in sidecars again.",
+    epilog="""
+\b
+Examples:
+  ags1 key rewrap sealed                     newest version of each one's key
+  ags1 key rewrap sealed --to-key new        another key of the same KMS
+  ags1 key rewrap a.ags1.keys --to-kms vault --to-key backup
+  ags1 key rewrap sealed --kms aws --key alias/old --to-key alias/new --dry-run
+""",
+)
+@click.argument("sources", nargs=-1, required=True, type=PATH, metavar="SIDECAR|FOLDER...")
+@options.kms
+@options.trusted_keys
+@options.target
+@click.option("--dry-run", is_flag=True, help="Do everything, but write no sidecar.")
+@no_fsync
+@output
+def rewrap(
+    sources: tuple[str, ...],
+    kms: KmsOptions,
+    keys: tuple[str, ...],
+    target: Target,
+    dry_run: bool,
+    no_fsync: bool,
+    out: Output,
+) -> int:
+    """Wrap the keys in sidecars again. The encrypted files do not change.
+
+    The keys are wrapped under another master key (--to-key), which may be in another KMS
+    (--to-kms), or without options under the newest version of their own master key. A folder stands
+    for all *.ags1.keys in it and below it. --kms and --key say how the sidecars are opened now. The
+    other KMS takes its settings from the environment and the configuration if these are for it.
+
+    A sidecar is replaced in one step, after the new one has been unwrapped as a check. An
+    interrupted run can be repeated; it skips sidecars that are under --to-key already. Do not
+    encrypt the same files with --force meanwhile. After the run, these files no longer need the old
+    master key. Older copies of their sidecars (backups) still do, and whoever has used a copy to
+    get a file's key still has that key.
+    """
+    from ...keys.cache import KekCache
+    from ...keys.keychain import Keychain
+    from ..files.running import for_each
+    from ..files.sources import plan_rewrapping
+    from ..kms.master_keys import connect, settings_of, target_of, trusted_keys
+    from ..report import shortened
+    from .rewrapping import Rewrapping
+    from .rewrapping import rewrap as wrap_again
+
+    other = target_of(target)
+    plan = plan_rewrapping(sources)
+    settings = settings_of(kms)
+    source = connect(settings)
+    wrapping = source if other is None else connect(other)
+    trusted = trusted_keys(settings, source, keys)
+    if trusted is not None and target.key_id is not None and other is None:
+        trusted |= {target.key_id}
+    if plan.jobs and target.key_id is not None:
+        # A key that cannot be used is one failure of the run.
+        Keychain(wrapping, target.key_id).prepare()
+    how = Rewrapping(
+        Keychain(source, "", trusted_key_ids=trusted),
+        target.key_id,
+        None if other is None else wrapping,
+        KekCache(wrapping),
+        dry_run=dry_run,
+        durable=not no_fsync,
+    )
+
+    def work(job: Job, report: Report) -> None:
+        done = wrap_again(job.source, how)
+        what = "would be wrapped" if dry_run else "wrapped"
+        if not done["changed"]:
+            what = "is already wrapped"
+        report.succeeded(done, f"{job.source}: {what} under {shortened(done['master_key_id'])}")
+
+    return for_each(plan, work, out)

@@ -1,0 +1,102 @@
+"""Wrapping a sidecar's KEKs again: under another master key, or another version of their own.
+
+The KEKs do not change, and neither do the file keys and the encrypted files. A sidecar is replaced
+in one step, after the new one has been unwrapped as a check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import AuthenticationError, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
+from ...keys import EncryptedKey, Keychain, KeyEncryptionKey, Sidecar, write_sidecar
+from ...keys.cache import KekCache
+from ...keys.keychain import find_sidecar
+from ...kms import KmsClient
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrapping:
+    """How to wrap KEKs again.
+
+    ``master_key_id`` is the master key to wrap under, None for the newest version of a KEK's own.
+    ``other_kms`` is the KMS that has it, None for the keychain's. ``wrapped`` remembers the KEKs
+    that this KMS has unwrapped.
+    """
+
+    keychain: Keychain
+    master_key_id: str | None
+    other_kms: KmsClient | None
+    wrapped: KekCache
+    dry_run: bool
+    durable: bool
+
+
+def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
+    """Change a sidecar; return what was done. A dry run does all but the writing.
+
+    Raises KeyMetadataError, KmsError, OSError.
+    """
+    before = find_sidecar(sidecar_file)
+    master_key_ids = sorted({str(entry.encrypted_by_id) for entry in before.kek_entries})
+    if not master_key_ids:
+        raise KeyMetadataError(
+            "the sidecar is damaged: no master key wraps its keys. Restore it from a backup",
+            file=sidecar_file,
+        )
+    wanted = how.master_key_id
+    if wanted is None:
+        if len(master_key_ids) > 1:
+            raise KeyMetadataError(
+                f"several master keys wrap its keys, {', '.join(master_key_ids)}: "
+                "name one with --to-key",
+                file=sidecar_file,
+            )
+        wanted = master_key_ids[0]
+    result = {
+        "file": sidecar_file,
+        "from_master_key_ids": master_key_ids,
+        "master_key_id": wanted,
+        "changed": False,
+        "dry_run": how.dry_run,
+    }
+    if how.master_key_id is not None and _is_there(before, wanted, how):
+        _open_all(sidecar_file, before, wanted, how)
+        return result
+    after = how.keychain.rewrap(sidecar_file, wanted, how.other_kms)
+    # Who replaced the file meanwhile has put the new file's keys here.
+    if after.file_keys != before.file_keys or find_sidecar(sidecar_file) != before:
+        raise KeyMetadataError(
+            "another process changed the sidecar meanwhile: try again", file=sidecar_file
+        )
+    # A KEK that unwraps may still be one that opens nothing here, as before.
+    _open_all(sidecar_file, after, wanted, how)
+    if not how.dry_run:
+        write_sidecar(sidecar_file, after, overwrite=True, durable=how.durable)
+    return {**result, "changed": True}
+
+
+def _open_all(sidecar_file: str, sidecar: Sidecar, master_key_id: str, how: Rewrapping) -> None:
+    def unwrap(entry: EncryptedKey) -> KeyEncryptionKey:
+        return how.wrapped.unwrap(entry, master_key_id)
+
+    try:
+        for wrapped in sidecar.file_keys:
+            sidecar.open(unwrap, wrapped)
+    except (AuthenticationError, KeyMetadataError) as error:
+        error.file = error.file or sidecar_file
+        raise
+
+
+def _is_there(sidecar: Sidecar, master_key_id: str, how: Rewrapping) -> bool:
+    """Whether an earlier run has done it. The KMS is asked, because the old master key may be
+    destroyed next: what a sidecar says of itself may be wrong, and two KMSs may use one name."""
+    if any(entry.encrypted_by_id != master_key_id for entry in sidecar.kek_entries):
+        return False
+    try:
+        for entry in sidecar.kek_entries:
+            how.wrapped.unwrap(entry, master_key_id)
+    except (KmsUnwrapError, KmsKeyNotFoundError):
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""The KMS of a run: its options, settings and clients, and the keychains over it."""

@@ -1,0 +1,177 @@
+"""Options that say which KMS is meant, and which of its master keys.
+
+Which KMSs there are is found out when one is named: help has to be quick.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from ..options import PATH
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class KmsOptions:
+    """What ``--kms``, ``--kms-property`` and ``--keyring`` say."""
+
+    kms_type: str | None = None
+    properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    keyring: str | None = None
+
+
+class _KmsType(click.ParamType):  # type: ignore[type-arg]
+    name = "type"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from ...kms.registry import kms_types
+
+        types = kms_types()
+        for known in types:
+            if value in (known, known.upper()):
+                return known
+        self.fail(f"{value!r} is not a type of KMS: they are {', '.join(types)}.", param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from ...kms.registry import kms_types
+
+        return [CompletionItem(known) for known in kms_types() if known.startswith(incomplete)]
+
+
+class _Property(click.ParamType):  # type: ignore[type-arg]
+    """``NAME=VALUE``. What is wrong is never repeated: it may be a secret."""
+
+    name = "property"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        name, equals, text = value.partition("=")
+        if not equals or "." not in name.strip("."):
+            self.fail(
+                "a property has the form NAME=VALUE, such as client.region=eu-west-1.", param, ctx
+            )
+        return name, text
+
+
+KMS_TYPE = _KmsType()
+PROPERTY = _Property()
+
+keyring = click.option(
+    "--keyring",
+    type=PATH,
+    metavar="FILE",
+    help="The keyring with the master keys.  [default: $AGS1_KEYRING, or ags1/keyring.json in "
+    "$XDG_CONFIG_HOME or ~/.config]",
+)
+new_passphrase = click.option(
+    "--passphrase",
+    is_flag=True,
+    help="Protect the new keyring by a passphrase: the one in the settings "
+    "(kms.local.passphrase-file), or one that you type twice.",
+)
+_kms_type = click.option(
+    "--kms",
+    "kms_type",
+    type=KMS_TYPE,
+    metavar="TYPE",
+    help="The KMS with the master keys: local (a keyring), aws, gcp, azure, vault, memory, or a "
+    "plug-in's.  [default: $AGS1_KMS_TYPE, the configuration's type, or local]",
+)
+_kms_property = click.option(
+    "--kms-property",
+    "kms_properties",
+    type=PROPERTY,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A property of the KMS, such as client.region=eu-west-1; may be repeated. Other users can "
+    "see it in the list of processes: put secrets in the environment or the configuration.",
+)
+new_key = click.option(
+    "--key",
+    metavar="NAME",
+    help="The master key to use.  [default: $AGS1_KMS_KEY, the configuration's key, or in a "
+    "keyring 'default']",
+)
+trusted_keys = click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="NAME",
+    help="Accept only keys that are wrapped under this master key; may be repeated. aws and gcp "
+    "need it, because with them the key may be another user's.  [default with those: "
+    "$AGS1_KMS_KEY, or the configuration's key]",
+)
+_TARGET = (
+    click.option("--to-key", metavar="NAME", help="Wrap under this master key."),
+    click.option(
+        "--to-kms",
+        type=KMS_TYPE,
+        metavar="TYPE",
+        help="The KMS of that key, if it is another one; needs --to-key.",
+    ),
+    click.option(
+        "--to-kms-property",
+        "to_kms_properties",
+        type=PROPERTY,
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A property of that KMS; may be repeated.",
+    ),
+)
+
+
+def kms(command: Command) -> Command:
+    """Add ``--kms``, ``--kms-property`` and ``--keyring``; the command takes them as ``kms``."""
+
+    @functools.wraps(command)
+    def collecting(
+        *arguments: Any,
+        kms_type: str | None,
+        kms_properties: tuple[tuple[str, str], ...],
+        keyring: str | None,
+        **options: Any,
+    ) -> Any:
+        return command(*arguments, kms=KmsOptions(kms_type, kms_properties, keyring), **options)
+
+    decorated: Any = _kms_type(_kms_property(keyring(collecting)))
+    return decorated  # type: ignore[no-any-return]
+
+
+class Target(NamedTuple):
+    """What ``--to-key``, ``--to-kms`` and ``--to-kms-property`` say: the master key to wrap under,
+    and its KMS if that is another one."""
+
+    key_id: str | None
+    kms: KmsOptions | None
+
+
+def target(command: Command) -> Command:
+    """Add the options of a ``Target``; the command takes them as ``target``."""
+
+    @functools.wraps(command)
+    def collecting(
+        *arguments: Any,
+        to_key: str | None,
+        to_kms: str | None,
+        to_kms_properties: tuple[tuple[str, str], ...],
+        **options: Any,
+    ) -> Any:
+        is_other = to_kms is not None or bool(to_kms_properties)
+        kms = KmsOptions(to_kms, to_kms_properties) if is_other else None
+        return command(*arguments, target=Target(to_key, kms), **options)
+
+    decorated: Any = collecting
+    for option in reversed(_TARGET):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]

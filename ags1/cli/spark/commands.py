@@ -1,0 +1,373 @@
+"""The commands ``ags1 spark …``: any number of files, on Spark's executors.
+
+Each command imports what it runs on: start-up time, and PySpark is optional. It has a parameter for
+each of its options, so that some have more than eight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ... import errors
+from ...errors import Ags1Error
+from .. import console
+from ..console import Output, print_error, print_line
+from ..exits import Group
+from ..kms import options
+from ..kms.options import KmsOptions, Target
+from ..options import no_fsync, output
+from ..report import Report
+from .session import kms_config, master, session
+from .tables import COMMANDS
+
+if TYPE_CHECKING:
+    from ...spark.jobs import Summary
+    from ...spark.keys import KmsConfig
+
+
+class _NamedPath(click.Path):
+    """A path that is not empty: that would mean the folder that happens to be the current one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not value:  # a shell's variable that is not set
+            self.fail("the path is empty: name one", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_PATH = _NamedPath(readable=False)
+_ledger = click.option(
+    "--ledger",
+    required=True,
+    type=_PATH,
+    metavar="DIR",
+    help="The ledger: a folder of Parquet files with each file's wrapped key and outcome. If it is "
+    "lost, the files cannot be decrypted.",
+)
+_force = click.option(
+    "-f", "--force", is_flag=True, help="Overwrite targets that the ledger does not list."
+)
+_sources = click.argument("sources", nargs=-1, required=True, type=_PATH, metavar="SOURCE...")
+_some_sources = click.argument("sources", nargs=-1, type=_PATH, metavar="[SOURCE]...")
+_target = click.argument("target", type=_PATH, metavar="TARGET")
+_VERBS = {
+    "encrypt": "encrypted",
+    "decrypt": "decrypted",
+    "verify": "verified",
+    "rewrap": "rewrapped the keys of",
+}
+
+
+@click.group(
+    "spark",
+    cls=Group,
+    short_help="Encrypt, decrypt, verify many files on Spark.",
+    epilog="""
+\b
+Examples:
+  ags1 spark encrypt warehouse sealed --ledger ledger
+  ags1 spark verify --ledger ledger
+  ags1 spark decrypt sealed copy --ledger ledger
+  ags1 spark rewrap --ledger ledger --to-key new
+  ags1 spark encrypt s3://raw/2026 s3://sealed/2026 --ledger ledger
+""",
+)
+def spark() -> None:
+    """Work on any number of files with Spark (pip install 'ags1[spark]', and Java).
+
+    Large files are split into ranges of blocks and small files are grouped, so that all cores work.
+    The keys are kept in a ledger, a folder on the driver's machine, instead of sidecars. A path is
+    a folder that the driver and all executors have mounted, or a URL of S3 (pip install 'ags1[s3]')
+    or of another storage that fsspec knows. Each process uses the KMS and the storage under its own
+    identity and finds its own credentials: a role, VAULT_TOKEN, a token file. A secret in
+    AGS1_KMS_... or in the configuration is refused, because it would be sent to the executors.
+    """
+
+
+@spark.command(
+    epilog="""
+\b
+Examples:
+  ags1 spark encrypt warehouse sealed --ledger ledger
+  ags1 spark encrypt '/data/2026-*/*.avro' sealed --ledger ledger --master 'local[2]'
+  ags1 spark encrypt in sealed --ledger ledger --kms aws --key alias/files --json
+"""
+)
+@_sources
+@_target
+@_ledger
+@options.new_key
+@options.kms
+@click.option(
+    "--hmac",
+    "plaintext_hmac",
+    is_flag=True,
+    help="Store an HMAC-SHA-256 of each plaintext in the ledger, under a key derived from the "
+    "run's key. Each file is then read twice.",
+)
+@master
+@_force
+@no_fsync
+@output
+def encrypt(
+    sources: tuple[str, ...],
+    target: str,
+    ledger: str,
+    key: str | None,
+    kms: KmsOptions,
+    plaintext_hmac: bool,
+    master: str | None,
+    force: bool,
+    no_fsync: bool,
+    out: Output,
+) -> int:
+    """Encrypt files, folders and globs into the folder TARGET, each file under a fresh key.
+
+    FILE becomes TARGET/FILE.ags1, with the same tree as in the source folder. To go on with an
+    interrupted run, repeat the command: it skips files that the ledger lists as done and that have
+    not changed since, and encrypts changed sources again. If a file fails, the ledger records it
+    and the others are still done. Files that are encrypted already, links to folders, and what is
+    not a file are skipped.
+    """
+    from ...spark.paths import ledger_folder
+    from ..kms.master_keys import named_key
+
+    settings, key_id = named_key(kms, key)
+    config = kms_config(settings)
+    ledger_folder(ledger)  # told before Spark starts
+
+    def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
+        from ...spark.jobs import encrypt_files
+
+        return encrypt_files(
+            session,
+            sources,
+            target,
+            ledger=ledger,
+            kms=config,
+            key_id=key_id,
+            overwrite=force,
+            durable=not no_fsync,
+            plaintext_hmac=plaintext_hmac,
+            progress=progress,
+        )
+
+    return _run(work, master, out)
+
+
+@spark.command(
+    epilog="""
+\b
+Examples:
+  ags1 spark decrypt copy --ledger ledger          all that the ledger has
+  ags1 spark decrypt sealed copy --ledger ledger   these files, moved or not
+"""
+)
+@_some_sources
+@_target
+@_ledger
+@options.trusted_keys
+@options.kms
+@master
+@_force
+@no_fsync
+@output
+def decrypt(
+    sources: tuple[str, ...],
+    target: str,
+    ledger: str,
+    keys: tuple[str, ...],
+    kms: KmsOptions,
+    master: str | None,
+    force: bool,
+    no_fsync: bool,
+    out: Output,
+) -> int:
+    """Decrypt files into the folder TARGET, with the keys in the ledger.
+
+    Without SOURCE, all files of the ledger are decrypted. A file appears under its name when every
+    block has been verified. The ledger records which files are done, and the next run skips them.
+    """
+    config, key_ids = _opening(ledger, kms, keys)
+
+    def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
+        from ...spark.jobs import decrypt_files
+
+        return decrypt_files(
+            session,
+            sources or None,
+            target,
+            ledger=ledger,
+            kms=config,
+            key_ids=key_ids,
+            overwrite=force,
+            durable=not no_fsync,
+            progress=progress,
+        )
+
+    return _run(work, master, out)
+
+
+@spark.command(
+    epilog="""
+\b
+Examples:
+  ags1 spark verify --ledger ledger
+  ags1 spark verify sealed --ledger ledger --json | jq -r 'select(.ok | not) | .file'
+"""
+)
+@_some_sources
+@_ledger
+@options.trusted_keys
+@options.kms
+@master
+@output
+def verify(
+    sources: tuple[str, ...],
+    ledger: str,
+    keys: tuple[str, ...],
+    kms: KmsOptions,
+    master: str | None,
+    out: Output,
+) -> int:
+    """Check every block of the files in a ledger; write nothing.
+
+    Without SOURCE, all files of the ledger are checked.
+    """
+    config, key_ids = _opening(ledger, kms, keys)
+
+    def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
+        from ...spark.jobs import verify_files
+
+        return verify_files(
+            session, sources or None, ledger=ledger, kms=config, key_ids=key_ids, progress=progress
+        )
+
+    return _run(work, master, out)
+
+
+@spark.command(
+    epilog="""
+\b
+Examples:
+  ags1 spark rewrap --ledger ledger                newest version of each one's key
+  ags1 spark rewrap --ledger ledger --to-key new   another key of the same KMS
+"""
+)
+@_ledger
+@options.trusted_keys
+@options.kms
+@options.target
+@master
+@no_fsync
+@output
+def rewrap(
+    ledger: str,
+    keys: tuple[str, ...],
+    kms: KmsOptions,
+    target: Target,
+    master: str | None,
+    no_fsync: bool,
+    out: Output,
+) -> int:
+    """Wrap the keys in a ledger again. The encrypted files do not change.
+
+    The keys are wrapped under another master key (--to-key), which may be in another KMS
+    (--to-kms), or without options under the newest version of their own master key. A wrapped key
+    is replaced only when the new one has been unwrapped as a check. An interrupted run can be
+    repeated. After the run, only older copies of the ledger still need the old master key.
+    """
+    from ..kms.master_keys import target_of
+
+    other = target_of(target)
+    config, key_ids = _opening(ledger, kms, keys)
+    to_kms = None if other is None else kms_config(other)
+
+    def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
+        from ...spark.jobs import rewrap_ledger
+
+        return rewrap_ledger(
+            session,
+            ledger=ledger,
+            kms=config,
+            to_key_id=target.key_id,
+            to_kms=to_kms,
+            key_ids=key_ids,
+            durable=not no_fsync,
+        )
+
+    return _run(work, master, out)
+
+
+def _opening(
+    ledger: str, options: KmsOptions, keys: tuple[str, ...]
+) -> tuple[KmsConfig, frozenset[str]]:
+    from ...spark.paths import ledger_folder
+    from ..kms.master_keys import settings_of, trusted_keys
+
+    os.listdir(ledger_folder(ledger))  # told before Spark starts
+    settings = settings_of(options)
+    config = kms_config(settings)
+    return config, trusted_keys(settings, config.client(), keys) or frozenset()
+
+
+def _run(
+    work: Callable[[Any, Callable[[int, int], None]], Summary], master: str | None, out: Output
+) -> int:
+    """Do a job in a session of Spark and report it."""
+    with session(master) as running, contextlib.ExitStack() as stack:
+        reports: list[Report] = []
+
+        def progress(done: int, total: int) -> None:
+            if not reports:
+                report = Report(out, total)
+                report.begin("")
+                reports.append(stack.enter_context(report))
+            reports[0].progress(done, total)
+
+        summary = work(running, progress)
+    return _report(summary, out)
+
+
+def _report(summary: Summary, out: Output) -> int:
+    report = Report(out)
+    for failure in summary.failures:
+        kind: Any = getattr(errors, failure.kind, None)
+        is_ours = isinstance(kind, type) and issubclass(kind, Ags1Error)
+        error: Exception = kind(failure.message) if is_ours else OSError(0, failure.message)
+        report.failed(error, failure.path, failure.kind)
+    if more := summary.failed - len(summary.failures):
+        print_error(f"ags1: {more} more files failed")
+    facts = dataclasses.asdict(summary)
+    del facts["failures"]
+    facts |= {"bytes_per_second": summary.bytes_per_second, "ok": not summary.failed}
+    if out.as_json:
+        print_line(json.dumps(facts))
+    else:
+        out.result(facts, _line(summary))
+    return report.exit_code
+
+
+def _line(summary: Summary) -> str:
+    parts = [f"{_VERBS[summary.operation]} {summary.done:,} files"]
+    if summary.size:
+        size, rate = (console.size(number) for number in (summary.size, summary.bytes_per_second))
+        parts.append(f"{size} in {summary.seconds:.1f} s ({rate}/s)")
+    for number, what in (
+        (summary.unchanged, "done already"),
+        (summary.skipped, "skipped"),
+        (summary.failed, "failed"),
+    ):
+        if number:
+            parts.append(f"{number:,} {what}")
+    return ", ".join(parts)
+
+
+for _command in COMMANDS:
+    spark.add_command(_command)

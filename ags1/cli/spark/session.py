@@ -1,0 +1,105 @@
+"""What the commands on Spark share: the session, its master, and the KMS as it travels.
+
+PySpark is optional: it is imported when a job begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ...kms.settings import Settings
+    from ...spark.keys import KmsConfig
+
+master = click.option(
+    "--master",
+    metavar="URL",
+    help="Spark's master, such as local[4] or spark://host:7077.  [default: that of spark-submit "
+    "or of Spark's configuration, or local[*]]",
+)
+
+
+def kms_config(settings: Settings) -> KmsConfig:
+    """Return the KMS of the settings as it travels. Raises KmsConfigurationError: a secret."""
+    from ...kms import default_keyring_path
+    from ...kms.settings import KEYRING, PASSPHRASE_FILE
+    from ...spark.keys import KmsConfig
+
+    properties = dict(settings.properties)
+    if settings.is_local:
+        # An executor has another working directory, and may have another home.
+        properties.setdefault(KEYRING, default_keyring_path())
+        for name in (KEYRING, PASSPHRASE_FILE):
+            if name in properties:
+                properties[name] = os.path.abspath(properties[name])
+    return KmsConfig(properties)
+
+
+@contextlib.contextmanager
+def session(master: str | None) -> Iterator[Any]:
+    """Return the session of Spark that is there, or a new one, which ends with the block. Raises
+    click.UsageError without PySpark, OSError when Spark does not start."""
+    try:
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkRuntimeError
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise click.UsageError("PySpark is not installed: pip install 'ags1[spark]'") from None
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    if master is None or master.startswith("local"):
+        # Where there is one machine there is one Python; spark-submit has settled that already.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("ags1").config("spark.ui.showConsoleProgress", "false")
+    if not os.environ.get("AGS1_DEBUG"):
+        builder = builder.config("spark.log.level", "FATAL")  # failures are told once
+    if master is not None:
+        builder = builder.master(master)
+    try:
+        made = _undisturbed(builder.getOrCreate)
+    except PySparkRuntimeError as error:
+        raise OSError(errno.EIO, f"Spark did not start: {error}") from None
+    except Py4JJavaError as error:  # a master that it does not understand, say
+        said = error.java_exception.getMessage()
+        raise OSError(errno.EIO, f"Spark did not start: {said}") from None
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def _undisturbed(start: Callable[[], Any]) -> Any:
+    """Return the session that ``start`` starts. A first Ctrl-C takes effect when it has started.
+
+    If the start of a JVM is interrupted, PySpark forgets the JVM, which then never ends.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return start()
+    interrupted = False
+
+    def note(number: int, frame: object) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        made = start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        made.stop()
+        raise KeyboardInterrupt
+    return made

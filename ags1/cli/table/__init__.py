@@ -1,0 +1,1 @@
+"""``ags1 table …``: encrypted Iceberg tables."""

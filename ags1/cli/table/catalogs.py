@@ -1,0 +1,62 @@
+"""The catalog of a table that is to be changed, with the KMS for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ...errors import NotEncryptedError
+from .opening import NamedCatalog
+
+if TYPE_CHECKING:
+    from ...iceberg import EncryptedTable
+    from .options import TableOptions
+
+
+class ChangedCatalog(NamedCatalog):
+    """The catalog of a table that is to be changed.
+
+    ``trusted_key_ids`` are the master keys that its configuration names. Raises as
+    ``NamedCatalog``.
+    """
+
+    def __init__(self, options: TableOptions, *, keys: bool = True) -> None:
+        if options.catalog is None:
+            raise click.UsageError(
+                f"{options.table}: changes are committed to a catalog: name it with --catalog. A "
+                "table that is opened by its metadata.json or folder can only be read"
+            )
+        if options.key_id == "":  # a shell's variable that is not set
+            raise click.UsageError("--key is empty: name a master key")
+        super().__init__(options, keys=keys)
+        self._options = options
+        self.trusted_key_ids = self.catalog.key_ids
+
+    def new_key_id(self) -> str:
+        """Return the master key for a table that is to be encrypted. Raises click.UsageError where
+        nobody names one."""
+        trusted = self.trusted_key_ids
+        only = next(iter(trusted)) if len(trusted) == 1 else None
+        key_id = self._options.key_id or only or self.setting
+        if not key_id:
+            raise click.UsageError("no master key is named: name it with --key")
+        return key_id
+
+    def load(self) -> EncryptedTable:
+        """Load the table. Raises NotEncryptedError for one that is not encrypted."""
+        from ...iceberg import EncryptedTable
+
+        key_id = self.expected_key_id
+        table = self.catalog.load_table(
+            self.identifier, expected_key_id=key_id, location_map=self._options.location_map
+        )
+        if not isinstance(table, EncryptedTable):
+            raise NotEncryptedError(
+                "the table is not encrypted: 'ags1 table migrate' encrypts it",
+                file=self._options.table,
+            )
+        if self.takes_any_key and key_id and not self.trusted_key_ids:
+            # Whose table it is nobody else may say, however often it is loaded.
+            self.catalog.key_ids = frozenset([key_id])
+        return table

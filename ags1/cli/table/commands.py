@@ -1,0 +1,283 @@
+"""The commands ``ags1 table …``: encrypted Iceberg tables described, read, listed and verified.
+
+Those that change a table are in ``writing`` and ``maintenance``.
+
+Each command imports what it runs on: start-up time, and PyIceberg and Arrow are optional. It has a
+parameter for each of its options, so that some have more than eight.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import click
+
+from ...atomic import AtomicFile
+from ..console import BinaryOutput, Output, print_line
+from ..exits import Exit, Group, one_line
+from ..options import PATH, force, json_output, output, quiet
+from . import maintenance, options, writing
+from .options import TableOptions
+from .verifying import verify_and_tell
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+    from ...iceberg import EncryptedTable
+    from ...iceberg.operations.findings import TableVerification
+
+_at_snapshot = click.option(
+    "--snapshot", "snapshot_id", type=int, metavar="ID", help="Read this snapshot."
+)
+_at_ref = click.option("--ref", metavar="NAME", help="Read this branch or tag.")
+
+
+@click.group(
+    "table",
+    cls=Group,
+    epilog="""
+\b
+Examples:
+  ags1 table info warehouse/db/flights
+  ags1 table verify s3://lake/db/flights --kms aws --key alias/tables
+  ags1 table scan db.flights --catalog prod --filter "day = '2026-01-31'"
+  ags1 table create db.flights --catalog prod --like flights.parquet
+  ags1 table append db.flights --catalog prod flights.parquet
+""",
+)
+def table() -> None:
+    """Read, verify, write and maintain encrypted Iceberg tables."""
+
+
+@table.command(
+    epilog="""
+\b
+Examples:
+  ags1 table info warehouse/db/flights
+  ags1 table info db.flights --catalog prod --json | jq .keks
+"""
+)
+@options.opening
+@json_output
+def info(where: TableOptions, out: Output) -> int:
+    """Show a table's snapshots and keys, and what in it is unencrypted. This needs no key."""
+    from .facts import describe_table, table_lines
+    from .opening import open_table
+
+    facts = describe_table(open_table(where, out.note, keys=False))
+    if out.as_json:
+        out.result(facts)
+    else:
+        for line in table_lines(facts):
+            print_line(one_line(line))
+    return Exit.OK
+
+
+@table.command(
+    epilog="""
+\b
+Examples:
+  ags1 table scan warehouse/db/flights --limit 10
+  ags1 table scan db.flights --catalog prod --columns id,day --format csv
+  ags1 table scan db.flights --catalog prod --filter "id > 7 and day is not null" \\
+      --format jsonl | jq .id
+  ags1 table scan warehouse/db/flights --ref audit -o /secure/flights.parquet
+"""
+)
+@options.opening
+@click.option(
+    "--filter",
+    "row_filter",
+    metavar="EXPR",
+    help="Read only these rows, in PyIceberg's syntax: \"id > 7 and (s = 'a' or s is null)\".",
+)
+@click.option(
+    "--columns",
+    metavar="A,B",
+    help="Columns to read; of an encrypted table also _file, _pos, _spec_id, _row_id and "
+    "_last_updated_sequence_number, with * for all others.  [default: all]",
+)
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="Stop after N rows.")
+@_at_snapshot
+@_at_ref
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "jsonl", "csv", "arrow", "parquet"]),
+    help="[default: by the end of the output's name, or table]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="FILE",
+    help="Write to this file, unencrypted. It appears when it is complete.",
+)
+@force
+@options.require_encrypted
+@quiet
+def scan(
+    where: TableOptions,
+    row_filter: str | None,
+    columns: str | None,
+    limit: int | None,
+    snapshot_id: int | None,
+    ref: str | None,
+    format_: str | None,
+    output: str | None,
+    force: bool,
+    require_encrypted: bool,
+    out: Output,
+) -> int:
+    """Print a table's rows, decrypted.
+
+    Rows are printed as they are read. A damaged file ends the output: it is complete only if the
+    exit status is 0. With -o, the file is unencrypted and has the permissions that the umask gives
+    it.
+    """
+    from .opening import open_table
+    from .rows import BINARY, WRITERS
+
+    format_ = format_ or _format_of(output)
+    if output is None and format_ in BINARY and sys.stdout is not None and sys.stdout.isatty():
+        raise click.UsageError(
+            f"{format_} is not written to a terminal: give -o FILE, or use a pipe"
+        )
+    opened = open_table(where, out.note, require_encrypted=require_encrypted)
+    chosen = _snapshot(opened, snapshot_id, ref)
+    reader = opened.scan(
+        row_filter=_expression(opened, row_filter),
+        selected_fields=tuple(columns.split(",")) if columns else ("*",),
+        snapshot_id=None if chosen is None else chosen.snapshot_id,
+        limit=limit,
+    ).to_arrow_batch_reader()
+    write = WRITERS[format_]
+    if output is None:
+        stdout = cast("IO[bytes]", BinaryOutput())
+        write(reader, stdout)
+        stdout.flush()
+        return Exit.OK
+    with (
+        AtomicFile(output, overwrite=force) as target,
+        os.fdopen(target.fd, "wb", closefd=False) as file,
+    ):
+        write(reader, file)
+    return Exit.OK
+
+
+@table.command(
+    epilog="""
+\b
+Examples:
+  ags1 table files warehouse/db/flights
+  ags1 table files db.flights --catalog prod --json | jq 'select(.encrypted | not)'
+"""
+)
+@options.opening
+@_at_snapshot
+@_at_ref
+@output
+def files(where: TableOptions, snapshot_id: int | None, ref: str | None, out: Output) -> int:
+    """List a snapshot's data and delete files: whether they are encrypted, rows, sizes."""
+    from .facts import file_line, files_of_snapshot
+    from .opening import open_table
+
+    opened = open_table(where, out.note)
+    chosen = _snapshot(opened, snapshot_id, ref) or opened.current_snapshot()
+    if chosen is not None:
+        for facts in files_of_snapshot(opened, chosen):
+            print_line(json.dumps(facts) if out.as_json else one_line(file_line(facts)))
+    return Exit.OK
+
+
+@table.command(
+    epilog="""
+\b
+Examples:
+  ags1 table verify warehouse/db/flights
+  ags1 table verify db.flights --catalog prod --strict --quiet || mail -s broken me
+  ags1 table verify s3://lake/db/flights --kms aws --key alias/tables --json \\
+      | jq '.findings[] | select(.severity == "error")'
+"""
+)
+@options.opening
+@options.require_encrypted
+@options.strict
+@options.no_list
+@options.threads
+@output
+def verify(
+    where: TableOptions,
+    require_encrypted: bool,
+    strict: bool,
+    no_list: bool,
+    threads: int | None,
+    out: Output,
+) -> int:
+    """Check every block of every file of every snapshot, and list what is unencrypted.
+
+    An error is a file that is damaged, changed or missing, or is unencrypted where the format
+    demands encryption. A warning is an unencrypted data or statistics file, an unencrypted file in
+    the table's folder that belongs to no snapshot (a failed INSERT leaves such files), or a key
+    encryption key (KEK) that expires soon. A note is another file, or a key, that no snapshot
+    needs.
+
+    The metadata.json itself (schemas, which snapshots there are) is not authenticated by the
+    table's keys. A note says so, unless --expect-sha256 or a Hive or REST catalog confirms it.
+    """
+
+    def verified(opened: EncryptedTable, progress: Any) -> TableVerification:
+        from ...iceberg.operations.verify import verify_table
+
+        return verify_table(
+            opened,
+            threads=threads,
+            progress=progress,
+            require_encrypted=require_encrypted,
+            list_folders=not no_list,
+        )
+
+    return verify_and_tell(where, verified, strict=strict, out=out)
+
+
+def _snapshot(opened: Table, snapshot_id: int | None, ref: str | None) -> Snapshot | None:
+    """Return the snapshot that was asked for, None for the current one."""
+    if snapshot_id is not None and ref is not None:
+        raise click.UsageError("--snapshot and --ref name two snapshots: name one")
+    if ref is not None:
+        found = opened.snapshot_by_name(ref)
+        if found is None:
+            raise click.UsageError(
+                f"the table has no branch or tag {ref!r}: 'ags1 table info' lists them"
+            )
+        return found
+    if snapshot_id is not None:
+        found = opened.snapshot_by_id(snapshot_id)
+        if found is None:
+            raise click.UsageError(
+                f"the table has no snapshot {snapshot_id}: 'ags1 table info' lists them"
+            )
+        return found
+    return None
+
+
+def _expression(opened: Table, text: str | None) -> Any:
+    from pyiceberg.expressions import AlwaysTrue
+
+    from .filters import parsed_filter
+
+    return parsed_filter(opened, text, "--filter", of_scan=True) if text else AlwaysTrue()
+
+
+def _format_of(output: str | None) -> str:
+    suffix = os.path.splitext(output or "")[1].lower()
+    known = {".parquet": "parquet", ".csv": "csv", ".arrow": "arrow", ".arrows": "arrow"}
+    return known.get(suffix) or ("jsonl" if suffix in (".jsonl", ".ndjson", ".json") else "table")
+
+
+for _command in (*writing.COMMANDS, *maintenance.COMMANDS):
+    table.add_command(_command)

@@ -1,0 +1,161 @@
+"""What a table's metadata and manifests say, as facts for JSON and as lines to read.
+
+These are ids, times and sizes, never key material. Knows no KMS.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+_DAY_MS = 24 * 60 * 60 * 1000
+_MAX_DIGITS = 18
+_CONTENTS = {0: "data", 1: "position-deletes", 2: "equality-deletes"}
+
+
+def describe_table(table: Table) -> dict[str, Any]:
+    """Return what ``ags1 table info`` tells."""
+    from ...iceberg import EncryptedTable
+
+    metadata = table.metadata
+    current = metadata.current_snapshot()
+    encrypted = isinstance(table, EncryptedTable)
+    facts: dict[str, Any] = {
+        "table_uuid": str(metadata.table_uuid),
+        "format_version": metadata.format_version,
+        "location": metadata.location,
+        "metadata_location": table.metadata_location,
+        "encrypted": encrypted,
+        "key_id": None,
+        "data_key_length": None,
+        "current_snapshot_id": None if current is None else current.snapshot_id,
+        "refs": {
+            name: {"type": ref.snapshot_ref_type.value, "snapshot_id": ref.snapshot_id}
+            for name, ref in sorted(metadata.refs.items())
+        },
+        "keks": _keks(table) if isinstance(table, EncryptedTable) else [],
+        "snapshots": [],
+        "plain_statistics": [
+            statistics.statistics_path
+            for statistics in (*metadata.statistics, *metadata.partition_statistics)
+        ],
+    }
+    keks: dict[str, str | None] = {}
+    if isinstance(table, EncryptedTable):
+        keys = table.files.keys
+        facts["key_id"] = keys.table_key_id
+        facts["data_key_length"] = keys.data_key_length
+        keks = {entry.key_id: entry.encrypted_by_id for entry in keys.encryption_keys}
+    facts["snapshots"] = [_snapshot(snapshot, keks) for snapshot in metadata.snapshots]
+    return facts
+
+
+def _keks(table: Any) -> list[dict[str, Any]]:
+    from ...keys.manager import KEK_LIFETIME_MS
+
+    found = []
+    for entry in table.files.keys.key_encryption_keys:
+        made_ms = _number(entry.timestamp)
+        age_ms = None if made_ms is None else time.time_ns() // 1_000_000 - made_ms
+        found.append(
+            {
+                "kek_id": entry.key_id,
+                "master_key_id": entry.encrypted_by_id,
+                "created": made_ms and _time(made_ms),
+                "age_days": None if age_ms is None else age_ms // _DAY_MS,
+                "expires": made_ms and _time(made_ms + KEK_LIFETIME_MS),
+                "expired": age_ms is not None and age_ms >= KEK_LIFETIME_MS,
+            }
+        )
+    return found
+
+
+def _snapshot(snapshot: Snapshot, keks: dict[str, str | None]) -> dict[str, Any]:
+    summary = snapshot.summary
+    rows = summary["total-records"] if summary is not None else None
+    key_id = getattr(snapshot, "key_id", None)
+    return {
+        "snapshot_id": snapshot.snapshot_id,
+        "time": _time(snapshot.timestamp_ms),
+        "operation": summary.operation.value if summary is not None else None,
+        "rows": _number(rows),
+        "key_id": key_id,
+        "kek_id": keks.get(key_id or ""),
+    }
+
+
+def table_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """Yield the facts as lines."""
+    yield f"table      {facts['location']}"
+    yield f"uuid       {facts['table_uuid']}"
+    yield f"metadata   {facts['metadata_location']}"
+    yield f"format     version {facts['format_version']}"
+    if not facts["encrypted"]:
+        yield "encrypted  no: everything is plaintext"
+    else:
+        size = facts["data_key_length"]
+        yield f"encrypted  under {facts['key_id']}, data keys of {size} bytes"
+        yield "           manifest lists, manifests, deletes and (see 'ags1 table files') data"
+        yield "plaintext  metadata.json: the schema, partition specs, snapshots' row counts"
+    for path in facts["plain_statistics"]:
+        yield f"           statistics {path}"
+    for name, ref in facts["refs"].items():
+        yield f"{ref['type']:<10} {name}: snapshot {ref['snapshot_id']}"
+    for kek in facts["keks"]:
+        age = "of unknown age" if kek["age_days"] is None else f"{kek['age_days']} days old"
+        ends = "expired" if kek["expired"] else f"in use until {kek['expires']}"
+        yield f"KEK        {kek['kek_id']} under {kek['master_key_id']}, {age}, {ends}"
+    for snapshot in facts["snapshots"]:
+        rows = "" if snapshot["rows"] is None else f", {snapshot['rows']} rows"
+        yield (
+            f"snapshot   {snapshot['snapshot_id']} {snapshot['time']} {snapshot['operation']}{rows}"
+        )
+        if facts["encrypted"]:
+            yield f"           key {snapshot['key_id']}, KEK {snapshot['kek_id']}"
+
+
+def files_of_snapshot(table: Table, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+    """Yield what is known of each data and delete file of a snapshot, manifest by manifest."""
+    for manifest in snapshot.manifests(table.io):
+        for entry in manifest.fetch_manifest_entry(table.io):
+            file = cast("Any", entry.data_file)
+            vector = bool(getattr(file, "is_deletion_vector", False))
+            yield {
+                "content": "deletion-vector" if vector else _CONTENTS[int(file.content)],
+                "path": file.file_path,
+                "format": file.file_format.value.lower(),
+                "rows": file.record_count,
+                "size": file.content_size_in_bytes if vector else file.file_size_in_bytes,
+                "file_size": file.file_size_in_bytes,
+                "encrypted": bool(getattr(file, "is_encrypted", False)),
+                "snapshot_id": entry.snapshot_id,
+                "sequence_number": entry.sequence_number,
+            }
+
+
+def file_line(facts: dict[str, Any]) -> str:
+    """Return a file's facts as a line."""
+    state = "encrypted" if facts["encrypted"] else "plaintext"
+    return (
+        f"{facts['content']:<16} {facts['format']:<7} {state:<9} {facts['rows']:>10} rows "
+        f"{facts['size']:>12} bytes  {facts['path']}"
+    )
+
+
+def _number(text: str | None) -> int | None:
+    """Return a count or time that the metadata has as text, None for what is none."""
+    return int(text) if text and text.isdecimal() and len(text) <= _MAX_DIGITS else None
+
+
+def _time(timestamp_ms: int) -> str:
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return "unknown"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

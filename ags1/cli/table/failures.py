@@ -1,0 +1,68 @@
+"""What goes wrong with a table: what PyIceberg raises, as failures of one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import click
+
+from ...errors import Ags1Error
+from ..console import print_error
+from ..exits import ReaderGoneError, one_line
+
+
+class CommitConflictError(Ags1Error):
+    """Others committed first, again and again, or changed what the command goes by."""
+
+
+class CommitStateUnknownError(Ags1Error):
+    """The catalog did not say what became of a commit."""
+
+
+@contextlib.contextmanager
+def failures(table: str) -> Iterator[None]:
+    """Turn what PyIceberg, catalogs and storages raise into failures of one line."""
+    from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+
+    from ...iceberg.write.conflicts import ConflictError
+
+    try:
+        yield
+    except (Ags1Error, OSError, MemoryError, click.ClickException, click.Abort, ReaderGoneError):
+        raise
+    except CommitFailedException as error:
+        raise CommitConflictError(
+            f"other writers committed first each time, so nothing was changed. Try again later: "
+            f"{_text(error)}",
+            file=table,
+        ) from None
+    except ConflictError as error:
+        raise CommitConflictError(_text(error), file=table) from None
+    except CommitStateUnknownException as error:
+        unknown = CommitStateUnknownError(
+            f"the commit may have been made or not. Look at the table before you try again: "
+            f"{_text(error)}",
+            file=table,
+        )
+        cause = error.__cause__
+        if isinstance(cause, KeyboardInterrupt):
+            print_error(f"ags1: {one_line(str(unknown))}")
+            raise cause from None
+        raise unknown from None
+    except NotImplementedError as error:
+        raise Ags1Error(str(error), file=table) from None
+    except Exception as error:
+        kind = type(error)
+        library = kind.__module__.partition(".")[0]
+        if kind is ValueError or kind.__name__.startswith("NoSuch"):
+            raise click.UsageError(f"{table}: {_text(error) or kind.__name__}") from None
+        if library in ("ags1", "builtins") or os.environ.get("AGS1_DEBUG"):
+            raise
+        # A catalog's or a storage's: thrift, SQLAlchemy, Arrow.
+        raise Ags1Error(f"{kind.__name__}: {_text(error)}", file=table) from None
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(str(error).split())

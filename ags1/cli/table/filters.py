@@ -1,0 +1,35 @@
+"""Row filters as they are typed. Knows nothing of commands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+
+def parsed_filter(table: Table, text: str, option: str, *, of_scan: bool = False) -> Any:
+    """Return the filter that ``text`` is, unbound; of a scan, it may name metadata columns. Raises
+    click.UsageError, with the ``option``'s name, for what is none, and for a column that the table
+    does not have."""
+    from pyiceberg.expressions.parser import parse
+    from pyiceberg.expressions.visitors import bind
+
+    from ...iceberg.read.metadata_columns import filtered_schema
+    from ...iceberg.table import EncryptedTable
+
+    try:
+        expression = parse(text)
+        schema = table.schema()
+        if of_scan and isinstance(table, EncryptedTable):
+            schema = filtered_schema(schema, expression)
+        bind(schema, expression, case_sensitive=True)
+    except Exception as error:
+        position = getattr(error, "loc", None)  # pyparsing's
+        reason = " ".join(str(error).split())
+        if position is not None:
+            reason = f"PyIceberg does not understand it from character {position + 1} on"
+        raise click.UsageError(f"{option} {text!r}: {reason}") from None
+    return expression

@@ -1,0 +1,561 @@
+"""The commands ``ags1 table migrate|rotate|rekey|relocate|expire|prune-keys``.
+
+Each command imports what it runs on: start-up time, and PyIceberg is optional. It has a parameter
+for each of its options, so that some have more than eight.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from ..console import Output, counted
+from ..exits import Command
+from ..kms.options import Target, target
+from ..options import confirm, output, yes
+from ..report import Report
+from . import options
+from .options import TableOptions
+
+if TYPE_CHECKING:
+    from ...iceberg import EncryptedTable
+    from ...iceberg.operations.catalog_jobs import MigrationResult
+    from ...iceberg.table import Rekeyed
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_MAX_DIGITS = 9
+
+_exposed = click.option(
+    "--exposed",
+    is_flag=True,
+    help="Rewrite only files whose keys are in plaintext manifests, and encrypt those manifests.",
+)
+
+
+class _Moment(click.ParamType):  # type: ignore[type-arg]
+    """A time, or how long ago it is."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        match = re.fullmatch(rf"(\d{{1,{_MAX_DIGITS}}})([smhdw])", value)
+        try:
+            if match is not None:
+                ago = timedelta(**{_UNITS[match[2]]: int(match[1])})
+                return datetime.now(timezone.utc) - ago
+            # Before Python 3.11, Z is not understood.
+            moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", value))
+            # As the table's times are printed.
+            return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{value!r} is neither an age such as 7d or 12h nor a time in ISO 8601.", param, ctx
+            )
+
+
+@click.command(
+    cls=Command,
+    epilog="""
+\b
+Examples:
+  ags1 table migrate db.flights --catalog prod --key tables --dry-run
+  ags1 table migrate db.flights --catalog prod --key tables
+  ags1 table migrate db.flights --catalog prod --key tables --delete-plaintext --yes
+""",
+)
+@options.migrating
+@options.data_key_length
+@options.delete_plaintext
+@options.drop_refs
+@options.threads
+@options.dry_run("Print what would be encrypted.")
+@yes
+@output
+def migrate(
+    where: TableOptions,
+    data_key_length: str,
+    delete_plaintext: bool,
+    drop_refs: bool,
+    threads: int | None,
+    dry_run: bool,
+    yes: bool,
+    out: Output,
+) -> int:
+    """Encrypt an unencrypted table of any format version in its place.
+
+    Every file is encrypted and read back. Then one commit makes the table an encrypted table of
+    format version 3. Rows keep their order and ids. The table loses its earlier snapshots, because
+    they are unencrypted. If a run was interrupted, repeat the command: it continues the run. The
+    unencrypted files stay unless --delete-plaintext is given; --json lists them.
+    """
+    from .catalogs import ChangedCatalog
+
+    opened = ChangedCatalog(where)
+    told = MigrationOptions(dry_run, delete_plaintext)
+    told.confirm(opened.identifier, yes=yes)
+    with Bar(opened.identifier, out) as bar:
+        done = opened.catalog.migrate_table(
+            opened.identifier,
+            opened.new_key_id(),
+            data_key_length=int(data_key_length),
+            drop_refs=drop_refs,
+            threads=threads,
+            delete_plaintext=delete_plaintext,
+            dry_run=dry_run,
+            progress=bar,
+        )
+    tell_migration(opened.identifier, done, told, out)
+    return 0
+
+
+class MigrationOptions(NamedTuple):
+    """What was asked of a migration."""
+
+    dry_run: bool
+    delete_plaintext: bool
+
+    def confirm(self, table: str, *, yes: bool) -> None:
+        """Ask before files are deleted."""
+        if self.delete_plaintext and not self.dry_run:
+            question = f"Delete the unencrypted files of {table} once it is encrypted?"
+            confirm(question, yes=yes)
+
+
+def tell_migration(table: str, done: MigrationResult, asked: MigrationOptions, out: Output) -> None:
+    """Print what a migration did, or would do."""
+    dry_run, delete_plaintext = asked
+    left = done.plaintext
+    facts: dict[str, Any] = {
+        "table": table,
+        "dry_run": dry_run,
+        "files": done.files,
+        "size": done.size,
+        "rows": done.rows,
+        "dropped_refs": list(done.dropped_refs),
+    }
+    would = "would be " if dry_run else ""
+    line = (
+        f"{table}: {counted(done.files, 'file')} of {done.size} bytes and "
+        f"{counted(done.rows, 'row')} {would}encrypted"
+    )
+    if left is not None:
+        stay = done.failed if delete_plaintext else left.inside
+        facts |= {
+            "plaintext_deleted": len(left.inside) - len(stay) if delete_plaintext else 0,
+            "plaintext_left": list(stay),
+            "plaintext_outside": list(left.outside),
+            "unreadable": list(left.unreadable),
+        }
+        number = len(stay) + len(left.outside)
+        if number:
+            line += f"; {counted(number, 'unencrypted file')} left (--json lists them)"
+    out.result(facts, line)
+
+
+@click.command(
+    cls=Command,
+    epilog="""
+\b
+Examples:
+  ags1 table rotate db.flights --catalog prod
+  ags1 table rotate db.flights --catalog prod --rewrap
+  ags1 table rotate db.flights --catalog prod --to-key new
+  ags1 table rotate db.flights --catalog prod --to-kms vault --to-key tables --dry-run
+""",
+)
+@options.changing()
+@click.option("--rewrap", is_flag=True, help="Wrap under the newest version of the master key.")
+@target
+@options.dry_run("Do everything, but commit nothing.")
+@output
+def rotate(
+    where: TableOptions,
+    rewrap: bool,
+    target: Target,
+    dry_run: bool,
+    out: Output,
+) -> int:
+    """Replace or rewrap the keys that wrap a table's keys. Files and snapshots do not change.
+
+    Without options, a new key encryption key (KEK) replaces all others. With --rewrap, --to-key or
+    --to-kms, the KEKs stay and are wrapped again. After --to-kms, configure the catalog for the new
+    KMS. Earlier metadata files still hold the old wrapped keys.
+    """
+    from ...iceberg.spec import table_keys as rotation
+    from ..kms.master_keys import connect, target_of
+    from .catalogs import ChangedCatalog
+
+    to_key = target.key_id
+    if rewrap and target != Target(None, None):
+        raise click.UsageError("--rewrap and --to-key exclude each other: give one of them")
+    other = target_of(target)
+    kms = None if other is None else connect(other)
+    opened = ChangedCatalog(where)
+    trusted = opened.trusted_key_ids
+    if to_key is not None and trusted and to_key not in trusted:
+        raise click.UsageError(
+            f"--to-key {to_key} is not among the catalog's encryption.trusted-key-ids, so the "
+            "table could not be loaded any more: add it there first"
+        )
+    table = opened.load()
+    rewraps = rewrap or to_key is not None
+    if dry_run:
+        view = table.view()
+        if rewraps:
+            change = rotation.rewrap(view.metadata, view.manager, kms, to_key)
+        else:
+            change = rotation.rotate(view.metadata, view.manager)
+        keys = change.manager
+    else:
+        if rewraps:
+            table.rewrap_keys(to_key, kms)
+        else:
+            table.rotate_keys()
+        keys = table.files.keys
+    keks = [kek.key_id for kek in keys.key_encryption_keys]
+    facts: dict[str, Any] = {
+        "table": opened.identifier,
+        "dry_run": dry_run,
+        "key_id": keys.table_key_id,
+        "keks": keks,
+        "snapshots": len(table.metadata.snapshots),
+    }
+    would = "would be " if dry_run else ""
+    done = "rewrapped" if rewraps else "rotated"
+    line = (
+        f"{opened.identifier}: {would}{done} under {keys.table_key_id}, "
+        f"{counted(len(keks), 'KEK')} over the keys of {counted(facts['snapshots'], 'snapshot')}"
+    )
+    out.result(facts, line)
+    return 0
+
+
+@click.command(
+    cls=Command,
+    epilog="""
+\b
+Examples:
+  ags1 table rekey db.flights --catalog prod
+  ags1 table rekey db.flights --catalog prod --filter "day < '2026-01-31'" --dry-run
+  ags1 table rekey db.flights --catalog prod --exposed
+""",
+)
+@options.changing()
+@options.row_filter
+@_exposed
+@options.branch
+@options.threads
+@options.dry_run("Print what would be rewritten.")
+@output
+def rekey(
+    where: TableOptions,
+    row_filter: str | None,
+    exposed: bool,
+    branch: str,
+    threads: int | None,
+    dry_run: bool,
+    out: Output,
+) -> int:
+    """Rewrite files under fresh keys, in one commit. Unencrypted files are encrypted.
+
+    Rows keep their order, ids and sequence numbers. Earlier snapshots still have the old files
+    until 'ags1 table expire' removes those snapshots.
+
+    Before 1.12, Iceberg's rewrite_manifests writes plaintext manifests, which expose the keys of
+    the files that they list. 'ags1 table verify' finds them, and --exposed mends the table.
+    """
+    from .catalogs import ChangedCatalog
+
+    table = ChangedCatalog(where).load()
+    name = ".".join(table.name())
+    expression = files_filter(table, row_filter)
+    with Bar(name, out) as bar:
+        done = table.rekey(
+            expression,
+            branch=branch,
+            exposed=exposed,
+            threads=threads,
+            dry_run=dry_run,
+            progress=bar,
+        )
+    tell_rekeying(name, branch, done, out, dry_run=dry_run)
+    return 0
+
+
+def files_filter(table: EncryptedTable, row_filter: str | None) -> Any:
+    """Return the filter that ``--filter`` gives. Raises click.UsageError."""
+    from pyiceberg.expressions import AlwaysTrue
+
+    from .filters import parsed_filter
+
+    return AlwaysTrue() if row_filter is None else parsed_filter(table, row_filter, "--filter")
+
+
+def tell_rekeying(name: str, branch: str, done: Rekeyed, out: Output, *, dry_run: bool) -> None:
+    """Print what a rekeying did, or would do."""
+    facts: dict[str, Any] = {
+        "table": name,
+        "branch": branch,
+        "dry_run": dry_run,
+        "files": done.files,
+        "size": done.size,
+        "manifests": done.manifests,
+    }
+    would = "would be " if dry_run else ""
+    line = f"{name}: {counted(done.files, 'file')} of {done.size} bytes {would}under fresh keys"
+    if done.manifests:
+        line += f", {counted(done.manifests, 'plaintext manifest')} {would}encrypted"
+    out.result(facts, line)
+
+
+@click.command(
+    cls=Command,
+    epilog="""
+\b
+Examples:
+  ags1 table relocate db.flights s3://other/db/flights --catalog prod --move --yes
+  ags1 table relocate db.flights /backup/flights --catalog prod --current-only --verify
+  ags1 table relocate db.flights /copy/flights --catalog prod --register-as db.copy
+""",
+)
+@options.changing()
+@click.argument("new_location", metavar="NEW_LOCATION")
+@click.option(
+    "--move",
+    is_flag=True,
+    help="When all of the copy is verified, make it this table and delete the old files. The "
+    "command asks first.",
+)
+@click.option(
+    "--register-as", metavar="NAME", help="Register the copy in the catalog as the table NAME."
+)
+@click.option("--current-only", is_flag=True, help="Copy only the current snapshot.")
+@click.option("--verify", is_flag=True, help="Authenticate every file of the copy.")
+@click.option(
+    "--to-io-property",
+    "to_io_properties",
+    type=options.IO_PROPERTY,
+    multiple=True,
+    callback=options.unique,
+    metavar="NAME=VALUE",
+    help="A property of PyIceberg's FileIO for the new location; may be repeated.  [default: that "
+    "of the old location]",
+)
+@options.threads
+@options.dry_run("Print what would be copied.")
+@yes
+@output
+def relocate(
+    where: TableOptions,
+    new_location: str,
+    move: bool,
+    register_as: str | None,
+    current_only: bool,
+    verify: bool,
+    to_io_properties: dict[str, str],
+    threads: int | None,
+    dry_run: bool,
+    yes: bool,
+    out: Output,
+) -> int:
+    """Copy or move a table to another location, which may be in another storage.
+
+    Data files are copied byte by byte and keep their keys. Files that name other files are
+    rewritten. Without --move and --register-as, the copy is in no catalog; the output says where
+    its metadata.json is. If a run was interrupted, repeat the command: it continues the run.
+    """
+    from .catalogs import ChangedCatalog
+
+    if move and register_as is not None:
+        raise click.UsageError("--move and --register-as exclude each other: give one of them")
+    opened = ChangedCatalog(where)
+    opened.load()  # to be sure that it is under the key that was named
+    if move and not dry_run:
+        question = f"Move {opened.identifier} to {new_location} and delete its old files?"
+        confirm(question, yes=yes)
+    with Bar(opened.identifier, out) as bar:
+        done = opened.catalog.relocate_table(
+            opened.identifier,
+            new_location,
+            move=move,
+            register_as=register_as,
+            snapshots="current" if current_only else "all",
+            properties={**where.io_properties, **to_io_properties} if to_io_properties else None,
+            threads=threads,
+            verify=verify or move,
+            dry_run=dry_run,
+            progress=bar,
+        )
+    facts: dict[str, Any] = {
+        "table": opened.identifier,
+        "dry_run": dry_run,
+        "move": move,
+        "registered_as": register_as,
+        **asdict(done),
+    }
+    would = "would be " if dry_run else ""
+    line = (
+        f"{opened.identifier}: {counted(done.copied_files, 'file')} of {done.copied_size} bytes "
+        f"{would}copied, {done.rewritten_files} {would}rewritten"
+    )
+    if done.found_files:
+        line += f", {done.found_files} copied before"
+    copy = "the table" if move else "the copy"
+    line += f"; {copy} {'would be' if dry_run else 'is'} {done.metadata_location or done.location}"
+    out.result(facts, line)
+    return 0
+
+
+@click.command(
+    cls=Command,
+    epilog="""
+\b
+Examples:
+  ags1 table expire db.flights --catalog prod --older-than 7d --retain-last 10 --dry-run
+  ags1 table expire db.flights --catalog prod --older-than 2026-01-31T12:00:00Z
+  ags1 table expire db.flights --catalog prod --snapshot 4530519338837612000 --yes
+""",
+)
+@options.changing()
+@click.option(
+    "--older-than",
+    type=_Moment(),
+    metavar="AGE|TIME",
+    help="Expire snapshots older than this: 7d, 12h, 30m, or a time in ISO 8601, in UTC if it has "
+    "no offset.  [default: the table's history.expire.max-snapshot-age-ms, or 5d]",
+)
+@click.option(
+    "--retain-last",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Keep the newest N snapshots of each branch, however old they are.  [default: the table's "
+    "history.expire.min-snapshots-to-keep, or 1]",
+)
+@click.option(
+    "--snapshot",
+    "snapshot_ids",
+    type=int,
+    multiple=True,
+    metavar="ID",
+    help="Also expire this snapshot, however young it is; may be repeated.",
+)
+@click.option("--keep-files", is_flag=True, help="Delete no files.")
+@options.dry_run("Print what would be expired and deleted.")
+@yes
+@output
+def expire(
+    where: TableOptions,
+    older_than: datetime | None,
+    retain_last: int | None,
+    snapshot_ids: tuple[int, ...],
+    keep_files: bool,
+    dry_run: bool,
+    yes: bool,
+    out: Output,
+) -> int:
+    """Remove old snapshots, and delete the files that only they use. The command asks first.
+
+    The snapshots' keys stay in the metadata until 'ags1 table prune-keys' removes them.
+    """
+    from .catalogs import ChangedCatalog
+
+    table = ChangedCatalog(where).load()
+    name = ".".join(table.name())
+    if not dry_run:
+        deleting = "" if keep_files else " and delete the files that only they use"
+        confirm(f"Remove old snapshots of {name}{deleting}?", yes=yes)
+    done = table.expire_snapshots(
+        older_than, retain_last, snapshot_ids, delete_files=not keep_files, dry_run=dry_run
+    )
+    files = 0 if keep_files else len(done.files.locations) - len(done.failed)
+    facts: dict[str, Any] = {
+        "table": name,
+        "dry_run": dry_run,
+        "snapshot_ids": list(done.snapshot_ids),
+        "refs": list(done.refs),
+        "files": files,
+        "left_behind": list(done.left_behind),
+    }
+    would = "would be " if dry_run else ""
+    line = f"{name}: {counted(len(done.snapshot_ids), 'snapshot')} {would}expired"
+    if done.refs:
+        line += f" (with {', '.join(done.refs)})"
+    line += f", {counted(files, 'file')} {would}deleted"
+    if done.left_behind:
+        line += f", {counted(len(done.left_behind), 'file')} left behind (--json lists them)"
+    out.result(facts, line)
+    return 0
+
+
+@click.command(
+    "prune-keys",
+    cls=Command,
+    epilog="""
+\b
+Examples:
+  ags1 table prune-keys db.flights --catalog prod --dry-run
+  ags1 table prune-keys db.flights --catalog prod --yes
+""",
+)
+@options.changing()
+@options.dry_run("Print which keys would be removed.")
+@yes
+@output
+def prune_keys(where: TableOptions, dry_run: bool, yes: bool, out: Output) -> int:
+    """Remove the wrapped keys that nothing refers to from a table's metadata. The command asks
+    first."""
+    from ...iceberg.spec import table_keys as rotation
+    from .catalogs import ChangedCatalog
+
+    table = ChangedCatalog(where).load()
+    name = ".".join(table.name())
+    if dry_run:
+        view = table.view()
+        gone = [key.key_id for key in rotation.prune(view.metadata, view.manager).removed]
+    else:
+        confirm(f"Remove the keys of {name} that nothing refers to?", yes=yes)
+        gone = table.prune_keys()
+    would = "would be " if dry_run else ""
+    facts = {"table": name, "dry_run": dry_run, "key_ids": gone}
+    line = f"{name}: {counted(len(gone), 'key')} {would}removed"
+    out.result(facts, line)
+    return 0
+
+
+class Bar:
+    """A progress bar over a table's bytes, of which the total is known once the work has begun."""
+
+    def __init__(self, name: str, out: Output) -> None:
+        self._name = name
+        self._out = out
+        self._report: Report | None = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __call__(self, done_size: int, total_size: int | None) -> None:
+        if self._report is None:
+            self._report = Report(self._out, total_size)
+            self._report.begin(self._name)
+        self._report.progress(done_size)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._report is not None:
+            self._report.__exit__(kind, error, trace)
+
+
+COMMANDS = (migrate, rotate, rekey, relocate, expire, prune_keys)

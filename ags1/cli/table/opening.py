@@ -1,0 +1,238 @@
+"""Which table is meant, and opening it: a metadata file, a table's folder, or a catalog's name.
+
+The user says which master key the table may name and which hash its metadata has, because others
+may be able to write the metadata. Knows nothing of what is done with the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from ...errors import KmsConfigurationError, MetadataIntegrityError
+from ..kms.options import KmsOptions
+from .options import TableOptions
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.table import Table
+
+    from ...iceberg import EncryptedCatalog
+    from ...kms.client import GeneratedKey, KmsClient
+
+Note = Callable[[str], None]
+
+_METADATA_NAME = re.compile(
+    r"(?:v(?P<version>\d{1,18})|(?P<number>\d{1,18})(?:-[^/]*?)?)"
+    r"(?:\.gz\.metadata\.json|\.metadata\.json(?:\.gz)?)"
+)
+
+
+class NoKms:
+    """Stands for a KMS where no key is going to be opened."""
+
+    accepts_foreign_keys = False
+    supports_key_generation = False
+
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
+        raise KmsConfigurationError("this command opens no keys")
+
+    def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
+        raise KmsConfigurationError("this command opens no keys")
+
+    def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def open_table(
+    options: TableOptions, note: Note, *, keys: bool = True, require_encrypted: bool = False
+) -> Table:
+    """Open the table; an encrypted one with the KMS of the settings, unless ``keys`` is False.
+
+    ``note`` is told what was chosen. Raises click.UsageError, Ags1Error, OSError.
+    """
+    if options.catalog is not None:
+        return _from_catalog(options, keys, require_encrypted)
+    return _from_metadata(options, note, keys, require_encrypted)
+
+
+def _from_catalog(options: TableOptions, keys: bool, require_encrypted: bool) -> Table:
+    named = NamedCatalog(options, keys=keys)
+    return named.catalog.load_table(
+        named.identifier,
+        expected_key_id=named.expected_key_id,
+        expected_metadata_sha256=options.metadata_sha256,
+        location_map=options.location_map,
+        require_encrypted=require_encrypted or None,
+    )
+
+
+class NamedCatalog:
+    """The catalog that the options name, and the ``identifier`` of the table in it.
+
+    ``setting`` is the master key that the settings name, None where the catalog has a KMS of its
+    own. ``keys`` False is for a command that opens none. Raises click.UsageError, Ags1Error,
+    OSError.
+    """
+
+    def __init__(self, options: TableOptions, *, keys: bool) -> None:
+        from pyiceberg.catalog import load_catalog as load_plain_catalog
+
+        from ...iceberg import EncryptedCatalog, load_catalog
+        from ...iceberg.catalog import catalog_rules
+        from ...iceberg.pyiceberg.catalogs import configured_properties
+        from ...kms.registry import KMS_IMPL, KMS_TYPE
+        from ..kms.master_keys import connect, settings_of
+
+        name = options.catalog
+        assert name is not None
+        self.identifier = options.table.removeprefix(f"{name}.")
+        if "." not in self.identifier or "/" in self.identifier:
+            raise click.UsageError(
+                f"{options.table}: a table in a catalog has the name NAMESPACE.TABLE"
+            )
+        self._key_id = options.key_id
+        self.setting: str | None = None
+        configured = configured_properties(name, options.io_properties)
+        if not configured:
+            raise click.UsageError(
+                f"PyIceberg's configuration has no catalog {name!r}: add it there"
+            )
+        has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
+        if keys and has_kms and options.kms == KmsOptions():
+            # The catalog's own KMS knows its tables better than what is set for everything.
+            self.catalog: EncryptedCatalog = load_catalog(name, **options.io_properties)
+            return
+        kms: KmsClient = NoKms()
+        if keys:
+            chosen = settings_of(options.kms)
+            kms = connect(chosen)
+            self.setting = chosen.key_id
+        inner = load_plain_catalog(name, **options.io_properties)
+        self.catalog = EncryptedCatalog(inner, kms, **catalog_rules(configured))
+
+    @property
+    def takes_any_key(self) -> bool:
+        """Whether the KMS opens with whatever key a table's metadata names."""
+        kms = self.catalog.kms
+        return kms is not None and accepts_foreign_keys(kms)
+
+    @property
+    def expected_key_id(self) -> str | None:
+        """Return the master key that the table has to name, None where it may name any."""
+        if self._key_id is None and self.takes_any_key:
+            return self.setting
+        return self._key_id
+
+
+def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encrypted: bool) -> Table:
+    from pyiceberg.io import load_file_io
+
+    from ...iceberg import open_table as open_from_metadata
+    from ...iceberg.read.metadata import read_metadata, table_key_id
+    from ...iceberg.storage.listing import place
+    from ...iceberg.storage.trust import Trust
+
+    location = options.table if ":" in options.table else os.path.abspath(options.table)
+    io = load_file_io(dict(options.io_properties), location)
+    location_map = dict(options.location_map)
+    trust = Trust(options.key_id, options.metadata_sha256)
+    folder = None
+    if not location.endswith((".metadata.json", ".metadata.json.gz")):
+        folder = location.rstrip("/")
+        location = newest_metadata(io, folder)
+        note(f"reading {location}")
+    metadata = read_metadata(io, location, trust)
+    expected = options.key_id
+    kms: KmsClient | None = None
+    if table_key_id(metadata, trust, location) is not None:
+        kms = NoKms()
+        if keys:
+            kms, expected = _kms(options)
+            if expected is None and accepts_foreign_keys(kms):
+                raise click.UsageError(
+                    "with this KMS, the metadata may name another user's master key: name the "
+                    "table's with --key, AGS1_KMS_KEY, or key in the configuration"
+                )
+    stated = str(metadata.get("location") or "").rstrip("/")
+    if folder is not None and stated and not location_map and place(stated) != place(folder):
+        location_map[stated] = folder
+        note(f"the table was moved here from {stated}")
+    return open_from_metadata(
+        location,
+        kms,
+        location_map,
+        expected_key_id=expected,
+        expected_metadata_sha256=options.metadata_sha256,
+        require_encrypted=require_encrypted,
+        properties=dict(options.io_properties),
+    )
+
+
+def newest_metadata(io: FileIO, folder: str) -> str:
+    """Return the location of the newest metadata file of the table in ``folder``: the one that
+    ``version-hint.text`` names, or else the one with the highest number.
+
+    Raises FileNotFoundError, and MetadataIntegrityError when two have that number.
+    """
+    from ...iceberg.storage.listing import list_files
+
+    found = list_files(io, f"{folder}/metadata")
+    if found is None:
+        raise click.UsageError(
+            f"{type(io).__name__} cannot list the files of {folder}: name the metadata.json"
+        )
+    hint, numbered = None, []
+    for location in found:
+        name = location.rpartition("/")[2]
+        if name == "version-hint.text":
+            hint = location
+        elif match := _METADATA_NAME.fullmatch(name):
+            numbered.append((int(match["version"] or match["number"]), location))
+    if hint is not None:
+        with contextlib.closing(io.new_input(hint).open()) as stream:
+            version = stream.read(1 << 10).decode("utf-8", "replace").strip()
+        names = (version, f"v{version}.metadata.json", f"{version}.metadata.json")
+        for _, location in numbered:
+            if location.rpartition("/")[2] in names:
+                return location
+    if not numbered:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            "there is no metadata.json in its folder 'metadata': name a table's folder",
+            folder,
+        )
+    highest = max(number for number, _ in numbered)
+    newest = sorted(location for number, location in numbered if number == highest)
+    if len(newest) > 1:
+        raise MetadataIntegrityError(
+            f"{len(newest)} metadata files have the number {highest}: name the one to read",
+            file=folder,
+        )
+    return newest[0]
+
+
+def accepts_foreign_keys(kms: KmsClient) -> bool:
+    """Whether a key id that stands in the metadata may be the key of whoever wrote it there."""
+    return bool(getattr(kms, "accepts_foreign_keys", True))
+
+
+def _kms(options: TableOptions) -> tuple[KmsClient, str | None]:
+    """Return the KMS client, and the id of the table's key where that has to be known."""
+    from ..kms.master_keys import connect, settings_of
+
+    chosen = settings_of(options.kms)
+    kms = connect(chosen)
+    key_id = options.key_id
+    if key_id is None and accepts_foreign_keys(kms):
+        key_id = chosen.key_id
+    return kms, key_id

@@ -1,0 +1,253 @@
+"""The options that several commands on tables share: which table, how it is opened and changed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+import click
+
+from ..console import STDOUT, print_error, print_line
+from ..exits import EXPECTED, describe, one_line
+from ..kms.options import KmsOptions
+from ..kms.options import kms as kms_options
+from .failures import failures
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_TABLE_HELP = """\
+    TABLE is the location of a metadata.json or of a table's folder, or with --catalog the name
+    NAMESPACE.TABLE in one of PyIceberg's catalogs. In a folder, the newest metadata file is read,
+    and its name is printed. Whoever can write a metadata file can replace the table. Against that,
+    --key says which master key the table has, and --expect-sha256 which hash the metadata file has.
+"""
+
+_CHANGING_HELP = """\
+    NAME is NAMESPACE.TABLE in the catalog that --catalog names in PyIceberg's configuration.
+    Changes need a catalog; a table that is opened by its metadata.json or folder can only be read.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """What the command line says of a table and of how it is opened."""
+
+    table: str
+    catalog: str | None
+    kms: KmsOptions
+    key_id: str | None
+    io_properties: Mapping[str, str] = field(repr=False)
+    metadata_sha256: str | None = None
+    location_map: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Pair(click.ParamType):  # type: ignore[type-arg]
+    """``NAME=VALUE``. What is wrong is not repeated: it may be a secret."""
+
+    name = "pair"
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        name, equals, text = value.partition("=")
+        if not equals or not name or not text:
+            self.fail(f"expected {self._form}.", param, ctx)
+        return name, text
+
+
+def _sha256(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    if text is not None and not re.fullmatch("[0-9a-fA-F]{64}", text):
+        raise click.BadParameter("a SHA-256 has 64 hexadecimal digits.")
+    return text
+
+
+def unique(
+    ctx: click.Context, param: click.Parameter, pairs: tuple[tuple[str, str], ...]
+) -> dict[str, str]:
+    """Return pairs as a dict. Raises click.BadParameter for a name that is there twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise click.BadParameter("a name is given twice: give it once.")
+    return found
+
+
+TABLE_PROPERTY = _Pair("NAME=VALUE, such as write.parquet.compression-codec=zstd")
+IO_PROPERTY = _Pair("NAME=VALUE, such as s3.endpoint=http://host:9000")
+
+_CATALOG = click.option(
+    "--catalog",
+    metavar="NAME",
+    help="The catalog of the table, by its name in PyIceberg's configuration. If the catalog has "
+    "an encryption.kms-type, that KMS is used unless --kms is given.",
+)
+_MAP = click.option(
+    "--map",
+    "location_map",
+    type=_Pair("OLD=NEW, two prefixes of locations"),
+    multiple=True,
+    callback=unique,
+    metavar="OLD=NEW",
+    help="Read files whose locations in the metadata begin with OLD from NEW; may be repeated.  "
+    "[default for a folder: the table's location is that folder]",
+)
+_IO_PROPERTY = click.option(
+    "--io-property",
+    "io_properties",
+    type=IO_PROPERTY,
+    multiple=True,
+    callback=unique,
+    metavar="NAME=VALUE",
+    help="A property of PyIceberg's FileIO, such as s3.region=eu-west-1; may be repeated. "
+    "Other users can see it in the list of processes.",
+)
+_TABLE_OPTIONS = (
+    click.argument("table", metavar="TABLE"),
+    _CATALOG,
+    kms_options,
+    click.option(
+        "--key",
+        "--expect-key-id",
+        "key_id",
+        metavar="NAME",
+        help="The table's master key; a table under another key, or under none, is refused. "
+        "Without a catalog, aws and gcp need it, because with them the key may be another user's.  "
+        "[default with those: $AGS1_KMS_KEY, or the configuration's key]",
+    ),
+    click.option(
+        "--expect-sha256",
+        "metadata_sha256",
+        callback=_sha256,
+        metavar="HEX",
+        help="Refuse the metadata.json unless it has this SHA-256.",
+    ),
+    _MAP,
+    _IO_PROPERTY,
+)
+
+
+def _reporting(command: Callable[..., int]) -> Callable[..., int]:
+    """Tell failures over the table with our exit codes, and as JSON, too, where --json is given."""
+
+    @functools.wraps(command)
+    def guarded(*arguments: Any, where: TableOptions, **more: Any) -> int:
+        try:
+            with failures(where.table):
+                return int(command(*arguments, where=where, **more))
+        except EXPECTED as error:
+            failure = describe(error, where.table)
+            if failure.file == STDOUT:
+                raise
+            print_error(f"ags1: {one_line(failure.message)}")
+            if more.get("as_json"):
+                code = int(failure.exit_code)
+                details = {"kind": failure.kind, "message": failure.message}
+                print_line(json.dumps({"ok": False, "exit_code": code, "error": details}))
+            return failure.exit_code
+
+    return guarded
+
+
+def _naming(options: Sequence[Callable[[Any], Any]], text: str) -> Callable[[Command], Command]:
+    """Return what adds ``options`` to a command, and ``text`` to its help. The command takes them
+    as ``where``, and its failures are told."""
+
+    def decorate(command: Command) -> Command:
+        reported = _reporting(command)
+
+        @functools.wraps(command)
+        def collecting(*arguments: Any, **given: Any) -> int:
+            named = {name: given.pop(name) for name in _FIELDS if name in given}
+            return reported(*arguments, where=TableOptions(**named), **given)
+
+        decorated: Any = collecting
+        for option in reversed(options):
+            decorated = option(decorated)
+        decorated.__doc__ = f"{(command.__doc__ or '').rstrip()}\n\n{text}"
+        return decorated  # type: ignore[no-any-return]
+
+    return decorate
+
+
+_FIELDS = tuple(field.name for field in fields(TableOptions))
+opening = _naming(_TABLE_OPTIONS, _TABLE_HELP)
+_EXPECTED_KEY = click.option(
+    "--key",
+    "--expect-key-id",
+    "key_id",
+    metavar="NAME",
+    help="The table's master key; a table under another key is refused.",
+)
+
+
+def changing(
+    *, key: Callable[[Any], Any] = _EXPECTED_KEY, mapped: bool = True
+) -> Callable[[Command], Command]:
+    """Return what adds the options that say which table of which catalog is changed.
+
+    ``key`` is the option for ``key_id``. Only a table that exists can be ``mapped``.
+    """
+    added = [click.argument("table", metavar="NAME"), _CATALOG, kms_options, key]
+    return _naming(
+        [*added, _MAP, _IO_PROPERTY] if mapped else [*added, _IO_PROPERTY], _CHANGING_HELP
+    )
+
+
+migrating = changing(
+    key=click.option(
+        "--key", "key_id", required=True, metavar="NAME", help="The master key for the table."
+    ),
+    mapped=False,
+)
+threads = click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Worker threads.  [default: one for each CPU, more over a network]",
+)
+branch = click.option(
+    "--branch", default="main", metavar="NAME", help="Change this branch.  [default: main]"
+)
+row_filter = click.option(
+    "--filter",
+    "row_filter",
+    metavar="EXPR",
+    help="Rewrite only data files that may have such rows, in PyIceberg's syntax.  [default: all "
+    "files]",
+)
+data_key_length = click.option(
+    "--data-key-length",
+    type=click.Choice(["16", "24", "32"]),
+    default="16",
+    help="Size of the data files' keys in bytes.  [default: 16]",
+)
+delete_plaintext = click.option(
+    "--delete-plaintext",
+    is_flag=True,
+    help="Delete the unencrypted files after the commit. The command asks first.",
+)
+drop_refs = click.option(
+    "--drop-refs", is_flag=True, help="Drop all branches but main, and all tags."
+)
+require_encrypted = click.option(
+    "--require-encrypted",
+    is_flag=True,
+    help="Refuse unencrypted data files. The format allows them.",
+)
+strict = click.option("--strict", is_flag=True, help="Warnings are failures, too.")
+no_list = click.option(
+    "--no-list",
+    is_flag=True,
+    help="Do not search the table's folder for files that no snapshot uses.",
+)
+
+
+def dry_run(text: str) -> Callable[[Command], Command]:
+    """Return what adds ``--dry-run``; ``text`` is its help."""
+    return click.option("--dry-run", is_flag=True, help=text)

@@ -1,0 +1,132 @@
+"""A table verified by a command: the findings as lines or JSON, and the exit code that they make.
+
+Knows nothing of where the files are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ...errors import NotEncryptedError
+from ..console import Output, counted, print_error, print_line
+from ..exits import Exit, one_line
+from ..report import Report
+from .options import TableOptions
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from ...iceberg import EncryptedTable
+    from ...iceberg.operations.findings import Finding, TableVerification
+    from ...iceberg.operations.verify import Progress
+
+# All other kinds mean that data is not what was encrypted, or is unencrypted where it must not be.
+_EXIT = {
+    "truncated": Exit.TRUNCATED,
+    "format": Exit.FORMAT,
+    "key": Exit.KEYS,
+    "kek-unusable": Exit.KEYS,
+    "kek-expired": Exit.KEYS,
+    "kek-near-expiry": Exit.KEYS,
+    "kek-timestamp": Exit.KEYS,
+    "kek-other-master-key": Exit.KEYS,
+    "missing-file": Exit.IO,
+    "missing-statistics": Exit.IO,
+    "unreadable-file": Exit.IO,
+}
+
+
+def verify_and_tell(
+    where: TableOptions,
+    verify: Callable[[EncryptedTable, Progress], TableVerification],
+    *,
+    strict: bool,
+    out: Output,
+) -> int:
+    """Open a table, have it verified and print what was found; return the exit code.
+
+    ``verify`` gets the table, and what is to be told of the bytes that are done.
+    """
+    from .opening import open_table
+
+    result = _verified(where, open_table(where, out.note), verify, out)
+    code = exit_code(result, strict=strict)
+    if out.as_json:
+        facts = {**result.to_dict(), "ok": code == Exit.OK, "exit_code": int(code)}
+        print_line(json.dumps(facts))
+        return code
+    for finding in result.findings:
+        if not out.quiet or finding.severity == "error":
+            print_line(line(finding))
+    if code != Exit.OK:
+        print_error(f"ags1: {one_line(where.table)}: {summary(result)}")
+    else:
+        out.result({}, f"{where.table}: OK: {summary(result)}")
+    return code
+
+
+def _verified(
+    where: TableOptions,
+    opened: Table,
+    verify: Callable[[EncryptedTable, Progress], TableVerification],
+    out: Output,
+) -> TableVerification:
+    from ...iceberg import EncryptedTable
+    from ...iceberg.operations.verify import estimated_size
+
+    if not isinstance(opened, EncryptedTable):
+        raise NotEncryptedError(
+            "the table is not encrypted, so nothing in it can be verified: 'ags1 table migrate' "
+            "encrypts it"
+        )
+    with Report(out, estimated_size(opened)) as report:
+        report.begin(where.table)
+        return verify(opened, report.progress)
+
+
+def exit_code(result: TableVerification, *, strict: bool) -> Exit:
+    """Return the code of the gravest finding; OK if there are no errors, nor warnings with
+    ``strict``."""
+    from ...iceberg.operations.findings import SEVERITIES, Severity
+
+    grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+    codes = [
+        _EXIT.get(kind, Exit.AUTHENTICATION)
+        for kind in result.finding_counts
+        if SEVERITIES[kind] in grave
+    ]
+    if Exit.AUTHENTICATION in codes:
+        return Exit.AUTHENTICATION
+    return min(codes, default=Exit.OK)
+
+
+def line(finding: Finding) -> str:
+    """Return a finding as one line."""
+    file = "" if finding.file is None else f"{finding.file}: "
+    where = "" if finding.block is None else f" (block {finding.block})"
+    return one_line(f"{finding.severity.value}: {finding.kind}: {file}{finding.message}{where}")
+
+
+def summary(result: TableVerification) -> str:
+    """Return what was verified, in one line."""
+    from ...iceberg.operations.findings import Severity
+
+    parts = [
+        counted(result.snapshots, "snapshot"),
+        counted(result.manifests, "manifest"),
+        counted(result.data_files, "data file"),
+    ]
+    if result.plain_data_files:
+        parts[-1] += f" ({result.plain_data_files} unencrypted)"
+    if result.delete_files:
+        parts.append(counted(result.delete_files, "delete file"))
+    if result.exposed_files:
+        exposed = counted(result.exposed_files, "file")
+        parts.append(f"{exposed} with exposed keys ({result.exposed_current_files} in use)")
+    parts.append(f"{result.verified_size} bytes verified in {result.seconds:.1f} s")
+    for severity in (Severity.ERROR, Severity.WARNING, Severity.NOTE):
+        if found := result.count(severity):
+            parts.append(counted(found, severity.value))
+    return ", ".join(parts)

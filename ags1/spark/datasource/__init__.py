@@ -1,0 +1,96 @@
+"""The data source "ags1": encrypted files as rows.
+
+``spark.read.format("ags1").load(path)`` has a row for each run of blocks: path, offset, length,
+content. With ``.option("inner", "text"|"csv"|"json"|"parquet"|"avro")`` the rows are those inside
+the files. The driver lists the files and opens one of them at most, for its columns.
+
+Options: ``columns`` (names separated by commas; other columns are not decoded), ``partSize`` (what
+a task reads at most, 64m), ``ledger`` (that of the job that encrypted the files; only files that it
+has as done are read, and one that does not exist is an error unless ``ignoreMissingFiles`` is
+``true``), and those of keys (see ``options``). Spark's filters are not pushed down, because Spark
+then returns wrong rows for a DataFrame that is used twice. For writing see ``writer``, for streams
+``stream_reader`` and ``stream_writer``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, DataSourceStreamWriter
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from ...layout import encrypted_size
+from .. import options as opt
+from ..arrow_rows import spark_schema
+from .encrypted_files import open_whole
+from .format_readers import inner_format
+from .reader import FilesReader, find_files
+from .stream_reader import LedgerStreamReader
+from .writer import FilesWriter
+
+NAME = "ags1"
+
+_ROWS = StructType(
+    [
+        StructField("path", StringType(), False),
+        StructField("offset", LongType(), False),
+        StructField("length", LongType(), False),
+        StructField("content", BinaryType(), False),
+    ]
+)
+
+
+def register(spark: Any) -> None:
+    """Register "ags1" with a Spark session."""
+    spark.dataSource.register(Ags1DataSource)
+
+
+class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are not read
+    """The data source; see the package."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        """Return the columns; with ``inner``, those of the first file. Raises ValueError for bad
+        options, FileNotFoundError, and what opening the file raises."""
+        opt.refuse_secrets(self.options)
+        name = self.options.get("inner")
+        columns = _ROWS if not name else self._inner_schema(name)
+        return _chosen(columns, opt.names(self.options.get("columns")))
+
+    def reader(self, schema: StructType) -> FilesReader:
+        return FilesReader(dict(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> FilesWriter:
+        return FilesWriter(dict(self.options), schema, overwrite=overwrite)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return LedgerStreamReader(dict(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        # Here, not at the top: PySpark has this from 4.1 on.
+        from .stream_writer import StreamWriter
+
+        return StreamWriter(dict(self.options), schema, overwrite=overwrite)
+
+    def _inner_schema(self, name: str) -> StructType:
+        inner = inner_format(name, self.options)
+        files, sidecars = find_files(self.options)
+        if not files:
+            raise ValueError("there are no files to take the columns from: give a schema")
+        # An empty file has no columns.
+        first = next((file for file in files if file.size > encrypted_size(0)), files[0])
+        with open_whole(first, opt.opening_keys(self.options), sidecars) as whole:
+            return spark_schema(inner.columns(whole))
+
+
+def _chosen(schema: StructType, columns: list[str]) -> StructType:
+    """Return the columns of these names, or all if none is given. Raises ValueError."""
+    if not columns:
+        return schema
+    missing = [name for name in columns if name not in schema.fieldNames()]
+    if missing:
+        raise ValueError(f"the option 'columns' names {missing[0]!r}, which the files do not have")
+    return StructType([schema[name] for name in columns])

@@ -1,0 +1,259 @@
+"""Encrypted files and their parts.
+
+The driver lists files and cuts them by their stored bytes, without opening one. A task opens a file
+with the keys of its sidecar, and reads the blocks that begin in its part. So each block is in one
+part, whatever the block size. Local files are read by their paths, others through fsspec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ... import layout
+from ...errors import Ags1Error, FormatError, KeyMetadataError
+from ...key_metadata import KeyMetadata
+from ...keys.keychain import find_sidecar
+from ...keys.sidecar import SUFFIX, Sidecar, sidecar_path
+from ...reader import Reader
+from ..jobs.running import SUFFIX as LEDGER_SUFFIX
+from ..keys import FileKeys
+from ..paths import local_path
+from ..storage.choice import absolute, find, storage_of
+from ..storage.protocol import REQUESTS, SourceFile
+
+_MAX_SIDECAR_SIZE = 1 << 20
+_NONE: Mapping[str, str] = MappingProxyType({})
+# The cost of opening a file: bytes that could be read in that time.
+_OPEN_COST = 1 << 20
+
+
+class Listed(NamedTuple):
+    """A listed file. ``size`` is bytes; ``version`` changes with the file, if its storage tells."""
+
+    path: str
+    size: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The blocks that begin in a range of a file's stored bytes. ``sidecar`` is the document with
+    the file's wrapped key, if that is not in a sidecar beside the file."""
+
+    file: Listed
+    begin: int
+    end: int
+    sidecar: str | None = None
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPart:
+    """An open part of a file; ``begin`` and ``end`` are offsets in the plaintext."""
+
+    path: str
+    reader: Reader
+    begin: int
+    end: int
+
+
+def list_files(paths: Sequence[str]) -> list[Listed]:
+    """Return the encrypted files of files, folders and patterns.
+
+    Folders are searched with all below them. Names that begin with ``_`` or ``.`` are unfinished
+    files, and names in ``.keys`` are sidecars; any other file is taken for an encrypted one, and so
+    is a file that is given itself. Raises FileNotFoundError for a path without any file, OSError.
+    """
+    listing = find(paths)
+    for _, error in listing.problems:
+        raise error
+    named = frozenset(map(absolute, paths))
+    return [
+        Listed(file.path, file.size, file.version)
+        for file in listing.files
+        if file.path in named or is_encrypted(file.relative_path)
+    ]
+
+
+def encrypted_below(folder: str, known: Collection[str]) -> list[str]:
+    """Return the files below a folder that are certainly encrypted: those that are ``known``, and
+    those that begin as they must and have a sidecar or the suffix of a job's targets. Other files
+    may belong to another program. Raises FileNotFoundError if the folder does not exist, OSError,
+    Ags1Error.
+    """
+    listing = find([folder])
+    for _, error in listing.problems:
+        raise error
+    files = [file for file in listing.files if is_encrypted(file.relative_path)]
+    names = {file.path for file in listing.files}
+    likely = [
+        file
+        for file in files
+        if file.path not in known
+        and (file.path.endswith(LEDGER_SUFFIX) or sidecar_path(file.path) in names)
+    ]
+    with ThreadPoolExecutor(REQUESTS, "ags1-headers") as pool:
+        looked_at = zip(likely, pool.map(_begins_encrypted, likely), strict=True)
+        certain = [file.path for file, is_ours in looked_at if is_ours]
+    return [file.path for file in files if file.path in known] + certain
+
+
+def _begins_encrypted(file: SourceFile) -> bool:
+    try:
+        with storage_of(file.path).open(file.path, file.size, file.version) as source:
+            return source.read(0, len(layout.MAGIC)) == layout.MAGIC
+    except FileNotFoundError:
+        return False
+
+
+def plan(
+    files: Sequence[Listed], part_size: int, sidecars: Mapping[str, str] = _NONE
+) -> list[list[Part]]:
+    """Return the parts for each task: a large file in several parts, several small files together.
+    ``sidecars`` has the documents of sidecars by the files' paths."""
+    tasks: list[list[Part]] = []
+    gathered: list[Part] = []
+    weight = 0
+    for file in files:
+        size = file.size
+        count = max(1, round(size / part_size))
+        bounds = [size * n // count for n in range(count + 1)]
+        sidecar = sidecars.get(file.path)
+        parts = [Part(file, a, b, sidecar) for a, b in pairwise(bounds)]
+        if count > 1:
+            tasks += [[part] for part in parts]
+            continue
+        if gathered and weight + size > part_size:
+            tasks.append(gathered)
+            gathered, weight = [], 0
+        gathered += parts
+        weight += size + _OPEN_COST
+    return [*tasks, gathered] if gathered else tasks
+
+
+@contextlib.contextmanager
+def open_part(part: Part, keys: FileKeys) -> Iterator[OpenPart]:
+    """Open a part of a file with the keys in its sidecar.
+
+    Raises KeyMetadataError if the sidecar is missing or invalid, KmsError, AuthenticationError,
+    TruncatedError, OSError, and FormatError, also if the file was replaced since it was listed.
+    """
+    path = part.file.path
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(_open(part, keys, stack))
+        # Other tasks may have read parts of the old file.
+        if list_file(path) != part.file:
+            raise FormatError("the file was replaced since the job began: run it again", file=path)
+        first = _first_block(part.begin, reader.block_size)
+        size = reader.plaintext_size
+        end = size
+        if part.end < part.file.size:
+            end = min(size, _first_block(part.end, reader.block_size) * reader.block_size)
+        try:
+            if size and len(part) < part.file.size:
+                # The header says which blocks are in the part, and no tag protects it. But the
+                # first block authenticates only if the block size is right.
+                reader.pread(0, 1)
+            yield OpenPart(path, reader, min(size, first * reader.block_size), end)
+        except Ags1Error as error:
+            error.file = path
+            raise
+
+
+def open_whole(
+    file: Listed, keys: FileKeys, sidecars: Mapping[str, str] = _NONE
+) -> contextlib.AbstractContextManager[OpenPart]:
+    """Open all of a file. Raises as ``open_part``."""
+    return open_part(Part(file, 0, file.size, sidecars.get(file.path)), keys)
+
+
+def _open(part: Part, keys: FileKeys, stack: contextlib.ExitStack) -> Reader:
+    path = part.file.path
+    here = local_path(path)
+    source: Any = here
+    if here is None:
+        filesystem, name = _remote(path)
+        source = stack.enter_context(filesystem.open(name, "rb"))
+    sidecar = Sidecar.from_bytes(part.sidecar.encode()) if part.sidecar else _sidecar(path)
+    candidates = sidecar.file_keys
+    try:
+        for wrapped in candidates:
+            chosen = Sidecar(sidecar.encryption_keys, wrapped.key_id)
+            km = keys.unwrap(chosen.to_bytes().decode())
+            # While a file is being replaced, its sidecar has the keys of the old and the new one.
+            if len(candidates) == 1 or _fits(source, km):
+                break
+        return Reader(source, km)
+    except Ags1Error as error:
+        error.file = path
+        raise
+
+
+def _fits(source: Any, km: KeyMetadata) -> bool:
+    try:
+        with Reader(source, km) as reader:
+            reader.read(1)
+    except Ags1Error:
+        return False
+    return True
+
+
+def _sidecar(path: str) -> Sidecar:
+    here = local_path(path)
+    if here is not None:
+        return find_sidecar(sidecar_path(here))
+    filesystem, name = _remote(sidecar_path(path))
+    try:
+        with filesystem.open(name, "rb") as file:
+            data = file.read(_MAX_SIDECAR_SIZE)
+    except FileNotFoundError:
+        raise KeyMetadataError(
+            "there is no such sidecar, and only it has the file's key (see the option 'ledger')",
+            file=sidecar_path(path),
+        ) from None
+    return Sidecar.from_bytes(data)
+
+
+def _first_block(stored: int, block_size: int) -> int:
+    """Return the first block that begins at or after an offset in the encrypted file."""
+    return -(-max(0, stored - layout.HEADER_SIZE) // (block_size + layout.BLOCK_OVERHEAD))
+
+
+def is_encrypted(name: str) -> bool:
+    """Whether a file of that name below a folder is taken for an encrypted one."""
+    hidden = any(part.startswith(("_", ".")) for part in name.split("/"))
+    return not hidden and not name.endswith(SUFFIX)
+
+
+def list_file(path: str) -> Listed:
+    """Return one file as ``list_files`` does. Raises OSError."""
+    path = absolute(path)
+    status = storage_of(path).statuses(path.rpartition("/")[0], 1, follow=True)(path)
+    if status is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return Listed(path, *status)
+
+
+def list_if_there(path: str) -> Listed | None:
+    """Return one file, None if it does not exist. Raises OSError."""
+    try:
+        return list_file(path)
+    except FileNotFoundError:
+        return None
+
+
+def _remote(path: str) -> tuple[Any, str]:
+    import fsspec.core  # optional
+
+    filesystem, name = fsspec.core.url_to_fs(path)
+    return filesystem, name

@@ -1,0 +1,267 @@
+"""Reads text, CSV, JSON lines, Parquet and Avro inside encrypted files as Arrow batches.
+
+Each format tells a file's columns and reads the rows of a part of it. Text, CSV and JSON are split
+by lines, Parquet by row groups, Avro by its sync markers. Knows nothing of keys and of Spark.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
+import pyarrow.parquet as pq
+
+from ...errors import FormatError
+from ...formats.row_groups import row_group_starts
+from .. import options as opt
+from .encrypted_files import OpenPart
+from .lines import line_start, whole_lines, with_line_feeds
+
+# Bytes of decoded text or rows. Spark moves batches of a few MiB faster than small ones.
+CHUNK_SIZE = 8 << 20
+_SAMPLE_SIZE = 8 << 20
+_BATCH_ROWS = 1 << 16
+_VALUE = "value"
+
+
+class InnerFormat(Protocol):
+    def columns(self, whole: OpenPart) -> pa.Schema:
+        """Return the columns of a whole file."""
+        ...
+
+    def read(self, part: OpenPart, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield a part's rows, with at least the columns of ``wanted`` that the file has, in any
+        order and any type that casts to the wanted one. Raises FormatError."""
+        ...
+
+
+def inner_format(name: str, options: Mapping[str, str]) -> InnerFormat:
+    """Return the format of that name, with its options. Raises ValueError."""
+    name = name.lower()
+    if name == "text":
+        return Text()
+    if name == "csv":
+        return Csv.from_options(options)
+    if name == "json":
+        return Json()
+    if name == "parquet":
+        return Parquet()
+    if name == "avro":
+        # Optional: needs the extra "iceberg".
+        from .avro_rows import Avro
+
+        return Avro()
+    raise ValueError(f"the option 'inner' has to be text, csv, json, parquet or avro, not {name!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Lines, as Spark's text source has them: one column, ``value``."""
+
+    def columns(self, whole: OpenPart) -> pa.Schema:
+        return pa.schema([(_VALUE, pa.string())])
+
+    def read(self, part: OpenPart, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for data in whole_lines(part.reader, part.begin, part.end, CHUNK_SIZE):
+            text = with_line_feeds(data).removesuffix(b"\n")
+            lines = pc.split_pattern(pa.array([text], pa.large_binary()), b"\n").values
+            try:
+                yield pa.RecordBatch.from_arrays([lines.cast(pa.large_string())], [_VALUE])
+            except pa.ArrowInvalid:
+                raise FormatError("the text is not UTF-8: leave 'inner' out") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Csv:
+    """Comma-separated values, a row to a line, quoted as in RFC 4180.
+
+    Options are Spark's ``header``, ``sep``, ``quote``, ``escape`` (none by default), ``nullValue``
+    and ``inferSchema``. If files have headers, each file's own one names its columns.
+    """
+
+    header: bool
+    separator: str
+    quote: str
+    escape: str
+    null: str
+    infers: bool
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Csv:
+        return cls(
+            opt.flag(options, "header"),
+            options.get("sep") or options.get("delimiter") or ",",
+            options.get("quote", '"'),
+            options.get("escape", ""),
+            options.get("nullvalue", ""),
+            opt.flag(options, "inferschema"),
+        )
+
+    def columns(self, whole: OpenPart) -> pa.Schema:
+        names, begin = self._names(whole)
+        if self.infers:
+            sample = next(whole_lines(whole.reader, begin, whole.end, _SAMPLE_SIZE), b"")
+            if sample.strip():
+                fields = self._parse(sample, names, {}).schema
+                return pa.schema([(f.name, _known(f.type)) for f in fields])
+        return pa.schema([(name, pa.string()) for name in names])
+
+    def read(self, part: OpenPart, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+        names, after_header = self._names(part)
+        types = {f.name: f.type for f in wanted if f.name in names}
+        begin = max(part.begin, after_header)
+        for data in whole_lines(part.reader, begin, max(begin, part.end), CHUNK_SIZE):
+            if data.strip(b"\r\n"):
+                yield from self._parse(data, names, types).to_batches()
+
+    def _names(self, part: OpenPart) -> tuple[list[str], int]:
+        """Return the names of the columns, and the offset of the rows."""
+        end = line_start(part.reader, 1)
+        # An empty line is neither a row nor a header.
+        while part.reader.pread(0, end).strip(b"\r\n") == b"" and end < part.reader.plaintext_size:
+            end = line_start(part.reader, end + 1)
+        try:
+            line = part.reader.pread(0, end).decode("utf-8-sig").strip("\r\n")
+        except UnicodeDecodeError:
+            raise FormatError("the first line is not UTF-8: leave 'inner' out") from None
+        first = next(
+            csv.reader(
+                io.StringIO(line),
+                delimiter=self.separator,
+                quotechar=self.quote or None,
+                escapechar=self.escape or None,
+                quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
+            ),
+            [],
+        )
+        if self.header:
+            return [name or f"_c{n}" for n, name in enumerate(first)], end
+        return [f"_c{n}" for n in range(len(first))], 0
+
+    def _parse(self, data: bytes, names: list[str], types: dict[str, pa.DataType]) -> pa.Table:
+        try:
+            return pa_csv.read_csv(
+                pa.BufferReader(data),
+                pa_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(data) + 1),
+                pa_csv.ParseOptions(
+                    delimiter=self.separator,
+                    quote_char=self.quote or False,
+                    double_quote=bool(self.quote),
+                    escape_char=self.escape or False,
+                ),
+                pa_csv.ConvertOptions(
+                    column_types=types,
+                    include_columns=list(types) or None,
+                    null_values=[self.null],
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            raise _unreadable("CSV", error) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """JSON, an object to a line. The columns are those in the first MiBs of the first file, in the
+    order of their names, as with Spark's reader."""
+
+    def columns(self, whole: OpenPart) -> pa.Schema:
+        sample = next(whole_lines(whole.reader, 0, whole.end, _SAMPLE_SIZE), b"")
+        if not sample.strip():
+            return pa.schema([])
+        return pa.schema(_by_name(_json(sample, None).schema))
+
+    def read(self, part: OpenPart, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for data in whole_lines(part.reader, part.begin, part.end, CHUNK_SIZE):
+            if data.strip():
+                yield from _json(data, wanted).to_batches()
+
+
+@dataclass(frozen=True, slots=True)
+class Parquet:
+    """Parquet files that are encrypted as a whole; a row group is in the part where it begins."""
+
+    def columns(self, whole: OpenPart) -> pa.Schema:
+        return _parquet(whole).schema_arrow
+
+    def read(self, part: OpenPart, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+        file = _parquet(part)
+        starts = enumerate(row_group_starts(file.metadata))
+        groups = [number for number, start in starts if part.begin <= start < part.end]
+        present = set(file.schema_arrow.names)
+        names = [name for name in wanted.names if name in present]
+        try:
+            if not names:
+                rows = sum(file.metadata.row_group(group).num_rows for group in groups)
+                yield from _rows_of_nothing(rows)
+                return
+            yield from file.iter_batches(_BATCH_ROWS, groups, names, use_threads=False)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise _bad_parquet(error) from None
+
+
+def _parquet(part: OpenPart) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(part.reader)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _bad_parquet(error) from None
+
+
+def _bad_parquet(error: Exception) -> Exception:
+    # Arrow also raises OSError for a bad file; an error of the storage has a number.
+    storage_s = isinstance(error, OSError) and error.errno is not None
+    return error if storage_s else _unreadable("Parquet", error)
+
+
+def _rows_of_nothing(rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield so many rows of a column that is not asked for: a batch without columns has no rows."""
+    for first in range(0, rows, _BATCH_ROWS):
+        nulls = pa.nulls(min(_BATCH_ROWS, rows - first))
+        yield pa.RecordBatch.from_arrays([nulls], ["\0"])
+
+
+def _json(data: bytes, wanted: pa.Schema | None) -> pa.Table:
+    parse = (
+        pa_json.ParseOptions()
+        if wanted is None
+        else pa_json.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore")
+    )
+    try:
+        return pa_json.read_json(
+            pa.BufferReader(data),
+            pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            parse,
+        )
+    except pa.ArrowInvalid as error:
+        raise _unreadable("JSON", error) from None
+
+
+def _by_name(fields: Iterable[pa.Field]) -> list[tuple[str, pa.DataType]]:
+    return [(f.name, _json_type(f.type)) for f in sorted(fields, key=lambda f: f.name)]
+
+
+def _json_type(kind: pa.DataType) -> pa.DataType:
+    """Return an inferred type, with strings where Spark has them."""
+    if pa.types.is_struct(kind):
+        return pa.struct(_by_name(kind))
+    if pa.types.is_list(kind):
+        return pa.list_(_json_type(kind.value_type))
+    return pa.string() if pa.types.is_timestamp(kind) else _known(kind)
+
+
+def _known(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_null(kind) or pa.types.is_time(kind) else kind
+
+
+def _unreadable(what: str, error: Exception) -> FormatError:
+    # Arrow's message quotes the rows that it cannot read, and they may be secret.
+    message = str(error).partition(":")[0].splitlines()[0][:100]
+    return FormatError(f"the {what} inside cannot be read: {message}")

@@ -1,0 +1,134 @@
+"""Writes Arrow batches as encrypted files of several formats.
+
+Text, CSV, JSON lines and Parquet are written through an AGS1 stream, Avro as Iceberg's data files
+are, which any reader of Avro reads. Rows are kept in memory only until they fill a row group. Knows
+nothing of wrapped keys and of Spark.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from ...key_metadata import KeyMetadata
+from ...keys.keychain import FILE_KEY_SIZE
+from ...stream import open as open_stream
+from .. import options as opt
+
+EXTENSIONS = {"text": "txt", **{name: name for name in ("csv", "json", "parquet", "avro")}}
+_ROW_GROUP_SIZE = 64 << 20
+
+
+def check_columns(inner: str, schema: pa.Schema) -> None:
+    """Raise ValueError if a format cannot hold such columns."""
+    if inner == "text" and (len(schema) != 1 or not pa.types.is_string(schema[0].type)):
+        raise ValueError("text files have one column, a string: select one")
+    nested = [f.name for f in schema if pa.types.is_nested(f.type)]
+    if inner == "csv" and nested:
+        raise ValueError(f"CSV cannot hold the nested column {nested[0]!r}: leave it out")
+    if inner == "avro":
+        from .avro_rows import schema_for
+
+        schema_for(schema)
+
+
+def write_file(
+    inner: str,
+    path: str,
+    first: pa.RecordBatch,
+    batches: Iterable[pa.RecordBatch],
+    options: Mapping[str, str],
+) -> KeyMetadata:
+    """Write ``first`` and the batches after it as a new file under a fresh key; return its key
+    metadata. Options are ``compression`` of Parquet and Avro, ``header`` and ``sep`` of CSV.
+
+    Raises OSError, ValueError, and then leaves no file.
+    """
+    rows = chain([first], batches)
+    if inner == "avro":
+        from .avro_rows import write_avro
+
+        codec = options.get("compression", "zstd").lower()
+        return write_avro(path, first.schema, _gathered(rows), codec, FILE_KEY_SIZE)
+    # Given a path, the stream is synced and appears whole.
+    writer = open_stream(path, "xb", key_size=FILE_KEY_SIZE)
+    with writer:
+        if inner == "parquet":
+            codec = options.get("compression", "zstd").lower()
+            with pq.ParquetWriter(writer, first.schema, compression=codec) as parquet:
+                for table in _gathered(rows):
+                    parquet.write_table(table, row_group_size=table.num_rows)
+        elif inner == "csv":
+            how = pa_csv.WriteOptions(
+                include_header=opt.flag(options, "header"),
+                delimiter=options.get("sep") or ",",
+                quoting_style="needed",
+            )
+            with pa_csv.CSVWriter(writer, first.schema, write_options=how) as text:
+                for batch in rows:
+                    text.write_batch(batch)
+        else:
+            lines = _json_lines if inner == "json" else _text_lines
+            for batch in rows:
+                writer.write(lines(batch))
+    return writer.key_metadata
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield tables of about a row group's size."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _ROW_GROUP_SIZE:
+            yield pa.Table.from_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _text_lines(batch: pa.RecordBatch) -> bytes:
+    lines = (value or "" for value in batch.column(0).to_pylist())
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _json_lines(batch: pa.RecordBatch) -> bytes:
+    kinds = [(field.name, field.type) for field in batch.schema]
+    lines = []
+    for row in batch.to_pylist():
+        present = {n: _plain(row[n], kind) for n, kind in kinds if row[n] is not None}
+        lines.append(json.dumps(present, ensure_ascii=False, separators=(",", ":")) + "\n")
+    return "".join(lines).encode()
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """Return a value for JSON: decimals and times as text, bytes in base64."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {
+            field.name: _plain(value[field.name], field.type)
+            for field in kind
+            if value[field.name] is not None
+        }
+    if pa.types.is_map(kind):
+        return {str(_plain(k, kind.key_type)): _plain(v, kind.item_type) for k, v in value}
+    if pa.types.is_list(kind):
+        return [_plain(item, kind.value_type) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (decimal.Decimal, datetime.timedelta)):
+        return str(value)
+    return value

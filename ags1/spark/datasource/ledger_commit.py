@@ -1,0 +1,185 @@
+"""Publishes files of rows, with their keys in a ledger.
+
+All files of a write, or of a stream's batch, become part of the ledger in one step, or none does.
+The ledger stores them as a pending batch before the first file gets its name, and settles the batch
+after the last one has. If the driver is killed in between, the next job that opens the ledger
+finishes that. Knows nothing of Spark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ... import layout
+from ...errors import Ags1Error
+from ...keys.sidecar import Sidecar, sidecar_path
+from ..jobs.publishing import published, settle_pending, sync_names
+from ..jobs.running import SUFFIX
+from ..keys import as_text
+from ..ledger import DONE, ENCRYPT, FAILED, REMOVED, Batch, Ledger, Row
+from ..paths import ledger_folder
+from . import staging
+from .encrypted_files import encrypted_below, is_encrypted
+
+# Other writers hold the lock for moments, except bulk jobs.
+LOCK_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+
+
+class NewFile(NamedTuple):
+    """A file that a task has written: its future name without the ledger's suffix, where it is
+    staged (``Row.attempt``), its stored size in bytes, and its wrapped key as the document of a
+    sidecar."""
+
+    name: str
+    staged: str
+    size: int
+    wrapped: dict[str, Any]
+
+
+def rows_of(folder: str, new: Sequence[NewFile], job_id: str, source: str) -> list[Row]:
+    """Return the rows of new files in ``folder``. Raises KeyMetadataError."""
+    return [_row(folder, file, job_id, source) for file in new]
+
+
+def commit_to_ledger(
+    folder_of_ledger: str,
+    folder: str,
+    rows: Sequence[Row],
+    *,
+    overwrite: bool = False,
+    is_done: Callable[[Ledger], bool] | None = None,
+) -> None:
+    """Give the files of ``rows`` their names, and the ledger their keys; ``overwrite``: remove all
+    other encrypted files of ``folder``. If ``is_done`` says that the ledger has the rows already,
+    only remove what is staged for them.
+
+    Raises OSError and Ags1Error; then no file has got a name. Only after UnknownOutcomeError a file
+    may have one: ``take_back``, or the next job that opens the ledger, decides. BlockingIOError
+    means that another job has been writing to the ledger for a minute.
+    """
+    old: list[str] = []
+    with _opened(folder_of_ledger) as ledger:
+        settle_pending(ledger)
+        if is_done is not None and is_done(ledger):
+            staging.withdraw(rows)
+            return
+        gone: list[Row] = []
+        if overwrite:
+            below = folder.rstrip("/") + "/"
+            known = {
+                target: row
+                for target, row in ledger.done(ENCRYPT).items()
+                if target.startswith(below) and is_encrypted(target.removeprefix(below))
+            }
+            gone = [_removed(row) for row in known.values()]
+            # In S3 a folder exists only if it has a file.
+            with contextlib.suppress(FileNotFoundError):
+                old = encrypted_below(folder, known)
+        if rows or gone:
+            _commit(ledger, [*rows, *gone])
+    for path in old:
+        remove_with_sidecar(path)
+
+
+def take_back(folder_of_ledger: str, job_id: str) -> None:
+    """Undo what an interrupted commit of a job has done. Raises OSError."""
+    if not os.path.isdir(ledger_folder(folder_of_ledger)):
+        return
+    with _opened(folder_of_ledger) as ledger:
+        for batch in ledger.pending():
+            if any(row.job_id == job_id for row in batch.rows):
+                _give_up(ledger, batch, "Ags1Error", "the commit was interrupted")
+
+
+def remove_with_sidecar(path: str) -> None:
+    """Remove an encrypted file and then its sidecar, if it has one."""
+    staging.remove(path)
+    staging.remove(sidecar_path(path))
+
+
+@contextlib.contextmanager
+def _opened(folder: str) -> Iterator[Ledger]:
+    """Open a ledger for writing, as soon as no other job writes."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            ledger = Ledger(folder, writing=True)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
+    with ledger:
+        yield ledger
+
+
+def _commit(ledger: Ledger, rows: list[Row]) -> None:
+    batch = ledger.prepare(rows)
+    settled = published(rows)
+    failed = next((row for row in settled if row.status == FAILED), None)
+    if failed is None:
+        sync_names(settled)
+        ledger.settle(batch, settled)
+        return
+    assert failed.error_kind is not None
+    assert failed.error is not None
+    _give_up(ledger, batch, failed.error_kind, failed.error)
+    raise Ags1Error(f"{failed.error_kind}: {failed.error}", file=failed.target)
+
+
+def _give_up(ledger: Ledger, batch: Batch, kind: str, error: str) -> None:
+    # First the ledger, then the files: without a key in the ledger no file is read.
+    rows = [row for row in batch.rows if row.status == DONE]
+    ledger.settle(batch, [_failed(row, kind, error) for row in rows])
+    for row in rows:
+        # No other job writes a file of this name.
+        if f"-{row.job_id}-" in os.path.basename(row.target) and not row.replaces:
+            staging.remove(row.target)
+
+
+def _row(folder: str, file: NewFile, job_id: str, source: str) -> Row:
+    document = as_text(file.wrapped)
+    sidecar = Sidecar.from_bytes(document.encode())
+    return Row(
+        operation=ENCRYPT,
+        source=source,
+        target=os.path.join(folder, file.name + SUFFIX),
+        relative_path=file.name,
+        source_size=layout.plaintext_size(file.size),
+        source_version="",
+        target_size=file.size,
+        status=DONE,
+        error_kind=None,
+        error=None,
+        key_metadata=document,
+        key_id=sidecar.key_id,
+        master_key_id=sidecar.encryption_keys[0].encrypted_by_id,
+        plaintext_hmac=None,
+        attempt=file.staged,
+        replaces=False,
+        job_id=job_id,
+        finished_ms=time.time_ns() // 1_000_000,
+    )
+
+
+_NO_FILE: dict[str, Any] = {
+    "target_size": None,
+    "key_metadata": None,
+    "key_id": None,
+    "master_key_id": None,
+    "attempt": None,
+}
+
+
+def _failed(row: Row, kind: str, error: str) -> Row:
+    # The row keeps its key, because the file may not be removable.
+    return row._replace(status=FAILED, error_kind=kind, error=error, target_size=None, attempt=None)
+
+
+def _removed(row: Row) -> Row:
+    return row._replace(status=REMOVED, finished_ms=time.time_ns() // 1_000_000, **_NO_FILE)

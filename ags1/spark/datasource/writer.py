@@ -1,0 +1,172 @@
+"""Writes rows as encrypted files: tasks write them, and the driver publishes them.
+
+``df.write.format("ags1").option("inner", "parquet").option("key", …).mode("append").save(folder)``
+makes a file, and its sidecar, for each task that has rows. With the option ``ledger`` the ledger
+gets the wrapped key instead of a sidecar (see ``ledger_commit``), and the file's name ends in
+``.ags1``, as in bulk jobs. Each attempt of a task writes with a name and a key of its own into the
+job's folder inside the target. The driver gives the files of one attempt of each task their names,
+each after its key is stored. ``mode("overwrite")`` then removes the older encrypted files of the
+folder, and no other files. A job that fails removes its own folder. The target is in a file system
+that driver and executors have mounted or, with a ledger, in any storage that fsspec knows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from ...atomic import publish
+from ...keys.sidecar import Sidecar, sidecar_path, write_sidecar
+from .. import options as opt
+from ..arrow_rows import arrow_schema, conform
+from ..jobs.running import SUFFIX
+from ..keys import FileKeys
+from ..ledger import Row
+from ..paths import ledger_folder, local_path
+from ..storage.choice import absolute, storage_of
+from ..workers import end_of_task
+from . import staging
+from .encrypted_files import encrypted_below
+from .format_writers import EXTENSIONS, check_columns, write_file
+from .ledger_commit import NewFile, commit_to_ledger, remove_with_sidecar, rows_of, take_back
+
+
+@dataclass
+class WrittenFile(WriterCommitMessage):  # type: ignore[misc]  # PySpark's types are not read
+    """What a task of ``job_id`` has written; ``file`` is None if it had no rows."""
+
+    job_id: str
+    file: NewFile | None
+
+
+class Target(NamedTuple):
+    """The folder that rows are written to, and the options; picklable."""
+
+    folder: str
+    inner: str
+    columns: pa.Schema
+    options: dict[str, str]
+
+    @classmethod
+    def of_options(cls, options: Mapping[str, str], schema: StructType) -> Target:
+        """Raises ValueError for invalid options or columns that the format cannot hold, OSError for
+        a ledger that is a URL, NotImplementedError for a folder that is a URL without a ledger, and
+        KmsConfigurationError for an option that is a secret."""
+        opt.refuse_secrets(options)
+        (path,) = opt.paths(options)
+        if local_path(path) is None and not options.get("ledger"):
+            raise NotImplementedError(f"{path}: a URL can only be written with the option 'ledger'")
+        inner = options.get("inner", "").lower()
+        if inner not in EXTENSIONS:
+            raise ValueError(f"the option 'inner' has to be one of {', '.join(EXTENSIONS)}")
+        columns = arrow_schema(schema)
+        check_columns(inner, columns)
+        if options.get("ledger"):
+            options = {**options, "ledger": ledger_folder(options["ledger"])}
+        return cls(absolute(path), inner, columns, dict(options))
+
+    @property
+    def ledger(self) -> str | None:
+        """The folder of the ledger that gets the files' keys, None if sidecars do."""
+        return self.options.get("ledger") or None
+
+    def write(
+        self, batches: Iterable[pa.RecordBatch], keys: FileKeys, job_id: str, group: str
+    ) -> WrittenFile:
+        """Write a task's rows as one file; ``job_id`` and ``group`` as for ``staging.stage``.
+        Raises OSError, and ValueError for values that the format cannot hold."""
+        rows = (conform(batch, self.columns) for batch in batches if batch.num_rows)
+        first = next(rows, None)
+        if first is None:
+            return WrittenFile(job_id, None)
+        context = TaskContext.get()
+        number = context.partitionId() if context is not None else 0
+        unique = uuid.uuid4().hex[:8]
+        name = f"part-{number:05d}-{job_id}-{unique}.{EXTENSIONS[self.inner]}"
+        staged, km = staging.stage(
+            self.folder,
+            name if self.ledger is None else name + SUFFIX,
+            job_id,
+            group,
+            number,
+            lambda path: write_file(self.inner, path, first, rows, self.options),
+        )
+        assert km.file_length is not None
+        end_of_task()
+        return WrittenFile(job_id, NewFile(name, staged, km.file_length, keys.wrap(km)))
+
+
+class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
+    """Writes rows as encrypted files. Its pickle has a wrapped key only.
+
+    Raises as ``Target.of_options``, and KmsError.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        super().__init__()
+        self._target = Target.of_options(options, schema)
+        self._overwrite = overwrite
+        self._job_id = uuid.uuid4().hex
+        # The driver calls the KMS only here.
+        self._keys: FileKeys = opt.sealing_keys(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFile:
+        """Write a task's rows as one file. Raises as ``Target.write``."""
+        return self._target.write(iterator, self._keys, self._job_id, self._job_id)
+
+    def commit(self, messages: list[WrittenFile | None]) -> None:
+        """Publish the files with their keys. Raises OSError, and BlockingIOError if another job
+        writes to the ledger for long; then the job leaves no new file."""
+        files = files_of(messages)
+        folder = self._target.folder
+        storage_of(folder).make_root(folder)
+        if self._target.ledger is None:
+            _commit_with_sidecars(folder, files, overwrite=self._overwrite)
+        else:
+            rows = self._rows(files)
+            commit_to_ledger(self._target.ledger, folder, rows, overwrite=self._overwrite)
+        staging.clear(folder, self._job_id, self._job_id)
+
+    def abort(self, messages: list[WrittenFile | None]) -> None:
+        """Remove whatever any attempt has written."""
+        if self._target.ledger is not None:
+            take_back(self._target.ledger, self._job_id)
+            staging.withdraw(self._rows(files_of(messages)))
+        staging.clear(self._target.folder, self._job_id, self._job_id)
+
+    def _rows(self, files: list[NewFile]) -> list[Row]:
+        return rows_of(self._target.folder, files, self._job_id, f"write:{self._job_id}")
+
+
+def files_of(messages: Iterable[WrittenFile | None]) -> list[NewFile]:
+    """Return the files that tasks have written."""
+    return [m.file for m in messages if m is not None and m.file is not None]
+
+
+def _commit_with_sidecars(folder: str, files: list[NewFile], *, overwrite: bool) -> None:
+    old = encrypted_below(folder, ()) if overwrite else []
+    published: list[str] = []
+    try:
+        for file in files:
+            target = os.path.join(folder, file.name)
+            published.append(target)
+            document = json.dumps(file.wrapped).encode()
+            write_sidecar(sidecar_path(target), Sidecar.from_bytes(document))
+            # No other file has this name.
+            staged = staging.staged_path(folder, file.staged)
+            publish(staged, target, overwrite=True, durable=True)
+    except BaseException:
+        for path in published:
+            remove_with_sidecar(path)
+        raise
+    for path in old:
+        remove_with_sidecar(path)

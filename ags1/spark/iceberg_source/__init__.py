@@ -1,0 +1,56 @@
+"""The data source "ags1-iceberg": encrypted Iceberg tables, without Java's runtime.
+
+For installations where Java's runtime cannot be configured with a KMS, and for KMSs that it
+does not have::
+
+    spark.read.format("ags1-iceberg").option("catalog", "prod").load("db.table")
+    df.write.format("ags1-iceberg").option("catalog", "prod").mode("append").save("db.table")
+
+The driver opens the manifests and plans the scan; a task reads some data files, or a part of one,
+and applies their deletes. Options to read: ``filter`` (a row filter as PyIceberg parses it),
+``columns`` (names separated by commas, ``*`` for all of the table's; metadata columns such as
+``_file`` if they are named), ``snapshot-id`` or ``branch`` (or a tag), ``partSize`` (the stored
+bytes that a task reads, 64m), and those of ``tables.access``. Spark's filters are not pushed down,
+see ``datasource``. For writing see ``writer``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from ..arrow_rows import spark_schema
+from ..iceberg_api import as_stored
+from ..tables.access import open_of_options
+from .reader import TableReader, scan_of
+from .writer import TableWriter
+
+NAME = "ags1-iceberg"
+
+
+def register(spark: Any) -> None:
+    """Register "ags1-iceberg" with a Spark session."""
+    spark.dataSource.register(Ags1IcebergDataSource)
+
+
+class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's types are not read
+    """The data source; see the package."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        """Return the columns of the table or the snapshot. Raises as ``open_of_options``, and
+        ValueError for a column or snapshot that does not exist."""
+        projected = scan_of(open_of_options(self.options), self.options).projection()
+        return spark_schema(schema_to_pyarrow(as_stored(projected), include_field_ids=False))
+
+    def reader(self, schema: StructType) -> TableReader:
+        return TableReader(dict(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
+        return TableWriter(dict(self.options), schema, overwrite=overwrite)

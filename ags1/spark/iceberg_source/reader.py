@@ -1,0 +1,260 @@
+"""Reads encrypted tables: the driver plans the scan, and tasks read its parts.
+
+A task reads some data files, or a part of a large one, and applies their deletes. Only wrapped keys
+are sent to it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.manifest import DataFileContent, FileFormat
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from ...keys.envelope import KeyEncryptionKey
+from .. import options as opt
+from ..arrow_rows import arrow_schema, conform
+from ..iceberg_api import (
+    POSITION_ID,
+    ROW_ID,
+    ContentFile,
+    EncryptedScan,
+    EncryptedTable,
+    TaskReader,
+    as_stored,
+    bound_filter,
+    check_readable,
+    filtered_schema,
+    parse_metadata,
+    parse_row_filter,
+)
+from ..tables.access import (
+    JobKey,
+    SentFile,
+    new_job_id,
+    open_of_options,
+    table_of_process,
+    without_history,
+)
+from ..workers import end_of_task
+
+_PART_SIZE = 64 << 20
+# What opening a file costs, in the bytes that could be read meanwhile.
+_OPEN_COST = 1 << 20
+_MAX_COUNTED_SPLITS = 16
+
+
+def scan_of(table: EncryptedTable, options: Mapping[str, str]) -> EncryptedScan:
+    """Return the scan that the options describe. Raises ValueError, also for a column that does
+    not exist, and UnsupportedTypeError."""
+    snapshot_id: int | None = None
+    if text := options.get("snapshot-id"):
+        snapshot_id = int(text)
+        if table.snapshot_by_id(snapshot_id) is None:
+            raise ValueError(f"the table has no snapshot {snapshot_id}: correct 'snapshot-id'")
+    if branch := options.get("branch"):
+        if snapshot_id is not None:
+            raise ValueError(
+                "the options 'snapshot-id' and 'branch' exclude each other: leave one out"
+            )
+        snapshot = table.snapshot_by_name(branch)
+        if snapshot is None:
+            raise ValueError(f"the table has no branch or tag {branch!r}: correct 'branch'")
+        snapshot_id = snapshot.snapshot_id
+    scan = table.scan(
+        row_filter=options.get("filter") or AlwaysTrue(),
+        selected_fields=tuple(opt.names(options.get("columns"))) or ("*",),
+        snapshot_id=snapshot_id,
+    )
+    check_readable(scan.projection(), "give the option 'columns'")
+    return scan
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What all tasks of a scan share; pickled. ``key`` is None if there is no file."""
+
+    job_id: str
+    options: tuple[tuple[str, str], ...]
+    metadata: dict[str, Any]
+    projected: str
+    key: JobKey | None
+
+
+class SealedTask(NamedTuple):
+    """A data file, or its part ``split`` (offset and length), and the delete files that apply."""
+
+    file: SentFile
+    deletes: list[SentFile]
+    split: tuple[int, int] | None
+
+
+class TablePartition(InputPartition):  # type: ignore[misc]
+    """What a Spark task reads."""
+
+    def __init__(self, job: _Job | None, tasks: list[SealedTask]) -> None:
+        super().__init__(len(tasks))
+        self.job = job
+        self.tasks = tasks
+
+
+class TableReader(DataSourceReader):  # type: ignore[misc]
+    """Reads an encrypted table. Its pickle has wrapped keys only."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        opt.refuse_secrets(options)
+        self._options = dict(options)
+        self._schema = schema
+
+    def partitions(self) -> list[TablePartition]:
+        """Plan the scan. Raises as ``EncryptedScan.plan_files``."""
+        table = open_of_options(self._options)
+        scan = scan_of(table, self._options)
+        tasks = scan.plan_files()
+        snapshot: Any = scan.snapshot()
+        if not tasks:
+            return [TablePartition(None, [])]
+        key, job_key = JobKey.under_snapshot_s(table.files.keys, snapshot.key_id)
+        job = _Job(
+            new_job_id(),
+            tuple(sorted(self._options.items())),
+            without_history(table.view().metadata),
+            as_stored(scan.projection()).model_dump_json(),
+            key,
+        )
+        sent: dict[Any, SentFile] = {}
+
+        def sealed(file: Any) -> SentFile:
+            if file not in sent:
+                sent[file] = SentFile.of(file, job_key)
+            return sent[file]
+
+        part_size = opt.size(self._options, "partsize", _PART_SIZE)
+        return [
+            TablePartition(
+                job,
+                [
+                    SealedTask(sealed(t.file), [sealed(d) for d in t.delete_files], split)
+                    for t, split in group
+                ],
+            )
+            for group in _groups(tasks, part_size, counted=_counts_rows(scan))
+        ]
+
+    def read(self, partition: TablePartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a task's files. Raises as ``TaskReader.batches``, and KmsError."""
+        job = partition.job
+        if job is None:
+            return
+        wanted = arrow_schema(self._schema)
+        reading = _reading(job.job_id, _Pinned(job))
+        for file, deletes, split in partition.tasks:
+            task = FileScanTask(
+                file.open(reading.key), delete_files={d.open(reading.key) for d in deletes}
+            )
+            for batch in reading.reader.batches(task, split):
+                yield conform(batch, wanted)
+        end_of_task()
+
+
+class _Pinned:
+    """A job as the argument of a cached function: jobs of the same id are equal."""
+
+    def __init__(self, job: _Job) -> None:
+        self.job = job
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Pinned) and self.job.job_id == other.job.job_id
+
+    def __hash__(self) -> int:
+        return hash(self.job.job_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    reader: TaskReader
+    key: KeyEncryptionKey
+
+
+@functools.lru_cache(maxsize=4)
+def _reading(job_id: str, pinned: _Pinned) -> _Reading:
+    """Return what this process reads a job's files with. It is cached, so that deletes of several
+    tasks are read once."""
+    job = pinned.job
+    assert job.key is not None
+    table = table_of_process(job_id, job.options)
+    metadata = parse_metadata(job.metadata)
+    asked = parse_row_filter(dict(job.options).get("filter") or AlwaysTrue())
+    bound = bound_filter(asked, metadata.schema())
+    projected = Schema.model_validate_json(job.projected)
+    reader = TaskReader(table.files, metadata, projected, bound)
+    return _Reading(reader, job.key.open(table.files.keys.cache))
+
+
+_Split = tuple[FileScanTask, "tuple[int, int] | None"]
+
+
+def _counts_rows(scan: EncryptedScan) -> bool:
+    """Return whether a scan asks for the rows' positions in their files."""
+    asked = filtered_schema(scan.projection(), scan.row_filter).field_ids
+    return not asked.isdisjoint((POSITION_ID, ROW_ID))
+
+
+def _groups(
+    tasks: list[FileScanTask], part_size: int, *, counted: bool = False
+) -> Iterator[list[_Split]]:
+    """Yield the files, or the part of a file, of each task: about ``part_size`` stored bytes."""
+    gathered: list[_Split] = []
+    weight = 0
+    for task in tasks:
+        splits = splits_of(task, part_size, counted=counted)
+        if len(splits) > 1:
+            for split in splits:
+                yield [(task, split)]
+            continue
+        size = task.file.file_size_in_bytes + _OPEN_COST
+        if gathered and weight + size > part_size:
+            yield gathered
+            gathered, weight = [], 0
+        gathered.append((task, None))
+        weight += size
+    if gathered:
+        yield gathered
+
+
+def splits_of(
+    task: FileScanTask, part_size: int, *, counted: bool = False
+) -> list[tuple[int, int]]:
+    """Return the splits of a data file, of about ``part_size`` stored bytes each.
+
+    A Parquet file is split where its manifest entry says that a row group begins. An Avro file is
+    split anywhere, but only if it is encrypted: then its blocks prove that none is missing, while
+    otherwise only the count of all rows does. Its plaintext is a little shorter than the stored
+    bytes, so the last split is a little shorter, too. ``counted``: the rows' positions are asked
+    for.
+    """
+    file = cast("ContentFile", task.file)
+    size = file.file_size_in_bytes
+    if file.stored_format == FileFormat.PARQUET:
+        bounds = [0]
+        for offset in sorted(file.split_offsets or ()):
+            if offset - bounds[-1] >= part_size and size - offset >= part_size // 2:
+                bounds.append(offset)
+    elif file.stored_format == FileFormat.AVRO and file.is_encrypted:
+        if counted or any(d.content == DataFileContent.POSITION_DELETES for d in task.delete_files):
+            # To know the positions of its rows, each split reads all that is before it.
+            part_size = max(part_size, size // _MAX_COUNTED_SPLITS)
+        count = max(1, round(size / part_size))
+        bounds = [size * number // count for number in range(count)]
+    else:
+        bounds = [0]
+    return [(begin, end - begin) for begin, end in pairwise([*bounds, size])]

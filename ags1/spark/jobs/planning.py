@@ -1,0 +1,118 @@
+"""Cuts the work on many files into large tasks of about equal cost, and the tasks into waves.
+
+Large files are cut into ranges of whole blocks and small files are grouped, so that one huge file
+and a million tiny ones both fill the cluster. Each file has a cost besides its bytes. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from ... import layout
+from ..storage.pieces import BLOCK_SIZE, Item, Piece
+
+# The cost of opening, creating and naming one file: bytes that could be encrypted in that time.
+FILE_COST = 512 << 10
+# The same for a remote file, whose requests take tens of milliseconds each.
+REMOTE_FILE_COST = 8 << 20
+MIN_TASK_COST = 64 << 20
+MAX_TASK_COST = 1 << 30
+# For each core: enough tasks that few cores are idle while a slow task ends.
+_TASKS_PER_CORE = 3
+# A wave's results are committed together. A killed driver loses the work of a few waves.
+_WAVE_TASKS_PER_CORE = 4
+
+
+Task: TypeAlias = "list[Piece]"
+
+
+class Wave(NamedTuple):
+    """Tasks whose results are committed together, and their items. All pieces of an item are in one
+    wave. ``number`` is the wave's in the ledger."""
+
+    tasks: list[Task]
+    items: list[Item]
+    number: int = 0
+
+
+def task_cost(items: Sequence[Item], cores: int, file_cost: int = FILE_COST) -> int:
+    """Return how much work (bytes) a task should have; each file adds ``file_cost``."""
+    total = sum(item.source_size + file_cost for item in items)
+    return max(MIN_TASK_COST, min(MAX_TASK_COST, total // (cores * _TASKS_PER_CORE)))
+
+
+def waves(
+    items: Sequence[Item],
+    cores: int,
+    cost: int,
+    file_cost: int = FILE_COST,
+    *,
+    digests: bool = False,
+) -> Iterator[Wave]:
+    """Cut the work into waves of tasks of about ``cost`` bytes each, large files first.
+
+    ``digests``: one more task reads all of a file that is cut, for its HMAC.
+    """
+    wave_tasks = max(_WAVE_TASKS_PER_CORE * cores, 8)
+    tasks: list[Task] = []
+    taken: list[Item] = []
+    task: Task = []
+    load = 0
+    large: list[Item] = []
+    small: list[Item] = []
+    for item in items:
+        # A key is for one content. If nothing tells whether a file has changed, one task has to
+        # make the key and encrypt all of the file.
+        may_be_cut = item.unit and (item.source_version or item.wrapped)
+        is_large = may_be_cut and item.plaintext_size > cost + cost // 2
+        (large if is_large else small).append(item)
+    for item in large:
+        if digests:
+            tasks.append([whole(item)._replace(digests=True)])
+        tasks += ([piece] for piece in ranges(item, cost))
+        taken.append(item)
+        if len(tasks) >= wave_tasks:
+            yield Wave(tasks, taken)
+            tasks, taken = [], []
+    for item in small:
+        task.append(whole(item))
+        taken.append(item)
+        load += item.source_size + file_cost
+        if load >= cost:
+            tasks.append(task)
+            task, load = [], 0
+            if len(tasks) >= wave_tasks:
+                yield Wave(tasks, taken)
+                tasks, taken = [], []
+    if task:
+        tasks.append(task)
+    if tasks:
+        yield Wave(tasks, taken)
+
+
+def whole(item: Item) -> Piece:
+    """Return the one piece of a file that is not cut."""
+    return Piece(
+        item.number,
+        item.source,
+        item.target,
+        item.source_size,
+        item.source_version,
+        item.wrapped,
+        unit=item.unit,
+    )
+
+
+def ranges(item: Item, cost: int) -> Iterator[Piece]:
+    """Cut a file into ranges of about equal size, none much larger than ``cost`` bytes. All but the
+    last are a multiple of its unit."""
+    blocks = layout.block_count(item.plaintext_size, BLOCK_SIZE)
+    units = -(-blocks // item.unit)
+    count = min(units, -(-item.plaintext_size // cost))
+    share, longer = divmod(units, count)
+    first = 0
+    for number in range(count):
+        length = min((share + (number < longer)) * item.unit, blocks - first)
+        yield whole(item)._replace(first_block=first, block_count=length)
+        first += length

@@ -1,0 +1,146 @@
+"""Gives files their names, and finishes what a killed job has left.
+
+A batch is pending in the ledger, with all its keys, before the first of its files gets its name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from ..ledger import DONE, FAILED, Ledger, Row
+from ..storage.choice import storage_of
+from ..storage.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
+from .work import cause
+
+
+def settle_pending(ledger: Ledger, *, durable: bool = True, root: str | None = None) -> None:
+    """Finish what a killed job has left: give files whose keys the ledger has their names, and
+    remove other staged files.
+
+    A batch stays pending if the outcome of one of its files is not known yet. If files of such a
+    batch are in ``root`` (None: anywhere), a new job must not write there: raises OSError or
+    UnknownOutcomeError. Raises FormatError.
+    """
+    killed = ledger.killed()
+    waiting: set[str] = set()
+    trouble: OSError | UnknownOutcomeError | None = None
+    for batch in ledger.pending():
+        jobs = {row.job_id for row in batch.rows}
+        try:
+            for job_id in jobs & killed.keys():
+                _find_root(ledger, job_id, killed[job_id])
+            rows = published(batch.rows, again=True)
+            if durable:
+                sync_names(rows)
+        except (OSError, UnknownOutcomeError) as error:
+            waiting |= jobs
+            if root is None or any(_is_below(row.target, root) for row in batch.rows):
+                trouble = trouble or error
+        else:
+            ledger.settle(batch, rows)
+    for job_id in killed.keys() - waiting:
+        clear(ledger, job_id, killed[job_id])
+    if trouble is not None:
+        raise trouble
+
+
+def _find_root(ledger: Ledger, job_id: str, root: str) -> None:
+    """Raise OSError unless the folder of a killed job's files is mounted: its files would be taken
+    for lost."""
+    if not storage_of(root).has_mark(job_id, root):
+        note = os.path.join(ledger.folder, f"_job-{job_id}.json")
+        said = (
+            "the folder of a killed job's files is not there: mount it; if it is gone for good, "
+            f"remove {note}"
+        )
+        raise FileNotFoundError(errno.ENOENT, said, root)
+
+
+def _is_below(target: str, root: str) -> bool:
+    return target.startswith(root.rstrip("/") + "/")
+
+
+def clear(ledger: Ledger, job_id: str, root: str, folders: Iterable[str] | None = None) -> None:
+    """Remove what the attempts of a job left in these folders (None: anywhere below ``root``), and
+    note its end. If something cannot be removed, the ledger's note of the job stays, and the next
+    job tries again. No batch of the job may be pending."""
+    try:
+        storage = storage_of(root)
+        is_there = storage.has_mark(job_id, root)
+        is_gone = is_there and storage.clear(job_id, root, folders, ledger.staged(job_id))
+    except OSError:
+        return
+    if is_gone:
+        ledger.end(job_id)
+        storage.remove_mark(job_id, root)
+
+
+def published(rows: Sequence[Row], *, again: bool = False) -> list[Row]:
+    """Give the files of rows that are done their names. Return the rows; those whose files could
+    not be named are failed. ``again``: some files may have their names already.
+
+    Raises UnknownOutcomeError and, with ``again``, OSError if the outcome of a file is not known.
+    The rows have to stay pending then.
+    """
+    if not any(_is_staged(row) and storage_of(row.target).is_remote for row in rows):
+        return _published(rows, again, map)
+    with ThreadPoolExecutor(REQUESTS, "ags1-publishing") as pool:
+        return _published(rows, again, pool.map)
+
+
+def sync_names(rows: Sequence[Row]) -> None:
+    """Sync the names of files that are done to the disk. Raises OSError."""
+    targets = [row.target for row in rows if row.status == DONE]
+    if targets:
+        # All targets of a batch are in one storage.
+        storage_of(targets[0]).sync_names(set(map(os.path.dirname, targets)))
+
+
+def has_its_name(row: Row) -> bool:
+    """Whether the file of a pending row has its name already."""
+    try:
+        return row.attempt is not None and storage_of(row.target).has_its_name(row)
+    except NothingStagedError:
+        return False
+
+
+def _published(rows: Sequence[Row], again: bool, each: Callable[..., Iterable[Any]]) -> list[Row]:
+    settled: list[Row] = list(each(partial(_published_row, again=again), rows))
+    # Only when all outcomes are known: the next job needs the staged files of pending rows.
+    list(each(_withdraw_failed, rows, settled))
+    return settled
+
+
+def _published_row(row: Row, *, again: bool) -> Row:
+    if not _is_staged(row):
+        return row
+    storage = storage_of(row.target)
+    try:
+        storage.publish(row, again=again)
+    except OSError as error:
+        if again and not isinstance(error, (FileExistsError, NothingStagedError)):
+            raise
+        # The row keeps its key, so that no file is lost, whatever went wrong.
+        return row._replace(
+            status=FAILED,
+            error_kind=type(error).__name__,
+            error=cause(error),
+            target_size=None,
+            plaintext_hmac=None,
+            attempt=None,
+        )
+    return row
+
+
+def _withdraw_failed(row: Row, after: Row) -> None:
+    if _is_staged(row) and not _is_staged(after):
+        storage_of(row.target).withdraw(row)
+
+
+def _is_staged(row: Row) -> bool:
+    return row.status == DONE and row.attempt is not None

@@ -1,0 +1,133 @@
+"""Moves blocks from a source to an output, and encrypts or decrypts them on the way.
+
+Between two descriptors the pump does so without a copy. Otherwise a run of blocks is read, goes
+through a buffer that is used again, and is written, while the next run is read. No plaintext is
+written before its tags are verified. Knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ... import layout
+from ..._gcm import BlockCipher
+from ..._pump import Pump
+from ...errors import Ags1Error, TruncatedError
+from ...geometry import Geometry
+from ...key_metadata import KeyMetadata
+from ...kms.process import PerProcess
+from ..storage.pieces import BLOCK_SIZE
+from ..storage.protocol import CHANGED, Output, Source
+
+# The blocks of a run by default, and the runs that are read ahead.
+RUN_BLOCKS = 8
+_READ_AHEAD = 2
+_readers = PerProcess(lambda: ThreadPoolExecutor(4 * _READ_AHEAD, "ags1-read"))
+
+
+def seal(
+    source: Source,
+    output: Output,
+    km: KeyMetadata,
+    geometry: Geometry,
+    first_block: int,
+    count: int,
+    run: int,
+) -> None:
+    """Encrypt ``count`` blocks of a source, ``run`` at a time; the header comes before the first
+    block. Raises Ags1Error if the source ends early, OSError."""
+    cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=BLOCK_SIZE)
+    header = b"" if first_block else layout.build_header(BLOCK_SIZE)
+    if source.fd >= 0 and output.fd >= 0:
+        if header:
+            os.pwrite(output.fd, header, 0)
+        text_size = geometry.text_size(first_block, count)
+        with contextlib.closing(Pump(source.fd, output.fd)) as pump:
+            try:
+                pump.seal(cipher, first_block, text_size)
+            except TruncatedError:
+                raise Ags1Error(CHANGED) from None
+        return
+    runs = list(_runs(first_block, count, run))
+    room = memoryview(bytearray(len(header) + geometry.slots(*runs[0])[1]))
+    room[: len(header)] = header
+    texts = ((first * BLOCK_SIZE, geometry.text_size(first, length)) for first, length in runs)
+    for (first, _), text in zip(runs, _read(source, texts, Ags1Error(CHANGED)), strict=True):
+        begin = 0 if first else len(header)
+        size = cipher.seal_blocks(text, room[begin:], first)
+        output.write(room[: begin + size])
+
+
+def open_blocks(
+    source: Source,
+    output: Output | None,
+    km: KeyMetadata,
+    geometry: Geometry,
+    first_block: int,
+    count: int,
+    run: int,
+) -> None:
+    """Decrypt ``count`` blocks of a source, ``run`` at a time; without an output only verify them.
+    Raises AuthenticationError, TruncatedError, OSError."""
+    cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=BLOCK_SIZE)
+    if source.fd >= 0 and (output is None or output.fd >= 0):
+        text_size = geometry.text_size(first_block, count)
+        with contextlib.closing(Pump(source.fd, -1 if output is None else output.fd)) as pump:
+            pump.open(cipher, first_block, text_size)
+        return
+    runs = list(_runs(first_block, count, run))
+    room = memoryview(bytearray(geometry.text_size(*runs[0])))
+    slots = (geometry.slots(first, length) for first, length in runs)
+    cut_short = TruncatedError("the file ends in the middle of a block: it was cut off")
+    for (first, _), sealed in zip(runs, _read(source, slots, cut_short), strict=True):
+        size = cipher.open_blocks(sealed, room, first)
+        if output is not None:
+            output.write(room[:size])
+
+
+def texts_of(source: Source) -> Iterator[bytes]:
+    """Yield all bytes of a source, a few MiB at a time. Raises Ags1Error if it ends early."""
+    size = RUN_BLOCKS * BLOCK_SIZE
+    ranges = ((begin, min(size, source.size - begin)) for begin in range(0, source.size, size))
+    return _read(source, ranges, Ags1Error(CHANGED))
+
+
+def _runs(first_block: int, count: int, run: int) -> Iterator[tuple[int, int]]:
+    end = first_block + count
+    length = run if run > 1 else RUN_BLOCKS
+    for first in range(first_block, end, length):
+        yield first, min(length, end - first)
+
+
+def _read(
+    source: Source, ranges: Iterable[tuple[int, int]], cut_short: Ags1Error
+) -> Iterator[bytes]:
+    """Yield the bytes of each range (offset, size) of a source. A remote one is read ahead."""
+    if source.fd >= 0:
+        for offset, size in ranges:
+            yield _whole(source.read(offset, size), size, cut_short)
+        return
+    pool = _readers.get()
+    waiting: deque[tuple[int, Future[bytes]]] = deque()
+    try:
+        for offset, size in ranges:
+            waiting.append((size, pool.submit(source.read, offset, size)))
+            if len(waiting) > _READ_AHEAD:
+                size, future = waiting.popleft()
+                yield _whole(future.result(), size, cut_short)
+        while waiting:
+            size, future = waiting.popleft()
+            yield _whole(future.result(), size, cut_short)
+    finally:
+        for _, future in waiting:
+            future.cancel()
+
+
+def _whole(data: bytes, size: int, cut_short: Ags1Error) -> bytes:
+    if len(data) != size:
+        raise cut_short
+    return data

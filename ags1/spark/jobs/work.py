@@ -1,0 +1,306 @@
+"""What a task does: it encrypts, decrypts or verifies its pieces, in the executor's Python.
+
+Each attempt writes files under its own name and makes its own keys. A piece that fails is a result,
+and does not fail the task. When an attempt reports, its files are synced. Knows nothing of the
+ledger.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from itertools import repeat
+from typing import ClassVar, NamedTuple
+
+from ... import layout, oneshot
+from ...errors import Ags1Error, KmsAccessDeniedError, KmsConfigurationError, KmsUnavailableError
+from ...geometry import Geometry, claim_key, file_geometry
+from ...key_metadata import KeyMetadata
+from ...keys.keychain import FILE_KEY_SIZE
+from ..keys import FileKeys, as_text
+from ..paths import local_path
+from ..storage.choice import storage_of
+from ..storage.pieces import BLOCK_SIZE, Piece, target_offset
+from ..storage.protocol import CHANGED, Attempt, Output, Source
+from ..workers import end_of_task, task_context
+from .transfer import open_blocks, seal, texts_of
+
+EXPECTED = (Ags1Error, OSError, MemoryError)
+# Errors that every other file would have, too.
+KMS_UNUSABLE = (KmsUnavailableError, KmsAccessDeniedError, KmsConfigurationError)
+ALREADY_ENCRYPTED = "is encrypted already"
+WRONG_LENGTH = "the file is not as long as the ledger says: it was cut or replaced"
+_SMALL = 1 << 20
+# Pieces of a task at a time, if each one mostly waits for a remote storage.
+_SIDE_BY_SIDE = 8
+
+
+class Result(NamedTuple):
+    """What became of a piece.
+
+    ``staged`` tells the target's storage where the bytes are. ``wrapped`` and ``key_id`` are the
+    wrapped key and its id, if the task made a key. Sizes are bytes. ``error_kind`` is the
+    exception's name; a piece with an ``error`` and no kind was skipped.
+    """
+
+    number: int
+    first_block: int = 0
+    source_size: int = 0
+    source_version: str = ""
+    staged: str | None = None
+    target_size: int = 0
+    wrapped: str | None = None
+    key_id: str | None = None
+    plaintext_hmac: bytes | None = None
+    error_kind: str | None = None
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The function that Spark runs on a partition of tasks; picklable. ``done`` is called with the
+    bytes of each finished piece, for the progress. ``digests``: compute HMACs of the plaintexts.
+    ``first_attempt`` is how often earlier Spark jobs have tried these pieces."""
+
+    keys: FileKeys
+    job_id: str
+    durable: bool
+    done: Callable[[int], object]
+    digests: bool = False
+    first_attempt: int = 0
+
+    # Whether the KEK is needed before the first piece, and whether files are written.
+    seals: ClassVar[bool] = False
+    writes: ClassVar[bool] = False
+
+    def __call__(self, tasks: Iterable[list[Piece]]) -> Iterator[list[Result]]:
+        context = task_context()
+        name = f"{context.taskAttemptId():x}"
+        number = self.first_attempt + context.attemptNumber()
+        if self.seals:
+            self.keys.prepare()
+        for task in tasks:
+            yield self.run(task, Attempt(self.job_id, name, number))
+        end_of_task()
+
+    def run(self, task: list[Piece], attempt: Attempt) -> list[Result]:
+        """Deal with the pieces of a task. Raises KmsError when the KMS cannot be used, and OSError
+        when what was written cannot be synced."""
+        results: list[Result] = []
+        try:
+            for piece, result in zip(task, self._results(task, attempt), strict=True):
+                results.append(result)
+                self.done(piece.cost)
+            if self.durable and self.writes:
+                # All targets of a job are in one storage.
+                storage_of(task[0].target).sync([r.staged for r in results if r.staged])
+        except BaseException:
+            for piece, result in zip(task, results, strict=False):
+                if result.staged is not None and result.staged != piece.shared:
+                    storage = storage_of(piece.target)
+                    storage.discard(piece.target, None, [(0, result.staged)], all_=True)
+            raise
+        return results
+
+    def _results(self, task: list[Piece], attempt: Attempt) -> Iterator[Result]:
+        paths = [task[0].target, *(piece.source for piece in task)]
+        if not any(storage_of(path).is_remote for path in paths):
+            for piece in task:
+                yield self._result(piece, attempt)
+            return
+        with ThreadPoolExecutor(_SIDE_BY_SIDE, "ags1-piece") as pool:
+            yield from pool.map(self._result, task, repeat(attempt))
+
+    def _result(self, piece: Piece, attempt: Attempt) -> Result:
+        try:
+            name = f"{attempt.name}-{piece.number:x}"
+            return self.piece(piece, attempt._replace(name=name))
+        except KMS_UNUSABLE:
+            raise
+        except EXPECTED as error:
+            return Result(
+                piece.number,
+                piece.first_block,
+                piece.source_size,
+                piece.source_version,
+                error_kind=type(error).__name__,
+                error=cause(error),
+            )
+
+    def piece(self, piece: Piece, attempt: Attempt) -> Result:
+        """Do one piece. Raises ``EXPECTED``."""
+        raise NotImplementedError
+
+    def source(self, piece: Piece) -> AbstractContextManager[Source]:
+        """Open the source of a piece."""
+        storage = storage_of(piece.source)
+        return storage.open(piece.source, piece.source_size, piece.source_version)
+
+    def output(
+        self, piece: Piece, attempt: Attempt, source: Source
+    ) -> AbstractContextManager[Output]:
+        """Open what an attempt writes to; if writing fails, it is removed."""
+        begin = target_offset(piece.first_block, seals=self.seals)
+        return storage_of(piece.target).output(piece, attempt, source.mode, begin)
+
+
+class Encrypting(Work):
+    """Encrypts. A file of one piece gets its key here; one of several pieces comes with its key."""
+
+    seals = True
+    writes = True
+
+    def piece(self, piece: Piece, attempt: Attempt) -> Result:
+        with self.source(piece) as source:
+            if piece.digests or piece.block_count:
+                # The key and the HMAC belong to the content that the file had when it was cut.
+                facts = (source.size, source.version, identity_of(source))
+                if facts != (piece.source_size, piece.source_version, piece.source_identity):
+                    raise Ags1Error(CHANGED)
+            if piece.digests:
+                result = Result(piece.number, -1, source.size, source.version)
+                return result._replace(plaintext_hmac=self._hmac(source))
+            if piece.block_count:
+                return self._range(piece, attempt, source)
+            return self._whole(piece, attempt, source)
+
+    def _whole(self, piece: Piece, attempt: Attempt, source: Source) -> Result:
+        size = source.size
+        digest = None
+        if size <= _SMALL:
+            data = source.read(0, size + (source.fd >= 0))
+            if len(data) != size:
+                raise Ags1Error(CHANGED)
+            if data[:4] == layout.MAGIC:
+                return _passed_over(piece, source)
+            if self.digests:
+                digest = hmac.digest(self.keys.hmac_key(), data, "sha256")
+            sealed, km = oneshot.encrypt(data, key_size=FILE_KEY_SIZE)
+            with self.output(piece, attempt, source) as out:
+                source.check_unchanged()
+                out.write(sealed)
+        else:
+            if source.read(0, len(layout.MAGIC)) == layout.MAGIC:
+                return _passed_over(piece, source)
+            km = KeyMetadata.generate(FILE_KEY_SIZE)
+            claim_key(km, reuse_key=False)
+            geometry = _geometry_of(size)
+            with self.output(piece, attempt, source) as out:
+                seal(source, out, km, geometry, 0, geometry.block_count, piece.unit)
+                digest = self._hmac(source) if self.digests else None
+                source.check_unchanged()
+            km = km.with_file_length(geometry.encrypted_size)
+        assert km.file_length is not None
+        document = self.keys.wrap(km)
+        return _done(piece, source, out.staged, km.file_length)._replace(
+            wrapped=as_text(document), key_id=document["key-id"], plaintext_hmac=digest
+        )
+
+    def _hmac(self, source: Source) -> bytes:
+        digest = hmac.new(self.keys.hmac_key(), digestmod="sha256")
+        for data in texts_of(source):
+            digest.update(data)
+        source.check_unchanged()
+        return digest.digest()
+
+    def _range(self, piece: Piece, attempt: Attempt, source: Source) -> Result:
+        if not piece.first_block and source.read(0, len(layout.MAGIC)) == layout.MAGIC:
+            return _passed_over(piece, source)
+        assert piece.wrapped is not None
+        km = self.keys.unwrap(piece.wrapped)
+        geometry = _geometry_of(source.size)
+        with self.output(piece, attempt, source) as out:
+            seal(source, out, km, geometry, piece.first_block, piece.block_count, piece.unit)
+            source.check_unchanged()
+        return _done(piece, source, out.staged, geometry.encrypted_size)
+
+
+class Opening(Work):
+    """Verifies. ``Decrypting`` also writes what was verified."""
+
+    def piece(self, piece: Piece, attempt: Attempt) -> Result:
+        assert piece.wrapped is not None
+        km = self.keys.unwrap(piece.wrapped)
+        with self.source(piece) as source:
+            # The piece was cut by that size.
+            if source.size != piece.source_size:
+                raise Ags1Error(CHANGED)
+            header = source.read(0, min(layout.HEADER_SIZE, source.size))
+            # As in Iceberg's readers the block size is fixed: no tag protects the header.
+            geometry = file_geometry(header, source.size, km, block_size=BLOCK_SIZE)
+            staged = self._open(piece, attempt, source, km, geometry)
+        return _done(piece, source, staged, geometry.plaintext_size)
+
+    def _open(
+        self, piece: Piece, attempt: Attempt, source: Source, km: KeyMetadata, geometry: Geometry
+    ) -> str | None:
+        _open_blocks(piece, source, None, km, geometry)
+        return None
+
+
+class Verifying(Opening):
+    """Verifies every block and writes nothing."""
+
+
+class Decrypting(Opening):
+    """Decrypts. No block is written before its tag is verified."""
+
+    writes = True
+
+    def _open(
+        self, piece: Piece, attempt: Attempt, source: Source, km: KeyMetadata, geometry: Geometry
+    ) -> str | None:
+        with self.output(piece, attempt, source) as out:
+            _open_blocks(piece, source, out, km, geometry)
+        return out.staged
+
+
+def _open_blocks(
+    piece: Piece, source: Source, output: Output | None, km: KeyMetadata, geometry: Geometry
+) -> None:
+    """Verify the blocks of a piece, and write them if there is an output."""
+    count = piece.block_count or geometry.block_count
+    if piece.first_block + count > geometry.block_count:
+        raise Ags1Error(WRONG_LENGTH)
+    if count:
+        open_blocks(source, output, km, geometry, piece.first_block, count, piece.unit)
+
+
+def identity_of(source: Source | str) -> str:
+    """Return what tells a local file, or the file at a local path, from every other one: no program
+    can set it. Raises OSError."""
+    if isinstance(source, str):
+        here = local_path(source)
+        status = None if here is None else os.stat(here)
+    else:
+        status = None if source.fd < 0 else os.fstat(source.fd)
+    return "" if status is None else f"{status.st_ino}-{status.st_ctime_ns}"
+
+
+def _geometry_of(size: int) -> Geometry:
+    return Geometry(BLOCK_SIZE, size, layout.encrypted_size(size, BLOCK_SIZE))
+
+
+def _done(piece: Piece, source: Source, staged: str | None, target_size: int) -> Result:
+    return Result(piece.number, piece.first_block, source.size, source.version, staged, target_size)
+
+
+def _passed_over(piece: Piece, source: Source) -> Result:
+    return Result(piece.number, 0, source.size, source.version, error=ALREADY_ENCRYPTED)
+
+
+def cause(error: BaseException) -> str:
+    """Return what to write in the ledger about an error."""
+    if isinstance(error, Ags1Error):
+        return error.message
+    if isinstance(error, OSError):
+        text = error.strerror or str(error)
+        # The pump names its descriptors. The reader of the ledger knows the source.
+        return f"{text} (writing)" if error.filename == "target" else text
+    if isinstance(error, MemoryError):
+        return "not enough memory"
+    return str(error) or type(error).__name__

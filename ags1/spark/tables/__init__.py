@@ -1,0 +1,170 @@
+"""Whole encrypted tables on Spark's executors: verified, migrated, rekeyed.
+
+The functions run the code of ``ags1.iceberg.verify_table``, ``EncryptedCatalog.migrate_table`` and
+``EncryptedTable.rekey``, and return the same. The driver plans, reports and commits; executors do
+the work on each data and delete file (``executors``, ``tasks``, ``waves``). A table is named as for
+the data source "ags1-iceberg": by its name in a catalog or the location of its metadata.json, and
+by options (``catalog``, ``catalog.<property>``, ``key``, ``keyring``, …, see ``access``). No option
+may be a secret: driver and executors open the table, its storage and its KMS each for themselves::
+
+    verify_table(spark, "db.flights", {"catalog": "prod"})
+    migrate_table(spark, "db.flights", "tables", {"catalog": "prod"})
+    rekey_table(spark, "db.flights", {"catalog": "prod"})
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.expressions import BooleanExpression
+from pyiceberg.table import ALWAYS_TRUE
+from pyiceberg.table.refs import MAIN_BRANCH
+
+from ...keys.manager import DEFAULT_DATA_KEY_LENGTH
+from .. import iceberg_api
+from ..iceberg_api import (
+    EncryptedCatalog,
+    EncryptedTable,
+    FileRecord,
+    MigrationResult,
+    Progress,
+    Rekeyed,
+    TableVerification,
+)
+from .access import catalog_of_options, open_of_options
+from .executors import SparkChecks, SparkRewrites
+
+__all__ = ["migrate_table", "rekey_table", "verify_table"]
+
+Options: TypeAlias = "Mapping[str, str]"
+
+
+def verify_table(
+    spark: Any,
+    table: str | EncryptedTable,
+    options: Options | None = None,
+    *,
+    cores: int | None = None,
+    progress: iceberg_api.verify.Progress | None = None,
+    require_encrypted: bool = False,
+    list_folders: bool = True,
+) -> TableVerification:
+    """Authenticate every file of every snapshot of a table.
+
+    ``table`` is its name, the location of its metadata.json, or the table if the driver has opened
+    it already; then ``options`` need not have its name and its catalog's. ``cores`` are those of
+    the cluster, by default what Spark says. The driver reads the manifests. The other arguments and
+    the errors are those of ``ags1.iceberg.verify_table``, and besides KmsConfigurationError for an
+    option that is a secret, and TaskFailedError if tasks fail again and again for a reason other
+    than a file.
+    """
+    opened, known = _opened(table, options)
+    return iceberg_api.verify.verify_table(
+        opened,
+        progress=progress,
+        require_encrypted=require_encrypted,
+        list_folders=list_folders,
+        executor=SparkChecks(spark, opened, known, cores=cores),
+    )
+
+
+def migrate_table(
+    spark: Any,
+    table: str,
+    key_id: str,
+    options: Options | None = None,
+    *,
+    catalog: EncryptedCatalog | None = None,
+    data_key_length: int = DEFAULT_DATA_KEY_LENGTH,
+    drop_refs: bool = False,
+    delete_plaintext: bool = False,
+    cores: int | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> MigrationResult:
+    """Encrypt a table that is not encrypted under the master key ``key_id``, in one commit.
+
+    ``table`` is its name in the catalog that ``options`` describe; ``catalog`` is that catalog, if
+    the driver has opened it already. The next run, on Spark or on one machine, continues one that
+    was killed, and does not repeat the files of waves of tasks that had ended. The other arguments
+    (so there are more than eight) and the errors are those of ``EncryptedCatalog.migrate_table``,
+    and besides KmsConfigurationError for an option that is a secret, and TaskFailedError.
+    """
+    known = {**(options or {}), "path": table}
+
+    def verify(migrated: EncryptedTable) -> TableVerification:
+        return verify_table(spark, migrated, {**known, "key": key_id}, cores=cores)
+
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(SparkRewrites(spark, known, is_plain=True, cores=cores))
+        if catalog is None:
+            catalog = stack.enter_context(contextlib.closing(catalog_of_options(known)))
+        return iceberg_api.migrate(
+            catalog,
+            table,
+            key_id,
+            data_key_length=data_key_length,
+            drop_refs=drop_refs,
+            delete_plaintext=delete_plaintext,
+            dry_run=dry_run,
+            progress=progress,
+            executor=executor,
+            verify=verify,
+        )
+
+
+def rekey_table(
+    spark: Any,
+    table: str | EncryptedTable,
+    options: Options | None = None,
+    row_filter: str | BooleanExpression = ALWAYS_TRUE,
+    *,
+    select: Callable[[FileRecord], bool] | None = None,
+    case_sensitive: bool = True,
+    branch: str | None = MAIN_BRANCH,
+    cores: int | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Rekeyed:
+    """Rewrite files of a table under fresh keys, in one snapshot; return how many.
+
+    ``table`` and ``options`` are as for ``verify_table``, but not a metadata.json, which has no
+    catalog to commit to. The other arguments (so there are more than eight) and the errors are
+    those of ``EncryptedTable.rekey``, and besides KmsConfigurationError for an option that is a
+    secret, and TaskFailedError.
+    """
+    opened, known = _opened(table, options)
+    with SparkRewrites(spark, known, cores=cores) as executor:
+        return opened.rekey(
+            row_filter,
+            select=select,
+            case_sensitive=case_sensitive,
+            branch=branch,
+            dry_run=dry_run,
+            progress=progress,
+            executor=executor,
+        )
+
+
+def _opened(
+    table: str | EncryptedTable, options: Options | None
+) -> tuple[EncryptedTable, dict[str, str]]:
+    """Return the table, and the options by which executors open it."""
+    known = dict(options or {})
+    if isinstance(table, str):
+        known["path"] = table
+        table = open_of_options(known)
+    elif isinstance(table.catalog, NoopCatalog):
+        known.setdefault("path", table.metadata_location)
+    else:
+        known.setdefault("path", ".".join(table.name()))
+        known.setdefault("catalog", table.catalog.name)
+    # The master key that the driver has used, whatever the metadata says later.
+    known["key"] = table.key_id
+    if table.files.location_map:
+        known.setdefault("location-map", json.dumps(table.files.location_map))
+    return table, known

@@ -1,0 +1,216 @@
+"""Lets Spark's executors, instead of threads, do the work on each file of a table.
+
+``verify_table`` checks files with ``SparkChecks``; migration and rekeying rewrite them with
+``SparkRewrites``. Planning, findings and the commit stay on the driver, as on one machine. Keys are
+sent wrapped, see ``tasks``.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from pyiceberg.io import FileIO
+from pyiceberg.table.locations import LocationProvider
+
+from ...errors import Ags1Error
+from ...keys.envelope import KeyEncryptionKey
+from ...keys.manager import EncryptionManager
+from .. import options as opt
+from ..iceberg_api import (
+    ByteMeter,
+    Check,
+    Done,
+    EncryptedTable,
+    FileRecord,
+    Outcome,
+    TableFiles,
+    TableOutput,
+    Tick,
+    new_location,
+)
+from ..jobs.work import KMS_UNUSABLE
+from .access import JobKey, new_job_id
+from .tasks import Checking, Failed, JobTable, OldFile, Rewriting, Rewritten, SentCheck
+from .waves import Waves
+
+_log = logging.getLogger(__name__)
+
+
+class SparkChecks:
+    """A ``CheckExecutor``: checks the files of ``table`` on executors, which open it by
+    ``options``. Raises KmsConfigurationError for an option that is a secret."""
+
+    def __init__(
+        self,
+        spark: Any,
+        table: EncryptedTable,
+        options: Mapping[str, str],
+        *,
+        cores: int | None = None,
+    ) -> None:
+        opt.refuse_secrets(options)
+        self._table = table
+        self._job_table = JobTable(new_job_id(), tuple(sorted(options.items())))
+        self._waves = Waves(spark, cores)
+        self._bytes_done = spark.sparkContext.accumulator(0)
+
+    def run(
+        self, checks: Iterator[Check], files: TableFiles, meter: ByteMeter, tick: Tick
+    ) -> Generator[Outcome, None, None]:
+        key, job = self._job_key(files.keys)
+        # By the number of a check: the snapshots that need the file. They are not sent.
+        snapshots: dict[int, tuple[int, ...]] = {}
+        known = 0
+
+        def sent() -> Iterator[tuple[SentCheck, int]]:
+            for number, check in enumerate(checks):
+                snapshots[number] = check.snapshot_ids
+                yield SentCheck.of(number, check, job), check.size
+
+        def told() -> None:
+            nonlocal known
+            now = self._bytes_done.value
+            meter.add(now - known)
+            known = now
+            tick()
+
+        work = Checking(self._job_table, files.keys.table_key_id, key, self._bytes_done.add)
+        with closing(self._waves.run(sent(), work, told)) as results:
+            for number, outcome in results:
+                ids = snapshots.pop(number)
+                findings = [replace(finding, snapshot_ids=ids) for finding in outcome.findings]
+                yield Outcome(outcome.size, findings)
+
+    def _job_key(
+        self, manager: EncryptionManager
+    ) -> tuple[JobKey, KeyEncryptionKey] | tuple[None, None]:
+        """Make a key of the job under the KEK of the current snapshot, or of another one if that
+        cannot be unwrapped. If none can, no file's key is known either: returns None. Raises
+        KmsError if the KMS cannot be used."""
+        entries = {entry.key_id: entry for entry in manager.encryption_keys}
+        tried = set()
+        metadata = self._table.metadata
+        for snapshot in (metadata.current_snapshot(), *reversed(metadata.snapshots)):
+            entry = entries.get(getattr(snapshot, "key_id", None) or "")
+            if entry is None or entry.encrypted_by_id in tried:
+                continue
+            tried.add(entry.encrypted_by_id)
+            try:
+                return JobKey.under_snapshot_s(manager, entry.key_id)
+            except KMS_UNUSABLE:
+                raise
+            except Ags1Error:
+                # A finding already.
+                continue
+        return None, None
+
+
+class SparkRewrites:
+    """A ``RewriteExecutor``: rewrites files of a table on executors, which open it by ``options``.
+
+    ``is_plain``: the table is not encrypted yet. As a context manager, it deletes at its end the
+    files of attempts whose results did not count: of tasks that ran again, or twice at a time. An
+    attempt that is killed while it writes leaves no file under the name of a data file. Raises
+    KmsConfigurationError for an option that is a secret.
+    """
+
+    def __init__(
+        self,
+        spark: Any,
+        options: Mapping[str, str],
+        *,
+        is_plain: bool = False,
+        cores: int | None = None,
+    ) -> None:
+        opt.refuse_secrets(options)
+        self._job_id = new_job_id()
+        self._job_table = JobTable(self._job_id, tuple(sorted(options.items())), is_plain)
+        self._waves = Waves(spark, cores)
+        self._numbers = itertools.count()
+        # The names of new files whose results counted, and the folders of new files.
+        self._known: set[str] = set()
+        self._folders: dict[str, TableOutput] = {}
+
+    def rewrite(
+        self,
+        files: Sequence[FileRecord],
+        source: FileIO,
+        output: TableOutput,
+        manager: EncryptionManager,
+        locations: LocationProvider,
+        on_done: Done,
+    ) -> None:
+        output.check_process()
+        key = JobKey.by_kms(manager)
+        job = key.open(manager.cache)
+        # The driver says how long keys have to be; tasks do not find out for themselves.
+        key_size = len(manager.new_file_key().encryption_key)
+        self._folders[locations.data_path] = output
+        under_way: dict[int, FileRecord] = {}
+        failure: Exception | None = None
+
+        def sent() -> Iterator[tuple[OldFile, int]]:
+            # The largest first, so that none of them is left for the end.
+            for file in sorted(files, key=lambda f: f.file_size_in_bytes, reverse=True):
+                if failure is not None:
+                    return
+                number = next(self._numbers)
+                under_way[number] = file
+                location = new_location(file, locations, f"{self._job_id}-{number}")
+                yield OldFile.of(number, location, file, job), file.file_size_in_bytes
+
+        work = Rewriting(self._job_table, manager.table_key_id, key_size, key)
+        with closing(self._waves.run(sent(), work, _nothing)) as results:
+            result: Rewritten
+            for result in results:
+                if isinstance(result, Failed):
+                    failure = failure or result.error
+                    continue
+                old = under_way.pop(result.number)
+                new = result.replacing(old, job)
+                output.note(new.file_path)
+                self._known.add(_name(new.file_path))
+                on_done(old, new)
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> SparkRewrites:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._folders:
+            self._waves.wait_for_tasks()
+        for folder, output in self._folders.items():
+            try:
+                output.discard(self._strays(output, folder))
+            except (Ags1Error, OSError) as failure:
+                _log.warning(
+                    "%s cannot be listed (%s): files of %s may be left",
+                    folder,
+                    type(failure).__name__,
+                    self._job_id,
+                )
+
+    def _strays(self, output: TableOutput, folder: str) -> list[str]:
+        listed = output.listed(folder)
+        if listed is None:
+            raise OSError(errno.ENOTSUP, "the storage cannot list files", folder)
+        return [
+            path
+            for path in listed
+            if _name(path).startswith(self._job_id) and _name(path) not in self._known
+        ]
+
+
+def _name(location: str) -> str:
+    return location.rpartition("/")[2]
+
+
+def _nothing() -> None:
+    """Do nothing while files are rewritten: progress is reported after each file."""
