@@ -1,4 +1,4 @@
-"""Apache Iceberg's AES-GCM stream format (AGS1): encrypted files, read and written fast.
+"""Read and write encrypted files in Apache Iceberg's AES-GCM stream format (AGS1), fast.
 
 >>> sealed, km = ags1.encrypt(b"data")
 >>> ags1.decrypt(sealed, km)
@@ -23,6 +23,7 @@ from .errors import (
     MissingFileLengthError,
     NotEncryptedError,
     TruncatedError,
+    UnsupportedTypeError,
 )
 from .key_metadata import KeyMetadata
 from .oneshot import (
@@ -60,6 +61,7 @@ __all__ = [
     "Reader",
     "Sealed",
     "TruncatedError",
+    "UnsupportedTypeError",
     "Writer",
     "decrypt",
     "decrypt_file",

@@ -325,7 +325,7 @@ cdef class FastReader:
     def readinto(self, buffer, /):
         """Read into ``buffer`` until it is full or the file ends; return the bytes read.
 
-        When the call fails, the bytes that it could have written are zero.
+        If the call fails, it zeroes the bytes that it could have written.
         """
         cdef Py_buffer view
         cdef Py_ssize_t size
@@ -354,7 +354,7 @@ cdef class FastReader:
         return self.core.readline(limit) if data is None else data
 
     def peek(self, Py_ssize_t size=0, /):
-        """Return some of the bytes that follow, at least one unless at the end; don't move on."""
+        """Return some of the next bytes, at least one before the end; the position stays."""
         cdef bytes data = None
         with cython.critical_section(self.window):
             if self.window.ahead():
@@ -364,9 +364,9 @@ cdef class FastReader:
     def pread(self, offset, size, /):
         """Return up to ``size`` bytes from ``offset``; fewer at the end of the file.
 
-        Does not use the position. Any number of threads may call it; with a path, an ``io.BytesIO``
-        or a ranged source they do not wait for each other. The blocks that it decrypts stay in
-        memory, up to ``cache_size`` bytes of ``ags1.open``. An error is this call's alone. Raises
+        Does not use the position. Any number of threads may call it. With a path, an ``io.BytesIO``
+        or a ranged source they do not wait for each other. The decrypted blocks stay in memory, up
+        to ``cache_size`` bytes of ``ags1.open``. An error fails only this call. Raises
         io.UnsupportedOperation when the source cannot seek, and ValueError for a negative argument.
         """
         cdef bytes data = None
@@ -566,7 +566,7 @@ cdef class FastWriter:
 
     @property
     def key_metadata(self):
-        """What opens the file, with its length. Raises ValueError until ``close`` has succeeded."""
+        """The file's key metadata with its length. Raises ValueError until ``close`` succeeded."""
         return self.core.key_metadata
 
     def tell(self):
@@ -591,18 +591,18 @@ cdef class FastWriter:
         return size if done else self.core.write(data)
 
     def close(self):
-        """Seal what remains and finish the file.
+        """Encrypt the rest and finish the file.
 
-        When anything fails, nothing is left of a path; a file object given to ``open`` stays open.
+        If this fails, a path gets no file. A file object that was given to ``open`` stays open.
         """
         if self.core is not None:
             self.core.close()
 
     def abort(self):
-        """Give up: close the stream and leave no file. Does nothing once it is closed.
+        """Close the stream and leave no file. Does nothing if the stream is closed.
 
-        A write that is under way in another thread, or further up in this one, fails. For what
-        stays of a file object that was written to, see ``ags1.open``.
+        A write that is still running, in another thread or in this one, fails. ``ags1.open`` says
+        what is left in a file object.
         """
         if self.core is not None:
             self.core.abort()

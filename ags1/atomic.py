@@ -22,11 +22,11 @@ _TEMPORARY_PREFIX, _TEMPORARY_SUFFIX = ".ags1-", ".tmp"
 class AtomicFile:
     """A file under construction, open for writing at ``fd``.
 
-    ``overwrite=False`` raises FileExistsError when the target exists, at once or at ``commit``;
+    If the target exists, ``overwrite=False`` raises FileExistsError, at once or at ``commit``.
     ``durable`` syncs file and folder before ``commit`` returns. ``mode`` is the permission bits of
-    the file, which the umask reduces as in ``os.open``; setuid, setgid and sticky bits are dropped.
-    None keeps the bits of an existing target; a new one gets 0666 less the umask. A target that
-    exists and is no regular file (``/dev/null``) is refused.
+    the file, which the umask reduces as in ``os.open``. Setuid, setgid and sticky bits are dropped.
+    None keeps the bits of an existing target, and gives 0666 less the umask to a new one. A target
+    that exists and is not a regular file (``/dev/null``) is refused.
     """
 
     # An interrupt may come before the constructor has set anything.
@@ -77,8 +77,8 @@ class AtomicFile:
     def commit(self) -> None:
         """Give the file its final name.
 
-        Raises OSError; then the file is gone. Once it has its name it stays, even if the folder
-        cannot be synced: that is a RuntimeWarning.
+        Raises OSError; the file is then removed. Once the file has its name it stays, even if the
+        folder cannot be synced. In that case there is a RuntimeWarning.
         """
         status = None
         try:
@@ -143,7 +143,7 @@ def temporary_path(target: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether that is the name of a file under construction, or one that a killed process left."""
+    """Whether ``name`` is a file under construction, or one that a killed process left."""
     return name.startswith(_TEMPORARY_PREFIX) and name.endswith(_TEMPORARY_SUFFIX)
 
 

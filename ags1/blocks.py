@@ -1,7 +1,7 @@
-"""The blocks of a source, decrypted into memory: what a reader stands on.
+"""The blocks of a source, decrypted into memory for a reader.
 
-Has no position and no state but buffers and threads, so that any number of callers may use it at
-once. Knows nothing of Python's file protocol.
+There is no position and no state except buffers and threads, so that any number of callers may use
+the blocks at once. Knows nothing of Python's file protocol.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Piece: TypeAlias = "tuple[int, memoryview]"
 
 
 class Blocks:
-    """The blocks of ``source``, ``chunk`` of them at a time where they are small.
+    """The blocks of ``source``. Small blocks are read ``chunk`` at a time.
 
-    ``cache`` keeps up to ``cache_size`` bytes of what ``fill`` decrypts. All sizes and positions
-    are within the plaintext; the caller has seen to that.
+    ``cache`` keeps up to ``cache_size`` bytes of what ``fill`` decrypts. The caller makes sure that
+    all sizes and positions are within the plaintext.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Blocks:
         return text
 
     def open_ahead(self, first: int) -> Job[memoryview]:
-        """Have a thread do that with a whole chunk."""
+        """Let a thread decrypt a whole chunk as ``open_text`` does."""
         return self._pool.get().submit(partial(self.open_text, first, self.chunk))
 
     def give_back(self, text: memoryview) -> None:

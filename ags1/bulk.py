@@ -24,25 +24,21 @@ from ._pump import Pump, allocate
 from .atomic import AtomicFile
 from .cpu import usable_cpus
 from .errors import Ags1Error, TruncatedError
-from .geometry import (
-    DEFAULT_MAX_BLOCK_SIZE,
-    Geometry,
-    check_unused,
-    claim_key,
-    file_geometry,
-)
+from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_unused, claim_key, file_geometry
 from .key_metadata import KeyMetadata
 
 Path: TypeAlias = "str | os.PathLike[str]"
 Progress: TypeAlias = Callable[[int, int], object]
 
 PROGRESS_SECONDS = 0.1
-# Bytes. Up to here, starting threads costs more than they save.
+# Bytes. Up to here, starting threads costs more than they save; one thread, beside the caller's,
+# saves nothing but the time until Ctrl-C has its effect.
 SMALL_FILE = 4 << 20
+SMALL_FILE_ALONE = 16 << 20
 
 _CHANGED = (
-    "the file changed while it was read, or the system reports a wrong size for it: "
-    "encrypt a copy of it"
+    "the file changed while it was read, or the system reports a wrong size for it: encrypt a copy "
+    "of the file"
 )
 
 
@@ -61,16 +57,19 @@ def encrypt_file(
 ) -> KeyMetadata:
     """Encrypt the file ``source`` as ``target``; return the key metadata with the file's length.
 
-    A fresh key of ``key_size`` bytes is made unless ``km`` gives one that has sealed no file yet
-    (``reuse_key`` insists). Java and iceberg-rust read no other ``block_size`` (bytes) than the
-    default. ``threads`` is by default one for each CPU that we may use. ``durable`` syncs file and
-    folder. The target gets the source's permission bits, less the umask. ``progress(done, total)``
-    is called with plaintext bytes, about ten times a second, in the calling thread. If it raises,
-    the call ends with that exception.
+    The call makes a fresh key of ``key_size`` bytes, unless ``km`` gives one. If that key may have
+    encrypted a file before, the call raises KeyReuseError, unless ``reuse_key`` is set. Java and
+    iceberg-rust read only the default ``block_size`` (bytes). ``threads`` is by default one for
+    each CPU available to the process. ``durable`` syncs file and folder. The target gets the
+    source's permission bits, less the umask. ``progress(done, total)`` is called with plaintext
+    bytes, about ten times a second, in the calling thread. If it raises, the call ends with that
+    exception.
 
-    The target's whole size is reserved first where the file system can do so, and a full disk is an
-    OSError at once. Raises KeyReuseError, FileExistsError unless ``overwrite``,
+    If the file system supports it, the target's whole size is reserved first, so that a full disk
+    is an OSError at once. Raises KeyReuseError, FileExistsError unless ``overwrite``,
     shutil.SameFileError, OSError with its filename, and Ags1Error if the source changes meanwhile.
+
+    There are ten parameters: each optional one is a choice by itself, and is given by name.
     """
     if km is None:
         km = KeyMetadata.generate(key_size)
@@ -119,6 +118,8 @@ def decrypt_file(
     and the source's permission bits, less the umask. Arguments as in ``encrypt_file`` and
     ``decrypt``. Raises AuthenticationError, TruncatedError, FormatError, MissingFileLengthError,
     FileExistsError, shutil.SameFileError and OSError.
+
+    There are ten parameters: each optional one is a choice by itself, and is given by name.
     """
     with _source(source) as (fd, status):
         _refuse_same_file(source, status, target)
@@ -146,7 +147,7 @@ def verify_file(
 ) -> int:
     """Authenticate every block of the file ``source``; return the plaintext's size in bytes.
 
-    Nothing is written. Arguments and errors as in ``decrypt_file``.
+    Nothing is written or decrypted. Arguments and errors as in ``decrypt_file``.
     """
     with _source(source) as (fd, status), _name_errors(source, source):
         geometry = _geometry(fd, status, km, block_size, max_block_size, trust_file_size)
@@ -239,7 +240,7 @@ def _transfer(
 ) -> None:
     """Call ``work(first block, text size)`` over contiguous ranges of blocks, one a thread."""
     threads = _thread_count(threads)
-    if geometry.plaintext_size > SMALL_FILE:
+    if geometry.plaintext_size > (SMALL_FILE if threads > 1 else SMALL_FILE_ALONE):
         _transfer_in_threads(pump, work, geometry, threads, progress)
     elif geometry.block_count:
         work(0, geometry.plaintext_size)

@@ -1,4 +1,4 @@
-"""What the machine offers: how many CPUs we may use, and which of them speed up AES-GCM."""
+"""The machine: how many CPUs this process may use, and which of their features AES-GCM uses."""
 
 from __future__ import annotations
 

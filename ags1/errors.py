@@ -1,8 +1,8 @@
 """The exceptions that callers of ags1 can act on.
 
-One class per failure with its own remedy. Real I/O trouble (a missing file, a full disk) stays the
-builtin ``OSError`` with its ``filename``. A class that means what a builtin means subclasses it.
-This module imports nothing, so that every floor may raise from it.
+There is one class for each failure that has its own remedy. An I/O error (a missing file, a full
+disk) is the builtin ``OSError`` with its ``filename``. A class that means the same as a builtin is
+a subclass of it. This module imports nothing, so that every floor may raise from it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ __all__ = [
     "MissingFileLengthError",
     "NotEncryptedError",
     "TruncatedError",
+    "UnsupportedTypeError",
 ]
 
 
 class Ags1Error(Exception):
-    """Base of all of them.
+    """The base class of all exceptions of ags1.
 
-    ``file`` is the name of the file concerned, ``block`` the number of the block, ``offset`` the
-    position in the encrypted file (bytes) where the block begins, ``index`` the number of the
-    message where there are many. Each is None where unknown.
+    ``file`` is the name of the file concerned. ``block`` is the number of the block, and ``offset``
+    the position in the encrypted file (bytes) where that block begins. ``index`` is the number of
+    the message if the call had many. Each of them is None if it is not known.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ def _rebuild(
 
 
 class FormatError(Ags1Error, ValueError):
-    """Not an AGS1 file, a bad header, an impossible length, or bytes after the end; or an Avro file
-    inside that is malformed."""
+    """The file is not an AGS1 file: its header or its length is impossible, or bytes follow the
+    end. Also raised for a malformed Avro file."""
 
 
 class TruncatedError(Ags1Error, EOFError):
@@ -84,19 +85,20 @@ class TruncatedError(Ags1Error, EOFError):
 
 
 class AuthenticationError(Ags1Error):
-    """A GCM tag does not verify: wrong key or AAD prefix, or the data was changed."""
+    """A GCM tag does not match: the key or AAD prefix is wrong, or the data was changed."""
 
 
 class MissingFileLengthError(Ags1Error, ValueError):
-    """The key metadata has no file length and the caller did not accept the file system's."""
+    """The key metadata has no file length, and the caller did not accept the file's own size."""
 
 
 class KeyMetadataError(Ags1Error, ValueError):
-    """Bytes that are not a StandardKeyMetadata, or a key of a size that AES does not have."""
+    """The key metadata is malformed, or a key has a size that AES does not have."""
 
 
 class KeyReuseError(Ags1Error, ValueError):
-    """Going on would seal two contents under one key: a used key, a fork, or GCM's limit."""
+    """The call could encrypt two contents under one key: the key was used before, the process was
+    forked, or GCM's limit is reached."""
 
 
 class KmsError(Ags1Error):
@@ -104,7 +106,8 @@ class KmsError(Ags1Error):
 
 
 class KmsConfigurationError(KmsError, ValueError):
-    """The KMS client's properties are missing, wrong or contradictory, or its library is."""
+    """A property of the KMS client is missing, wrong or contradicts another one, or the client's
+    library is not installed."""
 
 
 class KmsKeyDisabledError(KmsError):
@@ -124,12 +127,17 @@ class KmsUnavailableError(KmsError, ConnectionError):
 
 
 class KmsUnwrapError(KmsError):
-    """The wrapped key does not unwrap: another master key wrapped it, or it was changed."""
+    """The wrapped key cannot be unwrapped: another master key wrapped it, or it was changed."""
 
 
 class MetadataIntegrityError(Ags1Error, ValueError):
-    """A table's metadata is not what its trusted place says, or its parts don't fit each other."""
+    """A table's metadata is not what a trusted source says, or its parts contradict each other."""
 
 
 class NotEncryptedError(MetadataIntegrityError):
-    """A file of an encrypted table that has to be encrypted is not: a downgrade."""
+    """A table, or a file of an encrypted table, is not encrypted although it has to be."""
+
+
+class UnsupportedTypeError(Ags1Error, NotImplementedError):
+    """A column has a type that this version does not read or write: ``variant``, or one of a later
+    version of the table format."""

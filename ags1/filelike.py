@@ -1,4 +1,5 @@
-"""What readers and writers share: the rest of ``io.BufferedIOBase``, a lock, buffers used again."""
+"""Parts of readers and writers: the other methods of ``io.BufferedIOBase``, a lock, a buffer
+pool."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def check_open(stream: Closable) -> None:
 
 
 class Stream:
-    """What ``io.BufferedIOBase`` offers beyond reading and writing.
+    """The methods of ``io.BufferedIOBase`` besides reading and writing.
 
     A compiled class cannot inherit from it, so the streams are registered with it instead.
     """
@@ -100,7 +101,7 @@ class Stream:
 
 
 class Scratch:
-    """Buffers used again: a fresh mebibyte costs more in page faults than its decryption."""
+    """Buffers to use again. A fresh mebibyte costs more in page faults than its decryption."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -117,11 +118,11 @@ class Scratch:
 
 
 class Lock(RLock):  # type: ignore[misc]  # final to the checker, not to Python
-    """A lock that tells its own holder (a signal handler that uses the stream it interrupted) from
-    others, who wait.
+    """A lock that knows whether the current thread holds it. A signal handler that uses the stream
+    that it interrupted gets an error; other threads wait.
 
     It is the C class, so that ``with`` takes it without running Python code: no signal handler can
-    raise between the lock and the block that gives it back.
+    raise between taking the lock and the block that releases it.
     """
 
     @property
@@ -134,7 +135,7 @@ class Lock(RLock):  # type: ignore[misc]  # final to the checker, not to Python
         if self.mine:
             raise RuntimeError(
                 "the stream was used while a call on it was still running in the same thread (by a "
-                "signal handler, or by the file object that it reads or writes); use it after that "
+                "signal handler, or by the file object that it reads or writes): use it after that "
                 "call has returned"
             )
 

@@ -1,8 +1,8 @@
-"""Which sizes of a file to believe.
+"""Decide which sizes of a file to trust.
 
-The header is under no tag and the file system is not trusted, so the sizes that a reader works with
-are settled here, once, before any memory is allotted: the length from the key metadata, the block
-size from the header within the caller's limits. Pure: no I/O.
+The header has no tag, and the file system is not trusted. So the sizes that a reader uses are
+decided here, once, before any memory is allocated. The length comes from the key metadata. The
+block size comes from the header, within the caller's limits. There is no I/O here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Geometry(NamedTuple):
 
     @property
     def block_count(self) -> int:
-        """The blocks in the file: none when it is a header alone."""
+        """The number of blocks in the file; 0 if it has only a header."""
         if self.encrypted_size == layout.HEADER_SIZE:
             return 0
         return layout.block_count(self.plaintext_size, self.block_size)
@@ -48,7 +48,7 @@ class Geometry(NamedTuple):
 
 
 def check_km(km: object) -> None:
-    """Raise TypeError when ``km`` is no KeyMetadata: a bare key, say."""
+    """Raise TypeError if ``km`` is not a KeyMetadata, but a bare key, for example."""
     if not isinstance(km, KeyMetadata):
         raise TypeError(
             f"km must be a KeyMetadata, not {type(km).__name__} (KeyMetadata.from_bytes makes one)"
@@ -56,7 +56,7 @@ def check_km(km: object) -> None:
 
 
 def trusted_length(actual_size: int | None, km: KeyMetadata, *, trust_file_size: bool) -> int:
-    """Return the length to believe, given the size that the source has (None: it can't tell).
+    """Return the length to trust. ``actual_size`` is the source's size; None if it is unknown.
 
     Raises MissingFileLengthError, TruncatedError, or FormatError for a longer source.
     """
@@ -65,16 +65,19 @@ def trusted_length(actual_size: int | None, km: KeyMetadata, *, trust_file_size:
     if trusted is None:
         if not trust_file_size:
             raise MissingFileLengthError(
-                "the key metadata holds no file length, so a cut file could not be told from a "
-                "whole one; trust_file_size=True accepts the file's own size"
+                "the key metadata has no file length, so a truncated file could not be noticed: "
+                "give key metadata with a length, or pass trust_file_size=True to accept the "
+                "file's own size"
             )
         if actual_size is None:
             raise MissingFileLengthError(
-                "the key metadata holds no file length and the source has no size of its own"
+                "the key metadata has no file length, and the source does not tell its size: give "
+                "key metadata with a length"
             )
         if actual_size == layout.HEADER_SIZE:
             raise FormatError(
-                "the file is a header and nothing else, which only a trusted length can vouch for"
+                "the file has a header and no block, which is accepted only with key metadata that "
+                "has the file's length"
             )
         trusted = actual_size
     if actual_size == 0:
@@ -82,8 +85,8 @@ def trusted_length(actual_size: int | None, km: KeyMetadata, *, trust_file_size:
     if actual_size is not None:
         if actual_size < trusted:
             raise TruncatedError(
-                f"the file is cut: it has {actual_size} bytes of its trusted length of {trusted}, "
-                "or these keys belong to another file"
+                f"the file is truncated: it has {actual_size} bytes of its trusted length of "
+                f"{trusted}, or these keys belong to another file"
             )
         if actual_size > trusted:
             raise FormatError(
@@ -106,9 +109,9 @@ def file_geometry(
 ) -> Geometry:
     """Return a file's sizes, given its eight header bytes and the size that its source has.
 
-    ``header`` is shorter where the file is. ``block_size`` pins the block size. Raises FormatError
-    when the header states another one or one above ``max_block_size``, or when no file of that
-    block size has that length, and what ``trusted_length`` raises.
+    ``header`` is shorter if the file is. ``block_size`` is the block size to expect. Raises
+    FormatError if the header states another block size or one above ``max_block_size``, or if no
+    file of that block size has that length. Also raises what ``trusted_length`` raises.
     """
     if len(header) == layout.HEADER_SIZE:
         # Before the lengths: "not an AGS1 file" says more than "longer than its keys say".
@@ -116,7 +119,9 @@ def file_geometry(
     encrypted_size = trusted_length(actual_size, km, trust_file_size=trust_file_size)
     stated = layout.parse_header(header)
     if block_size is not None and stated != block_size:
-        raise FormatError(f"the header states blocks of {stated} bytes, not of {block_size}")
+        raise FormatError(
+            f"the header states blocks of {stated} bytes, and blocks of {block_size} were expected"
+        )
     if block_size is None and stated > max_block_size:
         raise FormatError(
             f"the header states blocks of {stated} bytes, above the limit of {max_block_size}; "
@@ -126,14 +131,14 @@ def file_geometry(
 
 
 def check_unused(km: KeyMetadata, *, reuse_key: bool) -> None:
-    """Raise KeyReuseError when ``km`` has sealed a file before and the caller didn't insist."""
+    """Raise KeyReuseError if ``km`` may have encrypted a file before, unless ``reuse_key``."""
     check_km(km)
     if km.used and not reuse_key:
         raise KeyReuseError(_USED)
 
 
 def claim_key(km: KeyMetadata, *, reuse_key: bool) -> None:
-    """Take ``km`` for the file that is about to be sealed; whatever becomes of that, it is used.
+    """Mark ``km`` as used for the file that is about to be encrypted, even if that fails later.
 
     Raises KeyReuseError as ``check_unused`` does.
     """

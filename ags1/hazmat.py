@@ -1,13 +1,14 @@
-"""The parts that are safe only in careful hands. Most programs need ``encrypt`` and ``open`` alone.
+"""``BlockCipher``, which is safe only if its caller is careful. Most programs need only ``encrypt``
+and ``open``.
 
-``BlockCipher`` seals the given blocks under the given numbers. It cannot know what else was sealed
-under the key. Whoever uses it has to see to it that
+``BlockCipher`` encrypts the given blocks under the given numbers. It cannot know what else was
+encrypted under the key. So its caller must
 
-- a key is used for one file, and each block number in it once: two calls with the default
-  ``first_block=0`` make two blocks 0, and a reader takes either for the other;
-- the length of the file is kept where nobody can change it, since a file that is cut at the end of
+- use a key for one file only, and each block number in it once. Two calls with the default
+  ``first_block=0`` make two blocks 0, and a reader accepts either of them;
+- keep the length of the file where nobody can change it, because a file that was cut at the end of
   a block authenticates;
-- the key is wrapped before it is stored.
+- wrap the key before storing it.
 """
 
 from ._gcm import BlockCipher

@@ -1,9 +1,9 @@
-"""What opens one file: its data key, its AAD prefix and its length.
+"""``KeyMetadata``: the data key, the AAD prefix and the length of one file.
 
 The bytes are Iceberg's ``StandardKeyMetadata`` (Java: ``core/.../encryption``): a version byte,
-then an Avro datum. The length is the trusted one: readers take it from here and never from the
-file system, because AGS1 itself does not authenticate where a file ends. Knows nothing of files,
-nor of the keys that wrap this one.
+then an Avro datum. Readers take the length from here and never from the file system, because AGS1
+itself does not authenticate where a file ends. Knows nothing of files, nor of the keys that wrap
+this one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ _SCHEMA = {
 
 
 class KeyMetadata:
-    """A file's key metadata; immutable, compared by value, never printed.
+    """The key metadata of one file. It is immutable and compared by value, and never prints its
+    key.
 
-    ``encryption_key`` is 16, 24 or 32 bytes; ``aad_prefix`` any bytes or None (kept apart from
-    empty in ``to_bytes``, the same to AES-GCM); ``file_length`` the encrypted file's size in bytes,
-    or None where nobody has said yet. Raises KeyMetadataError for anything else.
+    ``encryption_key`` has 16, 24 or 32 bytes. ``aad_prefix`` is any bytes or None. ``to_bytes``
+    keeps None and empty bytes apart; to AES-GCM they are the same. ``file_length`` is the encrypted
+    file's size in bytes, or None if it is not known yet. Raises KeyMetadataError for other values.
 
-    The object holds the plaintext key. ``to_bytes`` is the one way out, and what it returns has to
-    be wrapped before it is stored.
+    The object holds the plaintext key. ``to_bytes`` returns bytes that contain it: wrap them before
+    you store them.
     """
 
     __slots__ = ("_aad_prefix", "_encryption_key", "_file_length", "_process", "_ticket")
@@ -73,8 +74,8 @@ class KeyMetadata:
     def unchecked(
         cls, encryption_key: bytes, aad_prefix: bytes | None, file_length: int | None
     ) -> KeyMetadata:
-        """Make one of values that are right for certain, without the checks of the constructor:
-        they take a noticeable part of a small message's time."""
+        """Return key metadata of values that are known to be right. The constructor's checks take a
+        noticeable part of a small message's time."""
         metadata = cls.__new__(cls)
         metadata._encryption_key = encryption_key
         metadata._aad_prefix = aad_prefix
@@ -86,7 +87,7 @@ class KeyMetadata:
 
     @property
     def encryption_key(self) -> bytes:
-        """The data key, in the clear."""
+        """The data key, not encrypted."""
         return self._encryption_key
 
     @property
@@ -115,15 +116,15 @@ class KeyMetadata:
 
     @property
     def used(self) -> bool:
-        """Whether the key has sealed a file already, as far as this object can know: it carries a
-        file length, a writer took it, or it was made before a fork (the parent has it too)."""
+        """Whether the key may have encrypted a file already, as far as this object can know: it has
+        a file length, a writer took it, or it was made before a fork (the parent has it too)."""
         return (
             self._file_length is not None or not self._ticket or self._process != process_number()
         )
 
     def claim(self) -> bool:
-        """Mark the key as used, which a writer does before its first block; return whether it was
-        the first to do so, however many threads try."""
+        """Mark the key as used; a writer does so before its first block. Return whether this call
+        was the first, even if several threads try."""
         try:
             self._ticket.pop()
         except IndexError:
@@ -131,15 +132,15 @@ class KeyMetadata:
         return True
 
     def to_bytes(self) -> bytes:
-        """Return Java's ``StandardKeyMetadata`` bytes. They hold the key in the clear."""
+        """Return Java's ``StandardKeyMetadata`` bytes. They contain the plaintext key."""
         return _VERSION + _encode(self)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> KeyMetadata:
         """Parse ``StandardKeyMetadata`` bytes.
 
-        Optional fields that a newer writer appended are passed over, as Java does. Raises
-        KeyMetadataError for another version, a cut datum, trailing bytes that cannot be such
+        Optional fields that a newer writer appended are ignored, as in Java. Raises
+        KeyMetadataError for another version, a truncated datum, trailing bytes that cannot be such
         fields, or a key of a wrong length.
         """
         data = bytes(memoryview(data))
@@ -181,13 +182,15 @@ class KeyMetadata:
     __hash__ = None  # type: ignore[assignment]  # a hash of a key has no business in a table
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("key metadata holds a key and is not pickled or copied: see to_bytes()")
+        raise TypeError(
+            "key metadata holds a key and is not pickled or copied: wrap what to_bytes() returns"
+        )
 
 
 def _checked_length(file_length: int) -> int:
     length = operator.index(file_length)
     if not 0 <= length < 2**63:
-        raise KeyMetadataError(f"a file length cannot be {length}")
+        raise KeyMetadataError(f"a file length is 0 to 2**63 - 1 bytes, not {length}")
     return length
 
 

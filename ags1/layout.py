@@ -1,4 +1,4 @@
-"""The drawing of an AGS1 file, as pure arithmetic.
+"""The layout of an AGS1 file, as pure arithmetic.
 
 ::
 
@@ -6,9 +6,9 @@
     block = nonce(12) | ciphertext (block size bytes; the last block may have fewer) | tag(16)
     AAD of block i = AAD prefix | i: int32 LE
 
-An empty plaintext is one empty block, as Java writes it; readers also take the header alone, which
-the spec allows. All sizes are bytes. Knows nothing of I/O, keys or OpenSSL.
-Follows the Iceberg specification "AES GCM Stream (AGS1)" and Java's ``Ciphers``.
+An empty plaintext is one empty block, as Java writes it. Readers also accept the header alone,
+which the spec allows. All sizes are in bytes. Knows nothing of I/O, keys or OpenSSL. Follows the
+Iceberg specification "AES GCM Stream (AGS1)" and Java's ``Ciphers``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def build_header(block_size: int) -> bytes:
 def parse_header(header: bytes) -> int:
     """Return the block size that a header of exactly eight bytes states.
 
-    Raises FormatError. Only the caller knows whether so large a block is welcome.
+    Raises FormatError. The caller decides whether a block of that size is acceptable.
     """
     if len(header) != HEADER_SIZE:
         raise FormatError(f"an AGS1 header has {HEADER_SIZE} bytes, not {len(header)}")
@@ -54,7 +54,7 @@ def parse_header(header: bytes) -> int:
 
 
 def block_count(plaintext_size: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
-    """Return the number of blocks that a writer makes of so many bytes: never less than one.
+    """Return the number of blocks that a writer makes of ``plaintext_size`` bytes: at least one.
 
     Raises FormatError for a negative size or for more blocks than ``MAX_BLOCK_COUNT``.
     """
@@ -71,13 +71,13 @@ def block_count(plaintext_size: int, block_size: int = DEFAULT_BLOCK_SIZE) -> in
 
 
 def encrypted_size(plaintext_size: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
-    """Return the size of the file that a plaintext of so many bytes becomes."""
+    """Return the size of the AGS1 file that has ``plaintext_size`` bytes of plaintext."""
     blocks = block_count(plaintext_size, block_size)
     return HEADER_SIZE + plaintext_size + blocks * BLOCK_OVERHEAD
 
 
 def plaintext_size(encrypted_size: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
-    """Return the size of the plaintext inside a file of so many bytes.
+    """Return the size of the plaintext in an AGS1 file of ``encrypted_size`` bytes.
 
     Raises FormatError when no plaintext makes a file of that size.
     """

@@ -50,10 +50,10 @@ def encrypt(
 ) -> Sealed:
     """Encrypt ``data`` (any C-contiguous buffer) as a whole AGS1 file in memory.
 
-    A fresh key of ``key_size`` bytes is made unless ``km`` gives one, which must not have sealed a
-    file before: KeyReuseError unless ``reuse_key``. The key metadata returned carries the length.
-    Java and iceberg-rust read no other ``block_size`` (bytes) than the default. A call that fails
-    on its arguments does not use up ``km``.
+    The call makes a fresh key of ``key_size`` bytes, unless ``km`` gives one. If that key may have
+    encrypted a file before, the call raises KeyReuseError, unless ``reuse_key`` is set. The
+    returned key metadata has the file's length. Java and iceberg-rust read only the default
+    ``block_size`` (bytes). If a call fails because of its arguments, it does not use up ``km``.
     """
     if threads == 1:
         return _sealed(seal_stream(data, NEW_BYTES, km, key_size, block_size, reuse_key))
@@ -76,7 +76,9 @@ def encrypt_into(
 
     ``out`` is a writable buffer of at least ``layout.encrypted_size(len(data), block_size)`` bytes
     that does not overlap ``data``. Returns the key metadata; its ``file_length`` is the number of
-    bytes written. A buffer used again costs far less than a fresh one.
+    bytes written. A buffer that is used again costs far less than a fresh one. Arguments and errors
+    are those of ``encrypt``; also raises TypeError for a read-only ``out``, and ValueError if it is
+    too small or overlaps ``data``.
     """
     if threads == 1:
         return seal_stream(data, out, km, key_size, block_size, reuse_key)[1]
@@ -96,9 +98,9 @@ def decrypt(
 ) -> bytes:
     """Return the plaintext of a whole AGS1 file in memory.
 
-    ``block_size`` pins the block size (bytes); otherwise the header's is taken, up to
-    ``max_block_size``. Raises AuthenticationError, TruncatedError, FormatError, or
-    MissingFileLengthError when ``km`` has no file length and ``trust_file_size`` is not set.
+    ``block_size`` is the block size to expect (bytes). If it is None, the header's is used, up to
+    ``max_block_size``. Raises AuthenticationError, TruncatedError or FormatError. Raises
+    MissingFileLengthError if ``km`` has no file length and ``trust_file_size`` is not set.
     """
     check_km(km)
     if threads == 1:
@@ -122,10 +124,11 @@ def decrypt_into(
     trust_file_size: bool = False,
     threads: int = 1,
 ) -> int:
-    """Decrypt into the beginning of ``out`` as ``decrypt`` does; return the plaintext's size.
+    """Decrypt into the beginning of ``out`` as ``decrypt`` does; return the plaintext's size
+    (bytes).
 
-    ``out`` is a writable buffer that does not overlap ``sealed``. When the call fails once the
-    sizes are known, the bytes that it would have written are zero.
+    ``out`` is a writable buffer that does not overlap ``sealed``. If the call fails after the sizes
+    are known, it zeroes the bytes of ``out`` that it would have written.
     """
     check_km(km)
     if threads == 1:
@@ -144,11 +147,11 @@ def encrypt_many(
 ) -> list[Sealed]:
     """Encrypt each of ``messages`` (any C-contiguous buffers), as ``encrypt`` does.
 
-    Each becomes a whole AGS1 file under its own fresh key of ``key_size`` bytes. The results are in
-    the order of the messages. ``threads`` is by default one for each CPU available to the process;
-    they work without the GIL. If any message fails, nothing is returned, and the exception of the
-    first failing message is raised. Its text names the message's number (from 0), which an
-    Ags1Error also has as ``index``.
+    Each message becomes a whole AGS1 file under its own fresh key of ``key_size`` bytes. The
+    results are in the order of the messages. ``threads`` is by default one for each CPU available
+    to the process. They work without the GIL. If a message fails, the call returns nothing and
+    raises the exception of the first failing message. The text names the message's number (from 0),
+    which an Ags1Error also has as ``index``.
     """
     if isinstance(messages, (bytes, bytearray, memoryview)):
         raise TypeError("messages must be an iterable of buffers, not one buffer")
@@ -202,10 +205,10 @@ def _room(out: Buffer, size: int, source: memoryview) -> memoryview:
     if room.readonly:
         raise TypeError("the output must be a writable buffer")
     if room.nbytes < size:
-        raise ValueError(f"the output needs {size} bytes and has {room.nbytes}")
+        raise ValueError(f"the output has {room.nbytes} bytes and must have at least {size}")
     room = room[:size]
     if overlapping(source, room):
-        raise ValueError("input and output overlap")
+        raise ValueError("input and output overlap: give another buffer as the output")
     return room
 
 

@@ -61,11 +61,11 @@ DEFAULT_CACHE_SIZE = 4 << 20
 class Reader(FastReader, Stream):
     """An encrypted file, open for reading: made by ``open``.
 
-    An ``io.BufferedIOBase`` (registered), seekable wherever its source is, with ``pread`` and
-    ``readv`` besides. Any number of threads may use one reader; they share one position,
-    which ``pread`` and ``readv`` neither use nor move. If a read from the position meets a failed
-    tag, a cut source or a format error, every later read from the position and every ``seek``
-    raises it again. An error of ``pread`` or ``readv`` is that call's alone.
+    It is registered as an ``io.BufferedIOBase``, is seekable if its source is, and also has
+    ``pread`` and ``readv``. Any number of threads may use one reader. They share one position,
+    which ``pread`` and ``readv`` neither use nor move. If a read from the position meets a wrong
+    tag, a truncated source or a format error, every later read from the position and every ``seek``
+    raises that error again. An error of ``pread`` or ``readv`` fails only that call.
     """
 
     __slots__ = ()
@@ -379,7 +379,7 @@ class ReaderCore:
     def _check_seekable(self) -> None:
         check_open(self)
         if not self.seekable:
-            raise io.UnsupportedOperation("the source of this stream cannot seek")
+            raise io.UnsupportedOperation("the source of this stream cannot seek: read it in order")
 
     def _clip(self, offset: int, size: int) -> tuple[int, int]:
         offset, size = operator.index(offset), operator.index(size)

@@ -55,12 +55,12 @@ class FileSink(Sink):
             if written is None:
                 raise BlockingIOError(
                     errno.EAGAIN,
-                    "the target takes no data now and would block: give one that waits",
+                    "the target accepts no data now and would block: give one in blocking mode",
                 )
             if not 0 < written <= data.nbytes:
                 raise OSError(
                     errno.EIO,
-                    f"the target says that {written} of {data.nbytes} bytes were written",
+                    f"the target reports {written} of {data.nbytes} bytes as written",
                 )
             self._written = True
             data = data[written:]

@@ -22,14 +22,14 @@ from .filelike import PerProcess
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_WOULD_BLOCK = "the source has no data now and would block: give one that waits for its data"
+_WOULD_BLOCK = "the source has no data now and would block: give one in blocking mode"
 
 
 class RangedReader(Protocol):
-    """What a caller's own storage has to offer: ``pread(offset, size)`` in bytes, thread-safe.
+    """A caller's own storage: a thread-safe ``pread(offset, size)``, both in bytes.
 
-    When it returns fewer bytes, it is asked for the rest; no bytes at all are the end. ``size``, an
-    attribute or a method without arguments, is used if there is one (bytes).
+    If it returns fewer bytes, it is called again for the rest. If it returns no bytes, that is the
+    end. ``size`` (bytes), an attribute or a method without arguments, is used if there is one.
     """
 
     def pread(self, offset: int, size: int, /) -> Buffer: ...
@@ -59,7 +59,7 @@ class Source(Protocol):
 def _cut(got: int, offset: int, size: int) -> TruncatedError:
     return TruncatedError(
         f"the file ends at byte {offset + got}, and {size} bytes from byte {offset} are needed: it "
-        "was cut, or it is still being written",
+        "was truncated, or it is still being written",
         offset=offset,
     )
 
@@ -189,9 +189,11 @@ class PipeSource(Source):
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
         if self._broken:
-            raise OSError(errno.EIO, "an earlier read of the source failed within a block")
+            raise OSError(
+                errno.EIO, "an earlier read of the source failed within a block: open it again"
+            )
         if offset != self._position:
-            raise io.UnsupportedOperation("the source cannot seek, so it is read in order only")
+            raise io.UnsupportedOperation("the source cannot seek: read it in order")
         view = scratch[:size]
         self._broken = True
         done = read_full(self._file, view)
@@ -233,7 +235,9 @@ def read_full(file: Any, view: memoryview) -> int:
             break
         if not 0 < got <= view.nbytes - done:
             wanted = view.nbytes - done
-            raise OSError(errno.EIO, f"the source returned {got} bytes where {wanted} were wanted")
+            raise OSError(
+                errno.EIO, f"the source returned {got} bytes, and {wanted} were requested"
+            )
         done += got
     return done
 

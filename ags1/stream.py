@@ -22,8 +22,8 @@ class TextReader(io.TextIOWrapper):
 
 
 class TextWriter(io.TextIOWrapper):
-    """Text over a ``Writer``, which is its ``buffer``: an exception inside ``with``, or dropping
-    the object unclosed, leaves no file."""
+    """Text over a ``Writer``, which is its ``buffer``. If an exception leaves the ``with`` block,
+    or the object is dropped without ``close``, no file is left."""
 
     buffer: Writer
 
@@ -135,32 +135,36 @@ def open(
 ) -> Reader | Writer | TextReader | TextWriter:
     """Open an encrypted file, as ``gzip.open`` does a compressed one.
 
-    ``file`` is a path, a binary file object (used from its position on, and left open by
-    ``close``), or for reading an object with ``pread(offset, size)``. A seekable pyarrow file is
-    read by its ``read_at``, any number of ranges at once. ``mode`` is ``rb`` (the default), ``wb``,
-    ``xb``, their text forms ``rt``, ``wt``, ``xt`` with ``encoding``, ``errors`` and ``newline``,
-    or ``r``, ``w``, ``x``, which are binary.
+    ``file`` is a path or a binary file object. A file object is used from its position on, and
+    ``close`` leaves it open. For reading, ``file`` can also be an object with ``pread(offset,
+    size)``. A seekable pyarrow file is read by its ``read_at``, any number of ranges at once.
+    ``mode`` is ``rb`` (the default), ``wb`` or ``xb``, or one of the text forms ``rt``, ``wt`` and
+    ``xt`` with ``encoding``, ``errors`` and ``newline``. ``r``, ``w`` and ``x`` are binary.
 
-    Reading needs ``km`` with its file length; if it has none, ``trust_file_size=True`` uses the
-    source's size. ``block_size`` pins the block size (bytes), else the header's is taken up to
-    ``max_block_size``. ``pread`` and ``readv`` cache the last blocks that they read in part, up to
-    ``cache_size`` bytes (4 MiB by default: four blocks of the default size) until ``close``. A
-    block larger than ``cache_size`` is not cached; 0 turns the cache off. Raises FormatError,
-    TruncatedError, MissingFileLengthError.
+    Reading needs ``km`` with its file length. If it has none, ``trust_file_size=True`` uses the
+    source's size. ``block_size`` is the block size to expect (bytes). If it is None, the header's
+    is used, up to ``max_block_size``. ``pread`` and ``readv`` cache the last blocks that they read
+    in part, up to ``cache_size`` bytes (4 MiB by default: four blocks of the default size) until
+    ``close``. A block larger than ``cache_size`` is not cached. 0 turns the cache off. Raises
+    FormatError, TruncatedError, MissingFileLengthError.
 
-    Writing makes a fresh key of ``key_size`` bytes unless ``km`` gives one that has sealed no file
-    yet (``reuse_key`` insists); ``key_metadata`` of the closed stream opens the file. A path gets
-    the file when ``close`` succeeds, not before; ``durable`` syncs it to disk. Java and
-    iceberg-rust read no other ``block_size`` than the default of 1 MiB. Raises KeyReuseError.
+    Writing makes a fresh key of ``key_size`` bytes, unless ``km`` gives one. If that key may have
+    encrypted a file before, the call raises KeyReuseError, unless ``reuse_key`` is set. The
+    ``key_metadata`` of the closed stream opens the file. A path gets the file when ``close``
+    succeeds, and not before. ``durable`` syncs it to the disk. Java and iceberg-rust read only the
+    default ``block_size`` of 1 MiB.
 
-    A stream that is aborted, or fails, hands out no key metadata. Its path stays as it was. In a
+    If a stream is aborted or fails, it gives no key metadata, and its path stays as it was. In a
     seekable file object the first byte written becomes zero, so that nobody takes the rest for a
-    whole file, and the file gets back the length that it had: bytes that the stream has overwritten
-    are lost, and all others stay. A file object that cannot seek gets a zero byte after what was
-    written, for the same reason.
+    whole file, and the file gets its old length back. Bytes that the stream has overwritten are
+    lost, and all others stay. For the same reason, a file object that cannot seek gets a zero byte
+    after the written bytes.
 
     With ``threads`` above 1, background threads decrypt ahead of the reader or encrypt behind the
     writer.
+
+    There are fourteen parameters, as ``gzip.open`` has its own for reading, writing and text: each
+    optional one is a choice by itself, and is given by name.
     """
     if not isinstance(mode, str):
         raise TypeError(f"mode must be a str, not {type(mode).__name__}")
@@ -168,7 +172,7 @@ def open(
     if kind not in ("r", "w", "x") or ("b" in mode and text) or len(mode) > 2:
         raise ValueError(f"mode must be one of rb, wb, xb, rt, wt, xt, not {mode!r}")
     if not text and (encoding, errors, newline) != (None, None, None):
-        raise ValueError("encoding, errors and newline go with a text mode")
+        raise ValueError("encoding, errors and newline need a text mode: rt, wt or xt")
     if kind == "r":
         if km is None:
             raise TypeError("reading an encrypted file needs its key metadata (km)")

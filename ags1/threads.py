@@ -1,9 +1,9 @@
 """Threads that work for one caller, and survive Ctrl-C in it.
 
-A signal handler may raise anywhere in the main thread. There, ``concurrent.futures`` holds locks
-made of Python code. An exception at the wrong place leaves one locked for good, or it leaves a job
-that nobody knows of and that goes on writing to the caller's memory. Here the caller changes what
-it shares with the threads by single calls of C code only, and may repeat each of them.
+A signal handler may raise anywhere in the main thread. ``concurrent.futures`` uses locks made of
+Python code. An exception at the wrong place leaves such a lock locked for good, or leaves a job
+that nobody knows of and that continues to write to the caller's memory. Here the caller changes
+shared state only by single calls of C code, and may repeat each of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Job(Generic[_T]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Do it, unless it was cancelled. Called by the pool's threads alone."""
+        """Call ``work``, unless the job was cancelled. Only the pool's threads call this."""
         work, self._work = self._work, None
         if work is None or self._owner.setdefault(None, _WORKER) != _WORKER:
             return
@@ -47,7 +47,7 @@ class Job(Generic[_T]):
         self._signal.release()
 
     def cancel(self) -> bool:
-        """Keep it from being done; return False when it is done or under way."""
+        """Cancel the job if it has not begun. Return False if it has."""
         return self._owner.setdefault(None, _CALLER) == _CALLER
 
     @property
@@ -95,7 +95,7 @@ class Pool:
             self._started += 1
 
     def shutdown(self, *, wait: bool) -> None:
-        """Cancel what is not under way, and let the threads end; ``wait`` for what is under way."""
+        """Cancel the jobs that have not begun, and let the threads end. ``wait`` for the others."""
         for job in self._jobs:
             job.cancel()
         # For each thread one, and one for a thread that an interrupt has kept from being counted.

@@ -1,8 +1,8 @@
 """``Writer``: an encrypted file as a file object to write to, on any target.
 
-Small writes gather in the slots that are sealed in place; large ones are sealed from where they
-lie. With ``threads`` above one, a bounded number of batches is sealed in the background. Knows
-nothing of how keys are wrapped. Counterpart in Java: ``AesGcmOutputStream``.
+Small writes are collected in slots and encrypted there. Large writes are encrypted directly from
+the caller's memory. With ``threads`` above one, a bounded number of batches is encrypted in the
+background. Knows nothing of how keys are wrapped. Counterpart in Java: ``AesGcmOutputStream``.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _P = ParamSpec("_P")
 class Writer(FastWriter, Stream):
     """An encrypted file, open for writing: made by ``open``.
 
-    An ``io.BufferedIOBase`` (registered), not seekable, whose target need not be either. Blocks
-    leave as they fill; ``close`` seals the last one and gives a path its name. Leaving ``with`` by
-    an exception, ``abort``, or dropping the object unclosed leaves no file. An error in writing is
-    remembered: every later call raises it again. Raises KeyReuseError in a forked child.
+    It is registered as an ``io.BufferedIOBase``. It cannot seek, and its target need not either. A
+    block is written when it is full. ``close`` writes the last block and gives a path its file. If
+    an exception leaves the ``with`` block, ``abort`` is called, or the object is dropped without
+    ``close``, no file is left. After an error in writing, every later call raises that error again.
+    Raises KeyReuseError in a forked child.
     """
 
     __slots__ = ()
@@ -144,7 +145,8 @@ class WriterCore:
             why = (
                 "the stream was closed without a file"
                 if self.closed
-                else "the stream is not closed yet, and the file's length is part of it"
+                else "the stream is not closed yet, and the file's length is part of it: "
+                "close it first"
             )
             raise ValueError(f"there is no key metadata: {why}")
         return self._finished
@@ -162,7 +164,7 @@ class WriterCore:
         if self.batch.forked:
             raise KeyReuseError(
                 "this stream was opened before a fork, and the parent process still writes with "
-                "its key: open another one in the child",
+                "its key: open another stream in the child",
                 file=self.name,
             )
 
@@ -313,6 +315,6 @@ def _remembered(error: BaseException) -> Exception:
     if isinstance(error, OSError) and error.errno is not None:
         return OSError(error.errno, error.strerror, error.filename)
     return Ags1Error(
-        f"an earlier write to this stream failed with {type(error).__name__}: no file is left, "
-        "write it again from its start"
+        f"an earlier write to this stream failed with {type(error).__name__}, and no file is left: "
+        "open another stream and write the file again from its start"
     )

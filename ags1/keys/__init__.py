@@ -1,6 +1,6 @@
-"""Keys as Iceberg keeps them: the envelope of wrapped keys, and the sidecar of a loose file.
+"""Keys as Iceberg stores them: the wrapped keys of a table, and the sidecar of a single file.
 
-Bytes, dicts and a KMS client handed in; knows nothing of tables or the command line.
+The functions take bytes, dicts and a KMS client. They know nothing of tables or the command line.
 """
 
 from .cache import KekCache

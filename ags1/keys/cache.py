@@ -1,9 +1,9 @@
-"""Unwrapped KEKs, kept for a while so that the KMS is asked once for each.
+"""Unwrapped KEKs, kept for an hour so that the KMS is asked once for each.
 
-As in Java's ``StandardEncryptionManager`` a KEK serves for an hour, so that a key revoked in the
-KMS still opens for so long; unlike there the number is bounded. A KEK whose hour is over leaves
-when the cache is used next, and is wiped once its last user is done. Kept per process: a forked
-child asks the KMS by itself.
+As in Java's ``StandardEncryptionManager``, a KEK is kept for an hour. A key that was revoked in the
+KMS is therefore still usable for up to an hour. Other than in Java, the number of KEKs is bounded.
+An expired KEK is removed when the cache is used next, and is wiped when its last user is done. A
+forked child has a cache of its own and asks the KMS itself.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ class _Contents:
 
 
 class KekCache:
-    """The unwrapped KEKs of one KMS client. Threads may share it, and so may tables.
+    """The unwrapped KEKs of one KMS client. Threads and tables may share it.
 
-    However many threads ask for a KEK at once, the KMS is called once; its failure is everybody's,
-    and is not kept. A pickle has the client and no key.
+    If several threads ask for a KEK at once, the KMS is called once. If that call fails, all of
+    them get the error, and the next call asks the KMS again. A pickle has the client and no key.
+    ``lifetime_seconds`` is how long a KEK is kept, ``capacity`` how many are.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class KekCache:
         self._contents.take()
 
     def forget_parents(self) -> None:
-        """Forget what the parent of a forked child had unwrapped: done in every forked child."""
+        """Forget the KEKs that the parent process had unwrapped. Every forked child calls this."""
         self._contents.forget_parents()
 
     def _call(

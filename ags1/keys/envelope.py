@@ -1,10 +1,10 @@
-"""The envelope: master key (KMS) → key encryption key (KEK) → key metadata of one file.
+"""Wrapped keys: master key (KMS) → key encryption key (KEK) → key metadata of one file.
 
-An ``EncryptedKey`` is an entry of the ``encryption-keys`` list in a table's metadata.json, and so
-is each entry of a loose file's sidecar. A KEK entry is wrapped by the KMS; a key metadata entry is
-AES-GCM under the KEK, with the KEK's timestamp as additional data. Follows the Iceberg
-specification "Encryption Keys" and Java's ``EncryptedKeyParser`` and ``StandardEncryptionManager``.
-Pure over bytes and dicts, and a KMS client handed in.
+An ``EncryptedKey`` is an entry of the ``encryption-keys`` list in a table's metadata.json or in the
+sidecar of a single file. The KMS wraps a KEK entry. A key metadata entry is encrypted with AES-GCM
+under the KEK, with the KEK's timestamp as additional data. Follows the Iceberg specification
+"Encryption Keys" and Java's ``EncryptedKeyParser`` and ``StandardEncryptionManager``. Works on
+bytes and dicts, with a KMS client that the caller gives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import binascii
 import hmac
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .._buffers import wipe
@@ -30,20 +30,23 @@ KEY_TIMESTAMP = "KEY_TIMESTAMP"
 # The spelling in the text proposed for the specification; Java writes the one above.
 KEY_TIMESTAMP_PROPOSED = "key-timestamp"
 _KEY_ID_SIZE = 16
+_FIELDS = frozenset({"key-id", "encrypted-key-metadata", "encrypted-by-id", "properties"})
 
 
 @dataclass(frozen=True, slots=True)
 class EncryptedKey:
-    """One entry of ``encryption-keys``. Holds no key in the clear."""
+    """One entry of ``encryption-keys``. It contains no plaintext key. ``unknown`` are the fields of
+    its JSON that are not known here."""
 
     key_id: str
     encrypted_key_metadata: bytes = field(repr=False)
     encrypted_by_id: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_dict(cls, entry: object) -> EncryptedKey:
-        """Parse an entry as JSON gives it. Unknown properties are kept.
+        """Parse an entry from its parsed JSON. Unknown properties and fields are kept.
 
         Raises KeyMetadataError, naming the field.
         """
@@ -66,10 +69,17 @@ class EncryptedKey:
             raise KeyMetadataError(
                 "'encrypted-key-metadata' of an encrypted key is not base64"
             ) from None
-        return cls(_string(entry, "key-id"), encrypted_key_metadata, encrypted_by_id, properties)
+        return cls(
+            _string(entry, "key-id"),
+            encrypted_key_metadata,
+            encrypted_by_id,
+            properties,
+            {name: value for name, value in entry.items() if name not in _FIELDS},
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry in Java's field order; absent and empty fields are left out."""
+        """Return the entry for JSON, in Java's field order. Absent and empty fields are left
+        out."""
         entry: dict[str, Any] = {
             "key-id": self.key_id,
             "encrypted-key-metadata": base64.b64encode(self.encrypted_key_metadata).decode(),
@@ -78,14 +88,14 @@ class EncryptedKey:
             entry["encrypted-by-id"] = self.encrypted_by_id
         if self.properties:
             entry["properties"] = dict(self.properties)
-        return entry
+        return {**entry, **self.unknown}
 
     @property
     def timestamp(self) -> str | None:
-        """The KEK's creation time (epoch ms) as it stands in the properties; None without one.
+        """The KEK's creation time (epoch ms), as text from the properties; None if there is none.
 
-        The text itself is what the KEK's seals are bound to. Raises KeyMetadataError when both
-        spellings are there and differ.
+        What the KEK encrypts is bound to this text. Raises KeyMetadataError if both spellings are
+        there and differ.
         """
         written = self.properties.get(KEY_TIMESTAMP)
         proposed = self.properties.get(KEY_TIMESTAMP_PROPOSED)
@@ -98,12 +108,12 @@ class EncryptedKey:
 
 
 class KeyEncryptionKey(Secret):
-    """An unwrapped KEK together with its entry. The key is never printed, pickled or copied, and is
-    wiped when nobody uses it any more. ``made_here``: it comes from ``generate`` and not from a KMS
-    that unwrapped what somebody had stored.
+    """An unwrapped KEK and its entry. The key is never printed, pickled or copied, and is wiped
+    when its last user is done. ``made_here`` says that ``generate`` made it, and not a KMS that
+    unwrapped a stored entry.
 
-    Seals are AES-GCM with random nonces, so that one KEK can serve many processes; a forked child
-    still asks the KMS for its own.
+    It encrypts with AES-GCM under random nonces, so that many processes can use one KEK. A forked
+    child asks the KMS for its own.
     """
 
     __slots__ = ("_aad", "_key", "_process", "entry", "made_here")
@@ -134,7 +144,8 @@ class KeyEncryptionKey(Secret):
     ) -> KeyEncryptionKey:
         """Make a KEK of ``key_size`` bytes under the master key; one KMS call.
 
-        The KMS makes the key where it can; otherwise the kernel draws it. Raises KmsError.
+        The KMS makes the key if it can. Otherwise the key is random bytes from the kernel. Raises
+        KmsError.
         """
         made = _generated(kms, master_key_id, key_size)
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
@@ -149,9 +160,9 @@ class KeyEncryptionKey(Secret):
     ) -> KeyEncryptionKey:
         """Have ``kms`` unwrap a KEK's entry; one KMS call.
 
-        ``master_key_id`` is the master key to use; None takes the entry's word, which is for
-        entries from a trusted place. Raises KmsError, or KeyMetadataError when what was wrapped is
-        no KEK.
+        ``master_key_id`` is the master key to use. None uses the one that the entry names, which is
+        safe only for entries from a trusted place. Raises KmsError, or KeyMetadataError if the
+        wrapped key is not a KEK.
         """
         master_key_id = entry.encrypted_by_id if master_key_id is None else master_key_id
         if master_key_id is None:
@@ -167,15 +178,18 @@ class KeyEncryptionKey(Secret):
     def wrap_key_metadata(
         self, km: KeyMetadata, key_id: str | None = None, *, purpose: bytes = b""
     ) -> EncryptedKey:
-        """Return an entry that holds ``km`` sealed under this KEK, with a new id unless one is
+        """Return an entry that holds ``km`` encrypted under this KEK, with a new ID unless one is
         given.
 
-        ``purpose`` follows the timestamp in the additional data; empty is what Iceberg has for
-        manifest lists. What is sealed for one purpose does not open for another. Raises
-        KeyReuseError in a child forked since the KEK was unwrapped.
+        ``purpose`` follows the timestamp in the additional data. Iceberg has none for manifest
+        lists. What is encrypted for one purpose does not open for another. Raises KeyReuseError in
+        a child that was forked after the KEK was unwrapped.
         """
         if self._process != process_number():
-            raise KeyReuseError("a forked child does not seal under its parent's KEK")
+            raise KeyReuseError(
+                f"the KEK {self.entry.key_id!r} was unwrapped before a fork, and the parent may "
+                "use it too: unwrap it again in the child"
+            )
         sealed = seal(self._key, km.to_bytes(), self._aad + purpose)
         return EncryptedKey(key_id or new_key_id(), sealed, self.entry.key_id)
 
@@ -192,18 +206,18 @@ class KeyEncryptionKey(Secret):
 
     def derived_key(self, purpose: bytes) -> bytes:
         """Return 32 bytes for another use than wrapping keys: HMAC-SHA-256 of ``purpose`` under the
-        KEK, from which nothing of the KEK can be learned."""
+        KEK. They reveal nothing about the KEK."""
         return hmac.digest(self._key, purpose, "sha256")
 
     @discreet
     def rewrap(self, kms: KmsClient, master_key_id: str, *, same_kms: bool) -> KeyEncryptionKey:
         """Return the same KEK wrapped under another master key of ``kms``, or under the newest
-        version of its own: same id, same timestamp, in the spelling that Java reads. Two KMS calls.
-        ``same_kms``: it is ``kms`` that has wrapped the KEK so far, and not another keyring,
-        account or server, where the same name is another key.
+        version of its own. The ID and the timestamp stay the same, in the spelling that Java reads.
+        ``same_kms`` says that ``kms`` has wrapped the KEK so far, and not another keyring, account
+        or server, where the same name is another key.
 
-        The second one unwraps what the first one wrapped, because the old master key may be
-        destroyed next. Raises KmsError.
+        There are two KMS calls. The second one unwraps what the first one wrapped, because the old
+        master key may be destroyed next. Raises KmsError.
         """
         entry = self.entry
         if same_kms and isinstance(kms, Rewrapper) and master_key_id == entry.encrypted_by_id:
@@ -214,11 +228,13 @@ class KeyEncryptionKey(Secret):
             raise KmsError(f"the KMS does not unwrap what it wrapped under {master_key_id!r}")
         # Java reads this spelling only.
         properties = {**entry.properties, KEY_TIMESTAMP: self._aad.decode()}
-        return KeyEncryptionKey(
-            EncryptedKey(entry.key_id, wrapped_key, master_key_id, properties),
-            self._key,
-            made_here=self.made_here,
+        rewrapped = replace(
+            entry,
+            encrypted_key_metadata=wrapped_key,
+            encrypted_by_id=master_key_id,
+            properties=properties,
         )
+        return KeyEncryptionKey(rewrapped, self._key, made_here=self.made_here)
 
     def __repr__(self) -> str:
         return f"KeyEncryptionKey({self.entry!r}, key=<{len(self._key)} bytes>)"
@@ -244,9 +260,9 @@ def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKe
 def _bytes(answer: object) -> bytes:
     """Return what a KMS client gave back: a plug-in's mistake must not be stored as a key."""
     if not isinstance(answer, (bytes, bytearray, memoryview)):
-        raise KmsError(f"the KMS client returned {type(answer).__name__} where bytes belong")
+        raise KmsError(f"the KMS client returned {type(answer).__name__} and must return bytes")
     if not len(answer):
-        raise KmsError("the KMS client returned no bytes where a key belongs")
+        raise KmsError("the KMS client returned an empty key")
     return bytes(answer)
 
 
@@ -258,26 +274,26 @@ def _aad(entry: EncryptedKey) -> bytes:
     try:
         return timestamp.encode()
     except UnicodeEncodeError:  # JSON can spell half a character
-        raise KeyMetadataError(f"the {KEY_TIMESTAMP} of {entry.key_id!r} is no text") from None
+        raise KeyMetadataError(f"the {KEY_TIMESTAMP} of {entry.key_id!r} is not text") from None
 
 
 def new_key_id() -> str:
-    """Return a fresh key id as Java makes them: base64 of 16 random bytes."""
+    """Return a fresh key ID as Java makes it: base64 of 16 random bytes."""
     return base64.b64encode(random_bytes(_KEY_ID_SIZE)).decode()
 
 
 def parse_encryption_keys(entries: object) -> tuple[EncryptedKey, ...]:
-    """Parse an ``encryption-keys`` list. Raises KeyMetadataError, also when two have one id."""
+    """Parse an ``encryption-keys`` list. Raises KeyMetadataError, also if an ID occurs twice."""
     if not isinstance(entries, list):
         raise KeyMetadataError("'encryption-keys' is not a list")
     keys = tuple(map(EncryptedKey.from_dict, entries))
     if len({key.key_id for key in keys}) != len(keys):
-        raise KeyMetadataError("'encryption-keys' has two entries of one key id")
+        raise KeyMetadataError("'encryption-keys' has two entries with one key ID")
     return keys
 
 
 def encryption_keys_to_dicts(keys: Iterable[EncryptedKey]) -> list[dict[str, Any]]:
-    """Return the ``encryption-keys`` list as it stands in JSON."""
+    """Return the ``encryption-keys`` list for JSON."""
     return [key.to_dict() for key in keys]
 
 

@@ -1,4 +1,5 @@
-"""The keys of a run: one KEK for all that is encrypted, and each sidecar's keys unwrapped once."""
+"""The keys of a run: one new KEK for all files that it encrypts, and the KEKs of the sidecars that
+it opens, each unwrapped once."""
 
 from __future__ import annotations
 
@@ -20,12 +21,13 @@ FILE_KEY_SIZE = 32
 
 
 class Keychain:
-    """Seals and opens sidecars with the master keys of a KMS.
+    """Makes and opens sidecars with the master keys of a KMS.
 
-    ``master_key_id`` wraps what is sealed. A sidecar says itself which master key wrapped it, and
-    may come from a place where others can write: ``trusted_key_ids`` are the master keys that are
-    accepted. None accepts every key of a KMS that has only its owner's keys, and of one where a key
-    id may name a stranger's key (``KmsClient.accepts_foreign_keys``) only ``master_key_id``.
+    ``master_key_id`` is the master key for new sidecars. A sidecar itself says which master key
+    wrapped it, and may come from a place where others can write. ``trusted_key_ids`` are therefore
+    the master keys to accept. If it is None, every key of a KMS is accepted that has only its
+    owner's keys. If a key ID may name another user's key (``KmsClient.accepts_foreign_keys``), only
+    ``master_key_id`` is accepted.
     """
 
     def __init__(
@@ -47,8 +49,8 @@ class Keychain:
         )
 
     def prepare(self) -> None:
-        """Make the KEK for new sidecars; one KMS call. Raises KmsError. ``seal`` does it otherwise;
-        whoever has long work to do before would rather know at once."""
+        """Make the KEK for new sidecars; one KMS call. ``seal`` does it too. Call this before long
+        work, to learn at once if the KMS cannot be used. Raises KmsError."""
         self._new_kek.get()
 
     def seal(self, km: KeyMetadata) -> Sidecar:
@@ -58,9 +60,10 @@ class Keychain:
     def open(self, sidecar_file: str, encrypted_file: str | None) -> KeyMetadata:
         """Return the key metadata of ``encrypted_file`` from its sidecar.
 
-        A sidecar has more than one file key when the replacement of a file was cut short, or one
-        without its file was taken up again; the file tells which is its own (a pipe, None, cannot
-        be asked: the newest is taken).
+        A sidecar has more than one file key if the replacement of a file was interrupted, or if a
+        sidecar without its file was used again. Then the first block of the file decides which key
+        is the right one. For a pipe, ``encrypted_file`` is None, and the newest key is used. Raises
+        KeyMetadataError, AuthenticationError and KmsError.
         """
         sidecar = find_sidecar(sidecar_file)
         candidates = sidecar.file_keys
@@ -77,12 +80,11 @@ class Keychain:
     def rewrap(
         self, sidecar_file: str, master_key_id: str, kms: KmsClient | None = None
     ) -> Sidecar:
-        """Return the sidecar with its KEKs wrapped under another master key, maybe of another KMS,
-        or under the newest version of the present one. Nothing is written.
+        """Return the sidecar with its KEKs wrapped under another master key, which may be another
+        KMS's, or under the newest version of the same key. Nothing is written.
 
-        Sidecars that share a KEK share what the KMS is asked for it. Raises KmsError,
-        KeyMetadataError, and AuthenticationError when a file's key in it does not open: whoever
-        gives the old master key up next must not rely on it.
+        If sidecars share a KEK, the KMS is asked once for all of them. Raises KmsError,
+        KeyMetadataError, and AuthenticationError if a file's key in the sidecar does not open.
         """
         sidecar = find_sidecar(sidecar_file)
         with _errors_about(sidecar_file):
@@ -124,7 +126,7 @@ def _errors_about(sidecar_file: str) -> Iterator[None]:
 
 
 def find_sidecar(path: str) -> Sidecar:
-    """Read a sidecar. Raises KeyMetadataError whatever is wrong: what is missing is the keys."""
+    """Read a sidecar. Raises KeyMetadataError, for a missing or unreadable file too."""
     try:
         return read_sidecar(path)
     except OSError as error:

@@ -1,14 +1,14 @@
-"""A table's keys: which KEK to use, its manifest lists' keys wrapped and unwrapped.
+"""The keys of a table: which KEK to use, and the wrapped keys of its manifest lists.
 
 Follows Java's ``StandardEncryptionManager`` and the Iceberg specification, "Encryption Keys". The
-list of keys goes in as it was parsed from metadata.json and comes out as it is to be written there;
-committing it is somebody else's work. Knows nothing of files, snapshots or catalogs.
+manager takes the list of keys that was parsed from metadata.json, and returns the list to write
+there. It does not commit the list. It knows nothing of files, snapshots or catalogs.
 
-The list may come from a place where others can write. So the id of the master key never comes from
-it: ``table_key_id`` is the caller's, from the catalog or from configuration. Who can have keys
-wrapped under the master key can put a KEK of their own into the list; where the public half of the
-master key does for that (``KmsClient.wraps_with_public_key``), everybody can, and new keys are
-sealed only under KEKs that were made here.
+The list may come from a place where others can write. So the ID of the master key never comes from
+the list: the caller takes ``table_key_id`` from the catalog or from configuration. Somebody who can
+have keys wrapped under the master key can put a KEK of their own into the list. If the public half
+of the master key is enough for that (``KmsClient.wraps_with_public_key``), everybody can. New keys
+are then encrypted only under KEKs that were made here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..errors import KeyMetadataError, KmsUnwrapError
@@ -46,13 +47,14 @@ def now_ms() -> int:
 class EncryptionManager:
     """The keys of one version of a table's metadata, and the ones added to it.
 
-    ``table_key_id`` is the table property ``encryption.key-id``; ``encryption_keys`` the list in
-    the metadata; ``data_key_length`` (bytes) the size of new keys. ``clock_ms`` returns epoch
-    milliseconds. ``cache`` is a ``KekCache`` of the same KMS client to share with other tables.
+    ``table_key_id`` is the table property ``encryption.key-id``, ``encryption_keys`` the list in
+    the metadata, and ``data_key_length`` (bytes) the size of new keys. ``clock_ms`` returns epoch
+    milliseconds. ``cache`` is a ``KekCache`` of the same KMS client, to share with other tables.
 
-    Threads may share a manager. ``rewrap``, ``rotate``, ``prune`` and ``shred`` leave it as it is
-    and return another one: whoever commits takes that one's ``encryption_keys`` for the whole list.
-    A pickle has the wrapped keys only.
+    Threads may share a manager. ``rewrap``, ``rotate``, ``prune`` and ``shred`` do not change it:
+    they return another manager, whose ``encryption_keys`` are the whole list to commit. A pickle
+    has only the wrapped keys. Raises KeyMetadataError for a missing key ID, another key length, and
+    two keys with one ID.
     """
 
     def __init__(
@@ -66,11 +68,11 @@ class EncryptionManager:
         cache: KekCache | None = None,
     ) -> None:
         if not isinstance(table_key_id, str) or not table_key_id:
-            raise KeyMetadataError("the table's key id is missing")
+            raise KeyMetadataError(f"the table's key ID ({TABLE_KEY_ID!r}) is missing")
         if type(data_key_length) is not int or data_key_length not in KEY_SIZES:
             raise KeyMetadataError(f"a data key has 16, 24 or 32 bytes, not {data_key_length!r}")
         if cache is not None and cache.kms is not kms:
-            raise ValueError("the cache belongs to another KMS client")
+            raise ValueError("the cache belongs to another KMS client: give a KekCache of this one")
         self.kms = kms
         self.table_key_id = table_key_id
         self.data_key_length = data_key_length
@@ -93,12 +95,12 @@ class EncryptionManager:
         clock_ms: Clock = now_ms,
         cache: KekCache | None = None,
     ) -> EncryptionManager:
-        """Return the manager for a table's metadata.json, parsed.
+        """Return the manager for a table's parsed metadata.json.
 
-        ``table_key_id`` is the key id that the catalog, or the caller, knows the table by. None
-        takes the metadata's word for it, and is refused for a KMS where a key id may name a
-        stranger's key (``KmsClient.accepts_foreign_keys``). Raises KeyMetadataError when the two
-        differ, when the table is not encrypted, or when its keys are malformed.
+        ``table_key_id`` is the key ID that the catalog, or the caller, expects. If it is None, the
+        one in the metadata is used. None is refused for a KMS where a key ID may name another
+        user's key (``KmsClient.accepts_foreign_keys``). Raises KeyMetadataError if the two differ,
+        the table is not encrypted, or its keys are malformed.
         """
         properties = metadata.get("properties") or {}
         stated = properties.get(TABLE_KEY_ID)
@@ -106,8 +108,8 @@ class EncryptionManager:
             raise KeyMetadataError(f"the table is not encrypted: it has no {TABLE_KEY_ID!r}")
         if table_key_id is None and getattr(kms, "accepts_foreign_keys", True):
             raise KeyMetadataError(
-                f"the metadata names {stated!r} as the table's key, which may be anybody's: "
-                "the key id to expect has to be given"
+                f"the metadata names {stated!r} as the table's key, which may be another user's "
+                "key: give the key ID to expect"
             )
         if table_key_id is not None and stated != table_key_id:
             raise KeyMetadataError(
@@ -121,12 +123,12 @@ class EncryptionManager:
 
     @property
     def encryption_keys(self) -> tuple[EncryptedKey, ...]:
-        """The list as it goes into metadata.json (see ``encryption_keys_to_dicts``)."""
+        """The list for metadata.json (see ``encryption_keys_to_dicts``)."""
         return tuple(self._entries.values())
 
     @property
     def cache(self) -> KekCache:
-        """Its unwrapped KEKs, to share with another manager of the same KMS client."""
+        """The cache of unwrapped KEKs, to share with another manager of the same KMS client."""
         return self._cache
 
     @property
@@ -137,9 +139,9 @@ class EncryptionManager:
     def new_file_key(self) -> KeyMetadata:
         """Return a fresh key and a fresh 16-byte AAD prefix for one file of the table.
 
-        It is as long as the table's newest KEK where that is longer than the data key length: that
-        is what the table was meant to have, and the length stands where others can write. So the
-        KEK is unwrapped, unless it is in the cache. Raises KmsError.
+        If the table's newest KEK is longer than the data key length, the key is as long as the KEK,
+        because others may have lowered the data key length in the metadata. So the KEK is
+        unwrapped, unless it is in the cache. Raises KmsError.
         """
         return KeyMetadata.generate(max(self.data_key_length, self._kek_length()))
 
@@ -154,11 +156,11 @@ class EncryptionManager:
         return self._newest_kek_length
 
     def add_manifest_list_key(self, km: KeyMetadata) -> str:
-        """Wrap the key metadata of a manifest list, add it to the list; return its id, which the
-        snapshot is to name as ``key-id``.
+        """Wrap the key metadata of a manifest list, add it to the list of keys, and return its ID.
+        The snapshot must name that ID as ``key-id``.
 
-        Makes a KEK when there is none that may still be used: a KMS call. Raises KmsError, or
-        KeyMetadataError when ``km`` has no file length, without which no reader opens the file.
+        If no KEK may still be used, this makes one, which is a KMS call. Raises KmsError, or
+        KeyMetadataError if ``km`` has no file length, because no reader could open the file.
         """
         if km.file_length is None:
             raise KeyMetadataError("a manifest list's key metadata needs the file's length")
@@ -170,8 +172,8 @@ class EncryptionManager:
     def manifest_list_key(self, key_id: str) -> KeyMetadata:
         """Return the key metadata of the manifest list whose snapshot names ``key_id``.
 
-        Raises KeyMetadataError when the entry or its KEK is not there or is something else,
-        AuthenticationError when it was changed, KmsError.
+        Raises KeyMetadataError if the entry or its KEK is missing or is something else,
+        AuthenticationError if it was changed, and KmsError.
         """
         entry = self._entry(key_id)
         if self._is_kek(entry):
@@ -181,16 +183,17 @@ class EncryptionManager:
     def rewrap(
         self, kms: KmsClient | None = None, table_key_id: str | None = None
     ) -> EncryptionManager:
-        """Return a manager with every KEK, the expired too, under another master key or KMS, or
-        under the newest version of the present one. No other entry changes, and no file.
+        """Return a manager whose KEKs, expired ones included, are wrapped under another master key
+        or KMS, or under the newest version of the same key. No other entry changes, and no file.
 
-        Java unwraps every KEK with the table's key: the new list, the table's ``encryption.key-id``
-        and where the catalog keeps it have to change in one commit. Each KEK is unwrapped again
-        from its new form before this returns. Three KMS calls a KEK. Raises KmsError.
+        Java unwraps every KEK with the table's key. So the new list, the table's
+        ``encryption.key-id`` and the catalog's copy of it have to change in one commit. Each KEK is
+        unwrapped again from its new form before this returns. There are three KMS calls for each
+        KEK. Raises KmsError.
 
-        Ids stay, so a REST catalog, where adding a key whose id is there has no effect, has to be
-        told to remove each before it is added. Destroy the old master key only after the committed
-        metadata has been read back and every key in it opened.
+        The IDs stay the same. In a REST catalog, adding a key whose ID exists has no effect, so
+        remove each key before you add it. Destroy the old master key only after you have read the
+        committed metadata back and opened every key in it.
         """
         same_kms = kms is None or kms is self.kms
         kms = self.kms if kms is None else kms
@@ -211,44 +214,47 @@ class EncryptionManager:
         )
 
     def rotate(self) -> EncryptionManager:
-        """Return a manager with one new KEK, every manifest list's key wrapped anew under it, and
-        the other KEKs gone. Entries keep their ids, so that snapshots need no change.
+        """Return a manager with one new KEK, which wraps every manifest list's key, and without the
+        other KEKs. Entries keep their IDs, so that snapshots need no change.
 
-        Java picks any unexpired KEK for its next commit, so a KEK that is to be used no more must
-        not stay. For the rest, ``rewrap`` on ids and catalogs holds here too. A KEK that others may
-        have learned is not got rid of by this alone: nothing in the format keeps them from putting
-        it back into the list, only its master key's version being disabled does. Raises
-        KeyMetadataError or AuthenticationError when an entry does not open: nothing may be lost on
-        the way.
+        Java uses any unexpired KEK for its next commit, so the old KEKs are removed. What
+        ``rewrap`` says about IDs and catalogs is true here too. If others may have learned a KEK, a
+        rotation alone is not enough: nothing in the format prevents them from putting it back into
+        the list. Disable its master key's version. Raises KeyMetadataError or AuthenticationError
+        if an entry does not open, so that no key is lost.
         """
         kek = self._new_kek()
         entries: list[EncryptedKey] = [kek.entry]
         for entry in self.encryption_keys:
             if not self._is_kek(entry):
                 km = self._kek_of(entry).unwrap_key_metadata(entry)
-                entries.append(kek.wrap_key_metadata(km, entry.key_id))
+                sealed = kek.wrap_key_metadata(km, entry.key_id)
+                entries.append(replace(sealed, properties=entry.properties, unknown=entry.unknown))
         return self._with(entries)
 
-    def prune(self, live_key_ids: Collection[str]) -> EncryptionManager:
-        """Return a manager without the entries that no live snapshot needs.
+    def prune(
+        self, live_key_ids: Collection[str], others: Collection[str] = ()
+    ) -> EncryptionManager:
+        """Return a manager without the entries that nothing needs.
 
-        ``live_key_ids`` are the ``key-id``s of the snapshots that stay. A KEK stays when one of
-        them needs it, or when the next commit would use it. Java never drops any. Raises
-        KeyMetadataError when one of ``live_key_ids`` or its KEK is not in the list.
+        ``live_key_ids`` are the ``key-id``s of the snapshots that stay, ``others`` what else stays
+        if it is there. A KEK stays when one of the former needs it, or when the next commit would
+        use it. Java never drops any. Raises KeyMetadataError when one of ``live_key_ids`` or its
+        KEK is not in the list.
         """
         live = [self._entry(key_id) for key_id in live_key_ids]
-        kept = {entry.key_id for entry in live}
+        kept = {*others, *(entry.key_id for entry in live)}
         kept.update(self._kek_entry(entry).key_id for entry in live)
         kept.update(entry.key_id for entry in self._usable_keks()[:1])
         return self._with(entry for entry in self.encryption_keys if entry.key_id in kept)
 
     def shred(self, kek_id: str) -> EncryptionManager:
-        """Return a manager without a KEK and without the keys that it wraps: in this list, their
-        snapshots can be read no more.
+        """Return a manager without a KEK and without the keys that it wraps. Their snapshots cannot
+        be read with the new list.
 
-        That is only as final as the list is. Older metadata files still hold the KEK, and a Java
-        writer that has it in memory puts it back with its next commit. Destroying the master key's
-        version in the KMS is what is final. Raises KeyMetadataError.
+        This is not final. Older metadata files still contain the wrapped KEK, and a Java writer
+        that has it in memory puts it back with its next commit. Only the destruction of the master
+        key's version in the KMS is final. Raises KeyMetadataError.
         """
         if not self._is_kek(self._entry(kek_id)):
             raise KeyMetadataError(f"{kek_id!r} is not a KEK")

@@ -1,13 +1,13 @@
-"""The sidecar ``FILE.keys``: the wrapped keys of one loose file, in the form that a table uses.
+"""The sidecar ``FILE.keys``: the wrapped keys of one file, in the form that a table uses.
 
 ::
 
     {"encryption-keys": [KEK entry, wrapped key metadata entry], "key-id": "<the latter's id>"}
 
-A file's key is sealed with other additional data than a manifest list's is (see ``_PURPOSE``). The
-sidecar holds no key in the clear, but without it the file is lost. It may hold the keys of more
-than one file: while a file is being replaced its sidecar opens the old and the new one, so that no
-crash in between leaves either without its key.
+A file's key is encrypted with other additional data than a manifest list's key (see ``_PURPOSE``).
+The sidecar contains no plaintext key. If it is lost, the file cannot be decrypted. It may hold the
+keys of more than one file: while a file is being replaced, its sidecar opens the old file and the
+new one, so that a crash leaves neither of them without its key.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MAX_ENTRIES = 64
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """The entries of a sidecar, and the id of the one that opens the file."""
+    """The entries of a sidecar, and the ID of the entry that opens the file."""
 
     encryption_keys: tuple[EncryptedKey, ...]
     key_id: str
@@ -70,7 +70,7 @@ class Sidecar:
         return sidecar
 
     def to_bytes(self) -> bytes:
-        """Return the JSON document, one line per entry's field, ending in a newline."""
+        """Return the JSON document, with one line for each field and a newline at the end."""
         document = {
             "encryption-keys": encryption_keys_to_dicts(self.encryption_keys),
             "key-id": self.key_id,
@@ -84,7 +84,7 @@ class Sidecar:
         return Sidecar(self.encryption_keys + more, self.key_id)
 
     def with_entries(self, entries: Iterable[EncryptedKey]) -> Sidecar:
-        """Return this sidecar with each of ``entries`` in the place of the one of the same id."""
+        """Return this sidecar in which each of ``entries`` replaces the entry with its ID."""
         changed = {entry.key_id: entry for entry in entries}
         keys = tuple(changed.get(key.key_id, key) for key in self.encryption_keys)
         return Sidecar(keys, self.key_id)
@@ -97,13 +97,13 @@ class Sidecar:
 
     @property
     def file_keys(self) -> tuple[EncryptedKey, ...]:
-        """The key metadata entries, the one that ``key_id`` names first."""
+        """The key metadata entries. The one that ``key_id`` names comes first."""
         ids = {key.key_id for key in self.encryption_keys}
         wrapped = [key for key in self.encryption_keys if key.encrypted_by_id in ids]
         return tuple(sorted(wrapped, key=lambda key: key.key_id != self.key_id))
 
     def kek_entry(self, wrapped: EncryptedKey) -> EncryptedKey:
-        """Return the entry of the KEK that ``wrapped`` is sealed under."""
+        """Return the entry of the KEK that encrypts ``wrapped``. Raises KeyMetadataError."""
         for key in self.encryption_keys:
             if key.key_id == wrapped.encrypted_by_id:
                 return key
@@ -134,5 +134,5 @@ def read_sidecar(path: str) -> Sidecar:
 def write_sidecar(
     path: str, sidecar: Sidecar, *, overwrite: bool = False, durable: bool = True
 ) -> None:
-    """Write a sidecar with mode 0600, whole or not at all."""
+    """Write a sidecar with mode 0600, complete or not at all. Raises OSError."""
     private_file.write(path, sidecar.to_bytes(), overwrite=overwrite, durable=durable)

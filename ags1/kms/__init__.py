@@ -1,7 +1,8 @@
-"""Where master keys live: one protocol, a client for each service, and an embedded default.
+"""Clients for the services that keep master keys: one protocol, a client for each service, and a
+keyring file as the default.
 
-Each client imports its service's library when it is made. Knows nothing of the keys that the master
-keys wrap.
+Each client imports its service's library when the client is made. The clients know nothing of the
+keys that the master keys wrap.
 """
 
 from .client import GeneratedKey, KmsClient, Rewrapper

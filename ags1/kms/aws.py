@@ -1,10 +1,10 @@
-"""A client for AWS KMS over boto3. It calls KMS as Java's ``AwsKeyManagementClient`` does, Encrypt
-and Decrypt with the configured algorithm and no encryption context, so that each reads what the
+"""A client for AWS KMS over boto3. It calls KMS as Java's ``AwsKeyManagementClient`` does: Encrypt
+and Decrypt with the configured algorithm and no encryption context. So each of them reads what the
 other wrapped.
 
 Properties follow Java's ``AwsProperties``, ``AwsClientProperties``, ``HttpClientProperties`` and
-``AssumeRoleAwsClientFactory``, and PyIceberg's names of credentials. Nothing of the SDK's leaves
-this module: its exceptions hold requests, and what it logs while it works for us is hidden.
+``AssumeRoleAwsClientFactory``, and PyIceberg's names of credentials. The SDK's exceptions contain
+requests, so none of them leaves this module. What the SDK logs while it works for us is hidden.
 """
 
 from __future__ import annotations
@@ -151,38 +151,39 @@ class _Connection:
 
 
 class AwsKms(MadeOfProperties):
-    """A KMS client over AWS KMS, or what speaks its protocol at ``kms.endpoint``.
+    """A KMS client for AWS KMS, or for a service with the same protocol at ``kms.endpoint``.
 
-    A ``key_id`` is a key's id or ARN, an alias (``alias/name``) or an alias's ARN. A table that is
-    to outlive its alias is better given the ARN: what was wrapped does not unwrap when the alias
-    has come to point to another key.
+    A ``key_id`` is a key's ID or ARN, an alias (``alias/name``) or an alias's ARN. If an alias is
+    later pointed to another key, what was wrapped under it does not unwrap any more. Use the ARN
+    for a table that must outlive the alias.
 
     Properties (all optional):
 
     - ``client.region`` and the credentials ``client.access-key-id``,
-      ``client.secret-access-key``, ``client.session-token`` or ``client.profile-name``; else
-      boto3's own chain of environment, files, container and instance.
-    - ``kms.endpoint``: a URL (else what the SDK knows: AWS_ENDPOINT_URL_KMS, …). Keys pass through
-      it unencrypted, so ``http`` is for tests: not through a proxy, and to another machine only
-      with ``kms.allow-plaintext-http`` = true. That holds for STS too.
-    - ``kms.encryption-algorithm-spec``: ``SYMMETRIC_DEFAULT``, or what an asymmetric master key
-      takes (``RSAES_OAEP_SHA_256``, …).
-    - ``kms.data-key-spec``: ``AES_256`` or ``AES_128``, checked and otherwise without effect. Java
-      takes the size of generated keys from it; ``generate_key`` here is told the size, that of the
-      table's keys.
-    - ``client.assume-role.arn`` (or PyIceberg's ``client.role-arn``): a role to be assumed, and
-      again before its credentials expire; with ``.region`` (of STS, and of KMS too),
-      ``.external-id``, ``.session-name``, ``.timeout-sec`` and ``.tags.*``.
+      ``client.secret-access-key``, ``client.session-token`` or ``client.profile-name``. Without
+      them, boto3 looks in the environment, files, container and instance.
+    - ``kms.endpoint``: a URL. Without it, the SDK's own settings are used (AWS_ENDPOINT_URL_KMS,
+    …).
+      Over ``http``, keys cross the network unencrypted, so it is for tests. It is refused through a
+      proxy. To another machine it is refused unless ``kms.allow-plaintext-http`` is true. The same
+      is true for STS.
+    - ``kms.encryption-algorithm-spec``: ``SYMMETRIC_DEFAULT``, or the algorithm of an asymmetric
+      master key (``RSAES_OAEP_SHA_256``, …).
+    - ``kms.data-key-spec``: ``AES_256`` or ``AES_128``. It is checked and has no other effect. Java
+      uses it for the size of generated keys. Here the caller of ``generate_key`` gives the size.
+    - ``client.assume-role.arn`` (or PyIceberg's ``client.role-arn``): a role to assume. It is
+      assumed again before its credentials expire. ``.region`` (of STS and of KMS),
+      ``.external-id``, ``.session-name``, ``.timeout-sec`` and ``.tags.*`` belong to it.
     - ``http-client.apache.connection-timeout-ms`` and ``.socket-timeout-ms`` (``.urlconnection.``
-      when ``http-client.type`` says so), else ``kms.connect-timeout-ms`` and
+      if ``http-client.type`` says so), otherwise ``kms.connect-timeout-ms`` and
       ``kms.read-timeout-ms``; ``kms.max-attempts``.
 
-    ``client.factory`` and ``client.credentials-provider`` name Java classes. Those that mean what
-    this client does are accepted; any other is refused, since ignoring it would mean to act with
-    other credentials than configured.
+    ``client.factory`` and ``client.credentials-provider`` name Java classes. A class that does the
+    same as this client is accepted. Any other class is refused, because to ignore it would mean to
+    use other credentials than the configured ones.
 
-    Calls raise the errors of ``KmsClient``. The SDK repeats a call that was throttled, timed out or
-    met a failing server, with back-off.
+    Calls raise the errors of ``KmsClient``. If a call is throttled, times out or meets a failing
+    server, the SDK repeats it with back-off.
     """
 
     accepts_foreign_keys = True
@@ -257,7 +258,7 @@ class AwsKms(MadeOfProperties):
         NumberOfBytes, so that 24 is possible too. Raises NotImplementedError."""
         if not self.supports_key_generation:
             raise NotImplementedError(
-                "AWS KMS generates no keys under an asymmetric master key; wrap one"
+                "AWS KMS makes no keys under an asymmetric master key: make a key and wrap it"
             )
         if not 1 <= key_size <= _MAX_GENERATED_SIZE:
             raise NotImplementedError(
@@ -394,7 +395,7 @@ def _check_credentials(properties: Properties) -> None:
     access_key_id = properties.get("client.access-key-id")
     if (access_key_id is None) != (properties.get("client.secret-access-key") is None):
         raise KmsConfigurationError(
-            "of 'client.access-key-id' and 'client.secret-access-key' only one is given"
+            "only one of 'client.access-key-id' and 'client.secret-access-key' is given: give both"
         )
     if properties.get("client.session-token") and not access_key_id:
         raise KmsConfigurationError(
@@ -404,7 +405,7 @@ def _check_credentials(properties: Properties) -> None:
     given = [name for name in names if properties.get(name)]
     if len(given) > 1:
         raise KmsConfigurationError(
-            f"{given[0]!r} and {given[1]!r} both name credentials: one is meant"
+            f"{given[0]!r} and {given[1]!r} both name credentials: give one"
         )
 
 
@@ -417,7 +418,9 @@ def _role(properties: Properties) -> _Role | None:
     if arn is None:
         return None
     if not _ROLE_ARN.fullmatch(arn):
-        raise KmsConfigurationError("the property 'client.assume-role.arn' is no ARN of a role")
+        raise KmsConfigurationError(
+            "the property 'client.assume-role.arn' is not the ARN of a role"
+        )
     session_name = properties.get("client.assume-role.session-name", "client.role-session-name")
     if session_name is None:
         session_name = f"ags1-{uuid.uuid4()}"

@@ -1,10 +1,10 @@
 """Azure Key Vault: RSA keys, whose public half wraps and whose private half never leaves the vault.
 
-A wrapped key is the bare ciphertext, as of Java's ``AzureKeyManagementClient``: each reads what the
-other wrapped, as long as the key was not rotated. Java always takes a key's latest version; here an
-older one unwraps what the latest does not. Wrapping too is asked of the vault, over the SDK's own
-pipeline: the SDK's CryptographyClient would fetch the public key first, wrap here, and not notice
-that the key is disabled. Knows nothing of what the keys are for.
+A wrapped key is the ciphertext alone, as in Java's ``AzureKeyManagementClient``. So each of them
+reads what the other wrapped, as long as the key was not rotated. Java always uses a key's latest
+version. This client also tries older versions to unwrap. The vault does the wrapping too, over the
+SDK's own pipeline: the SDK's CryptographyClient would fetch the public key first, wrap here, and
+not notice that the key is disabled. Knows nothing of what the keys are for.
 """
 
 from __future__ import annotations
@@ -68,20 +68,26 @@ class _Connection:
 class AzureKms(WrapsOnly, MadeOfProperties):
     """A KMS client for Azure Key Vault and managed HSMs.
 
-    A key id is a key's name, which means its latest version; ``name/version``; or the key's whole
-    identifier, ``https://<vault>/keys/<name>[/<version>]``, if it is in the configured vault: no
-    other is sent a token. A name without a version unwraps by all its enabled versions, the latest
-    first, which needs the permission to list keys once that one does not fit.
+    A key ID is a key's name, which means its latest version; ``name/version``; or the key's whole
+    identifier, ``https://<vault>/keys/<name>[/<version>]``, if it is in the configured vault. No
+    other vault is sent a token. If the latest version of a name without a version does not unwrap,
+    the other enabled versions are tried. That needs the permission to list keys.
 
-    Properties: ``azure.keyvault.url``, always https: the SDK sends no token over http, not to this
-    machine either; ``azure.keyvault.key-wrap-algorithm`` (``RSA-OAEP-256``). RSA1_5 unwraps what
-    Java wrapped with it, and does not wrap. Credentials: ``kms.azure.token``, a bearer token for
-    the vault, else azure-identity's DefaultAzureCredential, as Java's. As there, ``adls.token`` is
-    not used: it is for storage. Java's ``adls.token-credential-provider`` names a Java class and is
-    refused. Time-outs and attempts as for every remote client.
+    Properties:
 
-    With an RSA algorithm whoever has the public key can wrap: that a wrapped key unwraps says
-    nothing about who made it (``wraps_with_public_key``).
+    - ``azure.keyvault.url``, which is always https: the SDK sends no token over http, not even to
+      this machine.
+    - ``azure.keyvault.key-wrap-algorithm`` (``RSA-OAEP-256``). RSA1_5 unwraps what Java wrapped
+    with
+      it, and does not wrap.
+    - ``kms.azure.token``, a bearer token for the vault. Without it, azure-identity's
+      DefaultAzureCredential finds the credentials, as in Java. ``adls.token`` is for storage and is
+      not used, as in Java. Java's ``adls.token-credential-provider`` names a Java class, and is
+      refused.
+    - time-outs and attempts as in every remote client.
+
+    With an RSA algorithm, whoever has the public key can wrap. So the fact that a wrapped key
+    unwraps does not show who made it (``wraps_with_public_key``).
     """
 
     accepts_foreign_keys = False

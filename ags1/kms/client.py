@@ -1,4 +1,4 @@
-"""What a key management service does for us, in the nouns of Java's ``KeyManagementClient``.
+"""The protocol of a key management service, with the names of Java's ``KeyManagementClient``.
 
 Knows of no service in particular.
 """
@@ -25,7 +25,7 @@ class GeneratedKey(Secret):
 
 
 class KmsClient(Protocol):
-    """Wraps and unwraps keys under master keys that never leave the service.
+    """A client that wraps and unwraps keys under master keys, which never leave the service.
 
     Every method may raise KmsKeyNotFoundError, KmsKeyDisabledError, KmsAccessDeniedError,
     KmsUnavailableError (after the retries that the client was configured for) or
@@ -33,18 +33,19 @@ class KmsClient(Protocol):
     connects when it is first used. ``encryption.kms-impl`` and the entry points ``ags1.kms`` name a
     class or object with a method ``from_properties(properties)`` that returns a client.
 
-    ``kms.connect-timeout-ms`` and ``kms.read-timeout-ms`` (between two reads) bound the waiting for
-    a service, ``kms.max-attempts`` the number of attempts. Neither the time nor the size of a whole
-    answer is bounded: by its certificate, whoever answers is the service with the master keys, and
-    can withhold them anyway.
+    ``kms.connect-timeout-ms`` and ``kms.read-timeout-ms`` (between two reads) limit the waiting for
+    a service, and ``kms.max-attempts`` the number of attempts. Neither the time nor the size of a
+    whole answer is limited: the certificate proves that the service with the master keys answers,
+    and that service could withhold the keys anyway.
 
-    A client may also have ``accepts_foreign_keys: bool``: whether a ``key_id`` may name a key that
-    does not belong to the configured account or server (an ARN of anybody's). There, a key id that
-    was read from an untrusted place is not used. Without the attribute that is assumed.
+    A client may also have ``accepts_foreign_keys: bool``. It says whether a ``key_id`` may name a
+    key that does not belong to the configured account or server (such as another user's ARN). If it
+    is true, a key ID from an untrusted place is not used. A client without the attribute counts as
+    true.
 
-    And ``wraps_with_public_key: bool``: whether wrapping needs only public knowledge (RSA), so that
-    anybody can make wrapped keys. There, that a wrapped key unwraps says nothing about who made it.
-    Without the attribute False is assumed.
+    A client may also have ``wraps_with_public_key: bool``. It says whether public knowledge (RSA)
+    is enough to wrap, so that anybody can make wrapped keys. If it is true, the fact that a wrapped
+    key unwraps does not show who made it. A client without the attribute counts as false.
     """
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
@@ -63,19 +64,19 @@ class KmsClient(Protocol):
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         """Have the service make a key of ``key_size`` bytes, wrapped under ``key_id``.
 
-        Raises NotImplementedError where it cannot, or not of that size.
+        Raises NotImplementedError if the service makes no keys, or none of that size.
         """
         ...
 
     def close(self) -> None:
-        """Give back connections and forget keys. A client that is used again connects again."""
+        """Close connections and forget keys. If the client is used again, it connects again."""
         ...
 
 
 @runtime_checkable
 class Rewrapper(Protocol):
-    """A KMS that brings a wrapped key to its master key's newest version by itself, so that the key
-    does not leave it."""
+    """A KMS that can wrap a wrapped key again under its master key's newest version. The key does
+    not leave the KMS."""
 
     def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the same key wrapped under the newest version of ``key_id``."""
@@ -90,12 +91,12 @@ class WrapsOnly:
         return False
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
-        raise NotImplementedError("this KMS does not generate wrapped keys; wrap one")
+        raise NotImplementedError("this KMS makes no keys: make a key and wrap it")
 
 
 class MadeOfProperties:
-    """Part of a client that its properties describe whole. A pickle has the properties, and is
-    refused with TypeError when one of them is secret: the other process finds its own credentials.
+    """Part of a client that its properties describe completely. A pickle has the properties. If one
+    of them is secret, pickling raises TypeError: the other process must find its own credentials.
     """
 
     def __init__(self, properties: Mapping[str, str]) -> None:

@@ -1,11 +1,12 @@
 """Google Cloud KMS: symmetric keys by their resource names.
 
-Encrypt and Decrypt with no additional authenticated data, as in Java's ``GcpKeyManagementClient``:
-each reads what the other wrapped. CRC32C is checked in both directions, as Google's page on data
-integrity asks. Speaks the service's REST form, not gRPC: in a child of a process that has used
-gRPC, a new channel hangs too, unless GRPC_ENABLE_FORK_SUPPORT was set before and no thread was in a
-call at the fork. Workers are forked in just such places.
-Knows nothing of what the keys are for.
+It calls Encrypt and Decrypt with no additional authenticated data, as Java's
+``GcpKeyManagementClient`` does. So each of them reads what the other wrapped. CRC32C is checked in
+both directions, as Google's page on data integrity recommends.
+
+It uses the service's REST form and not gRPC, because workers are often forked. In a child of a
+process that has used gRPC, a new channel hangs too, unless GRPC_ENABLE_FORK_SUPPORT was set before
+and no thread was in a call at the fork. Knows nothing of what the keys are for.
 """
 
 from __future__ import annotations
@@ -65,17 +66,20 @@ class _CorruptedError(Exception):
 class GcpKms(WrapsOnly, MadeOfProperties):
     """A KMS client for Google Cloud KMS.
 
-    A key id is ``projects/P/locations/L/keyRings/R/cryptoKeys/K``. With ``/cryptoKeyVersions/N``
-    behind it, that version wraps; unwrapping finds the version by itself.
+    A key ID is ``projects/P/locations/L/keyRings/R/cryptoKeys/K``. If ``/cryptoKeyVersions/N``
+    follows, that version wraps. To unwrap, the service finds the version itself.
 
-    Properties: ``gcs.oauth2.token`` and ``gcs.oauth2.token-expires-at`` (epoch ms), else Google's
-    application default credentials. ``kms.gcp.endpoint``: ``host``, ``host:port`` or
-    ``https://host``; and ``http://`` for an emulator, which needs ``kms.gcp.anonymous`` = true, is
-    sent no credentials, and is on this machine unless ``kms.allow-plaintext-http`` is true.
-    Time-outs and attempts as for every remote client.
+    Properties:
 
-    Google's libraries log requests, plaintext keys included, at DEBUG. Connecting takes the bodies
-    out of these log records for the whole process.
+    - ``gcs.oauth2.token`` and ``gcs.oauth2.token-expires-at`` (epoch ms). Without a token, Google's
+      application default credentials are used.
+    - ``kms.gcp.endpoint``: ``host``, ``host:port`` or ``https://host``. ``http://`` is for an
+      emulator. It needs ``kms.gcp.anonymous`` = true and gets no credentials. It must be on this
+      machine unless ``kms.allow-plaintext-http`` is true.
+    - time-outs and attempts as in every remote client.
+
+    At the level DEBUG, Google's libraries log requests with plaintext keys. When this client
+    connects, it removes the bodies from these log records for the whole process.
     """
 
     accepts_foreign_keys = True
@@ -93,7 +97,7 @@ class GcpKms(WrapsOnly, MadeOfProperties):
         self._plaintext = self._url.startswith("http:")
         self._anonymous = self._properties.flag(ANONYMOUS, default=False)
         if self._anonymous and self._properties.get(TOKEN):
-            raise KmsConfigurationError(f"both {ANONYMOUS!r} and {TOKEN!r} are given: one is meant")
+            raise KmsConfigurationError(f"both {ANONYMOUS!r} and {TOKEN!r} are given: give one")
         if self._plaintext and not self._anonymous:
             raise KmsConfigurationError(
                 f"the property {ENDPOINT!r} is not https: credentials are not sent there; "

@@ -6,19 +6,19 @@
      "keys": {"default": {"current": 1,
                           "versions": {"1": {"created-ms": 1700000000000, "key": "<base64>"}}}}}
 
-Who can read the file has the master keys, so, as ssh does with private keys, a keyring of ours that
-others may access is refused; one of root's (a secret that root mounted) has the mode that root
-chose, but nobody else may be able to write it. A third user's is never used.
+Whoever can read the file has the master keys. So a keyring of ours that others may access is
+refused, as ssh does with private keys. A keyring of root's (a secret that root mounted) may have
+any mode in which nobody else can write it. A keyring of another user is never used.
 
-A passphrase protects the keys where the file alone must not do (a backup, a lost disk)::
+A passphrase protects the keys if somebody gets the file (from a backup, from a lost disk)::
 
     {"format": "ags1-keyring", "version": 2,
      "protection": {"kdf": "scrypt", "n": 131072, "r": 8, "p": 1, "salt": "<base64>"},
      "keys": "<base64 of nonce(12) | ct | tag(16)>"}
 
-Then ``keys`` is the JSON of the first form under AES-256-GCM with the key that scrypt (RFC 7914)
-derives. The additional data is the JSON of ``format``, ``protection`` and ``version`` alone, sorted
-and without white space.
+Then ``keys`` is the JSON of the first form, encrypted with AES-256-GCM under the key that scrypt
+(RFC 7914) derives. The additional data is the JSON of ``format``, ``protection`` and ``version``,
+sorted and without white space.
 """
 
 from __future__ import annotations
@@ -187,14 +187,14 @@ class Keyring(Secret):
                 raise KmsError(f"the keyring {self._path} is damaged: it has no 'keys'")
             if self._passphrase is not None and self._passphrase.at_hand:
                 raise KmsConfigurationError(
-                    f"there is a passphrase for the keyring {self._path}, which has none: "
-                    "it may not be the keyring that is meant"
+                    f"a passphrase is given for the keyring {self._path}, which has none: it may "
+                    "be another keyring than yours; if it is yours, give no passphrase"
                 )
             if self._derived is not None:
                 raise KmsConfigurationError(
                     f"the keyring {self._path} was protected by a passphrase when it was first "
-                    "read, and is not now: it may not be the keyring that is meant (if the "
-                    "passphrase was removed on purpose, open it anew)"
+                    "read, and is not now: it may be another keyring than yours; if you removed "
+                    "the passphrase, make another client"
                 )
             return keys, None
         protection = Protection.from_dict(document.get("protection"), self._path)
@@ -212,7 +212,7 @@ class Keyring(Secret):
                 f"the passphrase does not open the keyring {self._path}"
             ) from None
         if not isinstance(opened, dict):
-            raise KmsError(f"the keyring {self._path} is damaged: its 'keys' are no object")
+            raise KmsError(f"the keyring {self._path} is damaged: its 'keys' are not an object")
         return opened, sealed_by
 
     def _derive(self, protection: Protection) -> Sealing:

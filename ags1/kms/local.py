@@ -1,8 +1,8 @@
-"""The embedded KMS: the master keys of a keyring file (see ``keyring``) wrap and unwrap.
+"""The built-in KMS: the master keys of a keyring file (see ``keyring``) wrap and unwrap.
 
 A wrapped key is ``01 | key version: int32 BE | nonce(12) | ct | tag(16)``, AES-256-GCM, with the
-first five bytes as additional data: a key with more than one version still opens what an older one
-wrapped.
+first five bytes as additional data. A key with more than one version still opens what an older
+version wrapped.
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ from typing import Any
 
 from .._messages import open as open_sealed
 from .._messages import seal
-from ..errors import (
-    AuthenticationError,
-    KmsError,
-    KmsKeyNotFoundError,
-    KmsUnwrapError,
-)
+from ..errors import AuthenticationError, KmsError, KmsKeyNotFoundError, KmsUnwrapError
 from .client import WrapsOnly
 from .keyring import Keyring, MasterKey, new_version, sealing
 from .passphrase import checked, encoded, passphrase_source
@@ -43,8 +38,8 @@ _FINGERPRINT_SIZE = 8
 
 @dataclass(frozen=True, slots=True)
 class KeyVersion:
-    """A version of a master key; nothing secret. ``created_ms`` is in epoch milliseconds;
-    ``fingerprint`` tells whether two places hold the same key and nothing else about it (see
+    """A version of a master key, without its secret. ``created_ms`` is in epoch milliseconds.
+    ``fingerprint`` shows whether two keyrings hold the same key, and nothing else about it (see
     ``LocalKms.describe_key``)."""
 
     version: str
@@ -54,7 +49,7 @@ class KeyVersion:
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """A master key; nothing secret. ``current_version`` is the one that wraps."""
+    """A master key, without its secret. ``current_version`` is the version that wraps."""
 
     key_id: str
     algorithm: str
@@ -79,27 +74,29 @@ def check_names(properties: Mapping[str, str]) -> None:
 
 
 class LocalKms(WrapsOnly):
-    """A KMS client over a keyring file, and its administration.
+    """A KMS client over a keyring file, which also makes, lists and rotates its master keys.
 
-    ``path`` is the keyring's, ``default_keyring_path()`` without one. The file is read when a key
-    is first needed. To wrap, it is read again when it has changed, so that a rotation takes effect
-    at once; to unwrap, only when the key or version is missing.
+    ``path`` is the keyring's path, by default ``default_keyring_path()``. The file is read when a
+    key is first needed. To wrap, it is read again if it has changed, so that a rotation takes
+    effect at once. To unwrap, it is read again only if the key or version is missing.
 
-    A keyring with a passphrase needs ``passphrase_file`` (a file under the same rules as the
-    keyring; one newline at its end is not part of the passphrase) or ``passphrase``: bytes, or a
-    function that asks for them. The function is called when a protected keyring is first read, and
-    not again before ``close``, a fork or a change of the passphrase, even if the answer was wrong.
+    A keyring with a passphrase needs ``passphrase_file`` or ``passphrase``. The file must be as
+    private as the keyring; one newline at its end is not part of the passphrase. ``passphrase`` is
+    bytes, or a function that asks for them. The function is called when a protected keyring is
+    first read. It is called again only after ``close``, a fork or a change of the passphrase, even
+    if the answer was wrong.
+
     With a file or bytes, a keyring that is not protected is refused: somebody may have put it there
-    to have keys wrapped under a master key of theirs. So is, however the passphrase is given, one
-    that was protected when this client first read it.
+    to have keys wrapped under their own master key. A keyring that was protected when this client
+    first read it, and is not now, is always refused.
 
     The master keys, and the key derived from the passphrase, stay in memory until ``close``: to
-    derive it for every key takes too long, and it opens nothing but the master keys. Nothing secret
-    is pickled; a client whose passphrase is not in a file cannot be.
+    derive it again for every key takes too long, and it opens nothing but the master keys. Nothing
+    secret is pickled. A client whose passphrase is not in a file cannot be pickled.
 
-    Besides the errors of ``KmsClient``: KmsAccessDeniedError for a keyring or passphrase file that
-    is open to others or belongs to a third user, and for a missing or wrong passphrase; KmsError
-    for a damaged keyring; OSError when a changed keyring cannot be written.
+    Besides the errors of ``KmsClient``, raises KmsAccessDeniedError for a keyring or passphrase
+    file that is open to others or belongs to another user, and for a missing or wrong passphrase;
+    KmsError for a damaged keyring; OSError if a changed keyring cannot be written.
     """
 
     accepts_foreign_keys = False
@@ -161,8 +158,8 @@ class LocalKms(WrapsOnly):
             ) from None
 
     def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        """Return the same key wrapped under the newest version of ``key_id``; fresh bytes even if
-        it was before. Raises KmsUnwrapError."""
+        """Return the same key wrapped under the newest version of ``key_id``. The bytes are new,
+        even if that version wrapped it before. Raises KmsUnwrapError."""
         key = self.unwrap_key(wrapped_key, key_id)
         return self.wrap_key(key, key_id)
 
@@ -175,30 +172,30 @@ class LocalKms(WrapsOnly):
         """Return a master key's versions with their times and fingerprints.
 
         A fingerprint is the first 8 bytes of HMAC-SHA-256 under the master key over a fixed label,
-        in hex. HMAC is a pseudorandom function of its key, so to go from its output back to one of
-        2**256 random keys there is only trying them all, and the output looks the same as a random
-        one to whoever has only wrapped keys: it tells which copies hold the same key, and nothing
-        else. It is no proof against somebody who chooses keys, who finds two with one fingerprint
-        in 2**32 tries.
+        in hex. HMAC is a pseudorandom function of its key. So the only way from its output back to
+        one of 2**256 random keys is to try them all, and to somebody who has only wrapped keys the
+        output looks random. It shows which copies hold the same key, and nothing else. It is no
+        proof against somebody who chooses keys: they find two with one fingerprint in 2**32 tries.
         """
         return _describe(key_id, self._master_key(key_id, fresh=True))
 
     def create_key(self, key_id: str) -> KeyInfo:
-        """Make a master key, and the keyring (mode 0600) where there is none.
+        """Make a master key, and the keyring (mode 0600) if there is none.
 
-        A new keyring is protected if the client has a passphrase at hand, in a file or as bytes. An
-        existing key is never replaced, which would lose all it wrapped: KmsError.
+        A new keyring is protected if the client has its passphrase in a file or as bytes. An
+        existing key is never replaced, because all that it wrapped would be lost: KmsError.
         """
         if not _NAME.fullmatch(key_id):
             raise KmsError(
-                f"{key_id!r} cannot name a master key: 1 to 128 letters, digits and ._@:/+=- can, "
-                "beginning with a letter or digit"
+                f"{key_id!r} cannot name a master key: a name has 1 to 128 letters, digits and "
+                "._@:/+=-, and begins with a letter or digit"
             )
 
         def add_key(keys: dict[str, Any]) -> None:
             if key_id in keys:
                 raise KmsError(
-                    f"the keyring {self.path} has a master key {key_id!r} already; it was kept"
+                    f"the keyring {self.path} has a master key {key_id!r} already: choose another "
+                    "name, or rotate the key"
                 )
             keys[key_id] = {"current": 1, "versions": {"1": new_version()}}
 
@@ -206,7 +203,7 @@ class LocalKms(WrapsOnly):
         return _describe(key_id, keys[key_id])
 
     def rotate_key(self, key_id: str) -> KeyInfo:
-        """Add a version to a master key, which wraps from now on; the others still unwrap."""
+        """Add a version to a master key. It wraps from now on; older versions still unwrap."""
 
         def add_version(keys: dict[str, Any]) -> None:
             if key_id not in keys:
@@ -260,9 +257,10 @@ class LocalKms(WrapsOnly):
 def create_key(
     path: str, name: str, *, passphrase: bytes | Callable[[], bytes] | None = None
 ) -> int:
-    """Add a new master key to the keyring at ``path``, which is made where there is none.
+    """Add a new master key to the keyring at ``path``; make the keyring if there is none.
 
-    Returns the key's version. ``passphrase``, an existing key and the errors: as with ``LocalKms``.
+    Returns the key's version. ``passphrase`` and errors are as in ``LocalKms``. An existing key is
+    never replaced: KmsError.
     """
     return int(LocalKms(path, passphrase=passphrase).create_key(name).versions[-1].version)
 
@@ -273,11 +271,12 @@ def set_passphrase(
     new: bytes | Callable[[], bytes],
     old: bytes | Callable[[], bytes] | None = None,
 ) -> bool:
-    """Protect the keyring at ``path`` by the passphrase ``new``, in place of ``old`` if it has one.
-    Returns whether it had. Functions are called for what is needed, ``old`` first.
+    """Protect the keyring at ``path`` by the passphrase ``new``. ``old`` is its passphrase so far,
+    if it has one. Returns whether it had one. If both are functions, ``old`` is called first, and
+    only if it is needed.
 
-    Copies of the file as it was (backups) stay as they were: if one of them is in the wrong hands,
-    the master keys have to be rotated. Raises as ``LocalKms`` does.
+    Older copies of the file (backups) do not change. If somebody else has got one, rotate the
+    master keys. Raises as ``LocalKms`` does.
     """
     keyring, source = Keyring(path, passphrase_source(old, None)), passphrase_source(new, None)
     had_one = keyring.is_protected()
@@ -288,8 +287,8 @@ def set_passphrase(
 
 @discreet
 def remove_passphrase(path: str, passphrase: bytes | Callable[[], bytes]) -> bool:
-    """Leave the keyring at ``path`` with its file mode as its only protection. Returns whether it
-    had another.
+    """Remove the passphrase of the keyring at ``path``; its file mode is then its only protection.
+    Returns whether it had a passphrase.
 
     Raises as ``LocalKms`` does.
     """

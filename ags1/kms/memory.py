@@ -1,9 +1,9 @@
 """A KMS for tests and demonstrations, compatible with Java's ``MemoryMockKMS``, byte for byte.
 
-A wrapped key is ``nonce(12) | ct | tag(16)``, AES-GCM without additional data. Its master keys
-stand in its properties and none is built in; whoever reads the configuration has them, and it warns
-of that. Java's ``UnitestKMS``, which Iceberg's own tests use, has ``keyA`` = ``0123456789012345``
-in ASCII and ``keyB`` = ``1123456789012345``.
+A wrapped key is ``nonce(12) | ct | tag(16)``, AES-GCM without additional data. The master keys are
+in the properties, and none is built in. Whoever reads the configuration has them, and the client
+warns about that. Java's ``UnitestKMS``, which Iceberg's own tests use, has ``keyA`` =
+``0123456789012345`` in ASCII and ``keyB`` = ``1123456789012345``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,7 @@ from collections.abc import Mapping
 
 from .._messages import open as open_sealed
 from .._messages import seal
-from ..errors import (
-    AuthenticationError,
-    KmsConfigurationError,
-    KmsKeyNotFoundError,
-    KmsUnwrapError,
-)
+from ..errors import AuthenticationError, KmsConfigurationError, KmsKeyNotFoundError, KmsUnwrapError
 from .client import MadeOfProperties, WrapsOnly
 from .properties import warn_user
 
@@ -27,15 +22,15 @@ _HEX_KEY = re.compile(r"(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{48}|[0-9A-Fa-f]{64})")
 
 
 class KeysInPropertiesWarning(UserWarning):
-    """Unencrypted master keys in a place that is read, stored and sent around."""
+    """Master keys are in properties, not encrypted, where others may read or store them."""
 
 
 class MemoryKms(WrapsOnly, MadeOfProperties):
     """A KMS client over the properties ``encryption.kms.key.<id>``, each a key of 16, 24 or 32
     bytes in hex.
 
-    Raises KmsConfigurationError without one, or when one is no such key. Each client made warns
-    with KeysInPropertiesWarning. It is not pickled: TypeError.
+    Raises KmsConfigurationError if there is no such property, or one is not such a key. Each new
+    client warns with KeysInPropertiesWarning. Pickling it raises TypeError.
     """
 
     accepts_foreign_keys = False
@@ -46,7 +41,7 @@ class MemoryKms(WrapsOnly, MadeOfProperties):
         # The keys stay in there in hex: properties neither show nor pickle them.
         keys = self._properties.with_prefix(_KEY_PREFIX)
         if not keys:
-            raise KmsConfigurationError(f"there is no property '{_KEY_PREFIX}<id>': no master key")
+            raise KmsConfigurationError(f"no master key: set the property '{_KEY_PREFIX}<id>'")
         for key_id, text in keys.items():
             if not key_id or not _HEX_KEY.fullmatch(text):
                 raise KmsConfigurationError(
@@ -55,7 +50,7 @@ class MemoryKms(WrapsOnly, MadeOfProperties):
                 )
         warn_user(
             "master keys in properties are for tests and demonstrations: "
-            "who can read the configuration can decrypt everything",
+            "whoever can read the configuration can decrypt everything",
             KeysInPropertiesWarning,
         )
 

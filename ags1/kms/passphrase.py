@@ -1,4 +1,4 @@
-"""Secrets that a file or its owner gives: private files read, and a key derived from a passphrase.
+"""Read private files, and derive a key from a passphrase.
 
 The key derivation is scrypt (RFC 7914), which Python's own OpenSSL has. Knows nothing of keyrings.
 """
@@ -31,7 +31,7 @@ _SCRYPT_MAX_P = 4
 
 @discreet
 def read_private(path: str, size_limit: int, what: str) -> tuple[bytes, os.stat_result]:
-    """Return a file's bytes and status, once its owner and mode are seen to be safe.
+    """Return a file's bytes and status, after checking that its owner and mode are safe.
 
     Raises KmsError, and FileNotFoundError.
     """
@@ -48,30 +48,30 @@ def read_private(path: str, size_limit: int, what: str) -> tuple[bytes, os.stat_
 
 
 def check_private(status: os.stat_result, path: str, what: str) -> None:
-    """Raise KmsAccessDeniedError unless the file is ours alone, or root's and nobody else writes
-    it: a secret that root mounted has the mode that root chose."""
+    """Raise KmsAccessDeniedError unless the file is ours and private, or root's and nobody else can
+    write it. Root chooses the mode of a secret that root mounts."""
     check_owner(status, path, what)
     mine = status.st_uid == os.geteuid()
     if status.st_mode & (0o077 if mine else 0o022):
         raise KmsAccessDeniedError(
-            f"the {what} {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}); "
-            "it is not used until chmod 600 closes it, and others may know what it holds"
+            f"the {what} {path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}), who "
+            "may have read or changed it: run chmod 600 on it before you use it"
         )
 
 
 def check_owner(status: os.stat_result, path: str, what: str) -> None:
-    """Raise KmsAccessDeniedError if the file belongs neither to us nor to root: whatever its mode
-    is, its owner can write it."""
+    """Raise KmsAccessDeniedError if the file belongs neither to us nor to root. Its owner can write
+    it, whatever its mode is."""
     if status.st_uid not in (0, os.geteuid()):
         raise KmsAccessDeniedError(
-            f"the {what} {path} belongs to another user (uid {status.st_uid}), who can write it at "
-            "any time; it is not used until it is yours (chown) or root's"
+            f"the {what} {path} belongs to another user (uid {status.st_uid}), who can change it "
+            "at any time: use a file that belongs to you or to root"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Passphrase(Secret):
-    """Where the passphrase comes from. ``at_hand``: nobody has to be asked for it."""
+    """Where the passphrase comes from. ``at_hand`` says that nobody has to be asked for it."""
 
     ask: Callable[[], bytes] = field(repr=False)
     at_hand: bool
@@ -83,7 +83,7 @@ def passphrase_source(
     passphrase: bytes | Callable[[], bytes] | None, file: str | None
 ) -> Passphrase | None:
     if passphrase is not None and file is not None:
-        raise KmsConfigurationError("both a passphrase and a passphrase file are given")
+        raise KmsConfigurationError("both a passphrase and a passphrase file are given: give one")
     if file is not None:
         return Passphrase(functools.partial(read_passphrase, file), True, file)
     if passphrase is None:
@@ -157,8 +157,8 @@ class Protection:
             or not 2 <= n < 1 << 16 * r
         ):
             raise KmsError(
-                f"the keyring {path} is damaged, or made to hurt: "
-                "its scrypt parameters are out of bounds"
+                f"the keyring {path} is damaged, or somebody has changed it: its scrypt parameters "
+                "are out of bounds; restore it from a backup"
             )
         try:
             salt = base64.b64decode(fields["salt"], validate=True)
@@ -188,6 +188,6 @@ class Protection:
             )
         except (AttributeError, ValueError):
             raise KmsConfigurationError(
-                "a keyring with a passphrase needs scrypt, which this Python's OpenSSL lacks, "
-                "forbids (FIPS), or has too little memory for"
+                "a keyring with a passphrase needs scrypt: this Python's OpenSSL does not have it, "
+                "forbids it (FIPS), or has too little memory for it"
             ) from None

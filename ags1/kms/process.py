@@ -1,7 +1,7 @@
-"""One value a process: what a forked child must not share with its parent.
+"""One value for each process: what a forked child must not share with its parent.
 
-Connections, gRPC channels, locks that another thread held, keys in the clear: none survives a fork
-in a usable or welcome state. Knows nothing of KMSs.
+After a fork, the child cannot use its parent's connections, gRPC channels and locks that another
+thread held, and it should not have its plaintext keys. Knows nothing of KMSs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Reading a KMS client's properties: text in, checked values out, and which of them are secret.
+"""The properties of a KMS client: their checked values, and which of them are secret.
 
-The names are Iceberg's own where Iceberg has one. Messages name a property, never its value.
+If Iceberg has a name for a property, it is used. Messages name a property, and never its value.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _PASSWORD_IN_URL = re.compile(
 
 
 class Properties(Secret):
-    """A client's properties. Each getter takes names in order of preference; first one given wins.
+    """A client's properties. Each getter takes names in order of preference; the first one that is
+    set is used.
 
     Raises KmsConfigurationError, naming the property.
     """

@@ -1,4 +1,4 @@
-"""Which client a set of properties means: Iceberg's ``encryption.kms-type`` and ``-impl``.
+"""Make the KMS client that properties name: Iceberg's ``encryption.kms-type`` and ``-impl``.
 
 A client's library is imported when the client is made, not before. Follows Java's
 ``EncryptionUtil.createKmsClient``.
@@ -40,19 +40,19 @@ _PLACE = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<name>\w+(?:\.\w+)*)")
 
 
 def kms_types() -> list[str]:
-    """Return what ``encryption.kms-type`` may say: ours, and what other packages have registered
-    in the entry-point group ``ags1.kms``."""
+    """Return the values of ``encryption.kms-type``: the built-in ones, and those that other
+    packages have registered in the entry-point group ``ags1.kms``."""
     return sorted({*_BUILT_IN, *(found.name for found in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def is_known_type(kms_type: str) -> bool:
-    """Return whether ``encryption.kms-type`` may say so."""
+    """Return whether ``kms_type`` is a value of ``encryption.kms-type``."""
     return kms_type.lower() in _BUILT_IN or kms_type in kms_types()
 
 
 def is_built_in(properties: Mapping[str, str]) -> bool:
-    """Return whether ``properties`` mean a client of ours, rather than another package's or none
-    that there is."""
+    """Return whether ``properties`` name a built-in client, and not another package's or an unknown
+    one."""
     impl = properties.get(KMS_IMPL)
     if impl:
         return impl in _JAVA
@@ -60,29 +60,30 @@ def is_built_in(properties: Mapping[str, str]) -> bool:
 
 
 def from_properties(properties: Mapping[str, str]) -> KmsClient:
-    """Return the KMS client that ``properties`` describe; it connects when it is first used.
+    """Return the KMS client that ``properties`` describe. It connects when it is first used.
 
-    ``encryption.kms-type`` is one of ``kms_types()``, in any case where it is ours; or
-    ``encryption.kms-impl`` is ``package.module:Name`` of a class or object whose
-    ``from_properties(properties)`` returns a client, or Java's class name of a client we have.
-    Nothing else is called: ``subprocess:Popen`` would take the properties for a command. Raises
-    KmsConfigurationError: neither or both given, an unknown type, one that two packages registered,
-    a library that is not installed, a property that is missing or wrong.
+    Either ``encryption.kms-type`` is one of ``kms_types()``; capital letters do not matter in a
+    built-in one. Or ``encryption.kms-impl`` is the Java class name of a client that is built in, or
+    ``package.module:Name`` of a class or object whose ``from_properties(properties)`` returns a
+    client. No other callable is called, because ``subprocess:Popen`` would run the properties as a
+    command.
 
-    Properties come from the caller. Not from a table or a catalog server: ``encryption.kms-impl``
-    names code to run.
+    The properties must come from the caller, and never from a table or a catalog server, because
+    ``encryption.kms-impl`` names code to run. Raises KmsConfigurationError if neither or both of
+    the two are given, a type is unknown or registered by two packages, a library is not installed,
+    or a property is missing or wrong.
     """
     checked = Properties(properties)
     kms_type, impl = checked.get(KMS_TYPE), checked.get(KMS_IMPL)
     if kms_type and impl:
-        raise KmsConfigurationError(f"both {KMS_TYPE} and {KMS_IMPL} are given: one is meant")
+        raise KmsConfigurationError(f"both {KMS_TYPE} and {KMS_IMPL} are given: give one")
     if impl:
         kms_type = _JAVA.get(impl)
         if kms_type is None:
             return _make(impl, properties)
     if not kms_type:
         raise KmsConfigurationError(
-            f"no KMS is configured: {KMS_TYPE} is one of {', '.join(kms_types())}"
+            f"no KMS is configured: set {KMS_TYPE} to one of {', '.join(kms_types())}"
         )
     if place := _BUILT_IN.get(kms_type.lower()):
         return _make(place, properties)
@@ -91,12 +92,12 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
     places = {entry.value.partition("[")[0].strip() for entry in found}
     if not places:
         raise KmsConfigurationError(
-            f"{KMS_TYPE} is {kms_type!r}; it is one of {', '.join(kms_types())}"
+            f"{KMS_TYPE} is {kms_type!r}, which is unknown: it is one of {', '.join(kms_types())}"
         )
     if len(places) > 1:
         raise KmsConfigurationError(
-            f"{KMS_TYPE} is {kms_type!r}, which is registered more than once: say which is meant "
-            f"with {KMS_IMPL}: {', '.join(sorted(places))}"
+            f"{KMS_TYPE} is {kms_type!r}, which is registered more than once: set {KMS_IMPL} to "
+            f"one of {', '.join(sorted(places))}"
         )
     return _make(places.pop(), properties)
 

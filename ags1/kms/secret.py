@@ -1,4 +1,4 @@
-"""What holds keys and credentials stays in this process, and no exception carries it away.
+"""Objects that hold keys or credentials stay in this process, and no exception contains them.
 
 Knows nothing of KMSs.
 """
@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 class Secret:
-    """Base class of what holds a key or a credential: TypeError for whoever pickles or copies it.
-    Its ``repr`` is the subclass's to hide."""
+    """Base class of objects that hold a key or a credential. Pickling or copying raises TypeError.
+    Subclasses must hide the secret in their ``repr``."""
 
     __slots__ = ()
 

@@ -1,8 +1,9 @@
 """HashiCorp Vault (and OpenBao): master keys in a transit secrets engine.
 
-A wrapped key is what ``transit/encrypt`` gives, Vault's own text ``vault:v1:<base64>``: whoever may
-use the master key can open it with Vault's command line too. Speaks Vault's HTTP API over requests,
-whose exceptions hold the request with key and token in it: none is in the chain of one of ours.
+A wrapped key is what ``transit/encrypt`` returns, Vault's own text ``vault:v1:<base64>``. Whoever
+may use the master key can also open it with Vault's command line. The client uses Vault's HTTP API
+over requests. The exceptions of requests contain the request with key and token, so none of them is
+in the chain of one of ours.
 """
 
 from __future__ import annotations
@@ -87,30 +88,31 @@ _MAX_ANSWER_SIZE = 4 << 20
 
 
 class VaultKms(MadeOfProperties):
-    """A KMS client for Vault's transit engine; a key id is the name of a key there.
+    """A KMS client for Vault's transit engine. A key ID is the name of a key there.
 
     ``wrap_key`` and ``generate_key`` need ``update`` on ``transit/encrypt/<key>`` and
-    ``transit/datakey/plaintext/<key>``, ``unwrap_key`` on ``transit/decrypt/<key>``. With
-    ``create`` on the first, Vault makes a missing key instead of refusing: so ``wrap_key`` asks
-    for the key before, which needs ``read`` on ``transit/keys/<key>`` and is passed over without.
+    ``transit/datakey/plaintext/<key>``, and ``unwrap_key`` on ``transit/decrypt/<key>``. If the
+    caller has ``create`` on the first, Vault makes a missing key instead of refusing. So
+    ``wrap_key`` first asks whether the key exists, if the caller has ``read`` on
+    ``transit/keys/<key>``.
 
-    Properties: ``kms.vault.url`` (else VAULT_ADDR), ``kms.vault.namespace`` (else VAULT_NAMESPACE),
-    ``kms.vault.mount-path`` (transit), ``kms.vault.ca-cert``, a PEM file (else VAULT_CACERT), and
-    ``kms.vault.verify`` = false, which warns with InsecureEndpointWarning. A URL without TLS is for
-    tests: it is not used through a proxy, and to another machine only with
-    ``kms.allow-plaintext-http`` = true.
+    Properties: ``kms.vault.url`` (otherwise VAULT_ADDR), ``kms.vault.namespace`` (otherwise
+    VAULT_NAMESPACE), ``kms.vault.mount-path`` (transit), ``kms.vault.ca-cert``, a PEM file
+    (otherwise VAULT_CACERT), and ``kms.vault.verify`` = false, which warns with
+    InsecureEndpointWarning. A URL without TLS is for tests. It is refused through a proxy, and to
+    another machine unless ``kms.allow-plaintext-http`` is true.
 
     ``kms.vault.auth`` is ``token`` (``kms.vault.token``, ``kms.vault.token-file``, VAULT_TOKEN or
     ``~/.vault-token``), ``approle`` (``kms.vault.role-id`` with ``kms.vault.secret-id`` or
-    ``-file``) or ``kubernetes`` (``kms.vault.role``, ``kms.vault.jwt-file``), logging in at
-    ``kms.vault.auth-mount-path``. A token that has expired is replaced by logging in, or reading
-    the file, again. Tokens are left to expire, not revoked.
+    ``-file``) or ``kubernetes`` (``kms.vault.role``, ``kms.vault.jwt-file``). The last two log in
+    at ``kms.vault.auth-mount-path``. If a token has expired, the client logs in or reads the file
+    again. Tokens are not revoked; they expire.
 
-    Under an RSA key nothing is wrapped (KmsConfigurationError), only unwrapped: whoever has its
-    public half could have wrapped it as well. An answer is read up to 4 MiB.
+    An RSA key unwraps but does not wrap (KmsConfigurationError), because whoever has its public
+    half could wrap too. An answer is read up to 4 MiB.
 
-    Attempts are repeated as Vault's own client does it. A key made by an attempt whose answer was
-    lost is never used. Redirects are not followed: token and key would go along.
+    Attempts are repeated as Vault's own client does. If an answer is lost, the key in it is never
+    used. Redirects are not followed, because token and key would be sent with them.
     """
 
     accepts_foreign_keys = False
@@ -137,7 +139,7 @@ class VaultKms(MadeOfProperties):
         self._auth_mount_path = _checked_path(found, AUTH_MOUNT_PATH, self._auth)
         for one, other in ((TOKEN, TOKEN_FILE), (SECRET_ID, SECRET_ID_FILE)):
             if found.get(one) and found.get(other):
-                raise KmsConfigurationError(f"both {one!r} and {other!r} are given: one is meant")
+                raise KmsConfigurationError(f"both {one!r} and {other!r} are given: give one")
         if self._auth == "approle":
             found.require(ROLE_ID)
         if self._auth == "kubernetes":
@@ -200,7 +202,7 @@ class VaultKms(MadeOfProperties):
         Vault makes no AES-192 keys (wrap one instead)."""
         if key_size not in (16, 32):
             raise NotImplementedError(
-                f"Vault makes keys of 16 or 32 bytes, not of {key_size}; wrap one"
+                f"Vault makes keys of 16 or 32 bytes, not of {key_size}: make a key and wrap it"
             )
         self._check_key_id(key_id)
         data = self._ask(
@@ -212,7 +214,7 @@ class VaultKms(MadeOfProperties):
         return GeneratedKey(key, self._wrapped_key(data, key_id))
 
     def close(self) -> None:
-        """Give back the connections and forget the token. Used again, the client logs in again."""
+        """Close the connections and forget the token. If used again, the client logs in again."""
         if (connection := self._connection.take()) is not None:
             connection.session.close()
 

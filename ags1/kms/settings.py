@@ -1,0 +1,257 @@
+"""Which KMS is meant, with which properties and which master key: options, environment and file.
+
+An option overrides the environment, which overrides the configuration file. If none of them names a
+KMS, it is the local keyring. Settings for another KMS than the chosen one are left out, because one
+service must not see key ids or endpoints of another. The names of environment variables follow
+PyIceberg's rule. All functions but ``read_file`` are pure; none knows a KMS.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .. import private_file
+from ..errors import KmsAccessDeniedError, KmsConfigurationError
+from .passphrase import check_owner, check_private
+from .properties import Properties
+from .registry import KMS_IMPL, KMS_TYPE
+
+LOCAL = "local"
+KEYRING = "kms.local.keyring"
+PASSPHRASE_FILE = "kms.local.passphrase-file"
+DEFAULT_LOCAL_KEY = "default"
+
+_PREFIX = "AGS1_KMS_"
+_KEY_VARIABLE = f"{_PREFIX}KEY"
+_NAMES = {"TYPE": KMS_TYPE, "IMPL": KMS_IMPL}
+# Properties that are often set, for the hint about a mistyped one.
+_COMMON = (
+    *("azure.keyvault.url", "client.assume-role.arn", "client.profile-name", "client.region"),
+    *("gcs.oauth2.token", "kms.endpoint", "kms.gcp.key-ring", KEYRING),
+    *(PASSPHRASE_FILE, "kms.max-attempts", "kms.vault.auth", "kms.vault.mount-path"),
+    *("kms.vault.namespace", "kms.vault.token", "kms.vault.url"),
+)
+_SECTION = "kms"
+_MAX_FILE_SIZE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one source (options, environment, file) says: properties and a master key."""
+
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    key_id: str | None = None
+
+    @property
+    def kind(self) -> str | None:
+        """The KMS that these properties are for; None if they do not say."""
+        if impl := self.properties.get(KMS_IMPL):
+            return impl
+        kms_type = self.properties.get(KMS_TYPE)
+        return kms_type.lower() if kms_type else None
+
+    def over(self, beneath: Layer) -> Layer:
+        """Return both, of which this one overrides; only this one if they are for two KMSs."""
+        if self.kind is not None and beneath.kind not in (None, self.kind):
+            return self
+        key_id = beneath.key_id if self.key_id is None else self.key_id
+        return Layer({**beneath.properties, **self.properties}, key_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The KMS of a run. ``key_id`` is the master key to use where no option names one."""
+
+    properties: Mapping[str, str] = field(repr=False)
+    key_id: str | None
+
+    @property
+    def kms_name(self) -> str:
+        """The KMS's type, or the code that stands for it."""
+        return self.properties.get(KMS_IMPL) or self.properties[KMS_TYPE]
+
+    @property
+    def is_local(self) -> bool:
+        return self.kms_name.lower() == LOCAL
+
+
+def resolve(options: Layer, environment: Layer, file: Layer) -> Settings:
+    """Return the settings of a run: what overrides what is decided here."""
+    chosen = options.over(environment.over(file))
+    if chosen.kind is None:
+        chosen = Layer({KMS_TYPE: LOCAL}).over(chosen)
+    key_id = chosen.key_id
+    if key_id is None and chosen.kind == LOCAL:
+        key_id = DEFAULT_LOCAL_KEY
+    # What stands in a file, or behind a '=' on the command line, no shell has expanded.
+    paths = {
+        name: os.path.expanduser(path)
+        for name in (KEYRING, PASSPHRASE_FILE)
+        if (path := chosen.properties.get(name))
+    }
+    return Settings({**chosen.properties, **paths}, key_id)
+
+
+def from_environment(environ: Mapping[str, str]) -> Layer:
+    """Return what the variables ``AGS1_KMS_…`` and ``AGS1_KEYRING`` say; an empty one says nothing.
+
+    Those of ``unknown_variables`` are left out. Raises KmsConfigurationError, naming the variable.
+    """
+    properties: dict[str, str] = {}
+    for variable in _kms_variables(environ):
+        name, value = _property_of(variable), environ[variable]
+        if not _is_property(name):
+            continue
+        if name in properties:
+            raise KmsConfigurationError(
+                f"two environment variables set the property {name!r}: remove {variable}"
+            )
+        properties[name] = value
+    layer = Layer(properties, environ.get(_KEY_VARIABLE) or None)
+    keyring = environ.get("AGS1_KEYRING")
+    if keyring and layer.kind in (None, LOCAL):
+        layer = layer.over(Layer({KEYRING: keyring}))
+    return layer
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the variables ``AGS1_KMS_…`` that name no property, each with the nearest known one;
+    None if none is near."""
+    unknown = [name for name in _kms_variables(environ) if not _is_property(_property_of(name))]
+    if not unknown:
+        return {}
+    from difflib import get_close_matches
+
+    names = [p.replace(".", "__").replace("-", "_").upper() for p in _COMMON]
+    # REGION alone is as near to CLIENT__REGION as the whole name.
+    known = {name.rpartition("__")[2]: name for name in names}
+    known |= {name: name for name in (*names, *_NAMES, "KEY")}
+    found = {}
+    for variable in unknown:
+        near = get_close_matches(variable.removeprefix(_PREFIX).upper(), known, 1)
+        found[variable] = _PREFIX + known[near[0]] if near else None
+    return found
+
+
+def _kms_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that are set and say a property."""
+    names = (name for name, value in environ.items() if name.startswith(_PREFIX) and value)
+    return sorted(name for name in names if name != _KEY_VARIABLE)
+
+
+def _property_of(variable: str) -> str:
+    name = variable.removeprefix(_PREFIX)
+    return _NAMES.get(name, name).replace("__", ".").replace("_", "-").lower()
+
+
+def from_text(text: str) -> Layer:
+    """Return what a configuration file says. Raises KmsConfigurationError; its messages quote
+    nothing but names, because a value may be secret."""
+    parser = configparser.RawConfigParser(
+        # Values hold colons (ARNs, addresses), '#' and ';' (passphrases).
+        delimiters=("=",),
+        comment_prefixes=("#", ";"),
+        inline_comment_prefixes=None,
+        # No section of defaults: what stands outside [kms] is a mistake.
+        default_section="",
+        interpolation=None,
+    )
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    problem = ""
+    # Raised outside: the parser's exception holds lines of the file.
+    try:
+        parser.read_string(text)
+    except configparser.DuplicateOptionError as error:
+        problem = f"line {error.lineno}: {error.option!r} is set twice: remove one"
+    except configparser.DuplicateSectionError as error:
+        problem = f"line {error.lineno}: the section [{error.section}] is there twice: join them"
+    except configparser.MissingSectionHeaderError as error:
+        problem = f"line {error.lineno}: it is before the section [{_SECTION}]: move it below"
+    except configparser.ParsingError as error:
+        problem = f"line {error.errors[0][0]}: it has not the form NAME = VALUE"
+    if problem:
+        raise KmsConfigurationError(problem)
+    unknown = [section for section in parser.sections() if section != _SECTION]
+    if unknown:
+        raise KmsConfigurationError(
+            f"the section [{unknown[0]}] is unknown; there is only [{_SECTION}]"
+        )
+    values = dict(parser.items(_SECTION)) if parser.has_section(_SECTION) else {}
+    key_id = values.pop("key", None)
+    properties: dict[str, str] = {}
+    for name, value in values.items():
+        name = {"type": KMS_TYPE, "impl": KMS_IMPL}.get(name, name)
+        if not _is_property(name):
+            raise KmsConfigurationError(
+                f"{name!r} is unknown; [{_SECTION}] has type, impl, key and properties such as "
+                "client.region"
+            )
+        if "\n" in value:
+            raise KmsConfigurationError(
+                f"the value of {name!r} continues on the next line: write it on one line"
+            )
+        if name in properties:
+            raise KmsConfigurationError(f"{name!r} is set under two names: remove one")
+        properties[name] = value
+    return Layer({name: value for name, value in properties.items() if value}, key_id or None)
+
+
+def file_path(environ: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the configuration file's path, and whether AGS1_CONFIG names it."""
+    if path := environ.get("AGS1_CONFIG"):
+        return path, True
+    folder = environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(folder):  # the XDG rules: a relative path there is to be ignored
+        folder = os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(folder, "ags1", "config.ini"), False
+
+
+def read_file(environ: Mapping[str, str]) -> Layer:
+    """Return what the configuration file says; nothing if there is none, unless it was named.
+
+    Whoever can write the file chooses the keys that files are encrypted under, and with
+    ``encryption.kms-impl`` the code that runs. So a file that others can write is refused, and so
+    is one that belongs to neither us nor root (``sudo`` may keep HOME). If it has a secret, others
+    must not be able to read it. Raises KmsError with the file's name.
+    """
+    path, named = file_path(environ)
+    try:
+        data, status = private_file.read(path, _MAX_FILE_SIZE)
+    except FileNotFoundError:
+        if not named:
+            return Layer()
+        raise KmsConfigurationError(
+            "AGS1_CONFIG names a file that does not exist", file=path
+        ) from None
+    except OSError as error:
+        if isinstance(error, NotADirectoryError) and not named:
+            return Layer()
+        raise KmsConfigurationError(
+            f"cannot read the configuration: {error.strerror}", file=path
+        ) from None
+    check_owner(status, path, "configuration")
+    if status.st_mode & 0o022:
+        raise KmsAccessDeniedError(
+            f"others can write this configuration (mode {stat.S_IMODE(status.st_mode):04o}), and "
+            "could choose the keys. It is refused until you run chmod go-w",
+            file=path,
+        )
+    try:
+        layer = from_text(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        layer = None
+    except KmsConfigurationError as error:
+        raise KmsConfigurationError(error.message, file=path) from None
+    if layer is None:
+        raise KmsConfigurationError("the configuration is not UTF-8: save it as UTF-8", file=path)
+    if Properties(layer.properties).secrets():
+        check_private(status, path, "configuration with secrets")
+    return layer
+
+
+def _is_property(name: str) -> bool:
+    return "." in name.strip(".")
