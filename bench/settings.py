@@ -23,6 +23,7 @@ class Settings:
     table_size: int = 1024 * MIB
     manifests: int = 1000
     table_files: int = 1000
+    bucketed_rows: int = 1_000_000
     commits: int = 80
     writers: int = 8
     peers: tuple[str, ...] = ()
@@ -58,6 +59,7 @@ SMOKE = Settings(
     table_size=4 * MIB,
     manifests=20,
     table_files=12,
+    bucketed_rows=10_000,
     commits=4,
     writers=2,
 )

@@ -197,6 +197,18 @@ def _rows() -> list[Target]:
             as_time=True,
         )
     )
+    label = f"{writes.BUCKETS}: {writes.PARTITIONED}, time vs {writes.UNPARTITIONED}"
+    rows.append(
+        Target(
+            label,
+            writes.SUBJECT,
+            writes.BUCKETS,
+            writes.PARTITIONED,
+            writes.UNPARTITIONED,
+            1 / 1.8,
+            as_time=True,
+        )
+    )
     label = f"{tables.VERIFICATION}, two threads, vs {tables.CAT}"
     rows.append(Target(label, tables.SUBJECT, tables.VERIFICATION, tables.VERIFY, tables.CAT, 0.8))
     for contest in (spark.ENCRYPT, spark.DECRYPT):

@@ -8,6 +8,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from bench.settings import MIB
 from bench.subjects.writes import (
     Appends,
+    ChangedTable,
     Committers,
     Lake,
     PlainTable,
@@ -43,12 +44,27 @@ def test_append(benchmark: BenchmarkFixture, appends: Appends, size: int, who: s
     benchmark(appends.append, encrypted=who == "ags1.iceberg")
 
 
+@pytest.mark.parametrize("buckets", [0, 16])
+def test_append_by_buckets(
+    benchmark: BenchmarkFixture, appends: Appends, size: int, buckets: int
+) -> None:
+    benchmark.group = f"append {size // MIB} MiB of Arrow by buckets of a string"
+    benchmark(appends.append, encrypted=True, buckets=buckets)
+
+
 @pytest.mark.parametrize("writers", [1, 2])
 def test_commits(benchmark: BenchmarkFixture, lake: Lake, writers: int) -> None:
     benchmark.group = f"{FILES} commits"
     committers = Committers(lake, writers)
     benchmark(committers.commit, FILES, encrypted=True)
     committers.close()
+
+
+@pytest.mark.parametrize("who", ["ags1.iceberg", "PyIceberg"])
+@pytest.mark.parametrize("change", ["delete", "upsert"])
+def test_changes(benchmark: BenchmarkFixture, lake: Lake, change: str, who: str) -> None:
+    benchmark.group = f"{change} over {FILES} manifests"
+    benchmark(getattr(ChangedTable(lake, FILES), change), encrypted=who == "ags1.iceberg")
 
 
 def test_migrate(benchmark: BenchmarkFixture, lake: Lake, size: int) -> None:

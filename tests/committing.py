@@ -18,10 +18,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import LongType, NestedField, StringType
 
-from ags1.iceberg.metadata import Trust
-from ags1.iceberg.writing.commits import Base, Commits, commits_for
-from ags1.iceberg.writing.output import TableOutput
-from ags1.iceberg.writing.updates import new_table_updates
+from ags1.iceberg.commit.choice import commits_for
+from ags1.iceberg.commit.commits import Base, Commits
+from ags1.iceberg.commit.new_table import new_table_updates
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.storage.trust import Trust
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),

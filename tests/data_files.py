@@ -19,9 +19,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.locations import load_location_provider
 
 import ags1
-from ags1.iceberg.writing.data_files import write_rows
-from ags1.iceberg.writing.entries import FileRecord
-from ags1.iceberg.writing.output import TableOutput
+from ags1.iceberg.read.records import FileRecord
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.write.data_files import write_rows
 from ags1.keys.manager import EncryptionManager
 
 

@@ -11,13 +11,13 @@ from unittest import mock
 
 from ags1 import KeyMetadata
 from ags1.iceberg import EncryptedTable
-from ags1.iceberg.writing import manifests as writing
-from ags1.iceberg.writing import producing
-from ags1.iceberg.writing.entries import ManifestRecord, manifest_record, read_entries
-from ags1.iceberg.writing.manifests import schema_of_spec, write_manifest
-from ags1.iceberg.writing.output import TableOutput
-from ags1.iceberg.writing.transaction import Staged, Step
-from ags1.iceberg.writing.view import TableView
+from ags1.iceberg.read.records import ManifestRecord, manifest_record, read_entries
+from ags1.iceberg.steps import Staged, Step
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.write import manifests as writing
+from ags1.iceberg.write import snapshot as producing
+from ags1.iceberg.write.manifests import schema_of_spec, write_manifest
+from ags1.iceberg.write.view import TableView
 
 
 class _PlainOutput:
@@ -64,7 +64,7 @@ class _RewriteManifests(Step):
             records.append(replace(written, key_metadata=None))
         with (
             _keys_may_be_missing(),
-            mock.patch.object(self._producer, "_without", return_value=(records, [], 0)),
+            mock.patch.object(self._producer, "_without", return_value=(records, [])),
         ):
             updates = self._producer.produce(view, producing.FileChange(reseals=True))
         return updates, []

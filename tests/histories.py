@@ -52,7 +52,7 @@ PROPERTIES = {
 }
 FILE_STEPS = {"open", "link", "unlink", "rename", "fsync", "write", "mkdir"}
 STEPS = FILE_STEPS | {"execute", "commit", "connect", "send", "sendall", "recv_into"}
-OUTCOMES = {"done", "killed", "unknown", "ValidationException", "CommitFailedException"}
+OUTCOMES = {"done", "killed", "unknown", "ConflictError", "CommitFailedException"}
 FILES = 4  # of the new table
 IDS = 4  # that writers change; each adds others of his own
 DOOMED, LIVING, CHANGES = 6, 2, 4  # writers of a round, changes of one who lives
@@ -265,7 +265,12 @@ def make(properties: Mapping[str, str], name: str, location: str) -> None:
     with catalog_of(properties) as catalog:
         if properties["type"] == "sql":
             catalog.create_namespace_if_not_exists("db")
-        table = catalog.create_table(name, SCHEMA, location, properties=PROPERTIES)
+        pick = random.Random(name)
+        modes = {
+            f"write.{command}.mode": pick.choice(("copy-on-write", "merge-on-read"))
+            for command in ("delete", "update", "merge")
+        }
+        table = catalog.create_table(name, SCHEMA, location, properties=PROPERTIES | modes)
         with table.transaction() as transaction:
             for first in range(0, IDS, IDS // FILES):
                 some = range(first, first + IDS // FILES)

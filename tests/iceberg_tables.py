@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,14 @@ def expected_rows(name: str) -> list[dict[str, Any]]:
 
 def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["id"])
+
+
+def rewritten(table: EncryptedTable, change: Callable[[dict[str, Any]], Any]) -> EncryptedTable:
+    """Change a table's metadata.json, or return another for it, behind its catalog's back; return
+    the table of it."""
+    path = Path(table.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_bytes())
+    path.write_text(json.dumps(change(metadata) or metadata))
+    made = table.catalog.load_table(table.name())
+    assert isinstance(made, EncryptedTable)
+    return made

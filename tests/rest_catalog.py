@@ -19,7 +19,9 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from ags1.iceberg.writing.updates import apply_updates, check_requirements, new_table_updates
+from ags1.iceberg.commit.new_table import new_table_updates
+from ags1.iceberg.commit.updates import apply_updates
+from ags1.iceberg.spec.requirements import check_requirements
 from ags1.keys.manager import now_ms
 
 Update = dict[str, Any]

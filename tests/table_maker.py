@@ -231,10 +231,17 @@ class TableMaker:
 
     # -- commits
 
-    def commit(self, *files: Entry, ref: str = "main", manifests_of: int = 1_000_000) -> int:
+    def commit(
+        self,
+        *files: Entry,
+        ref: str = "main",
+        manifests_of: int = 1_000_000,
+        first_row_id: int | None = None,
+    ) -> int:
         """Add files in a new snapshot, on top of all earlier ones; return its id.
 
-        ``manifests_of`` is how many files a manifest has at most.
+        ``manifests_of`` is how many files a manifest has at most. ``first_row_id`` is that of each
+        manifest of data files.
         """
         sequence_number = len(self.snapshots) + 1
         snapshot_id = 1000 + sequence_number
@@ -246,6 +253,7 @@ class TableMaker:
                 part = found[start : start + manifests_of]
                 self.manifests.append(
                     self._manifest(part, spec_id, deletes, snapshot_id, sequence_number)
+                    | {"first_row_id": None if deletes else first_row_id}
                 )
         self.snapshots.append(self._snapshot(snapshot_id, sequence_number))
         self.refs[ref] = {"snapshot-id": snapshot_id, "type": "branch"}

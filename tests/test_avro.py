@@ -52,9 +52,9 @@ from pyiceberg.types import (
 
 import ags1
 from ags1.errors import Ags1Error, FormatError, TruncatedError
-from ags1.iceberg import avro
-from ags1.iceberg._avro import Decoder, Layout, Step
-from ags1.iceberg.avro import AvroFile, plan_splits, read_avro
+from ags1.iceberg.formats import avro
+from ags1.iceberg.formats._avro import Decoder, Layout, Step
+from ags1.iceberg.formats.avro import AvroFile, plan_splits, read_avro
 
 JAVA_TABLE = Path(__file__).parent / "tables" / "avro_part"
 JAVA_FILES = sorted(JAVA_TABLE.glob("data/**/*.avro"))

@@ -126,6 +126,27 @@ def test_an_empty_file(tmp_path: Path, threads: int | None) -> None:
     assert again.read_bytes() == b""
 
 
+@pytest.mark.parametrize("key_size", [16, 24, 32])
+@pytest.mark.parametrize("prefix_size", [0, 1, 11, 12, 13, 16, 28, 29])
+def test_files_of_any_length_verify_and_not_with_a_bit_more(
+    tmp_path: Path, key_size: int, prefix_size: int
+) -> None:
+    """Verifying decrypts nothing: it fills up AAD and ciphertext itself."""
+    key, prefix = bytes(range(key_size)), bytes(prefix_size)
+    path = tmp_path / "sealed"
+    for size in (*range(36), 100):
+        stream = reference.encrypt(reference.pattern(size), key, prefix, 33)
+        path.write_bytes(stream)
+        assert ags1.verify_file(path, KeyMetadata(key, prefix, len(stream))) == size
+        for wrong in (prefix + b"\0", b"\1" + prefix[1:]):
+            with pytest.raises(ags1.AuthenticationError, match="block 0"):
+                ags1.verify_file(path, KeyMetadata(key, wrong, len(stream)))
+        # A zero more is what the ciphertext is filled up with.
+        path.write_bytes(stream[:-16] + b"\0" + stream[-16:])
+        with pytest.raises((ags1.AuthenticationError, ags1.FormatError)):
+            ags1.verify_file(path, KeyMetadata(key, prefix, len(stream) + 1))
+
+
 @threads
 def test_a_header_alone(tmp_path: Path, threads: int | None) -> None:
     sealed, again = tmp_path / "sealed", tmp_path / "again"

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import functools
 import inspect
+import io
 import json
 import os
 import pty
@@ -26,11 +27,13 @@ from click.testing import CliRunner, Result
 from conftest import RunPython, python_environment
 
 import ags1
-from ags1.cli.commands import app
-from ags1.cli.failures import EXIT_STATUS, Exit
-from ags1.cli.sealing import Sealing
-from ags1.cli.sealing import encrypt as seal
-from ags1.cli.sources import Job
+from ags1.cli.app import app
+from ags1.cli.console import Output
+from ags1.cli.exits import EXIT_STATUS, Exit
+from ags1.cli.files.sealing import Sealing
+from ags1.cli.files.sealing import encrypt as seal
+from ags1.cli.files.sources import Job
+from ags1.cli.report import Report
 from ags1.keys import Keychain, read_sidecar
 from ags1.kms import LocalKms, create_key
 from ags1.writer import Writer
@@ -280,7 +283,7 @@ def test_a_folder_is_encrypted_in_place_and_again_only_where_new(home: Path) -> 
     result = run("encrypt", "in")
     # What is encrypted already is passed over; the plain files whose results are there fail.
     assert result.exit_code == 6
-    assert "passed over" in result.stderr
+    assert "skipped" in result.stderr
     assert set(names(home / "in")) - set(before) == {"new.ags1", "new.ags1.keys"}
 
 
@@ -298,8 +301,8 @@ def test_existing_pairs_are_skipped_on_demand(home: Path) -> None:
     assert [line["ok"] for line in lines] == [True] * 5
     assert [line["file"] for line in lines if not line.get("skipped")] == ["in/new"]
     assert {name: (home / "in" / name).read_bytes() for name in before} == before
-    assert "passed over" in run("encrypt", "in/x.avro", "--skip-existing").stderr
-    assert "contradict" in fail(2, "encrypt", "in", "--skip-existing", "--force")
+    assert "skipped" in run("encrypt", "in/x.avro", "--skip-existing").stderr
+    assert "exclude each other" in fail(2, "encrypt", "in", "--skip-existing", "--force")
 
 
 def test_a_file_without_its_sidecar_is_not_skipped(home: Path) -> None:
@@ -323,7 +326,7 @@ def test_a_run_killed_between_sidecar_and_file_is_taken_up(home: Path) -> None:
     succeed("verify", "a.ags1", "b.ags1")
     succeed("verify", "moved.ags1", "--sidecar", "a.ags1.keys")
     assert stat.S_IMODE((home / "a.ags1.keys").stat().st_mode) == 0o600
-    assert run("encrypt", "a", "b", "--skip-existing").stderr.count("passed over") == 2
+    assert run("encrypt", "a", "b", "--skip-existing").stderr.count("skipped") == 2
 
 
 def test_what_is_no_orphan_sidecar_is_left_alone(home: Path) -> None:
@@ -348,7 +351,7 @@ def test_an_orphan_sidecar_outlives_a_failure(home: Path, monkeypatch: pytest.Mo
         Path(target).write_bytes(file)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
 
-    monkeypatch.setattr("ags1.cli.sealing.publish", another_run_is_first)
+    monkeypatch.setattr("ags1.cli.files.sealing.publish", another_run_is_first)
     assert "exists already" in fail(6, "encrypt", "a", "--skip-existing")
     assert (home / "a.ags1.keys").read_bytes() == before
     assert names(home) == ["a", "a.ags1", "a.ags1.keys"]
@@ -372,7 +375,7 @@ def test_an_encrypted_file_is_encrypted_again_only_on_demand(home: Path) -> None
     assert names(home) == before
     result = run("encrypt", "a", "a.ags1", "a.ags1.keys", "--skip-existing")
     assert result.exit_code == 0
-    assert result.stderr.count("passed over") == 3
+    assert result.stderr.count("skipped") == 3
     assert names(home) == before
     succeed("encrypt", "plain.ags1", "a.ags1", "--again")
     succeed("decrypt", "a.ags1.ags1", "-o", "b")
@@ -401,7 +404,7 @@ def test_what_a_killed_run_left_is_passed_over(home: Path) -> None:
     (home / "in" / "a").write_bytes(TEXT)
     result = run("encrypt", "in", "-o", "out")
     assert result.exit_code == 0
-    assert "unfinished work" in result.stderr
+    assert "left by an ags1 that was killed" in result.stderr
     assert names(home / "out") == ["a.ags1", "a.ags1.keys"]
 
 
@@ -412,8 +415,8 @@ def test_links_to_folders_are_not_followed_and_pipes_passed_over(home: Path) -> 
     (home / "in" / "broken").symlink_to("nowhere")
     result = run("encrypt", "in", "-o", "out")
     assert result.exit_code == 6
-    assert "in/loop: a link to a folder, not followed" in result.stderr
-    assert "in/fifo: not a regular file, passed over" in result.stderr
+    assert "in/loop: a link to a folder: not followed" in result.stderr
+    assert "in/fifo: not a regular file: skipped" in result.stderr
     assert "in/broken: No such file or directory" in result.stderr
     assert len(names(home / "out")) == 8
 
@@ -449,16 +452,19 @@ def test_the_others_go_on_and_the_first_failure_is_the_exit_code(home: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["encrypt", "a", "a"], "both become a.ags1"),
-        (["encrypt", "d1", "d2", "-o", "out"], "both become out/x.ags1"),
+        (["encrypt", "a", "a"], "both be written to a.ags1"),
+        (["encrypt", "d1", "d2", "-o", "out"], "both be written to out/x.ags1"),
         (["encrypt", "a", "-o", "a"], "is a source"),
         (["encrypt", "a", "./a.ags1", "--force"], "is a source"),
-        (["encrypt", "a", "b", "--sidecar", "s"], "--sidecar names the keys of one file"),
-        (["encrypt", "d1", "--sidecar", "s"], "--sidecar names the keys of one file"),
+        (["encrypt", "a", "b", "--sidecar", "s"], "--sidecar is for one file"),
+        (["encrypt", "d1", "--sidecar", "s"], "--sidecar is for one file"),
         (["encrypt", "a", "--sidecar", "a"], "cannot be the sidecar"),
         (["encrypt", "a", "-o", "x", "--sidecar", "x"], "cannot be the sidecar"),
-        (["encrypt", "a", "-"], "the one source"),
-        (["encrypt", "a", "b", "-o", "-", "--sidecar", "s"], "standard output takes one file"),
+        (["encrypt", "a", "-"], "the only source"),
+        (
+            ["encrypt", "a", "b", "-o", "-", "--sidecar", "s"],
+            "only one file can be written to standard output",
+        ),
         (["encrypt", "-"], "--sidecar"),
         (["encrypt", "-", "-o", "d1"], "is a folder"),
         (["decrypt", "-"], "--sidecar"),
@@ -923,9 +929,9 @@ def test_the_exit_statuses_are_told_once(home: Path) -> None:
         assert [line.strip() for line in told.splitlines()] == [
             line.strip() for line in text[text.index("Exit status:") :].splitlines()
         ][: len(told.splitlines())]
-    readme = Path(__file__).parent.parent / "README.md"
-    if readme.exists():
-        assert told.removeprefix("Exit status:\n") in readme.read_text()
+    manual = Path(__file__).parent.parent / "docs" / "command-line.md"
+    if manual.exists():
+        assert told.removeprefix("Exit status:\n") in manual.read_text()
 
 
 @pytest.mark.parametrize(
@@ -981,6 +987,37 @@ def test_completion_completes() -> None:
     assert (code, out) == (0, b"plain,decrypt\n")
 
 
+def test_progress_is_one_line_on_a_terminal_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def told(out: Output, total_size: int | None) -> list[str]:
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with Report(out, total_size) as report:
+            for done in (1024, 2048):
+                report.begin("folder/a\n.avro")
+                report.progress(done)
+        clear, *lines = terminal.getvalue().split("\r")
+        assert clear == ""
+        return [re.sub(r"\x1b\[(K|\?7[lh])", "", line) for line in lines]
+
+    monkeypatch.setattr("ags1.cli.report._LINE_DELAY_SECONDS", 0)
+    monkeypatch.setattr("ags1.cli.report._LINE_SECONDS", 0)
+    first, second, cleared = told(Output(), 4096)
+    assert first.startswith(r"a\n.avro  1.0 KiB of 4.0 KiB, ")
+    assert second.startswith(r"a\n.avro  3.0 KiB of 4.0 KiB, ")
+    assert second.endswith(" s left")
+    assert cleared == ""
+    assert " of " not in told(Output(as_json=True), None)[0]
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Report(Output(quiet=True), 4096) as report:
+        report.progress(1024)
+    assert terminal.getvalue() == ""
+
+
 # -- interruptions
 
 
@@ -992,7 +1029,7 @@ from ags1.cli import main
 
 class Interrupting:
     def find_spec(self, name, path, target=None):
-        if name == "ags1.cli.commands":
+        if name == "ags1.cli.app":
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupting())

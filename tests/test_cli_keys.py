@@ -40,9 +40,9 @@ from test_cli import (
     wait_for,
 )
 
-from ags1.cli.failures import Exit
-from ags1.cli.rewrapping import Rewrapping
-from ags1.cli.rewrapping import rewrap as wrap_anew
+from ags1.cli.exits import Exit
+from ags1.cli.keys.rewrapping import Rewrapping
+from ags1.cli.keys.rewrapping import rewrap as wrap_anew
 from ags1.errors import KmsAccessDeniedError, KmsError, KmsUnavailableError
 from ags1.keys import Keychain, read_sidecar, write_sidecar
 from ags1.keys.cache import KekCache
@@ -179,7 +179,7 @@ def test_another_kms_by_environment(home: Path, monkeypatch: pytest.MonkeyPatch)
     (home / "a").write_bytes(TEXT)
     monkeypatch.setenv("AGS1_KMS_TYPE", "memory")
     monkeypatch.setenv("AGS1_KMS_ENCRYPTION__KMS__KEY__MINE", KEYS["keyA"].hex())
-    assert "--key (or AGS1_KMS_KEY" in fail(2, "encrypt", "a")
+    assert "name it with --key, AGS1_KMS_KEY" in fail(2, "encrypt", "a")
     monkeypatch.setenv("AGS1_KMS_KEY", "mine")
     assert run("encrypt", "a").exit_code == 0
     assert master_key_of("a.ags1.keys") == "mine"
@@ -226,7 +226,7 @@ def test_where_keys_may_be_strangers_they_are_named(home: Path) -> None:
     with_key = environment | {"AGS1_KMS_KEY": "mine"}
     code, _, errors = execute("verify", "a.ags1", *foreign, env=with_key)
     assert code == 5
-    assert b"not among those to trust (--key" in errors
+    assert b"not among those to trust (name it with --key" in errors
     assert b"does not want" not in errors
 
 
@@ -245,7 +245,7 @@ def test_an_unusable_kms_stops_the_run(home: Path, error: str) -> None:
     assert code == 5
     assert errors.decode().splitlines() == [
         "ags1: a.ags1.keys: it does not want to",
-        "ags1: 2 more files not tried: the KMS cannot be used",
+        "ags1: 2 more files not tried, because the KMS cannot be used",
     ]
     lines = [json.loads(line) for line in out.splitlines()]
     assert [line["file"] for line in lines] == ["a.ags1", "b.ags1", "c.ags1"]
@@ -265,15 +265,15 @@ def faulty(mistake: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("mistake", "told"),
     [
-        ("constructor", "failed in its construction (ValueError"),
-        ("none", "returned the wrong thing from wrap_key (NoneType)"),
-        ("text", "returned the wrong thing from wrap_key (str)"),
-        ("number", "returned the wrong thing from wrap_key (int)"),
-        ("tuple", "returned the wrong thing from generate_key (tuple)"),
-        ("exit", "failed in wrap_key (SystemExit"),
-        ("os", "failed in wrap_key (OSError"),
-        ("text of OSError", "failed in wrap_key (ConnectionError"),
-        ("any", "failed in wrap_key (RuntimeError"),
+        ("constructor", "failed in its construction: ValueError"),
+        ("none", "returned the wrong type from wrap_key: NoneType"),
+        ("text", "returned the wrong type from wrap_key: str"),
+        ("number", "returned the wrong type from wrap_key: int"),
+        ("tuple", "returned the wrong type from generate_key: tuple"),
+        ("exit", "failed in wrap_key: SystemExit"),
+        ("os", "failed in wrap_key: OSError"),
+        ("text of OSError", "failed in wrap_key: ConnectionError"),
+        ("any", "failed in wrap_key: RuntimeError"),
     ],
 )
 def test_a_plug_ins_mistake_is_told_without_its_text(home: Path, mistake: str, told: str) -> None:
@@ -290,7 +290,7 @@ def test_a_plug_ins_mistake_over_one_file_stops_no_other(home: Path) -> None:
     succeed("encrypt", "a", "b", "c")
     result = run("verify", "a.ags1", "b.ags1", "c.ags1", *faulty("any"))
     assert result.exit_code == 5
-    assert result.stderr.count("failed in unwrap_key (RuntimeError") == 3
+    assert result.stderr.count("failed in unwrap_key: RuntimeError") == 3
     assert SECRET not in result.stderr
     to = [text.replace("--kms", "--to-kms") for text in faulty("any")]
     assert "FaultyKms failed in wrap_key" in fail(
@@ -375,7 +375,7 @@ def test_another_kms_is_managed_with_its_own_tools(
     calls = (["list"], ["create", "x"], ["rotate", "x"], ["export-public-info"])
     for arguments, command in zip(calls, commands, strict=True):
         said = fail(Exit.USAGE, "key", *arguments, "--kms", kms)
-        assert f"for the KMS '{kms}', use" in said
+        assert f"For the KMS '{kms}', use" in said
         assert command in said
         assert said.count("\n") == 1
 
@@ -573,7 +573,7 @@ def test_a_keyring_is_protected_and_unprotected(home: Path, passphrase: Path) ->
     assert none == "there was no passphrase to remove from the keyring k.json\n"
     done = succeed("key", "protect", *keyring, "--new-passphrase-file", passphrase).stdout
     assert (done, version()) == ("set a passphrase for the keyring k.json\n", 2)
-    assert "contradict" in fail(
+    assert "exclude each other" in fail(
         2, "key", "protect", *keyring, "--remove", "--new-passphrase-file", passphrase
     )
 
@@ -697,7 +697,7 @@ def test_rewrapping_moves_sidecars_to_another_key(home: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     succeed("verify", "sealed", "--key", "new", "--quiet")
     again = succeed("key", "rewrap", "sealed", "--to-key", "new", "--key", "default").stdout
-    assert again.count("is wrapped already under new") == len(files)
+    assert again.count("is already wrapped under new") == len(files)
     assert names(home / "sealed") == sorted(
         name + suffix for name in files for suffix in (".ags1", ".ags1.keys")
     )
@@ -724,11 +724,11 @@ def test_rewrapping_moves_sidecars_to_another_kms_and_back(home: Path) -> None:
     to = ("--to-kms", "local", "--to-kms-property", f"kms.local.keyring={home}/there.json")
     # One name in two keyrings: which of them wrapped it is found out.
     assert (
-        "is wrapped already"
+        "is already wrapped"
         not in succeed("key", "rewrap", "a.ags1.keys", *to, "--to-key", "default").stdout
     )
     assert (
-        "is wrapped already"
+        "is already wrapped"
         in succeed("key", "rewrap", "a.ags1.keys", *to, "--to-key", "default").stdout
     )
     succeed("verify", "a.ags1", "--keyring", "there.json")
@@ -756,7 +756,7 @@ def test_a_sidecars_word_for_its_master_key_is_not_taken(home: Path) -> None:
     assert sidecar.read_text() == relabelled
     sidecar.write_text(text)
     succeed("key", "rewrap", ".", "--to-key", "new")
-    assert "is wrapped already" in succeed("key", "rewrap", ".", "--to-key", "new").stdout
+    assert "is already wrapped" in succeed("key", "rewrap", ".", "--to-key", "new").stdout
 
 
 @pytest.mark.parametrize("damaged", ["timestamp", "file key"])
@@ -838,7 +838,7 @@ def test_a_sidecar_that_changes_meanwhile_is_left_alone(home: Path) -> None:
             write_sidecar("a.ags1.keys", newer, overwrite=True)
             return super().wrap_key(key, key_id)
 
-    with pytest.raises(Exception, match="changed meanwhile"):
+    with pytest.raises(Exception, match="changed the sidecar meanwhile"):
         wrap_anew("a.ags1.keys", how(Replacing(), "new"))
     assert read_sidecar("a.ags1.keys") == newer
 
@@ -911,7 +911,7 @@ def test_an_interrupted_rewrapping_can_be_repeated(
     assert not list(home.glob(".ags1-*"))
     to_there = ("--to-kms", "local", "--to-kms-property", f"kms.local.keyring={home}/there.json")
     done = succeed("key", "rewrap", ".", *to_there, "--to-key", "new").stdout
-    assert done.count("is wrapped already") == 2
+    assert done.count("is already wrapped") == 2
     succeed("verify", ".", "--quiet", "--keyring", "there.json")
 
 
@@ -979,7 +979,7 @@ def test_no_key_is_in_any_output(home: Path, monkeypatch: pytest.MonkeyPatch) ->
             secrets.append(kms.unwrap_key(entry.encrypted_key_metadata, entry.encrypted_by_id))
         secrets.append(Keychain(kms, "").open(path, None).encryption_key)
     assert len(secrets) == 2 + 2 + 2 * 2
-    assert b"failed in unwrap_key (RuntimeError" in said
+    assert b"failed in unwrap_key: RuntimeError" in said
     assert b"raise self.error(" in said
     for secret in secrets:
         for spelling in spellings(bytes(secret)):
@@ -1036,7 +1036,7 @@ def test_aws_from_the_environment(home: Path, aws: str) -> None:
     client = boto3.client("kms", endpoint_url=aws)
     opened = client.decrypt(CiphertextBlob=entry.encrypted_key_metadata)
     assert (opened["KeyId"], len(opened["Plaintext"])) == (arn, 32)
-    assert "anybody's" in fail(2, "verify", "a.ags1")
+    assert "another user's" in fail(2, "verify", "a.ags1")
     succeed("verify", "a.ags1", "b.ags1", "--key", alias)
     assert "not among" in fail(5, "verify", "a.ags1", "--key", arn)
     assert run("encrypt", "a", "-f", "--key", "alias/none").exit_code == 5
@@ -1066,7 +1066,7 @@ def test_from_a_keyring_to_aws_and_back(home: Path, aws: str) -> None:
     succeed("encrypt", "a", "--kms", "local")
     move = ["key", "rewrap", "a.ags1.keys", "--kms", "local", "--to-kms", "aws", "--to-key", alias]
     assert "wrapped under" in succeed(*move).stdout
-    assert "is wrapped already" in succeed(*move).stdout
+    assert "is already wrapped" in succeed(*move).stdout
     succeed("verify", "a.ags1", "--key", alias)
     succeed("key", "rewrap", "a.ags1.keys", "--key", alias)
     back = ["key", "rewrap", "a.ags1.keys", "--to-kms", "local", "--to-key", "default"]

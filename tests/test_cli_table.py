@@ -36,8 +36,8 @@ from table_maker import TableMaker
 from test_cli import execute, home, run, start, wait_for
 
 from ags1 import KeyMetadata
-from ags1.cli.rows import json_value
-from ags1.cli.tables import newest_metadata
+from ags1.cli.table.opening import newest_metadata
+from ags1.cli.table.rows import json_value
 from ags1.kms.client import GeneratedKey
 
 __all__ = ["home"]
@@ -205,7 +205,7 @@ def test_a_table_whose_encryption_was_stripped(tmp_path: Path) -> None:
     metadata = json.loads(path.read_text())
     del metadata["properties"]["encryption.key-id"]
     path.write_text(json.dumps(metadata))
-    assert "stripped" in fail(7, "verify", tmp_path / "stats")
+    assert "somebody removed it" in fail(7, "verify", tmp_path / "stats")
     failure = table("verify", tmp_path / "stats", "--json")
     assert failure.exit_code == 7
     assert json.loads(failure.stdout)["error"]["kind"] == "NotEncryptedError"
@@ -228,6 +228,15 @@ def test_without_the_master_key() -> None:
     fail(5, "scan", TABLES / "stats", kms=False)
     wrong = ["--kms", "memory", "--kms-property", "encryption.kms.key.keyB=" + "00" * 16]
     fail(5, "scan", TABLES / "stats", *wrong, kms=False)
+
+
+@pytest.mark.parametrize("command", ["info", "files", "verify"])
+def test_with_json_failures_are_json_too(command: str) -> None:
+    result = table(command, TABLES / "nothing", "--json")
+    told = json.loads(result.stdout)
+    assert result.exit_code == 6
+    assert (told["ok"], told["exit_code"]) == (False, 6)
+    assert str(TABLES / "nothing") in told["error"]["message"]
 
 
 # -- info and files
@@ -276,7 +285,7 @@ def test_info_in_words_and_of_plain_and_empty_tables(tmp_path: Path) -> None:
     plain = TableMaker(tmp_path / "plain", [{"id": 1, "name": "id", "type": "long"}])
     plain.commit(plain.add_parquet([{"id": 1}]))
     plain.write()
-    assert "in the clear" in succeed("info", tmp_path / "plain", kms=False)
+    assert "plaintext" in succeed("info", tmp_path / "plain", kms=False)
     assert json.loads(succeed("info", tmp_path / "plain", "--json", kms=False))["keks"] == []
     assert succeed("scan", tmp_path / "plain", kms=False).split() == ["id", "--", "1"]
     assert not json.loads(succeed("files", tmp_path / "plain", "--json", kms=False))["encrypted"]
@@ -341,6 +350,12 @@ def test_filter_columns_limit_and_snapshot() -> None:
     text = succeed("scan", where, "-q", "--format", "csv", "--columns", "s,id", "--limit", "7")
     assert text.splitlines()[0] in ("s,id", "id,s")
     assert len(text.splitlines()) == 8
+    arguments = ["--columns", "*,_pos,_file", "--filter", "_pos < 3 and g is not null"]
+    text = succeed("scan", where, "-q", "--format", "jsonl", *arguments)
+    found = [json.loads(line) for line in text.splitlines()]
+    assert list(found[0]) == ["id", "g", "s", "_pos", "_file"]
+    assert {row["_pos"] for row in found} == {0, 2}  # 1 was deleted
+    assert {row["_file"].startswith(JAVA_LOCATION) for row in found} == {True}
     first = json.loads(metadata_file("mor_dv").read_text())["snapshots"][0]["snapshot-id"]
     arguments = ["-q", "--format", "csv", "--snapshot", first]
     assert len(succeed("scan", where, *arguments).splitlines()) == 2001
@@ -353,9 +368,10 @@ def test_wrong_usage_is_one_line() -> None:
     assert "zz" in fail(2, "scan", where, "--filter", "zz = 3")
     assert "character" in fail(2, "scan", where, "--filter", "id > > 3")
     assert "nope" in fail(2, "scan", where, "--columns", "nope")
+    assert "_partition" in fail(2, "scan", where, "--filter", "_partition = 3")
     assert "no snapshot 7" in fail(2, "scan", where, "--snapshot", "7")
     assert "'nope'" in fail(2, "scan", where, "--ref", "nope")
-    assert "one is meant" in fail(2, "scan", where, "--ref", "main", "--snapshot", "7")
+    assert "name one" in fail(2, "scan", where, "--ref", "main", "--snapshot", "7")
     assert "OLD=NEW" in fail(2, "scan", where, "--map", "there")
     assert "twice" in fail(2, "scan", where, "--map", "a=b", "--map", "a=c")
     assert "no metadata.json" in fail(6, "scan", TABLES)
@@ -394,7 +410,7 @@ def test_binary_formats_are_not_for_a_terminal(form: str) -> None:
         os.close(follower)
         os.close(leader)
     assert code == 2
-    assert b"not for a terminal" in errors
+    assert b"not written to a terminal" in errors
 
 
 def test_a_reader_that_goes_away_is_no_message() -> None:
@@ -503,7 +519,7 @@ def test_plain_data_can_be_forbidden(tmp_path: Path) -> None:
     made.commit(made.add_parquet([{"id": 1}], encrypted=False))
     made.write()
     where = tmp_path / "t"
-    assert "(1 in the clear)" in succeed("verify", where)
+    assert "(1 unencrypted)" in succeed("verify", where)
     assert succeed("scan", where, "-q").split() == ["id", "--", "1"]
     fail(7, "verify", where, "--require-encrypted")
     fail(7, "scan", where, "--require-encrypted")
@@ -566,7 +582,7 @@ def test_help_imports_neither_pyiceberg_nor_arrow(run_python: Any) -> None:
     run_python(
         """
 import sys
-from ags1.cli.commands import app
+from ags1.cli.app import app
 try:
     app.main(["table", "verify", "--help"])
 except SystemExit as end:
@@ -575,3 +591,23 @@ loaded = {name.partition(".")[0] for name in sys.modules}
 assert not {"pyiceberg", "pyarrow", "rich", "fastavro", "configparser"} & loaded, loaded
 """
     )
+
+
+# -- columns of types that are not known
+
+
+def test_a_table_with_a_column_of_an_unknown_type(tmp_path: Path) -> None:
+    copied("stats", tmp_path)
+    path = metadata_file("stats", tmp_path)
+    metadata = json.loads(path.read_bytes())
+    for schema in metadata["schemas"]:
+        schema["fields"].append({"id": 90, "name": "v", "required": False, "type": "variant"})
+    path.write_text(json.dumps(metadata))
+    line = fail(2, "scan", path.parent.parent)
+    assert "column 'v' has type variant, which this version does not read" in line
+    assert "--columns, for instance ('id', " in line
+    text = succeed("scan", path.parent.parent, "-q", "--columns", "id", "--format", "csv")
+    assert len(text.splitlines()) == 1 + 1000
+    assert succeed("verify", path.parent.parent)
+    assert succeed("files", path.parent.parent)
+    assert succeed("info", path.parent.parent)

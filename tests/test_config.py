@@ -12,19 +12,19 @@ import pytest
 from test_cli import TEXT, execute, fail, home, run, succeed
 
 from ags1 import private_file
-from ags1.cli.settings import (
+from ags1.cli.kms.master_keys import from_options
+from ags1.errors import KmsAccessDeniedError, KmsConfigurationError
+from ags1.keys import read_sidecar
+from ags1.kms import create_key
+from ags1.kms.settings import (
     Layer,
     file_path,
     from_environment,
-    from_options,
     from_text,
     read_file,
     resolve,
     unknown_variables,
 )
-from ags1.errors import KmsAccessDeniedError, KmsConfigurationError
-from ags1.keys import read_sidecar
-from ags1.kms import create_key
 
 __all__ = ["home"]
 
@@ -96,7 +96,7 @@ def test_an_unknown_variable_warns_once(
 
 
 def test_two_variables_for_one_property_are_told() -> None:
-    with pytest.raises(KmsConfigurationError, match="one of two"):
+    with pytest.raises(KmsConfigurationError, match="two environment variables"):
         from_environment({"AGS1_KMS_CLIENT__REGION": "a", "AGS1_KMS_client__region": "b"})
 
 
@@ -129,11 +129,11 @@ client.region =
         ("[kmss]\ntype = aws", r"section \[kmss\] is unknown"),
         ("[DEFAULT]\ntype = aws", r"section \[DEFAULT\] is unknown"),
         ("[kms]\n[kms]\n", "line 2: the section"),
-        ("type = s3cr3t", "line 1: it stands before"),
-        ("[kms]\ntype: s3cr3t", "line 2: not of the form NAME = VALUE"),
+        ("type = s3cr3t", "line 1: it is before"),
+        ("[kms]\ntype: s3cr3t", "line 2: it has not the form NAME = VALUE"),
         ("[kms]\nregion = s3cr3t", "'region' is unknown"),
-        ("[kms]\na.b = s3cr3t\na.b = s3cr3t", "line 3: 'a.b' is there twice"),
-        ("[kms]\na.b = 1\n  c.d = s3cr3t", "'a.b' goes on in the next line"),
+        ("[kms]\na.b = s3cr3t\na.b = s3cr3t", "line 3: 'a.b' is set twice"),
+        ("[kms]\na.b = 1\n  c.d = s3cr3t", "'a.b' continues on the next line"),
         (f"[kms]\ntype = a\n{TYPE} = s3cr3t", "two names"),
     ],
 )
@@ -155,7 +155,7 @@ def test_where_the_file_is(tmp_path: Path) -> None:
 
 def test_only_a_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
     assert read_file({"XDG_CONFIG_HOME": str(tmp_path)}) == NOTHING
-    with pytest.raises(KmsConfigurationError, match="AGS1_CONFIG names no file") as caught:
+    with pytest.raises(KmsConfigurationError, match="AGS1_CONFIG names a file") as caught:
         read_file({"AGS1_CONFIG": str(tmp_path / "none")})
     assert caught.value.file == str(tmp_path / "none")
     for bad in (tmp_path, tmp_path / "binary", tmp_path / "large"):
@@ -172,7 +172,7 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> N
     path = tmp_path / "config.ini"
     path.write_text("[kms]\ntype = aws\n")
     path.chmod(mode)
-    with pytest.raises(KmsAccessDeniedError, match="others may write"):
+    with pytest.raises(KmsAccessDeniedError, match="others can write"):
         read_file({"AGS1_CONFIG": str(path)})
     path.chmod(0o644)
     assert read_file({"AGS1_CONFIG": str(path)}).kind == "aws"
@@ -344,7 +344,7 @@ def test_a_configuration_can_name_code_only_for_its_owner(home: Path) -> None:
     code, _, errors = execute("encrypt", "a", env=environment)
     assert (code, errors.count(b"\n")) == (5, 1)
     assert str(path).encode() in errors
-    assert b"others may write" in errors
+    assert b"others can write" in errors
 
 
 def test_a_byte_order_mark_is_no_part_of_a_configuration(home: Path) -> None:
@@ -375,8 +375,8 @@ def test_a_bad_configuration_is_one_line_that_names_it(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--kms", "vsult"], "none of aws, azure, gcp, local, memory, vault"),
-        (["--kms", "aws", "--keyring", "k"], "--keyring is of --kms local"),
+        (["--kms", "vsult"], "they are aws, azure, gcp, local, memory, vault"),
+        (["--kms", "aws", "--keyring", "k"], "--keyring is for --kms local"),
         (["--kms-property", "s3cr3t"], "NAME=VALUE"),
         (["--kms-property", "region=s3cr3t"], "NAME=VALUE"),
         (["--kms-property", "a.b=s3cr3t", "--kms-property", "a.b=s3cr3t"], "a.b is given twice"),

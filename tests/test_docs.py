@@ -1,26 +1,185 @@
-"""The documents say what is so: the tests that SECURITY.md names exist, the tutorial runs."""
+"""The documents say what is so: what they name exists, what they link to is there, what they show
+runs.
+
+A block of ``sh`` or ``python`` in README.md and in ``docs`` is run as it stands, after the blocks
+above it that it needs, in a new user's home. A block of ``yaml`` or ``ini`` begins with the name of
+the file that it is. What is written differently for a test stands in ``REPLACED``.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import python_environment
 
-import ags1
-
 TESTS = Path(__file__).parent
 PROJECT = TESTS.parent
+DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in PROJECT.glob("docs/*.md"))]
+LINKING = [*DOCUMENTS, "SECURITY.md", "CHANGELOG.md", "bench/README.md", "ags1/spark/README.md"]
+
+# (document, its sections in the order in which a reader follows them) of each story.
+FILES = ("docs/files.md", ["In Python", "From the shell"])
+FIRST = ("README.md", ["Files", "Tables"])
+SPARK = ("README.md", ["Files", "Tables", "Spark"])
+KEYRING = ("docs/keys.md", ["A keyring"])
+AWS = ("docs/keys.md", ["A keyring", "Choosing the KMS"])
+VAULT = ("docs/keys.md", ["A keyring", "Choosing the KMS", "Master keys of a service"])
+MANAGER = ("docs/keys.md", ["In Python"])
+TABLES = ("docs/tables.md", ["A catalog", "Writing", "Reading", "Maintenance", "From the shell"])
+STORIES = [FILES, FIRST, SPARK, KEYRING, AWS, VAULT, MANAGER, TABLES]
+MAKE = [("README.md", ["Two commands"]), ("docs/figures.md", [""])]
+
+FIXTURE = TESTS / "tables" / "parquet_plain" / "metadata"
+REPLACED = {
+    "docs/tables.md": {
+        '"s3://lake/db/flights/metadata/00003-767abab5.metadata.json"': "table.metadata_location",
+        '{"encryption.kms-type": "vault", "kms.vault.url": "https://vault:8200"}': repr(
+            {"encryption.kms-type": "local"}
+        ),
+        'expected_key_id="tables"': 'expected_key_id="default"',
+    },
+    "docs/keys.md": {
+        '{"encryption.kms-type": "aws", "client.region": "eu-west-1"}': repr(
+            {
+                "encryption.kms-type": "memory",
+                "encryption.kms.key.keyA": b"0123456789012345".hex(),
+            }
+        ),
+        '"alias/orders"': '"keyA"',
+        "    ...": "    assert sum(bool(one['key_metadata']) for one in reader(f)) == 3",
+    },
+}
+TABLE_WITH_KEYS = f"""
+import json
+from pathlib import Path
+from fastavro import reader
+folder = Path({str(FIXTURE)!r})
+metadata = json.loads(max(folder.glob("*.metadata.json")).read_text())
+manifest_list = str(folder / Path(metadata["snapshots"][-1]["manifest-list"]).name)
+"""
+PLAIN_TABLES = """
+import pyarrow
+from ags1.iceberg import load_catalog
+inner = load_catalog("lake").inner
+inner.create_namespace_if_not_exists("db")
+for name in ("db.plain", "db.other"):
+    rows = pyarrow.table({"id": [1, 2, 3]})
+    inner.create_table(name, rows.schema).append(rows)
+"""
+# Python shares its names from block to block.
+RUN = """
+import json, subprocess, sys
+names = {}
+for language, code in json.load(open("blocks.json")):
+    print("---", code, sep="\\n", file=sys.stderr, flush=True)
+    if language == "python":
+        exec(compile(code, "a block", "exec"), names)
+    else:
+        subprocess.run(["sh", "-ec", code], check=True)
+"""
 
 pytestmark = pytest.mark.skipif(
     not (PROJECT / "SECURITY.md").exists(), reason="the documents are not beside these tests"
 )
+
+
+@functools.cache
+def sections(document: str) -> dict[str, list[tuple[str, str]]]:
+    """Return the language and the code of each block by section; that above the first is ''."""
+    parts = re.split(r"^## (.+)\n", (PROJECT / document).read_text(), flags=re.MULTILINE)
+    return {
+        name: re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        for name, text in zip(["", *parts[1::2]], parts[::2], strict=True)
+    }
+
+
+def blocks(story: tuple[str, list[str]]) -> list[tuple[str, str]]:
+    document, names = story
+    return [block for name in names for block in sections(document)[name]]
+
+
+class Home:
+    """The home of a new user, with the command ``ags1`` and no configuration."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.programs = folder / "programs"
+        for name in ("programs", "lake"):
+            (folder / name).mkdir()
+        kept = {k: v for k, v in python_environment().items() if not k.startswith(("AGS1_", "XDG"))}
+        path = [str(self.programs), str(Path(sys.executable).parent), os.defpath]
+        self.environment = kept | {
+            "HOME": str(folder),
+            "PYICEBERG_HOME": str(folder),
+            "PATH": os.pathsep.join(path),
+        }
+
+    def run(self, story: tuple[str, list[str]], program: list[str], before: str = "pass") -> None:
+        """Run a story's blocks by ``program``, after the Python ``before``."""
+        document, _ = story
+        runnable = [("python", before)]
+        replaced = dict(REPLACED.get(document, {}))
+        for language, written in blocks(story):
+            code = re.sub(r"/(srv|data)\b", str(self.folder), written)
+            for old in [old for old in replaced if old in code]:
+                code = code.replace(old, replaced[old])
+            if language in ("yaml", "ini"):
+                name = re.match(r"# ~/(.+)\n", code)
+                assert name, written
+                (self.folder / name[1]).parent.mkdir(parents=True, exist_ok=True)
+                path = str(self.folder / name[1])
+                runnable.append(("python", f"print({code!r}, file=open({path!r}, 'w'))"))
+            elif language in ("sh", "python"):
+                runnable.append((language, code))
+        (self.folder / "blocks.json").write_text(json.dumps(runnable))
+        done = subprocess.run(
+            [sys.executable, *program],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+@pytest.fixture
+def aws(home: Home) -> Iterator[str]:
+    """A KMS with the master key alias/backup, which ``home`` talks to."""
+    boto3 = pytest.importorskip("boto3")
+    pytest.importorskip("moto.moto_server.threaded_moto_server")
+    from aws_server import aws_server, dummy_environment
+
+    with aws_server() as endpoint:
+        home.environment |= dummy_environment(endpoint)
+        client = boto3.client(
+            "kms",
+            endpoint_url=endpoint,
+            region_name="eu-west-1",
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+        )
+        # moto's servers of one process share their keys.
+        with contextlib.suppress(client.exceptions.AlreadyExistsException):
+            made = client.create_key()["KeyMetadata"]
+            client.create_alias(AliasName="alias/backup", TargetKeyId=made["KeyId"])
+        yield endpoint
 
 
 def test_every_test_that_security_names_exists() -> None:
@@ -45,110 +204,127 @@ def test_every_line_of_the_threat_model_names_a_test() -> None:
     assert [row for row in rows if not re.search(r"`(\w+/)?test_", row)] == []
 
 
-def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (PROJECT / "README.md").read_text()
-    tutorial = text[text.index("## Tutorial") :]
-    code = tutorial[tutorial.index("```python\n") + 10 :]
-    code = code[: code.index("```")]
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), names)
-    assert names["stored"] == names["km"]
-    assert (tmp_path / "numbers.ags1").exists()
+def test_every_block_belongs_to_a_story() -> None:
+    told = {(document, name) for document, names in [*STORIES, *MAKE] for name in names}
+    for document in DOCUMENTS:
+        for name, found in sections(document).items():
+            languages = {language for language, _ in found} - {"text"}
+            assert languages <= {"sh", "python", "yaml", "ini"}, (document, name)
+            assert not languages or (document, name) in told, (document, name)
 
 
-@pytest.mark.filterwarnings("ignore:.*for tests and demonstrations")
-def test_a_tables_keys_open_as_the_readme_says() -> None:
-    text = (PROJECT / "README.md").read_text()
-    code = text[text.index("from ags1.keys import EncryptionManager") :]
-    code = code[: code.index("```")]
-    aws = '{"encryption.kms-type": "aws", "client.region": "eu-west-1"}'
-    assert aws in code
-    assert '"alias/orders"' in code
-    folder = TESTS / "tables" / "parquet_plain" / "metadata"
-    metadata = json.loads(max(folder.glob("*.metadata.json")).read_text())
-    names = {
-        "ags1": ags1,
-        "properties": {
-            "encryption.kms-type": "memory",
-            "encryption.kms.key.keyA": b"0123456789012345".hex(),
-        },
-        "metadata": metadata,
-        "manifest_list": str(folder / Path(metadata["snapshots"][-1]["manifest-list"]).name),
-    }
-    code = code.replace(aws, "properties").replace("alias/orders", "keyA")
-    code = code.replace("    ...", "    manifests = list(reader(f))")
-    exec(compile("from fastavro import reader\n" + code, "README.md", "exec"), names)
-    manifests = names["manifests"]
-    assert isinstance(manifests, list)
-    assert all(manifest["key_metadata"] for manifest in manifests)
-    assert len(manifests) == 3
+def test_what_is_replaced_is_written() -> None:
+    for document, replaced in REPLACED.items():
+        code = "".join(code for found in sections(document).values() for _, code in found)
+        assert [old for old in replaced if old not in code] == []
 
 
-@pytest.mark.filterwarnings("ignore:.*for tests and demonstrations")
-def test_a_table_opens_as_the_readme_says() -> None:
-    text = (PROJECT / "README.md").read_text()
-    code = text[text.index("from ags1.iceberg import open_table") :]
-    code = code[: code.index("```")]
-    folder = TESTS / "tables" / "parquet_plain"
-    location = max((folder / "metadata").glob("*.metadata.json"))
-    kms = {
-        "encryption.kms-type": "memory",
-        "encryption.kms.key.keyA": b"0123456789012345".hex(),
-    }
-    replacements = {
-        '"s3://lake/db/flights/metadata/00003-767abab5.metadata.json"': repr(str(location)),
-        '{"encryption.kms-type": "vault", "kms.vault.url": "https://vault:8200"}': repr(kms),
-        'expected_key_id="tables"': 'expected_key_id="keyA", location_map=location_map',
-    }
-    for written, meant in replacements.items():
-        assert written in code
-        code = code.replace(written, meant)
-    names: dict[str, Any] = {
-        "location_map": {"file:/tmp/ags1-fixtures/parquet_plain": str(folder)},
-    }
-    exec(compile(code, "README.md", "exec"), names)
-    assert names["table"].scan().to_arrow().num_rows == 3000
+def test_the_readme_is_short() -> None:
+    assert len((PROJECT / "README.md").read_text().splitlines()) <= 200
 
 
-PLAIN_TABLES = """
-import pyarrow
-from ags1.iceberg import load_catalog
-inner = load_catalog("lake").inner
-inner.create_namespace_if_not_exists("db")
-for name in ("db.plain", "db.other"):
-    rows = pyarrow.table({"id": [1, 2, 3]})
-    inner.create_table(name, rows.schema).append(rows)
-"""
+def anchors(text: str) -> set[str]:
+    """Return the names that the headings have as targets of links."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.skipif(not (PROJECT / "bench" / "results").exists(), reason="no results here")
+@pytest.mark.parametrize(
+    "document",
+    [*LINKING, *sorted(str(path.relative_to(PROJECT)) for path in TESTS.glob("*/README.md"))],
+)
+def test_links_lead_somewhere(document: str) -> None:
+    text = (PROJECT / document).read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (PROJECT / document).parent / name if name else PROJECT / document
+        assert path.resolve().is_relative_to(PROJECT), target
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path.read_text()), target
+
+
+def test_extras_and_targets_that_are_named_exist() -> None:
+    project = (PROJECT / "pyproject.toml").read_text()
+    makefile = (PROJECT / "Makefile").read_text()
+    for document in LINKING:
+        text = (PROJECT / document).read_text()
+        for extras in re.findall(r"\bags1\[([a-z0-9,]+)\]", text):
+            for extra in extras.split(","):
+                assert re.search(rf"^{extra} = \[", project, re.MULTILINE), (document, extra)
+        for target in re.findall(r"`make ([a-z-]+)", text):
+            assert re.search(rf"^{target}\b.*:", makefile, re.MULTILINE), (document, target)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not on this machine")
+@pytest.mark.parametrize("story", MAKE, ids=lambda story: story[0])
+def test_make_knows_the_targets(story: tuple[str, list[str]]) -> None:
+    """They build everything, so make only says what it would do."""
+    lines = [line for _, code in blocks(story) for line in code.splitlines()]
+    assert lines
+    for line in lines:
+        assert line.startswith("make ")
+        command = line.replace("make ", "make -n ", 1)
+        done = subprocess.run(["sh", "-ec", command], cwd=PROJECT, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_runs(home: Home) -> None:
+    pytest.importorskip("sqlalchemy")
+    home.run(FIRST, ["-c", RUN])
 
 
 @pytest.mark.slow
-def test_tables_are_written_as_the_readme_says(tmp_path: Path) -> None:
-    """A new user's home, with the configuration, the Python and the commands as they stand."""
-    text = (PROJECT / "README.md").read_text()
-    section = text[text.index("## Writing tables") :]
-    section = section[: section.index("\n## ", 3)].replace("/srv", str(tmp_path))
+def test_the_page_on_files_runs(home: Home) -> None:
+    home.run(FILES, ["-c", RUN])
+    assert (home.folder / "copy.csv").read_bytes() == (home.folder / "numbers.csv").read_bytes()
 
-    def blocks(language: str) -> list[str]:
-        return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
-    (tmp_path / "lake").mkdir()
-    [configuration] = blocks("yaml")
-    (tmp_path / ".pyiceberg.yaml").write_text(configuration)
-    home = python_environment() | {"HOME": str(tmp_path)}
-    home["PATH"] = f"{Path(sys.executable).parent}:{os.defpath}"
+def test_the_keyring_of_the_page_on_keys_runs(home: Home) -> None:
+    home.run(KEYRING, ["-c", RUN])
 
-    def run(*command: str) -> None:
-        done = subprocess.run(command, cwd=tmp_path, env=home, capture_output=True, text=True)
-        assert done.returncode == 0, (command[0], done.stdout, done.stderr)
 
-    run("ags1", "keygen")
-    first, second = blocks("python")
-    run(sys.executable, "-c", PLAIN_TABLES)
-    run(
-        sys.executable,
-        "-c",
-        first.replace("create_namespace(", "create_namespace_if_not_exists(") + second,
-    )
-    [commands] = blocks("sh")
-    run("sh", "-ec", commands)
+@pytest.mark.slow
+def test_the_page_on_keys_runs_with_aws(home: Home, aws: str) -> None:
+    home.run(AWS, ["-c", RUN])
+
+
+@pytest.mark.interop
+def test_the_page_on_keys_runs_with_vault(home: Home, aws: str) -> None:
+    from vault_server import VaultServer, build, have_go
+
+    if not have_go():
+        pytest.skip("Go is not on this machine")
+    with VaultServer() as vault:
+        (home.programs / "vault").symlink_to(build())
+        vault.request("POST", "transit/keys/orders", {})
+        home.environment |= {"VAULT_ADDR": vault.url, "VAULT_TOKEN": vault.token}
+        home.run(VAULT, ["-c", RUN])
+
+
+def test_a_tables_keys_open_as_the_page_on_keys_says(home: Home) -> None:
+    home.run(MANAGER, ["-c", RUN], TABLE_WITH_KEYS)
+
+
+@pytest.mark.slow
+def test_the_page_on_tables_runs(home: Home) -> None:
+    make_key = "import subprocess; subprocess.run(['ags1', 'keygen'], check=True)"
+    home.run(("docs/tables.md", ["A catalog"]), ["-c", RUN], make_key)
+    home.run(TABLES, ["-c", RUN], PLAIN_TABLES)
+
+
+@pytest.mark.spark
+def test_the_readme_runs_on_spark(home: Home) -> None:
+    pytest.importorskip("pyspark")
+    java = shutil.which("java")
+    if java is None:
+        pytest.skip("java is not on this machine")
+    (home.programs / "java").symlink_to(java)
+    home.environment |= {
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(home.folder / "local"),
+    }
+    home.run(SPARK, [str(TESTS / "spark" / "guide_job.py"), "blocks.json"])

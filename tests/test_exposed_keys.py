@@ -24,13 +24,13 @@ from pyiceberg.types import LongType, NestedField, StringType
 import ags1
 from ags1 import Ags1Error, KeyMetadata, MetadataIntegrityError, NotEncryptedError
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, Rekeyed, verify_table
-from ags1.iceberg.files import TableFiles
-from ags1.iceberg.maintenance.rekeying import Rekeying
-from ags1.iceberg.writing.entries import FileRecord, read_entries
-from ags1.iceberg.writing.metadata_file import print_metadata
-from ags1.iceberg.writing.output import TableOutput
-from ags1.iceberg.writing.producing import SnapshotProducer
-from ags1.iceberg.writing.updates import apply_updates
+from ags1.iceberg.commit.metadata_file import print_metadata
+from ags1.iceberg.commit.updates import apply_updates
+from ags1.iceberg.operations.rekey import Rekeying
+from ags1.iceberg.read.records import FileRecord, read_entries
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.storage.table_files import TableFiles
+from ags1.iceberg.write.snapshot import SnapshotProducer
 from ags1.keys.manager import now_ms
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")

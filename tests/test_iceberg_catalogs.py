@@ -36,7 +36,7 @@ from iceberg_tables import (
 )
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog import load_catalog as load_plain_catalog
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import NoSuchTableError, ValidationException
 from pyiceberg.table import Table
 from table_maker import TableMaker
 
@@ -48,7 +48,7 @@ from ags1.iceberg import (
     load_catalog,
     open_table,
 )
-from ags1.iceberg.redirection import refuse_redirection
+from ags1.iceberg.pyiceberg.redirection import refuse_redirection
 from ags1.kms import KmsClient, from_properties
 from ags1.kms.memory import MemoryKms
 
@@ -184,7 +184,7 @@ def test_a_catalog_may_require_encrypted_tables(sql: dict[str, str], tmp_path: P
         with pytest.raises(NotEncryptedError, match="not encrypted"):
             catalog.load_table("db.plain")
         assert type(catalog.load_table("db.plain", require_encrypted=False)) is Table
-        with pytest.raises(NotEncryptedError, match="clear"):
+        with pytest.raises(NotEncryptedError, match="not encrypted"):
             catalog.register_table("db.t", maker.write()).scan().to_arrow()
     with load_catalog("sql", **sql, **required) as catalog, pytest.raises(NotEncryptedError):
         catalog.load_table("db.plain")
@@ -203,7 +203,7 @@ def test_a_kms_of_many_owners_needs_the_key_s_name_from_a_trusted_place(
 ) -> None:
     kms = Foreign(KMS_PROPERTIES)
     inner = load_plain_catalog("sql", **sql)
-    with pytest.raises(KeyMetadataError, match="anybody's"):
+    with pytest.raises(KeyMetadataError, match="another user's key"):
         EncryptedCatalog(inner, kms).load_table("db.stats")
     for catalog, pin in (
         (EncryptedCatalog(inner, kms), {"expected_key_id": "keyA"}),
@@ -234,12 +234,38 @@ def test_the_rest_is_the_inner_catalog_s(sql: dict[str, str], tmp_path: Path) ->
         catalog.drop_namespace("other")
         table = catalog.create_table_if_not_exists("db.new", renamed.schema())
         assert type(table) is Table
+        assert table.catalog is catalog
+        assert catalog.load_table("db.new").catalog is catalog
         rows = pa.table({"id": [1], "p": ["x"]}, table.schema().as_arrow())
+        with catalog.create_table_transaction("db.made", table.schema()) as change:
+            change.append(rows)
+        assert catalog.load_table("db.made").scan().count() == 1
         table.append(rows)
         assert catalog.load_table("db.new").scan().count() == 1
         assert catalog.engine is catalog.inner.engine  # what only a SqlCatalog has
         with pytest.raises(AttributeError):
             _ = catalog.no_such_thing
+        assert isinstance(catalog, EncryptedCatalog)
+        assert isinstance(catalog, type(catalog.inner))  # as code that looks for a SqlCatalog asks
+        assert repr(catalog).startswith(repr(catalog.inner))
+        assert repr(EncryptedCatalog(catalog.inner)) == repr(catalog.inner)
+
+
+@pytest.mark.parametrize("refreshed", [False, True], ids=["stale", "refreshed"])
+def test_a_plain_table_of_before_its_migration_writes_nothing(
+    refreshed: bool, sql: dict[str, str]
+) -> None:
+    rows = pa.table({"id": [1]})
+    with load_catalog("sql", **sql, **KMS_PROPERTIES) as catalog:
+        table = catalog.create_table("db.t", rows.schema)
+        table.append(rows)
+        catalog.migrate_table("db.t", "keyA")
+        if refreshed:
+            table.refresh()
+        for write in (lambda: table.append(rows), lambda: table.delete("id = 1")):
+            with pytest.raises((NotImplementedError, ValidationException, OSError)):
+                write()
+        assert catalog.load_table("db.t").scan().count() == 1
 
 
 def test_an_in_memory_catalog(tmp_path: Path) -> None:
@@ -285,19 +311,23 @@ def test_the_kms_is_asked_once_for_all_tables_and_refreshes(sql: dict[str, str])
 
 
 @contextmanager
-def rest_server(answer: dict[str, Any]) -> Iterator[str]:
-    """Serve the table ``db.t`` as ``answer``, and the protocol's configuration."""
+def rest_server(answer: dict[str, Any], asked: list[str] | None = None) -> Iterator[str]:
+    """Serve the table ``db.t`` as ``answer``, and the protocol's configuration. ``asked`` gets what
+    is asked of tables."""
+    tables = {"/v1/namespaces/db/tables/t": "?", "/v1/namespaces/db/register": "register"}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            path = self.path.partition("?")[0]
+            path, _, query = self.path.partition("?")
+            if asked is not None and path in tables:
+                asked.append(query or tables[path])
             if path == "/v1/config":
                 # What a server tells of a KMS is not heard: it could name code to run.
                 evil = {"encryption.kms-impl": "os:system", "encryption.kms-type": ""}
                 found: Any = {"defaults": {}, "overrides": evil}
             else:
-                found = answer if path == "/v1/namespaces/db/tables/t" else None
+                found = answer if path in tables else None
             missing = {"error": {"message": "no", "type": "NoSuchTableException", "code": 404}}
             body = json.dumps(missing if found is None else found).encode()
             self.send_response(404 if found is None else 200)
@@ -354,6 +384,48 @@ def test_a_rest_server_s_word_is_better_than_the_file(tmp_path: Path) -> None:
         assert catalog.load_table("db.t", location_map=PLACES).scan().count() == 1000
         with pytest.raises(MetadataIntegrityError, match="SHA-256"):
             catalog.load_table("db.t", expected_metadata_sha256=digest)
+
+
+def test_a_rest_server_is_asked_for_the_snapshots_that_the_catalog_is_told_to(
+    tmp_path: Path,
+) -> None:
+    refs: dict[str, str] = {"snapshot-loading-mode": "refs"}
+    for kms, expected in (None, ["snapshots=refs"]), (memory_kms(), ["snapshots=refs", "?"]):
+        maker = TableMaker(tmp_path / str(bool(kms)), COLUMNS, kms)
+        asked: list[str] = []
+        with (
+            rest_server(rest_answer(Path(maker.write())), asked) as uri,
+            load_catalog("rest", type="rest", uri=uri, **refs, **KMS_PROPERTIES) as catalog,
+        ):
+            catalog.load_table("db.t")
+            # Keys of snapshots that are not seen would be pruned.
+            assert asked == expected
+    with rest_server({}) as uri, load_catalog("rest", type="rest", uri=uri, **refs) as catalog:
+        catalog.inner.properties["snapshot-loading-mode"] = "some"
+        with pytest.raises(ValueError, match="snapshot-loading-mode"):
+            catalog.load_table("db.t")
+
+
+def test_a_plain_table_s_files_are_read_with_the_catalog_s_authority(tmp_path: Path) -> None:
+    maker = TableMaker(tmp_path / "t", COLUMNS, None)
+    with (
+        rest_server(rest_answer(Path(maker.write()))) as uri,
+        load_catalog("rest", type="rest", uri=uri, token="t", **KMS_PROPERTIES) as catalog,
+    ):
+        found = catalog.load_table("db.t").io.properties
+        assert found["auth.manager"] is not None
+        assert found == catalog.inner.load_table("db.t").io.properties
+
+
+def test_a_rest_server_registers_a_table_in_one_request() -> None:
+    asked: list[str] = []
+    with (
+        rest_server(rest_answer(metadata_file("stats")), asked) as uri,
+        load_catalog("rest", type="rest", uri=uri, **KMS_PROPERTIES) as catalog,
+    ):
+        table = catalog.register_table("db.t", str(metadata_file("stats")))
+        assert isinstance(table, EncryptedTable)
+        assert asked == ["register"]
 
 
 def test_a_rest_server_does_not_choose_the_kms() -> None:
@@ -779,7 +851,7 @@ def test_a_pinned_plain_table_is_the_one_that_was_checked(tmp_path: Path) -> Non
         assert table.scan().count() == 2
         table = catalog.load_table("db.t")
         assert type(table) is Table
-        assert table.catalog is catalog.inner
+        assert table.catalog is catalog
 
 
 def test_kms_clients_are_closed_by_who_made_them(sql: dict[str, str]) -> None:

@@ -14,7 +14,9 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import polars
 import pyarrow as pa
 import pytest
 from conftest import python_environment
@@ -30,13 +32,18 @@ from iceberg_tables import (
     metadata_file,
     open_fixture,
 )
-from pyiceberg.expressions import EqualTo
+from pyiceberg.expressions import AlwaysTrue, EqualTo
+from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import Table
 
 from ags1 import KeyMetadata
 from ags1.iceberg import ContentFile, EncryptedManifest
 
-pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ags1.kms.memory.KeysInPropertiesWarning",
+    "ignore:Iceberg scan planning with the polars_iceberg plugin",
+    "ignore:the `reader_override` parameter",
+)
 
 
 @pytest.mark.parametrize("name", READABLE)
@@ -58,6 +65,48 @@ def test_every_door_leads_to_the_same_rows(name: str) -> None:
     assert by_id(table.to_polars().collect().to_dicts()) == expected
     duckdb = scan.to_duckdb("t")
     assert duckdb.sql("select count(*) from t").fetchall() == [(len(expected),)]
+
+
+@pytest.mark.parametrize("reader", [None, "pyiceberg"])
+@pytest.mark.parametrize("name", READABLE)
+def test_polars_scans_lazily(name: str, reader: Any) -> None:
+    table = open_fixture(name)
+    expected = expected_rows(name)
+    frame = polars.scan_iceberg(table, reader_override=reader)
+    assert by_id(frame.collect().to_dicts()) == expected
+    assert frame.select(polars.len()).collect().item() == len(expected)
+    ids = [row["id"] for row in expected if 100 <= row["id"] < 200]
+    some = frame.filter(polars.col("id").is_between(100, 199)).select("id")
+    assert sorted(some.collect()["id"].to_list()) == ids
+    assert len(frame.head(7).collect()) == min(7, len(expected))
+
+
+def test_polars_scans_what_was_appended() -> None:
+    table = open_fixture("parquet_plain")
+    first, second, _ = table.snapshots()
+    frame = polars.scan_iceberg(
+        table,
+        from_snapshot_id_exclusive=first.snapshot_id,
+        to_snapshot_id_inclusive=second.snapshot_id,
+    )
+    assert frame.collect()["id"].sort().to_list() == list(range(1000, 2000))
+    old = polars.scan_iceberg(table, snapshot_id=first.snapshot_id)
+    assert old.collect()["id"].sort().to_list() == list(range(1000))
+
+
+@pytest.mark.parametrize("name", ["stats", "mor_dv"])
+def test_readers_without_keys_are_told_how_to_read(name: str) -> None:
+    table = open_fixture(name)
+    how = r"(PARQUET|PUFFIN), encrypted: read it by .* table\.scan\(\)\.to_arrow\(\)"
+    arrow_scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+    with pytest.raises(ValueError, match=how):
+        arrow_scan.to_table(table.scan().plan_files())
+    with pytest.raises(polars.exceptions.ComputeError, match=how):
+        polars.scan_iceberg(table, reader_override="native").collect()
+    # What the table says of its files is what the manifests say.
+    files = table.inspect.files().to_pylist()
+    assert {file["file_format"] for file in files} <= {"PARQUET", "PUFFIN"}
+    assert table.scan().count() == len(expected_rows(name))
 
 
 def test_ray_is_given_the_arrow_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import polars
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -32,11 +33,11 @@ from table_maker import TableMaker
 
 from ags1 import FormatError, TruncatedError
 from ags1.iceberg import open_table
-from ags1.iceberg import scan as scan_module
-from ags1.iceberg.deletes import DeletedKeys, rows_kept
-from ags1.iceberg.files import moved
-from ags1.iceberg.pyiceberg_internals import project
-from ags1.iceberg.reading import TaskReader
+from ags1.iceberg.pyiceberg.arrow import project
+from ags1.iceberg.read import scan as scan_module
+from ags1.iceberg.read.deletes import DeletedKeys, rows_kept
+from ags1.iceberg.read.tasks import TaskReader
+from ags1.iceberg.storage.table_files import moved
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
 
@@ -160,6 +161,29 @@ def test_the_mask_of_rows_kept(deleted: set[int], first: int, count: int) -> Non
     mask = rows_kept(BitMap64(deleted), first, count)
     expected = [n not in deleted for n in range(first, first + count)]
     assert (mask.to_pylist() if mask is not None else [True] * count) == expected
+
+
+@pytest.mark.filterwarnings("ignore:Iceberg scan planning with the polars_iceberg plugin")
+@pytest.mark.parametrize("kind", ["positions", "vectors", "keys"])
+def test_polars_applies_the_deletes_of_plain_files(tmp_path: Path, kind: str) -> None:
+    maker = TableMaker(tmp_path / "t", COLUMNS, memory_kms())
+    files = [maker.add_parquet(rows(*range(n, n + 4)), encrypted=False) for n in (0, 10)]
+    maker.commit(*files)
+    table = open_table(maker.write(), memory_kms())
+    assert polars.scan_iceberg(table).collect().rows() == [
+        tuple(row.values()) for row in rows(0, 1, 2, 3, 10, 11, 12, 13)
+    ]
+    path = files[0]["file_path"]
+    maker.commit(
+        *{
+            "positions": lambda: [maker.add_position_deletes([(path, 1)])],
+            "vectors": lambda: maker.add_deletion_vectors({path: [1]}),
+            "keys": lambda: [maker.add_equality_deletes([{"id": 1}], [1])],
+        }[kind]()
+    )
+    table = open_table(maker.write(), memory_kms())
+    found = polars.scan_iceberg(table).filter(polars.col("id") < 12).collect()
+    assert found["id"].to_list() == [0, 2, 3, 10, 11]
 
 
 # -- equality deletes

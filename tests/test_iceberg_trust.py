@@ -43,9 +43,10 @@ from ags1 import (
     NotEncryptedError,
     TruncatedError,
 )
-from ags1.iceberg import metadata as metadata_module
 from ags1.iceberg import open_table
-from ags1.iceberg.metadata import Trust, read_metadata
+from ags1.iceberg.read import metadata as metadata_module
+from ags1.iceberg.read.metadata import read_metadata
+from ags1.iceberg.storage.trust import Trust
 from ags1.keys import EncryptionManager, Keychain, encryption_keys_to_dicts
 from ags1.kms import from_properties
 
@@ -185,7 +186,7 @@ def test_a_dropped_table_key_id(tmp_path: Path) -> None:
     with pytest.raises(NotEncryptedError, match="was expected"):
         read_all(tmp_path, "parquet_plain", expected_key_id="keyA")
     # Even to somebody who knows nothing, the keys that are left tell.
-    with pytest.raises(NotEncryptedError, match="stripped"):
+    with pytest.raises(NotEncryptedError, match="somebody removed it"):
         read_all(tmp_path, "parquet_plain")
 
 
@@ -461,7 +462,7 @@ def test_plain_data_files_are_read_counted_and_refused_on_demand(tmp_path: Path)
     assert sorted(scan.to_arrow()["id"].to_pylist()) == [1, 2]
     assert scan.plain_files() == 1
     strict = open_table(path, memory_kms(), require_encrypted=True)
-    with pytest.raises(NotEncryptedError, match="in the clear"):
+    with pytest.raises(NotEncryptedError, match="not encrypted"):
         strict.scan().to_arrow()
     assert strict.scan("id = 1").to_arrow()["id"].to_pylist() == [1], "the plain file is pruned"
 
@@ -498,7 +499,7 @@ def test_a_vector_that_says_something_else_than_its_entry(
         ({"content_offset": 5}, "has none at byte 5"),
         ({"content_offset": None}, "where it begins"),
         ({"record_count": 7}, "positions"),
-        ({"referenced_data_file": None}, "which data file"),
+        ({"referenced_data_file": None}, "name its data file"),
     ],
 )
 def test_an_entry_that_says_something_else_than_its_vector(
@@ -611,22 +612,6 @@ def test_a_parse_error_quotes_no_key(tmp_path: Path) -> None:
         open_table(table.write(), memory_kms()).scan().to_arrow()
     assert caught.value.__context__ is None
     assert caught.value.__cause__ is None
-
-
-@pytest.mark.parametrize("kind", ["variant", "geometry(srid:4326)", "unheard-of"])
-def test_a_type_that_pyiceberg_does_not_know_is_named(tmp_path: Path, kind: str) -> None:
-    def change(metadata: dict[str, Any]) -> None:
-        inner = [{"id": 91, "name": "v", "required": False, "type": kind}]
-        column = {"id": 90, "name": "st", "required": False}
-        for schema in metadata["schemas"]:
-            schema["fields"].append(column | {"type": {"type": "struct", "fields": inner}})
-
-    copied("stats", tmp_path)
-    rewrite_metadata(tmp_path, "stats", change)
-    with pytest.raises(NotImplementedError) as caught:
-        open_fixture("stats", tmp_path)
-    assert "'st.v'" in str(caught.value)
-    assert repr(kind) in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["parquet_plain", "mor_dv"])

@@ -601,8 +601,8 @@ def test_no_tls_is_unavailable(faults: Faults) -> None:
         ({"http-client.apache.socket-timeout-ms": "-1"}, "http-client.apache.socket-timeout-ms"),
         ({"client.factory": "com.example.OurFactory"}, "client.factory"),
         ({"client.credentials-provider": "com.example.P"}, "client.credentials-provider"),
-        ({"client.access-key-id": "AKIA"}, "only one is given"),
-        ({"client.secret-access-key": "hunter2"}, "only one is given"),
+        ({"client.access-key-id": "AKIA"}, "only one of"),
+        ({"client.secret-access-key": "hunter2"}, "only one of"),
         ({"client.session-token": "hunter2"}, "without 'client.access-key-id'"),
         (
             {

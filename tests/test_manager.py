@@ -188,7 +188,7 @@ def test_where_a_name_may_be_a_strangers_it_has_to_be_given(kms: Watched) -> Non
     """As with AWS: else whoever can write the metadata chooses whose master key is asked."""
     metadata = {"properties": KEY_A}
     kms.accepts_foreign_keys = True
-    with pytest.raises(KeyMetadataError, match="anybody's"):
+    with pytest.raises(KeyMetadataError, match="another user's key"):
         EncryptionManager.from_metadata(metadata, kms)
     assert EncryptionManager.from_metadata(metadata, kms, table_key_id="keyA")
 
@@ -203,8 +203,8 @@ def test_where_a_name_may_be_a_strangers_it_has_to_be_given(kms: Watched) -> Non
             "16, 24",
         ),
         ({"properties": {"encryption.key-id": "keyA", "encryption.data-key-length": 16}}, "16, 24"),
-        ({"properties": {"encryption.key-id": ""}}, "key id"),
-        ({"properties": {"encryption.key-id": 5}}, "key id"),
+        ({"properties": {"encryption.key-id": ""}}, "key ID"),
+        ({"properties": {"encryption.key-id": 5}}, "key ID"),
         ({"encryption-keys": {}}, "not a list"),
         ({"encryption-keys": [{"key-id": "a"}]}, "encrypted-key-metadata"),
         ({"encryption-keys": None}, "not a list"),

@@ -27,16 +27,16 @@ from table_maker import TableMaker, stored
 from ags1 import KeyMetadata
 from ags1.errors import FormatError, MetadataIntegrityError
 from ags1.iceberg import EncryptedTable, open_table
-from ags1.iceberg.files import TableFiles
-from ags1.iceberg.home import Home
-from ags1.iceberg.maintenance.journal import Journal
-from ags1.iceberg.maintenance.migration import Migration, MigrationCommit, plaintext_files
-from ags1.iceberg.metadata import Trust
-from ags1.iceberg.writing.commits import commits_for
-from ags1.iceberg.writing.entries import FileRecord, read_entries
-from ags1.iceberg.writing.metadata_file import print_metadata
-from ags1.iceberg.writing.output import TableOutput
-from ags1.iceberg.writing.updates import apply_updates
+from ags1.iceberg.commit.choice import commits_for
+from ags1.iceberg.commit.metadata_file import print_metadata
+from ags1.iceberg.commit.updates import apply_updates
+from ags1.iceberg.operations.journal import Journal
+from ags1.iceberg.operations.migrate import Migration, MigrationCommit, plaintext_files
+from ags1.iceberg.read.records import FileRecord, read_entries
+from ags1.iceberg.storage.home import Home
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.storage.table_files import TableFiles
+from ags1.iceberg.storage.trust import Trust
 from ags1.keys.manager import EncryptionManager, now_ms
 
 IO = PyArrowFileIO()
@@ -237,8 +237,8 @@ def test_what_the_new_table_reaches_is_never_listed(catalog: SqlCatalog) -> None
 
 
 def test_a_killed_run_is_gone_on_with(catalog: SqlCatalog, monkeypatch: Any) -> None:
-    import ags1.iceberg.maintenance.journal as journal
-    import ags1.iceberg.writing.reencryption as reencryption
+    import ags1.iceberg.operations.journal as journal
+    import ags1.iceberg.write.reencryption as reencryption
 
     monkeypatch.setattr(journal, "_FILES_PER_PART", 1)
     plain = make(catalog, 2)

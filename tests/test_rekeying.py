@@ -15,15 +15,15 @@ from pyroaring import BitMap64
 from table_maker import TableMaker, stored
 
 from ags1.iceberg import EncryptedTable, open_table
-from ags1.iceberg.files import TableFiles
-from ags1.iceberg.maintenance.rekeying import Rekeying
-from ags1.iceberg.writing.deletion_vectors import write_deletion_vectors
-from ags1.iceberg.writing.entries import Entry, FileRecord, read_entries
-from ags1.iceberg.writing.metadata_file import print_metadata
-from ags1.iceberg.writing.output import TableOutput
-from ags1.iceberg.writing.producing import FileChange, SnapshotProducer
-from ags1.iceberg.writing.updates import apply_updates
-from ags1.iceberg.writing.view import TableView
+from ags1.iceberg.commit.metadata_file import print_metadata
+from ags1.iceberg.commit.updates import apply_updates
+from ags1.iceberg.operations.rekey import Rekeying
+from ags1.iceberg.read.records import Entry, FileRecord, read_entries
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.storage.table_files import TableFiles
+from ags1.iceberg.write.deletion_vectors import write_deletion_vectors
+from ags1.iceberg.write.snapshot import FileChange, SnapshotProducer
+from ags1.iceberg.write.view import TableView
 from ags1.keys.manager import EncryptionManager, now_ms
 
 IO = PyArrowFileIO()

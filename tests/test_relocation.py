@@ -37,11 +37,11 @@ import ags1
 from ags1 import KeyMetadata, KmsUnavailableError, MetadataIntegrityError, TruncatedError
 from ags1.errors import FormatError, NotEncryptedError
 from ags1.iceberg import EncryptedTable, open_table
-from ags1.iceberg.listing import list_files
-from ags1.iceberg.maintenance import relocation
-from ags1.iceberg.maintenance.places import Places, place_of
-from ags1.iceberg.maintenance.relocation import RelocationResult, is_seen_from, relocate
-from ags1.iceberg.verify import verify_table
+from ags1.iceberg.operations import relocate as relocation
+from ags1.iceberg.operations.relocate import RelocationResult, is_seen_from, relocate
+from ags1.iceberg.operations.verify import verify_table
+from ags1.iceberg.storage.listing import list_files
+from ags1.iceberg.storage.places import Places, place_of
 from ags1.keys.manager import EncryptionManager
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -596,7 +596,7 @@ def test_another_file_in_the_way(tmp_path: Path) -> None:
 
 def test_another_table_in_the_way(tmp_path: Path) -> None:
     first = relocate(open_fixture("mor_dv"), str(tmp_path / "t"))
-    with pytest.raises(FileExistsError, match="another table"):
+    with pytest.raises(FileExistsError, match="Another table"):
         relocate(open_fixture("stats"), str(tmp_path / "t"))
     again = relocate(open_fixture("mor_dv"), str(tmp_path / "t"))
     assert (again.copied_files, again.found_files) == (0, 3)
@@ -647,7 +647,7 @@ def test_places_that_are_refused(tmp_path: Path) -> None:
     maker = make_table(tmp_path / "t")
     table = open_made(maker)
     for bad in ("", "/", "file:///", "relative/path", "file:/a/../b", "s3://", "/a\0b"):
-        with pytest.raises(ValueError, match=r"place for a table|whole path|without"):
+        with pytest.raises(ValueError, match=r"table's location|whole path|must not contain"):
             relocate(table, bad)
     for near in (f"{tmp_path}/t", f"file:{tmp_path}/t/", f"{tmp_path}/t/new", str(tmp_path)):
         with pytest.raises(ValueError, match=r"already|within"):

@@ -36,17 +36,12 @@ from pyiceberg.types import (
 
 import ags1
 from ags1 import KeyMetadata
-from ags1.iceberg.maintenance.repointing import (
-    Row,
-    UnreadableError,
-    repoint_puffin,
-    repoint_records,
-)
-from ags1.iceberg.pyiceberg_internals import read_avro_records
-from ags1.iceberg.snapshots import MANIFEST
-from ags1.iceberg.writing.entries import ADDED, DELETED, Entry, FileRecord
-from ags1.iceberg.writing.manifests import DATA_MANIFEST, write_manifest
-from ags1.iceberg.writing.output import TableOutput
+from ags1.iceberg.operations.repoint import Row, UnreadableError, repoint_puffin, repoint_records
+from ags1.iceberg.pyiceberg.records import read_avro_records
+from ags1.iceberg.read.records import ADDED, DELETED, Entry, FileRecord
+from ags1.iceberg.read.snapshots import MANIFEST
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.write.manifests import DATA_MANIFEST, write_manifest
 from ags1.keys.manager import EncryptionManager
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")

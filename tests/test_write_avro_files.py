@@ -19,8 +19,8 @@ from pyiceberg.types import NestedField
 from test_write_data_files import ALL_TYPES, NESTED, NESTED_KIND, NESTED_ROWS, all_types
 
 import ags1
-from ags1.iceberg.avro import read_avro as read_avro_batches
-from ags1.iceberg.writing.avro_files import avro_schema
+from ags1.iceberg.formats.avro import read_avro as read_avro_batches
+from ags1.iceberg.formats.avro_schema import avro_schema
 
 AVRO = {"write.format.default": "avro"}
 COLUMNS = [{"name": "id", "type": "long"}, {"name": "s", "type": "string"}]
@@ -140,7 +140,7 @@ def test_schemas_are_java_s() -> None:
         "type": "fixed", "name": "decimal_9_2", "size": 4, "logicalType": "decimal",
         "precision": 9, "scale": 2,
     }  # fmt: skip
-    assert avro_schema(schema)["fields"] == [
+    assert avro_schema(schema.as_struct())["fields"] == [
         {"name": "u", "type": ["null", uuid_fixed], "doc": "who", "default": None, "field-id": 1},
         {"name": "v", "type": "uuid_fixed", "field-id": 2},
         {"name": "d", "type": decimal, "field-id": 3},
@@ -170,7 +170,7 @@ def test_schemas_are_java_s() -> None:
         },
         {"name": "w", "type": "null", "default": None, "field-id": 15},
     ]  # fmt: skip
-    fastavro.parse_schema(avro_schema(schema))
+    fastavro.parse_schema(avro_schema(schema.as_struct()))
 
 
 def test_every_type_is_read_back_by_fastavro(tmp_path: Path) -> None:

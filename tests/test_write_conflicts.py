@@ -25,15 +25,22 @@ from pyiceberg.expressions import AlwaysFalse
 from pyiceberg.expressions.parser import parse
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
+from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import IsolationLevel, Operation
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
-from ags1.iceberg.writing.conflicts import Changes, Read, find_conflict
-from ags1.iceberg.writing.entries import DATA, EQUALITY_DELETES, POSITION_DELETES, FileRecord
-from ags1.iceberg.writing.history import snapshots_since
+from ags1.iceberg.read.records import (
+    DATA,
+    EQUALITY_DELETES,
+    POSITION_DELETES,
+    FileRecord,
+    file_record,
+)
+from ags1.iceberg.write.conflicts import Changes, Read, columns_of, find_conflict
+from ags1.iceberg.write.history import snapshots_since
+from ags1.iceberg.write.snapshot import FileChange, SnapshotProducer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ags1.kms.memory.KeysInPropertiesWarning",
@@ -130,7 +137,12 @@ def conflict(
     isolation: IsolationLevel = SERIALIZABLE,
     files: frozenset[str] = frozenset({"read"}),
 ) -> str | None:
-    return find_conflict(Read(parse(row_filter), files), [changes], SCHEMA, isolation)
+    return find_conflict(
+        Read(parse(row_filter), files, columns_of(parse(row_filter), SCHEMA)),
+        [changes],
+        SCHEMA,
+        isolation,
+    )
 
 
 @pytest.mark.parametrize("operation", list(Operation))
@@ -184,6 +196,14 @@ def test_other_delete_files_count_by_their_metrics(content: int, isolation: Isol
         assert deletes(operation, lower_bounds=away, upper_bounds=away) is None
     # The same deletes in another file.
     assert deletes(Operation.REPLACE) is None
+    # Of a file that is written anew they may be of other rows than those of the filter.
+    away = {1: (8).to_bytes(8, "little")}
+    for operation in Operation:
+        added = delete_file(content, lower_bounds=away, upper_bounds=away)
+        changes = Changes(7, operation, deletes=[added])
+        read = Read(parse("id = 5"), frozenset({"read"}), frozenset({1}), rewrites=True)
+        found = find_conflict(read, [changes], SCHEMA, isolation)
+        assert (found is None) == (operation == Operation.REPLACE)
 
 
 def test_a_filter_is_meant_as_in_sql() -> None:
@@ -197,13 +217,15 @@ def test_a_filter_is_meant_as_in_sql() -> None:
 def test_the_first_conflict_of_several_snapshots_is_told() -> None:
     far = Changes(8, Operation.APPEND, added=[data_file("new", low=6, high=9)])
     near = Changes(7, Operation.DELETE, removed=[data_file("old")])
-    read = Read(parse("id = 5"), frozenset())
+    read = Read(parse("id = 5"), frozenset(), frozenset({1}))
     assert find_conflict(read, [], SCHEMA, SERIALIZABLE) is None
     assert find_conflict(read, [far], SCHEMA, SERIALIZABLE) is None
     assert "snapshot 7" in (find_conflict(read, [far, near], SCHEMA, SERIALIZABLE) or "")
     with pytest.raises(ValueError, match="nothing_like_it"):
-        find_conflict(Read(parse("nothing_like_it = 1"), frozenset()), [], SCHEMA, SERIALIZABLE)
-    read = Read(parse("ID = 5"), frozenset(), case_sensitive=False)
+        find_conflict(
+            Read(parse("nothing_like_it = 1"), frozenset(), frozenset()), [], SCHEMA, SERIALIZABLE
+        )
+    read = Read(parse("ID = 5"), frozenset(), frozenset({1}), case_sensitive=False)
     assert find_conflict(read, [near], SCHEMA, SERIALIZABLE) is not None
 
 
@@ -266,6 +288,8 @@ def outcome(table: Table, other: str, ours: str) -> Any:
         warnings.simplefilter("ignore")
         try:
             OURS[ours](table)
+        except ValidationException:
+            return ValidationException
         except Exception as error:
             return type(error)
     return contents(table)
@@ -281,15 +305,19 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("level", ["serializable", "snapshot"])
+@pytest.mark.parametrize(
+    "mode", ["merge-on-read", pytest.param("copy-on-write", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("ours", "other"), list(cases()))
 def test_the_outcome_is_pyiceberg_s(
-    catalog: EncryptedCatalog, tmp_path: Path, ours: str, other: str, level: str
+    catalog: EncryptedCatalog, tmp_path: Path, ours: str, other: str, mode: str, level: str
 ) -> None:
     levels = dict.fromkeys(LEVELS, level)
     with load_plain_catalog("plain", **at(tmp_path)) as plain_catalog:
         plain_catalog.create_namespace("db")
         plain = create(plain_catalog, "db.plain", QUICK | levels)
-        encrypted = create(catalog, "db.t", ENCRYPTED | levels)
+        modes = {f"write.{command}.mode": mode for command in ("delete", "update", "merge")}
+        encrypted = create(catalog, "db.t", ENCRYPTED | levels | modes)
         assert isinstance(encrypted, EncryptedTable)
         assert not isinstance(plain, EncryptedTable)
         assert outcome(encrypted, other, ours) == outcome(plain, other, ours)
@@ -307,6 +335,122 @@ def test_the_levels_of_deletes_and_overwrites_are_two(catalog: EncryptedCatalog)
 def test_a_level_that_there_is_not(catalog: EncryptedCatalog) -> None:
     table = create(catalog, "db.t", ENCRYPTED | dict.fromkeys(LEVELS, "hope"))
     assert outcome(table, "append elsewhere", "delete a row") is ValueError
+
+
+# -- a table that is refreshed while a transaction is open
+
+
+def add_column(table: Table | Transaction, name: str) -> None:
+    with table.update_schema() as update:
+        update.add_column(name, LongType())
+
+
+STEPS: dict[str, Callable[[Transaction], object]] = {
+    "nothing": lambda t: None,
+    "property": lambda t: t.set_properties({"a": "b"}),
+    "column": lambda t: add_column(t, "mine"),
+    "append": lambda t: t.append(rows(70)),
+    "delete": lambda t: t.delete("id = 2"),
+    "overwrite": lambda t: t.overwrite(rows(71)),
+    "upsert": lambda t: t.upsert(rows(2, 20, n=6), ["id"]),
+}
+
+
+def refreshed(table: Table, first: str, other: str, then: str) -> Any:
+    """Refresh a table within a transaction on it, after another writer's commit. Return what the
+    transaction shows then, and the outcome."""
+    transaction = table.transaction()
+    try:
+        STEPS[first](transaction)
+        if other == "a column":
+            add_column(again(table), "other")
+        else:
+            OTHERS[other](again(table))
+        table.refresh()
+        shown = transaction.table_metadata
+        names = [field.name for field in shown.schema().fields]
+        read = len(transaction._scan("id < 20").to_arrow())
+        STEPS[then](transaction)
+        transaction.commit_transaction()
+    except Exception as error:
+        return type(error)
+    return len(shown.snapshots), names, shown.properties.get("a"), read, contents(table)
+
+
+def refreshes() -> Iterator[Any]:
+    others = ("append beside", "delete the row", "a property", "a column")
+    for first, other, then in itertools.product(("nothing", "property", "column"), others, STEPS):
+        # PyIceberg's upsert reads the columns that the table had when its snapshot was made.
+        if then != "upsert" or "column" not in first + other:
+            is_quick = (first, then) == ("nothing", "delete") or (first, other, then) == (
+                "property",
+                "a column",
+                "column",
+            )
+            marks = () if is_quick else (pytest.mark.slow,)
+            yield pytest.param(first, other, then, marks=marks, id=f"{first} {other} {then}")
+
+
+@pytest.mark.parametrize(("first", "other", "then"), list(refreshes()))
+def test_a_refresh_reaches_an_open_transaction_as_in_pyiceberg(
+    catalog: EncryptedCatalog, tmp_path: Path, first: str, other: str, then: str
+) -> None:
+    with load_plain_catalog("plain", **at(tmp_path)) as plain_catalog:
+        plain_catalog.create_namespace("db")
+        plain = create(plain_catalog, "db.plain", QUICK)
+        encrypted = create(catalog, "db.t", ENCRYPTED)
+        found = refreshed(encrypted, first, other, then)
+        assert found == refreshed(plain, first, other, then)
+
+
+def test_a_delete_after_a_refresh_is_of_what_the_table_shows_then(table: EncryptedTable) -> None:
+    with table.transaction() as transaction:
+        again(table).append(rows(2, n=80))
+        table.refresh()
+        transaction.delete("id = 2")
+    assert ids(table) == [1, 3, 11, 12, 13]
+    assert len(table.snapshots()) == 4
+
+
+def test_what_a_transaction_has_written_is_kept_when_the_table_is_refreshed(
+    table: EncryptedTable,
+) -> None:
+    # PyIceberg's fails: "Cannot add snapshot with sequence number 3 older than …".
+    transaction = table.transaction()
+    transaction.append(rows(70))
+    transaction.delete("id = 3")
+    again(table).append(rows(80))
+    table.refresh()
+    assert len(transaction.table_metadata.snapshots) == 5
+    assert sorted(transaction._scan("id > 2").to_arrow()["id"].to_pylist()) == [11, 12, 13, 70, 80]
+    transaction.delete("id >= 70 and id < 90")
+    transaction.append(rows(90))
+    transaction.commit_transaction()
+    assert ids(table) == [1, 2, 11, 12, 13, 90]
+    files_left(table)
+
+
+LOOKS: dict[str, Callable[[Transaction], object]] = {
+    "commit": lambda t: t.commit_transaction(),
+    "append": STEPS["append"],
+    "metadata": lambda t: t.table_metadata,
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_refresh_shows_a_conflict_with_what_was_written_before(
+    table: EncryptedTable, look: str
+) -> None:
+    transaction = table.transaction()
+    transaction.overwrite(rows(70), "id < 10")
+    again(table).append(rows(2, n=80))
+    table.refresh()
+    with pytest.raises(ValidationException):
+        LOOKS[look](transaction)
+    with pytest.raises(RuntimeError, match="cannot be used again"):
+        transaction.commit_transaction()
+    assert ids(table) == [1, 2, 2, 3, 11, 12, 13]
+    files_left(table)
 
 
 # -- what is lost without it, and what is left of a writer who failed
@@ -327,6 +471,46 @@ def test_the_other_writer_s_row_is_kept(table: EncryptedTable) -> None:
             change(stale)
         assert contents(table) == before
     files_left(table)
+
+
+@pytest.mark.parametrize("rewrite", ["delete", "rekey", "nothing"])
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+def test_columns_whose_names_are_swapped_meanwhile(
+    catalog: EncryptedCatalog, rewrite: str, mode: str
+) -> None:
+    """A filter names columns. If another writer has given the names to other columns, the deleted
+    rows are in files that the filter rules out by its new meaning."""
+    properties = ENCRYPTED | {"write.delete.mode": mode}
+    table = catalog.create_table(
+        "db.t", pa.schema([("a", pa.int64()), ("b", pa.int64())]), properties=properties
+    )
+    table.append(pa.table({"a": [1, 2, 3], "b": [100, 200, 300]}))
+    transaction = again(table).transaction()
+    transaction.delete("a = 2")
+    other = again(table)
+    for before, after in (("a", "c"), ("b", "a"), ("c", "b")):
+        with other.update_schema() as update:
+            update.rename_column(before, after)
+    if rewrite == "delete":
+        with other.transaction() as change:
+            change.set_properties({"write.delete.mode": "copy-on-write"})
+        other.delete("b = 3")
+    elif rewrite == "rekey":
+        other.rekey()
+    if rewrite == "nothing":
+        transaction.commit_transaction()
+        assert again(table).scan().to_arrow()["b"].to_pylist() == [1, 3]
+        return
+    with pytest.raises(ValidationException):
+        transaction.commit_transaction()
+    assert 2 in again(table).scan().to_arrow()["b"].to_pylist()
+
+
+def test_a_file_that_was_read_and_is_gone_is_a_conflict_whatever_its_metrics() -> None:
+    gone = Changes(7, Operation.REPLACE, removed=[data_file("read", low=6, high=9)])
+    assert conflict(gone, "id = 5") is not None
+    elsewhere = Changes(7, Operation.REPLACE, removed=[data_file("other", low=6, high=9)])
+    assert conflict(elsewhere, "id = 5") is None
 
 
 def test_a_transaction_that_conflicts_is_over(table: EncryptedTable) -> None:
@@ -430,6 +614,86 @@ def test_damaged_metadata_does_not_lead_in_a_circle(table: EncryptedTable) -> No
     with pytest.raises(ValidationException, match="does not come from"):
         snapshots_since(start, view)
     assert snapshots_since(stale.view().snapshot, again(table).view()) == [start]
+
+
+def test_a_partition_spec_that_another_writer_removed(table: EncryptedTable) -> None:
+    with table.update_spec() as change:
+        change.add_identity("n")
+    stale, going_on = again(table).transaction(), again(table).transaction()
+    stale.append(rows(60))
+    stale.overwrite(rows(61), "id = 60")
+    going_on.append(rows(62))
+    with again(table).update_spec() as change:
+        change.remove_field("n")
+    assert again(table).spec().spec_id == 0
+    with again(table).transaction() as removing:
+        removing.stage_updates([{"action": "remove-partition-specs", "spec-ids": [1]}])
+    before = contents(table)
+    with pytest.raises(ValidationException, match="Cannot find partition spec 1 for data file"):
+        stale.commit_transaction()
+    assert contents(table) == before
+    # As long as there is its spec, a file is as it should be, whatever the default is.
+    with again(table).update_spec() as change:
+        change.add_identity("n")
+    going_on.commit_transaction()
+    assert ids(table) == [1, 2, 3, 11, 12, 13, 62]
+    files_left(table)
+
+
+def test_a_sort_order_or_schema_that_another_writer_removed(table: EncryptedTable) -> None:
+    with table.update_sort_order() as change:
+        change.asc("id", IdentityTransform())
+    stale = again(table).transaction()
+    stale.append(rows(61, 60))
+    with again(table).update_schema() as evolve:
+        evolve.add_column("new", LongType())
+    with again(table).transaction() as removing:
+        # Files know columns by their ids, and no schema.
+        removing.stage_updates([{"action": "remove-schemas", "schema-ids": [0]}])
+    stale.commit_transaction()
+    found = again(table).scan("id >= 60").to_arrow().to_pylist()
+    assert found == [{"id": n, "v": "a", "n": 0, "new": None} for n in (60, 61)]
+    view = again(table).view()
+    view.metadata["sort-orders"] = [{"order-id": 0, "fields": []}]
+    view.metadata["default-sort-order-id"] = 0
+    added = [task.file for task in again(table).scan("id >= 60").plan_files()]
+    producer = SnapshotProducer(table.output())
+    with pytest.raises(ValidationException, match="Cannot find sort order 1 for data file"):
+        producer.produce(view, FileChange(added=[file_record(file) for file in added]))
+    files_left(table)
+
+
+def test_changes_that_match_nothing_warn_as_pyiceberg_does(
+    catalog: EncryptedCatalog, tmp_path: Path
+) -> None:
+    def warned(table: Table, change: Callable[[Table], object]) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            change(table)
+        said = [str(warning.message) for warning in caught]
+        return [text for text in said if "did not match" in text]
+
+    changes: list[Callable[[Table], object]] = [
+        *OURS.values(),
+        lambda t: t.overwrite(rows(60), "id = 999"),
+        lambda t: t.overwrite(rows(61), "v = 'none such'"),
+        lambda t: t.dynamic_partition_overwrite(rows(70, v="new")),
+        lambda t: t.delete("id = 999"),
+        lambda t: t.append(rows(201, 209)),
+        lambda t: t.delete("id = 205"),
+        lambda t: t.overwrite(rows(62), "id = 205"),
+        lambda t: t.delete(AlwaysFalse()),
+    ]
+    with load_plain_catalog("plain", **at(tmp_path)) as plain_catalog:
+        plain_catalog.create_namespace("db")
+        plain = create(plain_catalog, "db.plain", QUICK)
+        encrypted = create(catalog, "db.t", ENCRYPTED)
+        counts = []
+        for change in changes:
+            theirs = warned(plain, change)
+            assert warned(encrypted, change) == theirs
+            counts.append(len(theirs))
+    assert sum(counts) >= 4
 
 
 def test_a_delete_that_finds_nothing_has_read_the_table_too(table: EncryptedTable) -> None:

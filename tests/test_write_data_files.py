@@ -51,10 +51,10 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from ags1.iceberg.parquet_modules import verify_parquet
-from ags1.iceberg.writing import data_files as module
-from ags1.iceberg.writing.entries import read_entries
-from ags1.iceberg.writing.output import TableOutput
+from ags1.iceberg.formats.parquet_modules import verify_parquet
+from ags1.iceberg.read.records import read_entries
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.write import data_files as module
 
 LONGS = [{"name": "id", "type": "long"}]
 COLUMNS: list[dict[str, Any]] = [
@@ -247,6 +247,54 @@ def test_pages_are_as_large_as_the_table_says_and_have_an_encrypted_index(tmp_pa
         chunks = [footer.row_group(i).column(j) for i in range(2) for j in range(3)]
         assert all(chunk.has_column_index and chunk.has_offset_index for chunk in chunks)
     assert modules[10] - modules[100] == 2 * 3 * (1000 // 10 - 1000 // 100)
+
+
+def test_only_columns_with_repetitions_have_a_dictionary(tmp_path: Path) -> None:
+    def field(number: int, kind: Any) -> Any:
+        return {"id": number, "name": "x", "type": kind, "required": False}
+
+    ids = list(range(1000))
+    few = [i % 10 for i in ids]
+    columns: dict[str, tuple[Any, pa.Array, bool]] = {
+        "id": ("long", pa.array(ids), False),
+        "text": ("string", pa.array([f"n{i}" for i in ids]), False),
+        "uuid": ("uuid", pa.array([uuid.UUID(int=i).bytes for i in ids], pa.uuid()), False),
+        "few": ("string", pa.array([f"n{i}" for i in few]), True),
+        "few_uuid": ("uuid", pa.array([uuid.UUID(int=i).bytes for i in few], pa.uuid()), True),
+        "no": ("double", pa.nulls(1000, pa.float64()), True),
+        "struct": (
+            {"type": "struct", "fields": [field(20, "long")]},
+            pa.array([{"x": i} for i in few]),
+            True,
+        ),
+        "list": (
+            {"type": "list", "element-id": 21, "element": "long", "element-required": False},
+            pa.array([[i] for i in few]),
+            True,
+        ),
+        "map": (
+            {
+                "type": "map",
+                "key-id": 22,
+                "key": "string",
+                "value-id": 23,
+                "value": "long",
+                "value-required": False,
+            },
+            pa.array([[("k", i)] for i in few], pa.map_(pa.string(), pa.int64())),
+            True,
+        ),
+    }
+    metadata = metadata_of(tmp_path, [{"name": n, "type": c[0]} for n, c in columns.items()])
+    data = pa.table({name: values for name, (_, values, _) in columns.items()})
+    (record,) = write(metadata, data)
+    group = parquet_file(record).metadata.row_group(0)
+    found = [group.column(i) for i in range(group.num_columns)]
+    # The encodings are the footer's, whatever is said of where a dictionary is.
+    assert {
+        (c.path_in_schema.partition(".")[0], "RLE_DICTIONARY" in c.encodings) for c in found
+    } == {(name, expected) for name, (_, _, expected) in columns.items()}
+    assert read_parquet(record).equals(data)
 
 
 @pytest.mark.parametrize("at_once", [1, 70, 299, 301, 1000])
@@ -763,7 +811,7 @@ def test_when_closing_fails_no_file_is_left(
     def fail(self: Any, footer: Any) -> None:
         raise ValueError("no footer")
 
-    monkeypatch.setattr("ags1.iceberg.writing.metrics.MetricsCollector.add_parquet_footer", fail)
+    monkeypatch.setattr("ags1.iceberg.write.metrics.MetricsCollector.add_parquet_footer", fail)
     with pytest.raises(ValueError, match="no footer"):
         write(metadata_of(tmp_path, COLUMNS), rows(10))
     assert not files_in(tmp_path)

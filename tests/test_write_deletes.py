@@ -61,18 +61,13 @@ from table_maker import TableMaker, stored
 import ags1
 from ags1 import AuthenticationError, KeyMetadata, MetadataIntegrityError, __version__
 from ags1.iceberg import open_table
-from ags1.iceberg.filters import as_sql
-from ags1.iceberg.pyiceberg_internals import residual_evaluator
-from ags1.iceberg.writing.deletion import DeletePlan, find_deletes
-from ags1.iceberg.writing.deletion_vectors import vector_blob, write_deletion_vectors
-from ags1.iceberg.writing.entries import (
-    DATA,
-    Entry,
-    FileRecord,
-    read_entries,
-)
-from ags1.iceberg.writing.output import TableOutput
-from ags1.iceberg.writing.view import TableView
+from ags1.iceberg.pyiceberg.expressions import residual_evaluator
+from ags1.iceberg.read.filters import as_sql
+from ags1.iceberg.read.records import DATA, Entry, FileRecord, read_entries
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.write.deletes import DeletePlan, find_deletes
+from ags1.iceberg.write.deletion_vectors import vector_blob, write_deletion_vectors
+from ags1.iceberg.write.view import TableView
 from ags1.keys.manager import EncryptionManager
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")

@@ -29,12 +29,12 @@ from table_maker import Entry, TableMaker, stored
 
 from ags1.errors import KmsError, KmsUnavailableError, TruncatedError
 from ags1.iceberg import EncryptedTable, open_table
-from ags1.iceberg.files import TableFiles
-from ags1.iceberg.maintenance.expiry import ExpiredFiles, ExpiryPlan, everything, expire
-from ags1.iceberg.maintenance.rotation import prune, rotate, unmoved_refs
-from ags1.iceberg.verify import verify_table
-from ags1.iceberg.writing.output import TableOutput
-from ags1.iceberg.writing.updates import apply_updates
+from ags1.iceberg.commit.updates import apply_updates
+from ags1.iceberg.operations.expire import ExpiredFiles, ExpiryPlan, everything, expire
+from ags1.iceberg.operations.verify import verify_table
+from ags1.iceberg.spec.table_keys import prune, rotate, unmoved_refs
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.storage.table_files import TableFiles
 from ags1.keys import EncryptionManager
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -197,17 +197,17 @@ def test_statistics_go_with_their_snapshot() -> None:
 
 def test_what_is_refused() -> None:
     line = history(*LINE, refs={"main": branch(8), "t": tag(3)})
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least 1"):
         expire(line, retain_last=0)
     with pytest.raises(ValueError, match="no snapshot 9"):
         expire(line, snapshot_ids=[9])
     for snapshot_id, name in ((8, "main"), (3, "t")):
-        with pytest.raises(ValueError, match=f"{snapshot_id} is that of {name}"):
+        with pytest.raises(ValueError, match=f"{snapshot_id} cannot be expired: {name}"):
             expire(line, snapshot_ids=[snapshot_id])
     for value in ("false", "no"):
         with pytest.raises(ValidationException, match=r"gc\.enabled"):
             expire(history(*LINE, properties={"gc.enabled": value}))
-    with pytest.raises(ValueError, match=r"max-ref-age-ms.*is no number: 'x'"):
+    with pytest.raises(ValueError, match=r"max-ref-age-ms.*is not a number but 'x'"):
         expire(history(*LINE, properties={"history.expire.max-ref-age-ms": "x"}))
     assert expire(history(*LINE, properties={"gc.enabled": "TRUE"}), older_than_ms=0).updates == []
 

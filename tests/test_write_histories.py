@@ -30,12 +30,12 @@ def test_every_history_is_explained(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("broken", ["transaction.check_unchanged", "conflicts.new_deletes"])
+@pytest.mark.parametrize("broken", ["steps.check_unchanged", "conflicts.new_deletes"])
 def test_a_rule_that_is_broken_is_found(
     memory_folder: Path, run_python: RunPython, broken: str
 ) -> None:
     rule = (
-        "from ags1.iceberg.writing import conflicts, transaction\n"
+        "from ags1.iceberg import steps\nfrom ags1.iceberg.write import conflicts\n"
         f"{broken} = lambda *arguments: None"
     )
     script = SCRIPT.format(broken=rule)

@@ -18,10 +18,10 @@ from iceberg_tables import memory_kms
 from pyiceberg.catalog import load_catalog as load_plain_catalog
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
-from ags1.iceberg.home import Home, home_of, versions_beside
-from ags1.iceberg.metadata import Trust
-from ags1.iceberg.writing.metadata_file import with_metadata_log
-from ags1.iceberg.writing.output import TableOutput
+from ags1.iceberg.commit.metadata_file import with_metadata_log
+from ags1.iceberg.storage.home import Home, versions_beside
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.storage.trust import Trust
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 DATA, METADATA = "write.data.path", "write.metadata.path"
@@ -622,7 +622,7 @@ def test_a_home_behind_a_link_is_one(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     lake = Warehouse(tmp_path / "link")
     table = lake.create("t", range(10), range(10, 20))
-    home = home_of(table)
+    home = table.home
     for folder in ("link", "real"):
         assert home.has(f"file://{tmp_path}/{folder}/warehouse/db/t/data/x")
         assert home.has_beside_metadata(f"{tmp_path}/{folder}/warehouse/db/t/metadata/x")
@@ -774,7 +774,7 @@ def test_a_moved_table_has_its_home_where_it_was_moved_to(lake: Warehouse) -> No
     table = lake.load("t")
     table.append(rows(range(2)))
     assert path_of(table.metadata_location).parent == lake.folder / "new" / "metadata"
-    assert home_of(table).has(f"file://{lake.folder}/new/data/x")
-    assert not home_of(table).has(f"file://{lake.folder_of('t')}/data/x")
+    assert table.home.has(f"file://{lake.folder}/new/data/x")
+    assert not table.home.has(f"file://{lake.folder_of('t')}/data/x")
     lake.catalog.purge_table("db.t")
     assert not files_in(lake.folder / "new")

@@ -9,9 +9,11 @@ import io
 import itertools
 import json
 import math
+import random
 import struct
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -50,8 +52,8 @@ from pyiceberg.types import (
 
 import ags1
 from ags1 import KeyMetadata, NotEncryptedError
-from ags1.iceberg.files import TableFiles
-from ags1.iceberg.writing.entries import (
+from ags1.iceberg.pyiceberg.records import read_avro_records
+from ags1.iceberg.read.records import (
     ADDED,
     DATA,
     DELETED,
@@ -65,7 +67,10 @@ from ags1.iceberg.writing.entries import (
     manifest_file,
     read_entries,
 )
-from ags1.iceberg.writing.manifests import (
+from ags1.iceberg.read.snapshots import MANIFEST
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.storage.table_files import TableFiles
+from ags1.iceberg.write.manifests import (
     DATA_MANIFEST,
     DELETE_MANIFEST,
     schema_of_spec,
@@ -73,7 +78,6 @@ from ags1.iceberg.writing.manifests import (
     write_manifest_list,
     write_manifests,
 )
-from ags1.iceberg.writing.output import TableOutput
 from ags1.keys.manager import EncryptionManager
 
 WITH_SNAPSHOTS = ["avro_part", *(name for name in READABLE if name != "empty")]
@@ -173,6 +177,25 @@ def test_the_fixtures_have_manifests_of_every_kind() -> None:
     for snapshot, record in JAVA_MANIFESTS:
         statuses |= {(record["content"], e["status"]) for e in snapshot.manifest(record)[1]}
     assert statuses >= {(0, ADDED), (1, ADDED), (1, EXISTING), (1, DELETED)}
+
+
+def test_a_manifest_that_is_cut_or_changed_is_parsed_or_refused() -> None:
+    chosen = random.Random(7)
+    java, record = JAVA_MANIFESTS[-1]
+    path = java.folder / record["manifest_path"].rsplit("/", 1)[1]
+    data = ags1.decrypt(path.read_bytes(), KeyMetadata.from_bytes(record["key_metadata"]))
+    assert read_avro_records(data, MANIFEST)[1]
+    parsed_sizes = []
+    for size in [*range(0, len(data), 50), *range(len(data) - 400, len(data))]:
+        with suppress(EOFError, ValueError, KeyError):
+            assert read_avro_records(data[:size], MANIFEST)[1] == []
+            parsed_sizes.append(size)
+    assert len(parsed_sizes) <= 1  # where the header ends
+    for _ in range(2000):
+        at = chosen.randrange(len(data) - 400, len(data))
+        changed = data[:at] + chosen.randbytes(chosen.randint(1, 9)) + data[at + 1 :]
+        with suppress(Exception):  # but no end of the process
+            read_avro_records(changed, MANIFEST)
 
 
 @pytest.mark.parametrize(("java", "record"), JAVA_MANIFESTS, ids=lambda x: "")

@@ -21,8 +21,11 @@ from pyiceberg.exceptions import CommitFailedException
 
 from ags1 import KeyMetadata
 from ags1.errors import Ags1Error
-from ags1.iceberg.maintenance.expiry import ExpiryPlan, expire
-from ags1.iceberg.maintenance.rotation import (
+from ags1.iceberg.commit import updates as updates_module
+from ags1.iceberg.commit.updates import apply_updates
+from ags1.iceberg.operations.expire import ExpiryPlan, expire
+from ags1.iceberg.spec.requirements import check_requirements
+from ags1.iceberg.spec.table_keys import (
     KeyChange,
     prune,
     restore,
@@ -31,9 +34,7 @@ from ags1.iceberg.maintenance.rotation import (
     unmoved_refs,
     with_own_kek,
 )
-from ags1.iceberg.writing import updates as updates_module
-from ags1.iceberg.writing.producing import key_updates
-from ags1.iceberg.writing.updates import apply_updates, check_requirements
+from ags1.iceberg.write.snapshot import key_updates
 from ags1.keys import EncryptionManager, KekCache, encryption_keys_to_dicts
 from ags1.keys.manager import KEK_LIFETIME_MS
 

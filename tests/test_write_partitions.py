@@ -19,9 +19,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import NestedField
 
-from ags1.iceberg.writing import data_files as module
-from ags1.iceberg.writing.conversion import RowConversion
-from ags1.iceberg.writing.partitions import Partitioner
+from ags1.iceberg.write import data_files as module
+from ags1.iceberg.write.conversion import RowConversion
+from ags1.iceberg.write.partitions import Partitioner
 
 DAY = dt.datetime(1970, 1, 1)
 # Of each type: values as Arrow takes them, before 1970 too, and as PyIceberg's transforms do.
@@ -38,15 +38,26 @@ VALUES: dict[str, tuple[pa.DataType, list[Any], list[Any]]] = {
     "timestamptz_ns": (pa.timestamp("ns", "UTC"), [t * 1000 + 1 for t in TIMES], []),
     "float": (pa.float32(), [0.0, -0.0, 1.5, math.nan], []),
     "double": (pa.float64(), [0.0, -0.0, 1.5, math.nan], []),
-    "string": (pa.string(), ["", "iceberg", "é\U0001f600xyz"], []),
+    "string": (pa.string(), ["", *("icebergs!"[:n] for n in range(1, 10)), "é\U0001f600xyz"], []),
     "uuid": (
         pa.uuid(),
         [uuid.UUID("f79c3e09-677c-4bbd-a479-3f349cb785e7").bytes],
         [uuid.UUID("f79c3e09-677c-4bbd-a479-3f349cb785e7")],
     ),
     "fixed[4]": (pa.binary(4), [b"\x00\x01\x02\x03", b"\xff\xff\xff\xff"], []),
-    "binary": (pa.binary(), [b"", b"\x00\x01\x02\x03"], []),
+    "fixed[7]": (pa.binary(7), [b"\x00\x01\x02\x03\xff\x80\x7f"], []),
+    "binary": (pa.binary(), [b"", b"\x00\x01\x02\x03", bytes(range(249, 256))], []),
     "decimal(9,2)": (pa.decimal128(9, 2), [Decimal("14.20"), Decimal("-0.05")], []),
+    # Around each power of 256 and its half: where the unscaled value takes one byte more.
+    "decimal(37,0)": (
+        pa.decimal128(37, 0),
+        [
+            Decimal(sign * 2 ** (8 * n + bit) + near)
+            for n, bit in itertools.product(range(15), (0, 7))
+            for sign, near in itertools.product((1, -1), (-1, 0, 1))
+        ],
+        [],
+    ),
     "decimal(38,10)": (pa.decimal128(38, 10), [Decimal("1.4200000000"), Decimal("-1e-10")], []),
 }
 TRANSFORMS = [
@@ -98,7 +109,9 @@ def test_transforms_are_pyiceberg_s(kind: str, transform: str) -> None:
     spec = PartitionSpec(PartitionField(1, 1000, parse_transform(transform), "p"))
     column = array_of(kind)
     rows = pa.table({"x": column, "n": range(len(column))})
-    converted = RowConversion(schema, rows.schema).convert(rows.to_batches()[0])
+    # The values do not begin where the memory does.
+    (longer,) = pa.concat_tables([rows.slice(1, 1), rows]).combine_chunks().to_batches()
+    converted = RowConversion(schema, rows.schema).convert(longer.slice(1))
     found: dict[int, Any] = {}
     for values, part in Partitioner(spec, schema).split(converted):
         for number in part.column("n").to_pylist():
@@ -118,14 +131,23 @@ def test_transforms_are_pyiceberg_s(kind: str, transform: str) -> None:
         ("date", pa.array([dt.date(2017, 11, 16)]), -653330422),
         ("time", pa.array([dt.time(22, 31, 8)]), -662762989),
         ("timestamp", pa.array([dt.datetime(2017, 11, 16, 22, 31, 8)]), -2047944441),
+        ("timestamp", pa.array([dt.datetime(2017, 11, 16, 22, 31, 8, 1)]), -1207196810),
         (
             "timestamp_ns",
             pa.array([dt.datetime(2017, 11, 16, 22, 31, 8)], pa.timestamp("ns")),
             -2047944441,
         ),
+        (
+            "timestamptz_ns",
+            pa.array([1_510_871_468_000_001_001], pa.timestamp("ns", "UTC")),
+            -1207196810,
+        ),
         ("string", pa.array(["iceberg"]), 1210000089),
+        ("string", pa.array(["iceberg"], pa.large_string()), 1210000089),
+        ("uuid", pa.array([VALUES["uuid"][2][0].bytes], pa.uuid()), 1488055340),
         ("fixed[4]", pa.array([b"\x00\x01\x02\x03"], pa.binary(4)), -188683207),
         ("binary", pa.array([b"\x00\x01\x02\x03"]), -188683207),
+        ("binary", pa.array([b"\x00\x01\x02\x03"], pa.large_binary()), -188683207),
     ],
 )
 def test_buckets_are_the_specification_s(kind: str, value: pa.Array, hashed: int) -> None:
@@ -242,6 +264,9 @@ def test_a_transform_that_nobody_knows_is_refused(tmp_path: Path) -> None:
         write(metadata_of(tmp_path, COLUMNS, fields=fields), rows(10))
     fields = [{"name": "p", "source-id": 2, "transform": "day"}]
     with pytest.raises(ValueError, match="day"):
+        write(metadata_of(tmp_path, COLUMNS, fields=fields), rows(10))
+    fields = [{"name": "p", "source-id": 1, "transform": f"bucket[{2**31}]"}]
+    with pytest.raises(ValueError, match="2147483647"):
         write(metadata_of(tmp_path, COLUMNS, fields=fields), rows(10))
     fields = [{"name": "p", "source-id": 99, "transform": "identity"}]
     with pytest.raises(ValueError, match="99"):

@@ -30,6 +30,8 @@ from table_maker import stored
 
 import ags1
 from ags1 import KeyMetadata
+from ags1._gcm import Checksum
+from ags1._messages import seal
 from ags1.errors import (
     Ags1Error,
     AuthenticationError,
@@ -39,15 +41,15 @@ from ags1.errors import (
     NotEncryptedError,
     TruncatedError,
 )
-from ags1.iceberg.files import TableFiles
-from ags1.iceberg.parquet_modules import verify_parquet
-from ags1.iceberg.thrift import parse, print_struct, value
-from ags1.iceberg.writing import parquet_transcription as transcription
-from ags1.iceberg.writing import reencryption
-from ags1.iceberg.writing.entries import Entry, FileRecord, read_entries
-from ags1.iceberg.writing.output import TableOutput
-from ags1.iceberg.writing.parquet_transcription import read_contents, transcribe_parquet
-from ags1.iceberg.writing.reencryption import FileRewriter, new_location, rewrite_file
+from ags1.iceberg.formats import parquet_transcription as transcription
+from ags1.iceberg.formats.parquet_modules import verify_parquet
+from ags1.iceberg.formats.parquet_transcription import transcribe_parquet
+from ags1.iceberg.formats.thrift import parse, print_struct, value
+from ags1.iceberg.read.records import Entry, FileRecord, read_entries
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.storage.table_files import TableFiles
+from ags1.iceberg.write import reencryption
+from ags1.iceberg.write.reencryption import FileRewriter, new_location, rewrite_file
 from ags1.keys.manager import EncryptionManager
 from ags1.reader import Reader
 
@@ -194,11 +196,17 @@ WRITERS_V2: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("key_size", [16, 32])
+# The bytes that are read at once: all of a page or more, and less.
+@pytest.mark.parametrize(("key_size", "window_size"), [(16, 4 << 20), (32, 64)])
 @pytest.mark.parametrize("options", WRITERS.values(), ids=WRITERS)
 def test_a_plain_parquet_file_is_the_same_but_encrypted(
-    tmp_path: Path, options: dict[str, Any], key_size: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    key_size: int,
+    window_size: int,
 ) -> None:
+    monkeypatch.setattr(transcription, "WINDOW_SIZE", window_size)
     path = tmp_path / "plain.parquet"
     rows = table()
     pq.write_table(rows, path, **options)
@@ -427,20 +435,23 @@ def test_what_the_storage_changed_is_noticed(tmp_path: Path, kind: str) -> None:
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_another_checksum_than_the_source_s_is_noticed(
+def test_what_a_faulty_machine_encrypted_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All tags verify then, and the plaintext is another."""
+
     class Wrong(Reader):
         def read(self, size: int | None = -1, /) -> bytes:
             return super().read(size).replace(b"text", b"texT")
 
-    def wrong(*arguments: Any) -> Any:
-        return replace(read_contents(*arguments), checksum=b"another")
+    def wrong(key: bytes, text: bytes | memoryview, aad: bytes) -> bytes:
+        is_page = aad[-7:-6] == b"\x02"
+        return seal(key, bytes(text).replace(b"text", b"texT") if is_page else text, aad)
 
-    pq.write_table(table(10), tmp_path / "plain.parquet")
+    pq.write_table(table(10), tmp_path / "plain.parquet", compression="none", use_dictionary=False)
     avro(tmp_path / "plain.avro", 10, "text")
     before = sorted(os.listdir(tmp_path))
-    monkeypatch.setattr(reencryption, "read_contents", wrong)
+    monkeypatch.setattr(transcription, "seal", wrong)
     monkeypatch.setattr(reencryption, "Reader", Wrong)
     for kind in ("parquet", "avro"):
         old = record(tmp_path / f"plain.{kind}", 10)
@@ -463,7 +474,7 @@ def test_an_offset_index_has_the_new_places(tmp_path: Path) -> None:
         index, _ = parse(source.module(where, length, transcription._OFFSET_INDEX, chunk.place))
         for number, found in enumerate(value(index, 1)[1]):
             # It opens there only as the page that it is.
-            _, _, end = source._page(chunk, value(found, 1), False, number)
+            _, end = source._page(chunk, value(found, 1), False, number)
             assert end == value(found, 1) + value(found, 2)
             pages += 1
     assert pages > 50
@@ -486,6 +497,7 @@ def test_the_checksum_is_of_all_pages_in_their_order(tmp_path: Path) -> None:
                 None,
                 lambda _: None,
                 KeyMetadata.generate(16),
+                Checksum(bytes(32)),
             )
             for _ in range(2)
         ]
@@ -536,6 +548,7 @@ def test_no_damage_of_a_plain_file_is_more_than_an_error(tmp_path: Path) -> None
                 None,
                 lambda _: None,
                 KeyMetadata.generate(16),
+                Checksum(bytes(32)),
             )
         except (Ags1Error, NotImplementedError):
             continue
@@ -556,9 +569,34 @@ def test_a_used_key_is_refused(tmp_path: Path) -> None:
     pq.write_table(table(5), path)
     data = path.read_bytes()
     km = KeyMetadata.generate(16)
-    transcribe_parquet(_slices(data), len(data), None, lambda _: None, km)
+    transcribe_parquet(_slices(data), len(data), None, lambda _: None, km, Checksum(bytes(32)))
     with pytest.raises(KeyReuseError):
-        transcribe_parquet(_slices(data), len(data), None, lambda _: None, km)
+        transcribe_parquet(_slices(data), len(data), None, lambda _: None, km, Checksum(bytes(32)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x1c" * 100,  # structs in structs
+        b"\x19" * 1_000_000,  # lists in lists
+        b"\x15" + b"\xff" * 10,  # a number of 70 bits
+        b"\x15" + b"\xff" * 9 + b"\x02",
+        b"\x05" + b"\xff\xff\xff\x0f\x00",  # a field's number of 28 bits
+        b"\x1b\x00",  # a map
+    ],
+    ids=len,
+)
+def test_structures_that_thrift_does_not_have_are_refused(data: bytes) -> None:
+    with pytest.raises(FormatError):
+        parse(data)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x15", b"\x18\xff\xff\xff\xff\x0fx", b"\x19\xf5\xff\x7f\x01"]
+)
+def test_structures_that_are_cut_are_refused(data: bytes) -> None:
+    with pytest.raises(IndexError):
+        parse(data)
 
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:

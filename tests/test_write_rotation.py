@@ -26,7 +26,8 @@ from iceberg_tables import (
 
 from ags1 import AuthenticationError, KeyMetadata, KeyMetadataError, KmsError
 from ags1.iceberg import open_table
-from ags1.iceberg.maintenance.rotation import (
+from ags1.iceberg.commit.updates import apply_updates
+from ags1.iceberg.spec.table_keys import (
     KeyChange,
     adopt,
     prune,
@@ -37,7 +38,6 @@ from ags1.iceberg.maintenance.rotation import (
     unmoved_refs,
     with_own_kek,
 )
-from ags1.iceberg.writing.updates import apply_updates
 from ags1.keys import EncryptionManager
 from ags1.kms import from_properties
 

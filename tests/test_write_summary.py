@@ -28,7 +28,7 @@ from pyiceberg.types import DateType, LongType, NestedField, StringType
 
 import ags1
 from ags1 import KeyMetadata
-from ags1.iceberg.writing.entries import (
+from ags1.iceberg.read.records import (
     ADDED,
     DATA,
     DELETED,
@@ -36,7 +36,7 @@ from ags1.iceberg.writing.entries import (
     POSITION_DELETES,
     FileRecord,
 )
-from ags1.iceberg.writing.summary import ENVIRONMENT, SummaryBuilder
+from ags1.iceberg.write.summary import ENVIRONMENT, SummaryBuilder
 from ags1.keys.manager import EncryptionManager
 
 WITH_SNAPSHOTS = ["avro_part", *(name for name in READABLE if name != "empty")]

@@ -10,13 +10,17 @@ import operator
 import pickle
 import random
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import duckdb
+import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -68,8 +72,10 @@ from ags1 import (
     NotEncryptedError,
 )
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
-from ags1.iceberg.listing import place
-from ags1.iceberg.writing.entries import manifest_record, read_entries
+from ags1.iceberg.read.records import manifest_record, read_entries
+from ags1.iceberg.storage.listing import place
+from ags1.iceberg.storage.table_files import Decoded, TableFiles
+from ags1.iceberg.transaction import EncryptedTransaction
 from ags1.kms.memory import MemoryKms
 
 SCHEMA = Schema(
@@ -256,6 +262,88 @@ def test_appends_of_two_writers_are_both_there(table: EncryptedTable) -> None:
     assert [s["sequence-number"] for s in snapshots] == [1, 2, 3]
     report = verify_table(again(table))
     assert (report.ok, report.finding_counts.get("orphan-file")) == (True, None)
+
+
+@contextmanager
+def counted_reads() -> Iterator[Counter[str]]:
+    """Count how often each AGS1 file of a table is read."""
+    reads: Counter[str] = Counter()
+    read_encrypted = TableFiles.read_encrypted
+
+    def read(files: TableFiles, location: str, km: KeyMetadata) -> bytes:
+        reads[location] += 1
+        return read_encrypted(files, location, km)
+
+    with mock.patch.object(TableFiles, "read_encrypted", read):
+        yield reads
+
+
+READING: dict[str, Callable[[Any], object]] = {
+    "delete of rows": lambda t: t.delete("id in (10, 21)"),
+    "delete of files": lambda t: t.delete("id >= 20"),
+    "overwrite": lambda t: t.overwrite(rows(7), "id in (10, 11, 21)"),
+    "upsert": lambda t: t.upsert(rows(10, 20, 33, v="b"), ["id"]),
+}
+
+
+@pytest.mark.parametrize("merged", ["false", "true"])
+@pytest.mark.parametrize("change", READING)
+def test_each_manifest_is_read_once(
+    catalog: EncryptedCatalog, change: str, merged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merging = {"commit.manifest-merge.enabled": merged, "commit.manifest.min-count-to-merge": "7"}
+    quick = {"commit.retry.min-wait-ms": "1", "commit.retry.max-wait-ms": "1"}
+    table = create(catalog, **merging, **quick)
+    with table.transaction() as transaction:
+        for first in range(0, 60, 10):
+            transaction.append(rows(first, first + 1))
+    manifests = {m.manifest_path for m in table.view().manifests}
+    assert len(manifests) == 6
+
+    # Somebody else comes first, with what does not concern the change.
+    send = EncryptedTransaction._send
+
+    def send_second(transaction: EncryptedTransaction) -> None:
+        monkeypatch.setattr(EncryptedTransaction, "_send", send)
+        by_us = reads.copy()
+        again(table).append(rows(-1))
+        reads.clear()
+        reads.update(by_us)
+        send(transaction)
+
+    monkeypatch.setattr(EncryptedTransaction, "_send", send_second)
+    with counted_reads() as reads:
+        READING[change](table)
+    assert manifests <= reads.keys()
+    assert {path: n for path, n in reads.items() if n > 1} == {}
+    assert -1 in ids(again(table))
+    assert verify_table(again(table)).ok
+
+
+def test_what_is_kept_of_manifests_is_bounded(
+    table: EncryptedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with table.transaction() as transaction:
+        for first in range(0, 60, 10):
+            transaction.append(rows(first, first + 1))
+    lengths = [m.manifest_length for m in table.view().manifests]
+    # With room for some, it is chance whether those that are needed again are among them.
+    for room, least in ((0, 2), (sum(lengths[:2]) + 1 + 2 * lengths[0], 1)):
+        monkeypatch.setattr("ags1.iceberg.storage.table_files._MAX_DECODED", room)
+        with counted_reads() as reads:
+            table.transaction().delete("id = 10")
+        assert least <= max(reads.values()) <= 3
+    decoded = Decoded()
+    made = [decoded.get(n, room // 4, lambda n=n: str(n)) for n in range(100)]
+    assert made == [str(n) for n in range(100)]
+    assert len(decoded._now) <= 4
+    # Another attempt's take the place of those that were not used again.
+    decoded.next_attempt()
+    assert decoded.get(0, room // 4, lambda: "new") == "0"
+    assert decoded.get(50, room // 4, lambda: "new") == "new"
+    assert decoded.get(50, room // 4, lambda: "newer") == "new"
+    assert decoded.get(0, room // 4, lambda: "new") == "0"
+    assert not vars(pickle.loads(pickle.dumps(decoded)))["_now"]
 
 
 def test_a_rotation_and_an_append_meet(table: EncryptedTable) -> None:
@@ -629,7 +717,7 @@ def test_a_partition_field_with_two_ids_is_named(table: EncryptedTable) -> None:
     table = again(table)
     result = verify_table(table)
     assert result.finding_counts["partition-field-ids"] == 1
-    assert any("'id' has the ids [1000, 1001]" in f.message for f in result.findings)
+    assert any("'id' has several IDs, [1000, 1001]" in f.message for f in result.findings)
     # What the finding advises.
     table.update_spec().rename_field("id", "id_again").commit()
     assert "partition-field-ids" not in verify_table(table).finding_counts
@@ -911,8 +999,8 @@ def test_a_table_without_a_catalog_is_read_only(table: EncryptedTable) -> None:
 
 
 def test_a_file_that_is_gone_is_not_removed_twice(table: EncryptedTable) -> None:
-    from ags1.iceberg.writing.output import TableOutput
-    from ags1.iceberg.writing.producing import FileChange, SnapshotProducer
+    from ags1.iceberg.storage.output import TableOutput
+    from ags1.iceberg.write.snapshot import FileChange, SnapshotProducer
 
     table.append(rows(1))
     view = table.view()
@@ -975,7 +1063,7 @@ def test_nothing_in_the_clear_is_deleted_for_a_damaged_table(catalog: EncryptedC
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     before = stored(catalog)
-    with pytest.raises(MetadataIntegrityError, match="nothing in the clear is deleted"):
+    with pytest.raises(MetadataIntegrityError, match="no unencrypted file is deleted"):
         catalog.migrate_table("db.plain", "keyA", delete_plaintext=True)
     assert stored(catalog) == before
 
@@ -1084,7 +1172,7 @@ def test_a_table_is_created_with_its_first_rows(catalog: EncryptedCatalog) -> No
     assert ids(catalog.load_table("db.t")) == [1]
     transaction = catalog.create_table_transaction("db.t", SCHEMA, properties=ENCRYPTED)
     before = stored(catalog)
-    with pytest.raises(TableAlreadyExistsError), transaction:
+    with pytest.raises(CommitFailedException), transaction:
         transaction.append(rows(1))
     assert stored(catalog) == before
 
@@ -1194,6 +1282,17 @@ def test_a_full_disk_leaves_the_table_and_nothing_else(
     assert set(ids(again(table))) >= {2, 3}
 
 
+def test_a_writer_of_its_own_is_refused_when_it_commits(catalog: EncryptedCatalog) -> None:
+    frame = polars.DataFrame({"id": [1, 2]})
+    table = catalog.create_table("db.t", frame.to_arrow().schema, properties=ENCRYPTED)
+    with pytest.raises(NotImplementedError, match=r"Polars' sink_iceberg .* not encrypted"):
+        frame.lazy().sink_iceberg(table, mode="append")
+    assert again(table).snapshots() == []
+    frame.write_iceberg(table, mode="append")
+    assert ids(again(table)) == [1, 2]
+    assert verify_table(again(table)).finding_counts["stray-plain-file"] == 1
+
+
 def test_numbers_that_a_column_cannot_hold_are_compared_all_the_same(
     catalog: EncryptedCatalog,
 ) -> None:
@@ -1239,6 +1338,32 @@ def test_numbers_that_a_column_cannot_hold_are_compared_all_the_same(
     table.delete(f"i < 3000000000 and f < {HUGE}")
     # What is null is not less; infinity is not.
     assert ids(again(table)) == [1, 2, 6]
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_an_upsert_tells_keys_of_one_microsecond_apart(
+    catalog: EncryptedCatalog, zone: str | None
+) -> None:
+    def rows_of(*pairs: tuple[int, int]) -> pa.Table:
+        times = pa.array([10**18 + at for at, _ in pairs], pa.timestamp("ns", zone))
+        return pa.table({"at": times, "n": [n for _, n in pairs]})
+
+    given = rows_of((1, 1), (2, 2), (3, 3))
+    table = catalog.create_table("db.times", given.schema, properties=ENCRYPTED)
+    table.append(given)
+    result = table.upsert(rows_of((1, 1), (2, 20), (9, 90)), ["at"])
+    assert (result.rows_updated, result.rows_inserted) == (1, 1)
+    found = again(table).scan().to_arrow().sort_by("at")
+    assert found["n"].to_pylist() == [1, 20, 3, 90]
+
+
+def test_a_plaintext_table_is_not_encrypted_by_a_property(catalog: EncryptedCatalog) -> None:
+    table = catalog.create_table("db.plain", pa.schema([("id", pa.int64())]))
+    with pytest.raises(ValueError, match=r"catalog\.migrate_table\('db\.plain', key_id\)"):
+        with table.transaction() as transaction:
+            transaction.set_properties({"encryption.key-id": "keyA"})
+    table.append(pa.table({"id": [1]}))
+    assert catalog.load_table("db.plain").scan().count() == 1
 
 
 def test_an_upsert_goes_by_the_columns_as_they_are(table: EncryptedTable) -> None:

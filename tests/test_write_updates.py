@@ -63,8 +63,10 @@ from pyiceberg.types import (
 )
 
 from ags1 import KeyMetadataError
-from ags1.iceberg.writing.metadata_file import print_metadata, with_metadata_log
-from ags1.iceberg.writing.updates import apply_updates, check_requirements, new_table_updates
+from ags1.iceberg.commit.metadata_file import print_metadata, with_metadata_log
+from ags1.iceberg.commit.new_table import new_table_updates
+from ags1.iceberg.commit.updates import apply_updates
+from ags1.iceberg.spec.requirements import check_requirements
 
 TABLES = Path(__file__).parent / "tables"
 CHAINS = [sorted(folder.glob("*.metadata.json")) for folder in sorted(TABLES.glob("*/metadata"))]
@@ -413,7 +415,7 @@ def test_a_new_table_is_what_pyiceberg_makes() -> None:
         ({"uuid": "x"}, "reserved"),
         ({"current-schema": "{}"}, "reserved"),
         ({"a": None}, "'a'"),
-        ({"commit.retry.num-retries": "-1"}, "num-retries is '-1': .* 0 or more"),
+        ({"commit.retry.num-retries": "few"}, "num-retries is 'few': .* 0 or more"),
         ({"write.metadata.previous-versions-max": "x"}, "previous-versions-max"),
         ({"write.metadata.metrics.column.nothing": "full"}, "nothing"),
     ],

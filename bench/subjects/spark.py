@@ -498,7 +498,7 @@ class AvroRows:
         import pyarrow as pa
 
         from ags1.iceberg import load_catalog
-        from ags1.spark.sources.avro_rows import write_avro
+        from ags1.spark.datasource.avro_rows import write_avro
         from bench.flights import BYTES_PER_FLIGHT, FLIGHTS, flights
 
         self._two, self._one = two, one

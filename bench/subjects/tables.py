@@ -37,8 +37,9 @@ VERIFY_FILES = "verify_file of each, 2 threads"
 SCAN = "scan a Parquet table to Arrow"
 PLAN = "plan the scan of many manifests"
 VERIFICATION = "verify a table of Avro files"
+MANY_VERIFICATION = "verify a table of many small Avro files"
 
-FILES = 8
+FILES, MANY_FILES = 8, 64
 FILES_PER_MANIFEST = 10
 _PAYLOAD_SIZE = 64 << 10
 
@@ -148,18 +149,18 @@ class ManifestTwins(Twins):
 
 
 class AvroTable:
-    """An encrypted table with ``size`` bytes of Avro in several files."""
+    """An encrypted table with ``size`` bytes of Avro in several ``files``."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path, size: int, files: int = FILES) -> None:
         from bench.tables import PAYLOADS, TableWriter
 
         self._kms = MemoryMaster()
         writer = TableWriter(folder, PAYLOADS, kms=self._kms)
-        content = bytes(random_bytearray(max(_PAYLOAD_SIZE, size // FILES)))
+        content = bytes(random_bytearray(max(_PAYLOAD_SIZE, size // files)))
         payloads = [
             content[at : at + _PAYLOAD_SIZE] for at in range(0, len(content), _PAYLOAD_SIZE)
         ]
-        entries = [writer.avro_file(f"{number:05}", payloads) for number in range(FILES)]
+        entries = [writer.avro_file(f"{number:05}", payloads) for number in range(files)]
         writer.manifest(entries)
         self._location = writer.finish()
         self._keys = {
@@ -173,8 +174,8 @@ class AvroTable:
     def verify(self, threads: int = 2) -> Any:
         """Verify the table. Raises RuntimeError unless all of it was and nothing is amiss."""
         from ags1.iceberg import EncryptedTable, open_table
-        from ags1.iceberg.findings import Severity
-        from ags1.iceberg.verify import verify_table
+        from ags1.iceberg.operations.findings import Severity
+        from ags1.iceberg.operations.verify import verify_table
 
         table = open_table(self._location, self._kms, expected_key_id="key")
         assert isinstance(table, EncryptedTable)
@@ -221,14 +222,18 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
             count=settings.manifests,
         )
     with scratch_folder(settings.folder, 2 * settings.table_size) as folder:
-        avro = AvroTable(folder / "table", settings.table_size)
-        yield _contest(
-            VERIFICATION,
-            {VERIFY: avro.verify, VERIFY_FILES: avro.verify_files, CAT: avro.cat},
-            settings.rounds,
-            size=avro.size,
-            by_best=True,
-        )
+        for name, size, files in (
+            (VERIFICATION, settings.table_size, FILES),
+            (MANY_VERIFICATION, settings.table_size // 4, MANY_FILES),
+        ):
+            avro = AvroTable(folder / name, size, files)
+            yield _contest(
+                name,
+                {VERIFY: avro.verify, VERIFY_FILES: avro.verify_files, CAT: avro.cat},
+                settings.rounds,
+                size=avro.size,
+                by_best=True,
+            )
 
 
 def _contest(

@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -38,8 +38,12 @@ PYICEBERG_FSYNC = "PyIceberg, plain, then fsync of each file"
 MIGRATE, RELOCATE, ROTATE = "migrate_table", "relocate", "rotate_keys"
 CP, CP_FSYNC = "cp", "cp, then fsync of each file"
 APPEND = "append Arrow to a table"
+PARTITIONED, UNPARTITIONED = "16 buckets of a string", "not partitioned"
+BUCKETS = "append a million rows to an encrypted table"
 COMMITS = "append one row, one process"
 CONTENDED = "append one row, processes that contend"
+DELETE = "delete from a table of many manifests"
+UPSERT = "upsert into a table of many manifests"
 MIGRATION = "migrate a plain table"
 ROTATION = "rotate the keys of a table of many files and snapshots"
 RELOCATION = "relocate a table of many files"
@@ -109,10 +113,16 @@ class Appends:
         self._rows = rows
         self.size = rows.nbytes
 
-    def append(self, *, encrypted: bool, sync: bool = False) -> float:
+    def append(self, *, encrypted: bool, sync: bool = False, buckets: int = 0) -> float:
         """Return the seconds that the append takes, with making the files durable, which ags1 does
-        always, if ``sync``."""
+        always, if ``sync``; to a table that is partitioned by so many ``buckets`` of its remarks,
+        which are all different."""
+        from pyiceberg.transforms import BucketTransform
+
         table = self._lake.create(encrypted=encrypted)
+        if buckets:
+            with table.update_spec() as spec:
+                spec.add_field("remark", BucketTransform(buckets), "bucket")
         begin = time.perf_counter()
         table.append(self._rows)
         if sync:
@@ -311,7 +321,7 @@ class RelocatedTable:
         self.size = sum(size for size, _ in _stats(self._table).values())
 
     def relocate(self) -> float:
-        from ags1.iceberg.maintenance.relocation import relocate
+        from ags1.iceberg.operations.relocate import relocate
 
         begin = time.perf_counter()
         relocate(self._table, f"file://{self._target}")
@@ -331,7 +341,7 @@ class RelocatedTable:
 
     def check(self) -> None:
         """Raise RuntimeError unless the data files are the same, byte for byte, and the rows."""
-        from ags1.iceberg.maintenance.relocation import relocate
+        from ags1.iceberg.operations.relocate import relocate
 
         result = relocate(self._table, f"file://{self._target}")
         catalog = self._table.catalog
@@ -347,6 +357,44 @@ class RelocatedTable:
             raise RuntimeError("the rows are not what they were")
         catalog.drop_table("db.moved")
         shutil.rmtree(self._target)
+
+
+class ChangedTable:
+    """Tables of ``count`` manifests, with a data file of two flights each, that are changed again
+    and again and put back."""
+
+    def __init__(self, lake: Lake, count: int) -> None:
+        from bench.flights import flights
+
+        self._rows = rows = _with(flights(2 * count, 1), flight=range(2 * count))
+        self._tables = {}
+        for encrypted in (True, False):
+            table = lake.create(encrypted=encrypted, **{"commit.manifest-merge.enabled": "false"})
+            with table.transaction() as transaction:
+                for number in range(count):
+                    transaction.append(rows.slice(2 * number, 2))
+            self._tables[encrypted] = table
+
+    def delete(self, *, encrypted: bool) -> float:
+        """Return the seconds that it takes to delete a file, and a row of another."""
+        return self._change(encrypted, lambda table: table.delete("flight in (10, 11, 12)"), -3)
+
+    def upsert(self, *, encrypted: bool) -> float:
+        """Return the seconds that it takes to update three rows and insert one."""
+        some = _with(self._rows.slice(10, 4), flight=[10, 11, 12, -1], passengers=[0] * 4)
+        return self._change(encrypted, lambda table: table.upsert(some, ["flight"]), 1)
+
+    def _change(self, encrypted: bool, change: Callable[[Any], object], more: int) -> float:
+        table = self._tables[encrypted]
+        before = table.current_snapshot().snapshot_id
+        begin = time.perf_counter()
+        change(table)
+        seconds = time.perf_counter() - begin
+        if table.scan().count() != self._rows.num_rows + more:
+            raise RuntimeError(f"{table.scan().count()} rows are there")
+        table.manage_snapshots().rollback_to_snapshot(before).commit()
+        table.refresh()
+        return seconds
 
 
 def missing() -> str | None:
@@ -378,6 +426,16 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
             rounds,
             size=appends.size,
         )
+        million = Appends(lake, flights(settings.bucketed_rows, 12))
+        yield _contest(
+            BUCKETS,
+            {
+                PARTITIONED: lambda: million.append(encrypted=True, buckets=16),
+                UNPARTITIONED: lambda: million.append(encrypted=True),
+            },
+            settings.rounds,
+            size=million.size,
+        )
         plain = PlainTable(lake, rows, 8)
         yield _contest(
             MIGRATION,
@@ -404,6 +462,13 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
         rotated = RotatedTable(lake, settings.table_files)
         rotated.check()
         yield _contest(ROTATION, {ROTATE: timed(rotated.rotate)}, settings.rounds)
+        changed = ChangedTable(lake, min(150, settings.table_files))
+        for name, work in ((DELETE, changed.delete), (UPSERT, changed.upsert)):
+            both: dict[str, Callable[[], float]] = {
+                who: functools.partial(work, encrypted=encrypted)
+                for who, encrypted in ((OURS, True), (PYICEBERG, False))
+            }
+            yield _contest(name, both, rounds)
         for name, writers in ((COMMITS, 1), (CONTENDED, settings.writers)):
             committers = Committers(lake, writers)
             commits = settings.commits // writers * writers
@@ -441,6 +506,17 @@ def _settle() -> None:
     clear_manifest_cache()
     gc.collect()
     os.sync()
+
+
+def _with(rows: pa.Table, **columns: Iterable[int]) -> pa.Table:
+    """Return rows with other values in some columns."""
+    import pyarrow as pa
+
+    for name, values in columns.items():
+        place = rows.schema.get_field_index(name)
+        field = rows.schema.field(place)
+        rows = rows.set_column(place, field, pa.array(values, field.type))
+    return rows
 
 
 def _folder(table: Any) -> Path:

@@ -10,7 +10,7 @@ from fuzz_avro_rows import SHAPES
 
 with harness.instrumented():
     from ags1.errors import FormatError, TruncatedError
-    from ags1.iceberg.avro import CODECS, AvroFile
+    from ags1.iceberg.formats.avro import CODECS, AvroFile
 
 SYNC = bytes(range(16))
 # Enough for what is fuzzed, and little enough to be had a million times.

@@ -26,7 +26,7 @@ with harness.instrumented():
     )
 
     from ags1.errors import FormatError
-    from ags1.iceberg.avro_projection import Projection
+    from ags1.iceberg.formats.avro_projection import Projection
 
 
 def record(name, *fields):

@@ -4,10 +4,11 @@ import harness
 
 with harness.instrumented():
     import ags1
+    from ags1._gcm import Checksum
     from ags1.errors import Ags1Error
-    from ags1.iceberg import thrift
-    from ags1.iceberg.parquet_modules import verify_parquet
-    from ags1.iceberg.writing.parquet_transcription import read_contents, transcribe_parquet
+    from ags1.iceberg.formats import thrift
+    from ags1.iceberg.formats.parquet_modules import verify_parquet
+    from ags1.iceberg.formats.parquet_transcription import read_contents, transcribe_parquet
 
 
 def TestOneInput(data: bytes) -> None:
@@ -19,7 +20,12 @@ def TestOneInput(data: bytes) -> None:
     out = bytearray()
     try:
         written = transcribe_parquet(
-            fetch(plain), len(plain), None, out.extend, ags1.KeyMetadata(harness.KEY, None)
+            fetch(plain),
+            len(plain),
+            None,
+            out.extend,
+            ags1.KeyMetadata(harness.KEY, None),
+            Checksum(harness.KEY),
         )
     except (Ags1Error, NotImplementedError):
         return
@@ -27,7 +33,7 @@ def TestOneInput(data: bytes) -> None:
     assert written.size == len(sealed)
     km = ags1.KeyMetadata(harness.KEY, None, len(sealed))
     try:
-        again = read_contents(fetch(sealed), len(sealed), km)
+        again = read_contents(fetch(sealed), len(sealed), km, Checksum(harness.KEY))
         verified = verify_parquet(fetch(sealed), len(sealed), km)
     except ags1.FormatError:
         # Of a structure that says more than it holds, and was kept as it was.

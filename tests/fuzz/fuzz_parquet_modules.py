@@ -8,9 +8,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 with harness.instrumented():
     import ags1
+    from ags1._gcm import Checksum
     from ags1.errors import Ags1Error
-    from ags1.iceberg.parquet_modules import check_algorithm, verify_parquet
-    from ags1.iceberg.writing.parquet_transcription import read_contents
+    from ags1.iceberg.formats.parquet_modules import check_algorithm, verify_parquet
+    from ags1.iceberg.formats.parquet_transcription import read_contents
 
 FILE_ID = b"file id!"
 CIPHER = AESGCM(harness.KEY)
@@ -47,7 +48,10 @@ def TestOneInput(data: bytes) -> None:
     def fetch(offset: int, size: int) -> bytes:
         return bytes(content[offset : offset + size])
 
-    for check in (check_algorithm, verify_parquet, read_contents):
+    def contents(*arguments) -> object:
+        return read_contents(*arguments, Checksum(harness.KEY))
+
+    for check in (check_algorithm, verify_parquet, contents):
         try:
             check(fetch, len(content), km)
         except Ags1Error:

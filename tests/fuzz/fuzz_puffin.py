@@ -11,9 +11,9 @@ with harness.instrumented():
     from pyroaring import BitMap64
 
     from ags1.errors import MetadataIntegrityError
-    from ags1.iceberg.deletes import VECTOR_MAGIC, VECTOR_TYPE, read_deletion_vector, rows_kept
-    from ags1.iceberg.snapshots import ContentFile
-    from ags1.iceberg.writing.deletion_vectors import vector_blob
+    from ags1.iceberg.read.deletes import VECTOR_MAGIC, VECTOR_TYPE, read_deletion_vector, rows_kept
+    from ags1.iceberg.read.snapshots import ContentFile
+    from ags1.iceberg.write.deletion_vectors import vector_blob
 
 DATA_FILE = "s3://b/data.parquet"
 

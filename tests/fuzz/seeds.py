@@ -21,7 +21,7 @@ from fuzz_avro_rows import SHAPES
 from pyroaring import BitMap64
 
 import ags1
-from ags1.iceberg.thrift import I32, I64, LIST, STRUCT, print_struct
+from ags1.iceberg.formats.thrift import I32, I64, LIST, STRUCT, print_struct
 from ags1.keys.envelope import EncryptedKey, KeyEncryptionKey
 from ags1.keys.sidecar import Sidecar
 

@@ -19,6 +19,7 @@ from ags1.kms import KmsClient
 from .spark import SparkTables
 
 Row = tuple[tuple[str, Any], ...]
+METADATA_COLUMNS = ("_file", "_pos", "_spec_id", "_row_id", "_last_updated_sequence_number")
 
 
 def opened(spark: SparkTables, name: str, kms: KmsClient, **more: Any) -> EncryptedTable:
@@ -69,15 +70,19 @@ def check_same(spark: SparkTables, query: str, scan: EncryptedScan) -> int:
 
 
 def check_history(spark: SparkTables, name: str, table: EncryptedTable) -> None:
-    """Check the rows of every snapshot, with one query for those of one schema."""
+    """Check the rows of every snapshot, what is known of them beside their values too, with one
+    query for the snapshots of one schema."""
     by_schema: dict[int | None, list[int]] = {}
     for snapshot in table.metadata.snapshots:
         by_schema.setdefault(snapshot.schema_id, []).append(snapshot.snapshot_id)
     for ids in by_schema.values():
-        queries = [f"SELECT {n} AS snapshot, * FROM {name} VERSION AS OF {n}" for n in ids]
+        columns = ", ".join(METADATA_COLUMNS)
+        queries = [
+            f"SELECT {n} AS snapshot, *, {columns} FROM {name} VERSION AS OF {n}" for n in ids
+        ]
         theirs = spark.session.sql(" UNION ALL ".join(queries)).toArrow()
         for snapshot_id in ids:
-            scan = table.scan(snapshot_id=snapshot_id)
+            scan = table.scan(selected_fields=("*", *METADATA_COLUMNS), snapshot_id=snapshot_id)
             expected = theirs.filter(pc.field("snapshot") == snapshot_id).drop(["snapshot"])
             check_equal(scan.to_arrow(), expected)
             assert scan.count() == len(expected)

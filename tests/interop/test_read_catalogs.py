@@ -118,7 +118,7 @@ def test_plain_files_that_were_added(spark: SparkTables, kms: KmsClient, tmp_pat
     assert 1 <= scan.plain_files() == len(scan.plan_files()) - 1
     check_filters(spark, name, table, [("w = 'v7'", "w = 'v7'"), ("f > 3.3", "f > 3.3")])
     strict = opened(spark, name, kms, require_encrypted=True)
-    with pytest.raises(NotEncryptedError, match="clear"):
+    with pytest.raises(NotEncryptedError, match="not encrypted"):
         strict.scan().to_arrow()
     assert strict.scan("id = 100").to_arrow().num_rows == 1
 

@@ -11,14 +11,12 @@ import pyarrow as pa
 import pytest
 from pyiceberg.expressions import EqualTo, GreaterThan, In, IsNull
 
-from ags1 import Ags1Error, MetadataIntegrityError
-from ags1.iceberg import EncryptedTable, open_table
+from ags1.iceberg import EncryptedTable
 from ags1.kms import KmsClient
 
 from .java_tables import JavaTables
 from .reading import check_filters, check_same, opened
 from .spark import SparkTables
-from .tables import write_metadata
 
 pytestmark = pytest.mark.interop
 
@@ -213,25 +211,6 @@ def test_names_that_files_cannot_have(
         ("`p q` = 9", EqualTo("p q", 9)),
     ]
     check_filters(spark, name, table, filters)
-
-
-@pytest.mark.parametrize("kind", ["variant", "no_such_type"])
-def test_a_type_that_is_not_read_is_named(
-    spark: SparkTables, kms: KmsClient, tmp_path: Path, kind: str
-) -> None:
-    """Hive refuses variants, so the metadata is changed here."""
-    name = f"enc.db.type_{kind}"
-    spark.create(name, "id BIGINT", tmp_path)
-    spark.sql(f"INSERT INTO {name} VALUES (1)")
-    metadata = spark.metadata(name)
-    column = {"id": 2, "name": "the_column", "required": False, "type": kind}
-    metadata["schemas"][-1]["fields"].append(column)
-    file = write_metadata(metadata, spark.metadata_file(name))
-    with pytest.raises((NotImplementedError, Ags1Error)) as raised:
-        open_table(str(file), kms)
-    assert kind in str(raised.value)
-    assert "the_column" in str(raised.value)
-    assert not isinstance(raised.value, MetadataIntegrityError)
 
 
 def _json(row: dict[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import pytest
 from iceberg_tables import JAVA_LOCATION, TABLES, expected_rows, metadata_file
 
 from ags1.iceberg import EncryptedTable, open_table
-from ags1.iceberg.maintenance.relocation import relocate
-from ags1.iceberg.verify import verify_table
+from ags1.iceberg.operations.relocate import relocate
+from ags1.iceberg.operations.verify import verify_table
 from ags1.kms import KmsClient
 
 from .reading import check_history, opened

@@ -52,11 +52,12 @@ from sqlalchemy.orm import Session
 
 from ags1 import MetadataIntegrityError
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
-from ags1.iceberg.metadata import Trust
-from ags1.iceberg.writing import commit_sql
-from ags1.iceberg.writing.commits import Base, Commits, commits_for
-from ags1.iceberg.writing.output import TableOutput
-from ags1.iceberg.writing.updates import new_table_updates
+from ags1.iceberg.commit import sql as commit_sql
+from ags1.iceberg.commit.choice import commits_for
+from ags1.iceberg.commit.commits import Base, Commits
+from ags1.iceberg.commit.new_table import new_table_updates
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.storage.trust import Trust
 from ags1.kms import KmsClient
 
 from .metastore import served_metastore

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from pyiceberg.exceptions import CommitFailedException
 
-from ags1.iceberg.writing.metadata_file import java_hash, print_metadata, with_metadata_log
-from ags1.iceberg.writing.updates import apply_updates, check_requirements
+from ags1.iceberg.commit.metadata_file import java_hash, print_metadata, with_metadata_log
+from ags1.iceberg.commit.updates import apply_updates
+from ags1.iceberg.spec.requirements import check_requirements
 
 from .java import Java, JavaError
 from .spark import SparkTables
@@ -399,6 +400,13 @@ def test_java_prints_every_text_and_number_so(java: Java) -> None:
                 ("binary", "00FF"),
                 ("date", "2020-01-31"),
                 ("timestamptz", "2020-01-31T01:02:03.000004+00:00"),
+                ("variant", None),
+                ("unknown", None),
+                ("geometry", None),
+                ("geometry( srid:5070 )", None),
+                ("geography", None),
+                ("geography(EPSG:4326)", None),
+                ("geography(EPSG:4326,karney)", None),
             ]
         )
     ]

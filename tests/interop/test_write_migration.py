@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from ags1.iceberg import verify_table
-from ags1.iceberg.writing.entries import DELETED
+from ags1.iceberg.read.records import DELETED
 from ags1.kms import KmsClient
 
 from .metastore import served_metastore

@@ -15,7 +15,7 @@ from pyarrow.parquet.encryption import create_decryption_properties
 
 from ags1 import AuthenticationError
 from ags1.iceberg import EncryptedTable, verify_table
-from ags1.iceberg.writing.entries import DELETED, FileRecord
+from ags1.iceberg.read.records import DELETED, FileRecord
 from ags1.kms import KmsClient
 
 from .reading import check_history

@@ -12,15 +12,15 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from ags1.iceberg.files import TableFiles
-from ags1.iceberg.maintenance.migration import Migration
-from ags1.iceberg.maintenance.rekeying import Rekeying
-from ags1.iceberg.verify import verify_table
-from ags1.iceberg.writing.metadata_file import print_metadata
-from ags1.iceberg.writing.output import TableOutput
-from ags1.iceberg.writing.producing import SnapshotProducer
-from ags1.iceberg.writing.updates import apply_updates
-from ags1.iceberg.writing.view import TableView
+from ags1.iceberg.commit.metadata_file import print_metadata
+from ags1.iceberg.commit.updates import apply_updates
+from ags1.iceberg.operations.migrate import Migration
+from ags1.iceberg.operations.rekey import Rekeying
+from ags1.iceberg.operations.verify import verify_table
+from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.storage.table_files import TableFiles
+from ags1.iceberg.write.snapshot import SnapshotProducer
+from ags1.iceberg.write.view import TableView
 from ags1.keys.manager import EncryptionManager, now_ms
 from ags1.kms import KmsClient
 

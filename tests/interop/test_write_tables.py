@@ -31,14 +31,14 @@ from pyiceberg.types import (
 )
 
 from ags1.iceberg import EncryptedTable, verify_table
-from ags1.iceberg.writing.entries import DELETED
+from ags1.iceberg.read.records import DELETED
 from ags1.kms import KmsClient
 
 from .metastore import served_metastore
 from .reading import check_history
 from .rest_server import rest_server
 from .spark import SparkTables
-from .writing import Shared, check_kept, check_rows, check_version, entries_of
+from .writing import Lineage, Shared, check_kept, check_rows, check_version, entries_of
 
 pytestmark = pytest.mark.interop
 
@@ -276,6 +276,52 @@ def test_a_table_is_written_in_turns(
     fourth = check_rows(spark, name, table, rewritten=True)
     check_kept(third, fourth)
     assert fourth.keys() == third.keys() - {501} | {1000}
+    assert verify_table(table).ok
+
+
+@pytest.mark.parametrize("shared", ["hive"], indirect=True)
+@pytest.mark.parametrize(
+    ("format_name", "partitioning"), [("parquet", "identity"), ("avro", "unpartitioned")]
+)
+def test_files_are_rewritten_in_turns(
+    spark: SparkTables, shared: Shared, format_name: str, partitioning: str
+) -> None:
+    rewriting = dict.fromkeys(BY_ROW, "copy-on-write") | {"write.format.default": format_name}
+    table = create(shared, partitioning, **rewriting)
+    table.append(rows(1, 60))
+    with table.update_schema() as update:
+        update.add_column("n", IntegerType())
+    table.append(rows(61, 20).append_column("n", pa.array(range(20), pa.int32())))
+    with table.update_spec() as update_spec:
+        update_spec.add_field("id", BucketTransform(2), "id_bucket")
+    name = shared.shown(table)
+    first = check_version(spark, name, table)
+
+    def changed(before: Lineage, *gone: int) -> Lineage:
+        after = check_version(spark, shared.shown(table), table, rewritten=True)
+        assert before.keys() - after.keys() == set(gone)
+        assert not any(e.file.content for e in entries_of(table) if e.status != DELETED)
+        return after
+
+    table.delete("id = 5 or id > 78")
+    second = changed(first, 5, 79, 80)
+    check_kept(first, second)
+    table.overwrite(rows(100, 2).append_column("n", pa.nulls(2, pa.int32())), "id = 6")
+    table.upsert(rows(8, 1).append_column("n", pa.array([-1], pa.int32())), ["id"])
+    third = changed(second, 6)
+    check_kept(second, third, 8)
+    # Its turn: it goes on with the ids that our files have, and we with those of its files.
+    spark.sql(f"DELETE FROM {name} WHERE id % 10 = 3")
+    spark.sql(f"UPDATE {name} SET v = 'spark' WHERE id = 9")
+    table = shared.taken_back(name)
+    fourth = changed(third, *range(3, 80, 10))
+    check_kept(third, fourth, 9)
+    # An update keeps the id, and changes the number.
+    assert fourth[9][0] == third[9][0]
+    assert fourth[9][1] > third[9][1]
+    table.delete("id = 10 or v = 'spark'")
+    check_kept(fourth, changed(fourth, 9, 10))
+    check_history(spark, name, table)
     assert verify_table(table).ok
 
 

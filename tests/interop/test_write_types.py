@@ -36,7 +36,7 @@ from pyiceberg.types import (
 )
 
 from ags1.iceberg import EncryptedTable, open_table
-from ags1.iceberg.writing.entries import FileRecord, read_entries
+from ags1.iceberg.read.records import FileRecord, read_entries
 from ags1.kms import KmsClient
 
 from .java_tables import JavaTables

@@ -660,8 +660,8 @@ faults(
         "another KMS is asked to wrap anew what it never wrapped",
     ),
     (
-        "            made_here=self.made_here,\n",
-        "            made_here=True,\n",
+        "KeyEncryptionKey(rewrapped, self._key, made_here=self.made_here)",
+        "KeyEncryptionKey(rewrapped, self._key, made_here=True)",
         "a stored KEK counts as made here once it was wrapped anew",
     ),
     (
@@ -853,8 +853,8 @@ faults(
         "a cache of another KMS is used",
     ),
     (
-        "                entries.append(kek.wrap_key_metadata(km, entry.key_id))",
-        "                entries.append(entry)",
+        "                sealed = kek.wrap_key_metadata(km, entry.key_id)\n",
+        "                sealed = entry\n",
         "rotation leaves the keys under the old KEK",
     ),
 )

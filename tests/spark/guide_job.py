@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ags1.cli.commands import app
+from ags1.cli.app import app
 
 _CONF = {
     "spark.ui.enabled": "false",

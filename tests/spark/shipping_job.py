@@ -21,7 +21,7 @@ from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
 from ags1.spark import datasource, jobs
-from ags1.spark.bulk import planning
+from ags1.spark.jobs import planning
 from ags1.spark.keys import KmsConfig
 
 EXECUTORS = 2

@@ -29,11 +29,11 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from ags1.spark import datasource
-from ags1.spark.datasource import FilesReader
+from ags1.spark.datasource.encrypted_files import Listed, Part, list_files, open_part, plan
+from ags1.spark.datasource.lines import whole_lines
+from ags1.spark.datasource.reader import FilesReader
 from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, Ledger, Row
-from ags1.spark.sources.lines import whole_lines
-from ags1.spark.sources.sealed_files import Listed, Part, list_files, open_part, plan
 
 BLOCK = 4096
 
@@ -139,7 +139,7 @@ class _Bytes:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_line_is_in_one_part(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = random.Random(seed)
-    monkeypatch.setattr("ags1.spark.sources.lines._STEP", choose.choice([1, 2, 3, 7, 1 << 20]))
+    monkeypatch.setattr("ags1.spark.datasource.lines._STEP", choose.choice([1, 2, 3, 7, 1 << 20]))
     data = b"".join(choose.choice([b"a", b"bc", b"\n", b"\r", b"\r\n"]) for _ in range(200))
     cuts = sorted(choose.sample(range(len(data)), 6))
 
@@ -269,12 +269,14 @@ class TestLedgers:
     def test_a_listing_that_is_not_whole(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(datasource, "list_files", lambda paths: list_files(paths)[1:])
+        monkeypatch.setattr(
+            "ags1.spark.datasource.reader.list_files", lambda paths: list_files(paths)[1:]
+        )
         assert self.lines(folder) == ["a", "b"]
 
     def test_another_folders_ledger(self, folder: Path) -> None:
         moved = folder.rename(folder.with_name("moved"))
-        with pytest.raises(ags1.KeyMetadataError, match="no key of any of these files"):
+        with pytest.raises(ags1.KeyMetadataError, match="no key for any of these files"):
             self.lines(moved)
 
 
@@ -555,9 +557,9 @@ def test_a_cut_file_and_one_without_a_sidecar_fail_the_job(
         ({"kms.local.passphrase": "open sesame"}, "would send a secret"),
         ({"s3.secret-access-key": "open sesame"}, "would send a secret"),
         ({"inner": "orc"}, "text, csv, json, parquet or avro"),
-        ({"columns": "path,nothing"}, "'nothing', which is not there"),
+        ({"columns": "path,nothing"}, "'nothing', which the files do not have"),
         ({"trusted-keys": "somebody"}, "not among those to trust"),
-        ({"partSize": "much"}, "no number of bytes"),
+        ({"partSize": "much"}, "number of bytes above 0, not"),
     ],
 )
 def test_options_that_cannot_be_are_refused(
@@ -658,7 +660,7 @@ def test_overwriting_takes_the_other_files_away(
     [
         ("csv", "array(id) as a", "CSV cannot hold"),
         ("text", "id", "one column, a string"),
-        ("orc", "id", "is one of text"),
+        ("orc", "id", "has to be one of text"),
     ],
 )
 def test_what_a_format_cannot_hold_is_not_begun(

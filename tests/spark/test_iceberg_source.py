@@ -13,8 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import CommitStateUnknownException
-from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.expressions.visitors import bind
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
@@ -23,20 +21,20 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from ags1.errors import TruncatedError
 from ags1.iceberg import load_catalog
-from ags1.iceberg.filters import as_sql
-from ags1.iceberg.pyiceberg_internals import parse_row_filter
-from ags1.iceberg.reading import TaskReader
-from ags1.iceberg.snapshots import ContentFile
+from ags1.iceberg.read.filters import bound_filter
+from ags1.iceberg.read.snapshots import ContentFile
+from ags1.iceberg.read.tasks import TaskReader
 
 pytest.importorskip("pyspark")
 
 from pyspark.sql import types
 
 from ags1.iceberg.table import EncryptedTable
-from ags1.spark import iceberg_sink, iceberg_source
-from ags1.spark.iceberg_sink import TableWriter
-from ags1.spark.iceberg_source import TableReader, scan_of, splits_of
-from ags1.spark.sources.arrow_rows import spark_schema
+from ags1.spark import iceberg_source
+from ags1.spark.arrow_rows import spark_schema
+from ags1.spark.iceberg_source import writer as table_writer
+from ags1.spark.iceberg_source.reader import TableReader, scan_of, splits_of
+from ags1.spark.iceberg_source.writer import TableWriter
 
 TABLES = Path(__file__).parent.parent / "tables"
 JAVA_LOCATION = "file:/tmp/ags1-fixtures"
@@ -195,11 +193,35 @@ def test_deletes_filters_columns_and_snapshots(
     assert filtered.columns == ["id", "at"]
     assert ids(filtered) == [n for n in left if n % 3 == 1 and n % 11 and n < 120]
     assert filtered.where("id = 1").collect()[0]["at"].second == 1
+    hidden = ("_file", "_pos", "_row_id", "_last_updated_sequence_number")
+    places = reading(iceberg, options, columns=f"id,{','.join(hidden)}", partSize="1k")
+    scanned = table.scan(selected_fields=("id", *hidden)).to_arrow().to_pylist()
+    assert places.columns == ["id", *hidden]
+    assert [row.asDict() for row in places.orderBy("id").collect()] == sorted(
+        scanned, key=lambda row: row["id"]
+    )
+    assert ids(reading(iceberg, options, filter="_pos < 2 and id > 1")) == [100, 101]
     old = reading(iceberg, options, **{"snapshot-id": str(first)})
     assert old.columns == ["id", "region", "at"]
     assert ids(old) == list(range(100))
     assert ids(reading(iceberg, options, branch="early")) == list(range(100))
     assert ids(reading(iceberg, options, filter="id = 150")) == []
+
+
+def test_a_column_of_an_unknown_type_is_left_out(
+    iceberg: Any, catalog: Any, options: dict[str, str]
+) -> None:
+    table = table_of(catalog)
+    table.append(some_rows(0, 10))
+    path = Path(table.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_bytes())
+    metadata["schemas"][0]["fields"][1]["type"] = "variant"
+    path.write_text(json.dumps(metadata))
+
+    with pytest.raises(Exception, match=r"'region' has type variant, .* give the option 'columns'"):
+        reading(iceberg, options).collect()
+
+    assert ids(reading(iceberg, options, columns="id,at", filter="id < 5")) == list(range(5))
 
 
 def test_a_table_without_a_snapshot_has_no_rows(
@@ -325,7 +347,7 @@ def test_a_catalog_that_does_not_answer_leaves_nothing(
     writer, messages = written(options)
     assert len(stored_files(tmp_path)) == len(before) + 1
     with monkeypatch.context() as patch:
-        patch.setattr(iceberg_sink, "open_of_options", _no_answer)
+        patch.setattr(table_writer, "open_of_options", _no_answer)
         with pytest.raises(OSError, match="no answer"):
             writer.commit(messages)
     written(options)  # another job's
@@ -344,7 +366,7 @@ def test_a_file_that_does_not_open_for_the_commit_leaves_nothing(
     table_of(catalog)
     before = stored_files(tmp_path)
     writer, messages = written(options)
-    monkeypatch.setattr(iceberg_sink.WrittenFile, "open", _no_answer)
+    monkeypatch.setattr(table_writer.SentRecord, "fields_with_key", _no_answer)
 
     with pytest.raises(OSError, match="no answer"):
         writer.commit(messages)
@@ -444,9 +466,7 @@ def split_reads(
     """Yield for each data file the rows read as a whole, and those of each split."""
     scan = scan_of(table, options)
     for task in scan.plan_files():
-        view = table.view()
-        row_filter = as_sql(parse_row_filter(options.get("filter") or AlwaysTrue()), view.schema)
-        bound = bind(view.schema, row_filter, case_sensitive=True)
+        bound = bound_filter(scan.row_filter, table.schema())
 
         def read(split: tuple[int, int] | None, task: Any = task, bound: Any = bound) -> list[Any]:
             # A reader of its own, as in another process.
@@ -469,7 +489,7 @@ def test_the_splits_of_a_file_have_its_rows(catalog: Any, file_format: str, dele
         table.delete(f"id in ({str(gone)[1:-1]})")
 
     for row_filter in ("", "region = 'r1' and id < 30000"):
-        options = {"filter": row_filter, "columns": "id,region"}
+        options = {"filter": row_filter, "columns": "id,region,_pos,_row_id"}
         ((whole, splits),) = split_reads(table, 9000, **options)
         assert len(splits) > 4
         assert sum(map(bool, splits)) > 4
@@ -483,6 +503,7 @@ def test_files_that_are_not_split(catalog: Any) -> None:
     (task,) = table.scan().plan_files()
     size = task.file.file_size_in_bytes
     assert len(splits_of(task, size // 40)) == 40
+    assert len(splits_of(task, size // 40, counted=True)) == 16
     table.delete("id = 5")
     (task,) = table.scan().plan_files()
     assert len(splits_of(task, size // 40)) == 16

@@ -22,21 +22,22 @@ from urllib.parse import urlparse
 import pytest
 
 import ags1
-from ags1.cli.commands import app
-from ags1.cli.failures import Exit
+from ags1.cli.app import app
+from ags1.cli.exits import Exit
 from ags1.errors import KmsUnavailableError
 from ags1.key_metadata import KeyMetadata
 from ags1.keys import Keychain, Sidecar
 from ags1.kms import LocalKms
 from ags1.spark import jobs
-from ags1.spark.bulk import planning, running, work
-from ags1.spark.bulk.running import TaskFailedError
-from ags1.spark.bulk.work import Decrypting, Encrypting, Result, Verifying
-from ags1.spark.keys import FileKeys, KmsConfig
+from ags1.spark.jobs import planning, running, work
+from ags1.spark.jobs.running import TaskFailedError
+from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
+from ags1.spark.keys import FileKeys, KmsConfig, as_text
 from ags1.spark.ledger import ENCRYPT, Ledger, Row, read_rows, write_rows
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage.choice import find
 from ags1.spark.storage.local import LOCAL, LocalSource, LocalStorage
+from ags1.spark.storage.pieces import Item, Piece, target_size
 from ags1.spark.storage.protocol import Attempt, Staging
 
 MIB = 1 << 20
@@ -293,7 +294,9 @@ class TestFailures:
         assert folders.encrypt().done == 1
         for run in (folders.encrypt, folders.verify, folders.decrypt):
             done = run(empty)
-            assert [failure.message for failure in done.failures] == ["there is no file"]
+            assert [failure.message for failure in done.failures] == [
+                "there is no file: check the path, and that it is mounted"
+            ]
         for run, folder in ((folders.encrypt, folders.target), (folders.verify, folders.ledger)):
             [failure] = run(folder).failures
             assert failure.path == str(folder)
@@ -369,7 +372,7 @@ class TestFailures:
 class Killed(Encrypting):
     """Kills the worker process in the middle of a piece, once."""
 
-    def piece(self, piece: planning.Piece, attempt: str) -> Result:
+    def piece(self, piece: Piece, attempt: str) -> Result:
         marker = Path(piece.source).parent.parent / f"killed-{piece.first_block}"
         if Path(piece.source).name != "victim" or marker.exists():
             return super().piece(piece, attempt)
@@ -385,14 +388,14 @@ class Killed(Encrypting):
 class Unusable(Encrypting):
     """Finds the KMS out of reach."""
 
-    def piece(self, piece: planning.Piece, attempt: str) -> Result:
+    def piece(self, piece: Piece, attempt: str) -> Result:
         raise KmsUnavailableError("no answer from the KMS")
 
 
 class Broken(Encrypting):
     """Fails as no file may make a task fail, for one file."""
 
-    def piece(self, piece: planning.Piece, attempt: str) -> Result:
+    def piece(self, piece: Piece, attempt: str) -> Result:
         if Path(piece.source).name == "victim":
             raise RuntimeError("a mistake")
         return super().piece(piece, attempt)
@@ -401,7 +404,7 @@ class Broken(Encrypting):
 class Changing(Encrypting):
     """Lets the source change between planning and working."""
 
-    def piece(self, piece: planning.Piece, attempt: str) -> Result:
+    def piece(self, piece: Piece, attempt: str) -> Result:
         if piece.first_block:
             os.utime(piece.source)
         return super().piece(piece, attempt)
@@ -523,7 +526,7 @@ class TestRetries:
 class Slow(Decrypting):
     """Takes a while for each of many small files."""
 
-    def piece(self, piece: planning.Piece, attempt: str) -> Result:
+    def piece(self, piece: Piece, attempt: str) -> Result:
         time.sleep(0.01)
         return super().piece(piece, attempt)
 
@@ -563,14 +566,14 @@ class Cut:
         [found] = find([str(self.path)]).files
         target = str(root / "out" / "source.ags1")
         size, version = found.size, found.version
-        item = planning.Item(0, found.path, target, "source", size, version, size)
+        item = Item(0, found.path, target, "source", size, version, size)
         self.item = item
         self.keys = FileKeys.for_sealing(kms, "default")
-        km = KeyMetadata.generate(32).with_file_length(planning.target_size(item, seals=True))
+        km = KeyMetadata.generate(32).with_file_length(target_size(item, seals=True))
         self.staging = Staging("ab", str(root / "out"), True, False)
         self.whole = planning.whole(item)._replace(
             shared=LOCAL.stage(self.staging, [item], {0})[0],  # type: ignore[arg-type]
-            wrapped=work.as_text(self.keys.wrap(km)),
+            wrapped=as_text(self.keys.wrap(km)),
             source_identity=work.identity_of(found.path),
         )
         self.cut = [
@@ -701,9 +704,7 @@ def test_a_file_that_is_cut_short_before_a_task_opens_it(tmp_path: Path, kms: Km
     sealed, km = ags1.encrypt(bytes(3 * MIB))
     path.write_bytes(sealed)
     size = len(sealed)
-    item = planning.Item(
-        0, str(path), "", "sealed", size - 1, "", 3 * MIB, work.as_text(keys.wrap(km))
-    )
+    item = Item(0, str(path), "", "sealed", size - 1, "", 3 * MIB, as_text(keys.wrap(km)))
     verifying = Verifying(keys, "ab", False, lambda size: None)
     first = next(planning.ranges(item, MIB))
     assert verifying._result(first, Attempt("ab", "a", 0)).error == work.CHANGED
@@ -716,7 +717,7 @@ import os, signal, sys
 from pyspark.sql import SparkSession
 from ags1.spark import jobs
 from ags1.spark.storage import local as local_storage
-from ags1.spark.bulk import planning
+from ags1.spark.jobs import planning
 from ags1.spark.keys import KmsConfig
 
 source, target, ledger, keyring, wanted = sys.argv[1:]
@@ -1025,14 +1026,16 @@ class TestCommands:
     def test_a_ledger_that_is_not_there_is_told_before_spark_starts(
         self, folders: Folders, run: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ags1.cli.spark_session.session", lambda master: pytest.fail("started"))
+        monkeypatch.setattr(
+            "ags1.cli.spark.commands.session", lambda master: pytest.fail("started")
+        )
         for command, *arguments in (("verify",), ("rewrap",), ("decrypt", folders.back)):
             code, _, err = run(command, *arguments)
             assert (code, str(folders.ledger) in err) == (Exit.IO, True)
         folders.ledger = Path("s3://bucket/ledger")
         for command, *arguments in (("verify",), ("rewrap",), ("encrypt", "in", folders.target)):
             code, _, err = run(command, *arguments)
-            assert (code, "a ledger is a folder of the driver's" in err) == (Exit.IO, True)
+            assert (code, "a ledger has to be a folder of the driver" in err) == (Exit.IO, True)
 
     def test_wrong_usage(self, folders: Folders, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         folders.write(a=1)

@@ -20,12 +20,12 @@ import fsspec
 from fsspec import AbstractFileSystem
 from ags1.kms import LocalKms
 from ags1.spark import jobs
-from ags1.spark.bulk import running
+from ags1.spark.jobs import running
 from ags1.spark.keys import KmsConfig
 from ags1.spark.ledger import ENCRYPT, Ledger
-from ags1.spark.bulk.running import Job
+from ags1.spark.jobs.running import Job
 from ags1.spark.storage.choice import storage_of
-from ags1.spark.bulk.work import Result
+from ags1.spark.jobs.work import Result
 
 FOLDERS, FILES, SIZE, HUGE = 100, 10_000, 10_000, 100 << 30
 

@@ -17,14 +17,14 @@ from fsspec.implementations.local import LocalFileSystem
 
 import ags1
 from ags1.spark import jobs
-from ags1.spark.bulk import planning
-from ags1.spark.bulk.planning import Item
-from ags1.spark.bulk.publishing import published, settle_pending
-from ags1.spark.bulk.work import Decrypting, Encrypting, Result, Verifying
+from ags1.spark.jobs import planning
+from ags1.spark.jobs.publishing import published, settle_pending
+from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, Ledger, Row
 from ags1.spark.storage import choice as storages
 from ags1.spark.storage import s3 as s3_storage
+from ags1.spark.storage.pieces import Item, Piece
 from ags1.spark.storage.protocol import CHANGED, Attempt, Staging, UnknownOutcomeError
 from ags1.spark.storage.s3 import S3Storage
 
@@ -292,7 +292,7 @@ def test_what_is_settled_while_it_is_looked_for_is_verified(
 def test_requests_for_many_files_are_the_executors(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ags1.spark.bulk.running._FEW_REQUESTS", 4)
+    monkeypatch.setattr("ags1.spark.jobs.running._FEW_REQUESTS", 4)
     asked: list[str] = []
     call = S3Storage.call
     monkeypatch.setattr(
@@ -337,7 +337,7 @@ def test_a_storage_that_sends_all_where_a_range_is_asked_for(
         return await call(self, method, **more)
 
     monkeypatch.setattr(type(storage.fs), "_call_s3", without_range)
-    with pytest.raises(OSError, match="more than it was asked for"):
+    with pytest.raises(OSError, match="more bytes than it was asked for"):
         storage.get(f"s3://{BUCKET}/in/a", 0, MIB, version)
 
 
@@ -445,9 +445,9 @@ class TestFailures:
             places.encrypt(places.url("local", "in"), "s3://no-such-bucket/sealed")
         with pytest.raises(OSError, match="nowhere"):
             places.encrypt(places.url("local", "in"), "nowhere://sealed")
-        with pytest.raises(OSError, match="a ledger is a folder of the driver's"):
+        with pytest.raises(OSError, match="a ledger has to be a folder of the driver"):
             places.encrypt("in", "out", ledger="s3://bucket/ledger")
-        with pytest.raises(OSError, match="a ledger is a folder of the driver's"):
+        with pytest.raises(OSError, match="a ledger has to be a folder of the driver"):
             jobs.rewrap_ledger(places.spark, ledger="s3://bucket/ledger", kms=places.kms)
         places.encrypt(places.url("local", "in"), places.url("local", "sealed"))
         named = {"ledger": f"file://{places.ledger}", "kms": places.kms}
@@ -461,7 +461,7 @@ class TestFailures:
 class Killed(Encrypting):
     """Kills the worker process, once a piece, when all of it is uploaded."""
 
-    def piece(self, piece: planning.Piece, attempt: Attempt) -> Result:
+    def piece(self, piece: Piece, attempt: Attempt) -> Result:
         folder = Path(dict(self.keys.kms.properties)["kms.local.keyring"]).parent
         marker = folder / f"killed-{piece.first_block}"
         if piece.source.endswith("/victim") and not marker.exists():
@@ -479,7 +479,7 @@ class Killed(Encrypting):
 class Replacing(Encrypting):
     """Lets somebody replace the object after its first range was read."""
 
-    def piece(self, piece: planning.Piece, attempt: Attempt) -> Result:
+    def piece(self, piece: Piece, attempt: Attempt) -> Result:
         if piece.first_block == 8:
             boto3.client("s3").put_object(Bucket=BUCKET, Key="in/victim", Body=os.urandom(BIG))
         return super().piece(piece, attempt)
@@ -629,7 +629,7 @@ def test_names_are_given_again_by_second_attempts(
     called = []
     context = SimpleNamespace(attemptNumber=lambda: number)
     monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
-    monkeypatch.setattr("ags1.spark.bulk.running._FEW_REQUESTS", 1)
+    monkeypatch.setattr("ags1.spark.jobs.running._FEW_REQUESTS", 1)
     spark = SimpleNamespace(
         parallelize=lambda parts, count: parts,
         runJob=lambda parts, call: call(parts),
@@ -653,7 +653,7 @@ _KILLED_DRIVER = """
 import os, signal, sys
 from pyspark.sql import SparkSession
 from ags1.spark import jobs
-from ags1.spark.bulk import planning
+from ags1.spark.jobs import planning
 from ags1.spark.storage import s3 as s3_storage
 from ags1.spark.keys import KmsConfig
 

@@ -21,15 +21,17 @@ from hypothesis import strategies as st
 from ags1 import layout
 from ags1.errors import FormatError, KmsAccessDeniedError, KmsConfigurationError
 from ags1.spark import ledger as ledgers
-from ags1.spark.bulk import planning
-from ags1.spark.bulk.publishing import has_its_name, published, settle_pending
+from ags1.spark.jobs import planning
+from ags1.spark.jobs.publishing import has_its_name, published, settle_pending
 from ags1.spark.keys import KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, FAILED, SCHEMA, Ledger, Row
 from ags1.spark.storage import choice as storages
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage import local_files as files
 from ags1.spark.storage.local import LOCAL
-from ags1.spark.storage.protocol import Staging, UnknownOutcomeError, version_of
+from ags1.spark.storage.pieces import BLOCK_SIZE, Item, Piece
+from ags1.spark.storage.protocol import Staging, UnknownOutcomeError
+from ags1.spark.storage.remote import version_of
 
 JOB = "0123456789ab"
 
@@ -107,7 +109,7 @@ def test_a_ledger_that_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     for name in ("s3://bucket/ledger", str(Path("s3://bucket/ledger")), "dbfs:/ledger"):
         for writing in (False, True):
-            with pytest.raises(OSError, match="a ledger is a folder of the driver's"):
+            with pytest.raises(OSError, match="a ledger has to be a folder of the driver"):
                 Ledger(name, writing=writing)
     assert list(tmp_path.iterdir()) == []
     for name in (f"file://{tmp_path}/ledger", f"file:{tmp_path}/ledger", "ledger"):
@@ -228,7 +230,7 @@ def test_a_link_inside_the_target_folder(tmp_path: Path) -> None:
     sources = [str(tmp_path / "in" / name) for name in names]
     (tmp_path / "in" / "own").mkdir(parents=True)
     items = [
-        planning.Item(number, source, f"{root}/{name}", name, 1, "", 1)
+        Item(number, source, f"{root}/{name}", name, 1, "", 1)
         for number, (source, name) in enumerate(zip(sources, names, strict=True))
     ]
     staged = LOCAL.stage(Staging(JOB, root, True, False), items, ())
@@ -543,8 +545,8 @@ class TestAfterAKill:
     st.integers(1 << 20, 64 << 20),
 )
 def test_every_block_is_in_one_piece(sizes: list[int], cores: int, cost: int) -> None:
-    items = [planning.Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
-    seen: dict[int, list[planning.Piece]] = {}
+    items = [Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
+    seen: dict[int, list[Piece]] = {}
     for wave in planning.waves(items, cores, cost):
         assert all(wave.tasks)
         pieces = [piece for task in wave.tasks for piece in task]
@@ -560,19 +562,19 @@ def test_every_block_is_in_one_piece(sizes: list[int], cores: int, cost: int) ->
         ends = [0]
         for piece in pieces:
             assert piece.first_block == ends[-1]
-            assert 0 < piece.block_count <= cost // planning.BLOCK_SIZE + 1
+            assert 0 < piece.block_count <= cost // BLOCK_SIZE + 1
             ends.append(piece.first_block + piece.block_count)
         assert ends[-1] == layout.block_count(sizes[number])
 
 
 def test_tasks_are_few_and_even() -> None:
-    small = [planning.Item(n, "", "", "", 10_000, "1", 10_000) for n in range(20_000)]
+    small = [Item(n, "", "", "", 10_000, "1", 10_000) for n in range(20_000)]
     cost = planning.task_cost(small, 2)
     tasks = [task for wave in planning.waves(small, 2, cost) for task in wave.tasks]
     assert 6 <= len(tasks) <= 16
     assert max(map(len, tasks)) < 2 * 20_000 / len(tasks)
     for sizes in ([2 << 30], [32 << 20] * 64, [5 << 30] + [10_000] * 1000):
-        items = [planning.Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
+        items = [Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
         cost = planning.task_cost(items, 2)
         tasks = [task for wave in planning.waves(items, 2, cost) for task in wave.tasks]
         loads = [sum(piece.cost + planning.FILE_COST for piece in task) for task in tasks]
@@ -582,7 +584,7 @@ def test_tasks_are_few_and_even() -> None:
 
 def test_what_nothing_tells_the_version_of_is_one_piece() -> None:
     size = 1 << 30
-    known = planning.Item(0, "", "", "", size, "1", size)
+    known = Item(0, "", "", "", size, "1", size)
     unknown = known._replace(source_version="")
     for item, is_cut in (
         (known, True),

@@ -25,15 +25,15 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 import ags1
 from ags1.atomic import publish
 from ags1.spark import datasource, jobs
-from ags1.spark.datasource import Ags1DataSource, FilesReader
+from ags1.spark.datasource import Ags1DataSource, staging
+from ags1.spark.datasource.ledger_commit import commit_to_ledger, rows_of, take_back
+from ags1.spark.datasource.reader import FilesReader
+from ags1.spark.datasource.stream_reader import LedgerStreamReader
+from ags1.spark.datasource.stream_writer import StreamWriter, is_committed, job_id_of
+from ags1.spark.datasource.writer import FilesWriter, Target, WrittenFile
 from ags1.spark.keys import KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, FAILED, REMOVED, Ledger, Row
 from ags1.spark.options import sealing_keys as options_sealing_keys
-from ags1.spark.sources import sink_folder
-from ags1.spark.sources.files_sink import FilesWriter, Target, WrittenFile
-from ags1.spark.sources.ledger_sink import commit_to_ledger, rows_of, take_back
-from ags1.spark.sources.stream_sink import StreamWriter, is_committed, job_id_of
-from ags1.spark.sources.stream_source import LedgerStreamReader
 from ags1.spark.storage.choice import find
 from ags1.spark.storage.local import LocalSource
 from tests.aws_server import aws_server, dummy_environment
@@ -67,7 +67,7 @@ class KilledWriter(StreamWriter):
         if point == "before the commit":
             die()
         elif point == "before the names":
-            patch.setattr("ags1.spark.sources.ledger_sink.published", die)
+            patch.setattr("ags1.spark.datasource.ledger_commit.published", die)
         elif point == "between the names":
             one_by_one = publish
 
@@ -364,7 +364,7 @@ def test_a_complete_result_replaces_the_one_before(
     ("options", "message"),
     [
         ({"ledger": ""}, "the option 'ledger'"),
-        ({"inner": "orc"}, "is one of text"),
+        ({"inner": "orc"}, "has to be one of text"),
         ({"s3.secret-access-key": "open sesame"}, "would send a secret"),
     ],
 )
@@ -591,7 +591,7 @@ def test_a_limit_is_refused_where_spark_does_not_ask_for_it(
     given: dict[str, str], folder: Path
 ) -> None:
     add(given, folder, "a")
-    with pytest.raises(ValueError, match="no number above 0"):
+    with pytest.raises(ValueError, match="a number above 0, not"):
         reader_of(given, folder, maxfilespertrigger="0")
     with pytest.raises(ValueError, match="'earliest' or 'latest'"):
         reader_of(given, folder, startingoffsets="7")
@@ -607,7 +607,7 @@ def test_files_of_a_commit_that_fails_are_taken_back(
 ) -> None:
     add(given, folder, "a")
     writer, messages = written(given, folder, "b", "c")
-    Path(sink_folder.staged_path(str(folder), messages[1].file.staged)).unlink()
+    Path(staging.staged_path(str(folder), messages[1].file.staged)).unlink()
 
     with pytest.raises(ags1.Ags1Error, match="No such file"):
         writer.commit(messages)
@@ -673,7 +673,7 @@ def test_a_batch_is_known_by_its_query_and_its_number(
         row = ledger.rows()[-1]._replace(job_id=job_id_of(QUERY, 2))
         rows = [row, row._replace(status=FAILED, error="lost")]
         ledger.settle(ledger.prepare(rows), rows)
-        with pytest.raises(ags1.Ags1Error, match="in part: lost"):
+        with pytest.raises(ags1.Ags1Error, match="is in the ledger: lost"):
             is_committed(ledger, job_id_of(QUERY, 2))
 
 
@@ -681,7 +681,7 @@ def test_a_ledger_that_another_one_writes_to_is_waited_for(
     given: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, messages = written(given, folder, "a")
-    monkeypatch.setattr("ags1.spark.sources.ledger_sink.LOCK_SECONDS", 0.3)
+    monkeypatch.setattr("ags1.spark.datasource.ledger_commit.LOCK_SECONDS", 0.3)
     with Ledger(given["ledger"], writing=True):
         with pytest.raises(BlockingIOError):
             writer.commit(messages)
@@ -771,7 +771,7 @@ def test_a_ledger_is_named_by_a_path(
         lambda: FilesReader(elsewhere, _VALUE).partitions(),
         lambda: take_back("s3://bucket/ledger", "ab"),
     ):
-        with pytest.raises(OSError, match="a ledger is a folder of the driver's"):
+        with pytest.raises(OSError, match="a ledger has to be a folder of the driver"):
             use()
     assert list((tmp_path / "here").iterdir()) == []
 

@@ -29,21 +29,22 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
-from ags1.cli.commands import app
-from ags1.cli.failures import Exit
+from ags1.cli.app import app
+from ags1.cli.exits import Exit
 from ags1.errors import AuthenticationError, KmsConfigurationError, KmsError
 from ags1.iceberg import EncryptedTable, load_catalog
 from ags1.iceberg import verify_table as verify_here
-from ags1.iceberg.findings import TableVerification
-from ags1.iceberg.maintenance.rekeying import Rekeying
-from ags1.iceberg.writing.entries import read_entries
-from ags1.iceberg.writing.output import TableOutput
+from ags1.iceberg.operations.findings import TableVerification
+from ags1.iceberg.operations.rekey import Rekeying
+from ags1.iceberg.read.records import read_entries
+from ags1.iceberg.storage.output import TableOutput
 
 pytest.importorskip("pyspark")
 
-from ags1.spark import table_executors, table_waves, tables
-from ags1.spark.bulk.running import TaskFailedError
-from ags1.spark.table_tasks import Checking, OldFile, Rewriting
+from ags1.spark import tables
+from ags1.spark.jobs.running import TaskFailedError
+from ags1.spark.tables import executors, waves
+from ags1.spark.tables.tasks import Checking, OldFile, Rewriting
 
 from .test_iceberg_source import JAVA_KMS, some_rows, stored_files, table_of
 
@@ -87,13 +88,13 @@ def catalog(options: dict[str, str]) -> Iterator[Any]:
 @pytest.fixture
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both cores have something to do, however small the files are."""
-    monkeypatch.setattr(table_waves, "_LEAST_COST", 1)
+    monkeypatch.setattr(waves, "_LEAST_COST", 1)
 
 
 @pytest.fixture
 def small_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task is a file, a wave four of them."""
-    monkeypatch.setattr(table_waves, "_TASK_COST", 200_000)
+    monkeypatch.setattr(waves, "_TASK_COST", 200_000)
 
 
 def report(result: TableVerification) -> dict[str, Any]:
@@ -223,7 +224,7 @@ class KilledChecking(Checking):
 
     def __call__(self, tasks: Iterable[list[Any]]) -> Iterator[list[Any]]:
         for result in super().__call__(tasks):
-            die_once(dict(self.place.options))
+            die_once(dict(self.table.options))
             yield result
 
 
@@ -232,7 +233,7 @@ class KilledRewriting(Rewriting):
 
     def __call__(self, tasks: Iterable[list[Any]]) -> Iterator[list[Any]]:
         for result in super().__call__(tasks):
-            die_once(dict(self.place.options))
+            die_once(dict(self.table.options))
             yield result
 
 
@@ -242,7 +243,7 @@ class SlowRewriting(Rewriting):
     def __call__(self, tasks: Iterable[list[Any]]) -> Iterator[list[Any]]:
         for task in tasks:
             for file in task:
-                Path(dict(self.place.options)["keyring"]).with_name("begun").touch()
+                Path(dict(self.table.options)["keyring"]).with_name("begun").touch()
                 time.sleep(1)
                 yield from super().__call__([[file]])
 
@@ -276,7 +277,7 @@ def test_a_worker_that_is_killed_changes_no_report(
     table = table_of(catalog)
     for first in (0, 100, 200):
         table.append(some_rows(first, 100))
-    monkeypatch.setattr(table_executors, "Checking", KilledChecking)
+    monkeypatch.setattr(executors, "Checking", KilledChecking)
 
     there = tables.verify_table(session, "db.t", options)
 
@@ -381,15 +382,15 @@ def test_a_worker_that_is_killed_leaves_no_file_that_nobody_knows(
 ) -> None:
     table = deleted_rows(catalog, "avro")
     expected = rows(table)
-    monkeypatch.setattr(table_executors, "Rewriting", KilledRewriting)
+    monkeypatch.setattr(executors, "Rewriting", KilledRewriting)
     strays: list[str] = []
-    find = table_executors.SparkRewrites._strays
+    find = executors.SparkRewrites._strays
 
     def spying(*arguments: Any) -> list[str]:
         strays.extend(find(*arguments))
         return strays
 
-    monkeypatch.setattr(table_executors.SparkRewrites, "_strays", spying)
+    monkeypatch.setattr(executors.SparkRewrites, "_strays", spying)
 
     tables.rekey_table(session, "db.t", options)
 
@@ -411,13 +412,13 @@ def test_tasks_end_with_a_job_that_is_interrupted(
 ) -> None:
     table = deleted_rows(catalog, "avro")
     before = stored_files(tmp_path)
-    monkeypatch.setattr(table_executors, "Rewriting", SlowRewriting)
+    monkeypatch.setattr(executors, "Rewriting", SlowRewriting)
 
     def interrupt() -> None:
         if (tmp_path / "begun").exists():
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(table_executors, "_nothing", interrupt)
+    monkeypatch.setattr(executors, "_nothing", interrupt)
     with pytest.raises(KeyboardInterrupt):
         tables.rekey_table(session, "db.t", options)
 
@@ -435,7 +436,7 @@ def test_workers_that_are_killed_over_and_over_end_the_job_and_leave_nothing(
 ) -> None:
     table = deleted_rows(catalog, "avro")
     before = stored_files(tmp_path)
-    monkeypatch.setattr(table_executors, "Rewriting", DyingRewriting)
+    monkeypatch.setattr(executors, "Rewriting", DyingRewriting)
 
     with pytest.raises(TaskFailedError):
         tables.rekey_table(session, "db.t", options)
@@ -475,7 +476,7 @@ def test_a_table_of_java_s_that_was_moved(session: Any, tmp_path: Path) -> None:
         "key": "keyA",
     }
     output = TableOutput(PyArrowFileIO(), {JAVA_LOCATION: str(tmp_path)})
-    with table_executors.SparkRewrites(session, options) as executor:
+    with executors.SparkRewrites(session, options) as executor:
         change = Rekeying(output, executor=executor).change(table.view())
         nobody_s = folder / "data" / f"{executor._job_id}-0-ff.parquet"
         nobody_s.write_bytes(b"PARE")
@@ -560,7 +561,7 @@ def test_nothing_in_the_clear_is_deleted_where_spark_finds_damage(
     path = Path(urlparse(entries(catalog.load_table("db.t"))[0].file.file_path).path)
     path.write_bytes(path.read_bytes()[:-1])
 
-    with pytest.raises(Exception, match="has 1 errors, so nothing in the clear is deleted"):
+    with pytest.raises(Exception, match="has 1 errors, so no unencrypted file is deleted"):
         tables.migrate_table(session, "db.t", "default", options, delete_plaintext=True)
 
     assert all(Path(urlparse(location).path).exists() for location in done.plaintext.inside)
@@ -613,7 +614,7 @@ def test_a_worker_that_is_killed_in_a_migration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = plain_table(catalog, "db.t").scan().to_arrow().sort_by("id")
-    monkeypatch.setattr(table_executors, "Rewriting", KilledRewriting)
+    monkeypatch.setattr(executors, "Rewriting", KilledRewriting)
 
     tables.migrate_table(session, "db.t", "default", options, delete_plaintext=True)
 
@@ -673,15 +674,15 @@ def test_no_key_travels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[bytes] = []
-    run = table_waves.Waves._run_tasks
+    run = waves.Waves._run_tasks
 
     def spying(self: Any, tasks: Any, work: Any) -> Any:
-        sent.append(pickle.dumps((tasks, work.place, work.key)))
+        sent.append(pickle.dumps((tasks, work.table, work.key)))
         results = run(self, tasks, work)
         sent.append(pickle.dumps(results))
         return results
 
-    monkeypatch.setattr(table_waves.Waves, "_run_tasks", spying)
+    monkeypatch.setattr(waves.Waves, "_run_tasks", spying)
     table = deleted_rows(catalog, "parquet")
     keys = keys_of(entries(table))
     tables.verify_table(session, "db.t", options)
@@ -723,7 +724,7 @@ def test_tasks_are_of_about_equal_cost_and_begin_with_the_largest() -> None:
     sizes = [1, 700, 3, 250, 250, 9, 90] * 10
     items = [(number, size << 20) for number, size in enumerate(sizes)]
 
-    tasks = table_waves.cut(items, cores=4, most=16)
+    tasks = waves.cut(items, cores=4, most=16)
 
     assert sorted(itertools.chain.from_iterable(tasks)) == list(range(70))
     assert len(tasks) == 16
@@ -739,7 +740,7 @@ def test_tasks_are_of_about_equal_cost_and_begin_with_the_largest() -> None:
 def test_there_are_no_more_tasks_than_are_worth_it(count: int, size: int, tasks: int) -> None:
     items = [(number, size + (512 << 10)) for number in range(count)]
 
-    assert len(table_waves.cut(items, cores=100, most=16)) == tasks
+    assert len(waves.cut(items, cores=100, most=16)) == tasks
 
 
 # -- the commands

@@ -65,7 +65,7 @@ def test_archives_that_users_add_are_read_again_when_spark_says_so(
 
 def _frozen(_: Iterable[int]) -> list[tuple[int, int, int]]:
     gc.unfreeze()
-    workers._settled = False
+    workers._frozen = False
     imported = len(gc.get_objects())
     end_of_task()
     first = gc.get_freeze_count()

@@ -1,0 +1,417 @@
+"""Columns whose types nobody here knows: the table is used without them. And geometries, which
+PyIceberg knows and Arrow writes. What Java makes of both is in ``interop/test_other_types.py``."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import threading
+import uuid
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from iceberg_tables import KMS_PROPERTIES, rewritten
+from pyarrow.parquet.encryption import create_decryption_properties
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import (
+    BinaryType,
+    GeographyType,
+    GeometryType,
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    UUIDType,
+)
+from rest_catalog import Rest
+
+import ags1
+from ags1 import Ags1Error, UnsupportedTypeError
+from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
+from ags1.iceberg.spec.column_types import OpaqueType, parse_schema
+
+Json = dict[str, Any]
+
+UNION = {"type": "union", "of": ["int"]}
+KINDS: list[Any] = ["variant", "unheard-of(3)", "decimal(9, 2) unsigned", UNION]
+# As a variant lies in a Parquet file.
+STORED = StructType(
+    NestedField(20, "metadata", BinaryType()), NestedField(21, "value", BinaryType())
+)
+SCHEMA = Schema(
+    NestedField(1, "id", LongType()),
+    NestedField(2, "v", STORED),
+    NestedField(
+        3, "st", StructType(NestedField(4, "a", IntegerType()), NestedField(5, "v", STORED))
+    ),
+    NestedField(6, "l", ListType(7, STORED, False)),
+    NestedField(8, "s", StringType()),
+)
+PART = {"metadata": b"\x01\x00\x00", "value": b"\x0c\x11"}
+ROWS = [
+    {"id": 1, "v": PART, "st": {"a": 7, "v": PART}, "l": [PART, None], "s": "q"},
+    {"id": 2, "v": None, "st": None, "l": None, "s": "r"},
+    {"id": 3, "v": PART, "st": {"a": None, "v": None}, "l": [], "s": "s"},
+]
+KNOWN = [
+    {"id": 1, "st": {"a": 7}, "s": "q"},
+    {"id": 2, "st": None, "s": "r"},
+    {"id": 3, "st": {"a": None}, "s": "s"},
+]
+
+
+def create(catalog: EncryptedCatalog, schema: Schema, **more: Any) -> EncryptedTable:
+    properties = {"encryption.key-id": "keyA"} | more.pop("properties", {})
+    table = catalog.create_table("db.t", schema, properties=properties, **more)
+    assert isinstance(table, EncryptedTable)
+    return table
+
+
+def with_kind(kind: Any, **more: Any) -> Any:
+    """What makes the columns v a type of another kind."""
+
+    def change(metadata: Json) -> None:
+        [schema] = metadata["schemas"]
+        schema["fields"][1] |= {"type": kind, **more}
+        schema["fields"][2]["type"]["fields"][1]["type"] = kind
+        schema["fields"][3]["type"]["element"] = kind
+
+    return change
+
+
+def ours(catalog: EncryptedCatalog, file_format: str, kind: Any, **more: Any) -> EncryptedTable:
+    """A table with rows whose columns v have become of this type."""
+    renumbered = create(catalog, SCHEMA, properties={"write.format.default": file_format})
+    renumbered.append(pa.Table.from_pylist(ROWS, renumbered.schema().as_arrow()))
+    return rewritten(renumbered, with_kind(kind, **more))
+
+
+def rows_of(table: EncryptedTable, *names: str) -> list[Json]:
+    found = table.scan(selected_fields=names or ("id", "st.a", "s")).to_arrow().to_pylist()
+    return sorted(found, key=lambda row: row["id"])
+
+
+def types_of(table: EncryptedTable) -> list[Any]:
+    return [field["type"] for field in table.view().metadata["schemas"][-1]["fields"]]
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_other_columns_are_read(catalog: EncryptedCatalog, file_format: str, kind: Any) -> None:
+    table = ours(catalog, file_format, kind)
+    shown = kind if isinstance(kind, str) else json.dumps(kind)
+    assert str(table.schema().find_type("v")) == shown
+    assert rows_of(table) == KNOWN
+    assert table.scan().count() == 3
+    assert table.scan("st.a = 7 or s = 's'").count() == 2
+    assert [row["id"] for row in rows_of(table, "id")] == [1, 2, 3]
+    for names in (("*",), ("id", "v"), ("st",), ("l",), ("st.v",)):
+        scan = table.scan(selected_fields=names)
+        for read in (scan.to_arrow, scan.to_arrow_batch_reader):
+            with pytest.raises(UnsupportedTypeError) as caught:
+                read()
+            assert isinstance(caught.value, Ags1Error)
+            assert isinstance(caught.value, NotImplementedError)
+            assert f"has type {shown}, which this version does not read" in str(caught.value)
+    with pytest.raises(UnsupportedTypeError, match=r"'v' .*: .*selected_fields=\('id', 's'\)"):
+        table.scan().to_arrow()
+    for row_filter in ("v is null", "st.v is not null", "id = 1 and v = 'x'"):
+        with pytest.raises(UnsupportedTypeError, match="filter by other columns"):
+            table.scan(row_filter, selected_fields=("id",)).to_arrow()
+        with pytest.raises(UnsupportedTypeError, match="filter by other columns"):
+            table.delete(row_filter)
+    assert {"id", "s"} <= set(table.inspect.files()["readable_metrics"][0].as_py())
+    assert table.inspect.entries().num_rows == 1
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+@pytest.mark.parametrize("kind", KINDS[2:], ids=str)
+def test_the_other_columns_are_written(
+    catalog: EncryptedCatalog, file_format: str, kind: Any
+) -> None:
+    table = ours(catalog, file_format, kind)
+    kinds = types_of(table)
+    for name, values in {
+        "v": pa.array([PART]),
+        "l": pa.array([[PART]]),
+        "st": pa.array([{"a": 1, "v": None}], pa.struct([("a", pa.int32()), ("v", pa.null())])),
+    }.items():
+        with pytest.raises(UnsupportedTypeError, match="leave it out of the rows"):
+            table.append(pa.table({"id": [4], name: values}))
+    structs = pa.array([{"a": 5}], pa.struct([("a", pa.int32())]))
+    table.append(pa.table({"id": [4], "st": structs, "s": ["ours"]}))
+    table.overwrite(pa.table({"id": [2], "s": ["again"]}), "id = 2")
+    table.delete("id = 3")
+    expected = [KNOWN[0], KNOWN[1] | {"s": "again"}, {"id": 4, "st": {"a": 5}, "s": "ours"}]
+    assert rows_of(table) == expected
+    with pytest.raises(UnsupportedTypeError, match="when_matched_update_all=False"):
+        table.upsert(pa.table({"id": [1], "s": ["x"]}), join_cols=["id"])
+    new = pa.table({"id": [1, 5], "s": ["x", "y"]})
+    result = table.upsert(new, join_cols=["id"], when_matched_update_all=False)
+    assert result.rows_inserted == 1
+    table.update_schema().add_column("more", StringType()).rename_column("s", "t").commit()
+    assert types_of(table) == [*kinds, "string"]
+    assert [row["t"] for row in rows_of(table, "id", "t")] == ["q", "again", "ours", "y"]
+
+
+@pytest.mark.parametrize("kind", KINDS[2:], ids=str)
+def test_what_does_not_look_into_files_goes_on(
+    catalog: EncryptedCatalog, tmp_path: Path, kind: Any
+) -> None:
+    table = ours(catalog, "parquet", kind)
+    kinds = types_of(table)
+    table.append(pa.table({"id": [4], "s": ["ours"]}))
+    expected = [*KNOWN, {"id": 4, "st": None, "s": "ours"}]
+    table.rotate_keys()
+    table.rewrap_keys("keyB")
+    assert table.rekey().files == 2
+    assert len(table.expire_snapshots(datetime.now(timezone.utc), 1).snapshot_ids) == 2
+    assert len(table.prune_keys()) == 2
+    assert verify_table(table).ok
+    renamed = catalog.rename_table("db.t", "db.other")
+    assert catalog.table_exists("db.other")
+    catalog.relocate_table("db.other", f"file://{tmp_path}/there", register_as="db.copy")
+    for name in ("db.other", "db.copy"):
+        again = catalog.load_table(name)
+        assert isinstance(again, EncryptedTable)
+        assert types_of(again) == kinds
+        assert rows_of(again) == expected
+        assert verify_table(again).ok
+    catalog.register_table("db.again", renamed.metadata_location)
+    catalog.purge_table("db.copy")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Rest]:
+    with Rest(tmp_path) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_rest_server_s_table_is_used_too(server: Rest) -> None:
+    uri = f"http://127.0.0.1:{server.server_address[1]}"
+    with load_catalog("rest", type="rest", uri=uri, **KMS_PROPERTIES) as catalog:
+        table = create(catalog, SCHEMA)
+        table.append(pa.Table.from_pylist(ROWS, table.schema().as_arrow()))
+        with_kind("variant")(server.tables["t"][0])
+        table = table.refresh()
+        assert rows_of(table) == KNOWN
+        table.append(pa.table({"id": [4]}))
+        table.rotate_keys()
+        table.rekey()
+        again = catalog.load_table("db.t")
+        assert isinstance(again, EncryptedTable)
+        assert [row["id"] for row in rows_of(again)] == [1, 2, 3, 4]
+        assert types_of(again)[1] == "variant"
+
+
+def test_a_required_column_cannot_be_left_out(catalog: EncryptedCatalog) -> None:
+    table = ours(catalog, "parquet", "variant", required=True)
+    before = table.current_snapshot()
+    with pytest.raises(UnsupportedTypeError, match=r"'v' has type variant.* and is required"):
+        table.append(pa.table({"id": [4]}))
+    assert table.current_snapshot() == before
+    table.delete("id = 1")
+    assert [row["id"] for row in rows_of(table)] == [2, 3]
+
+
+def test_a_column_with_a_default_cannot_be_left_out(catalog: EncryptedCatalog) -> None:
+    """It would read as the default where the file has none, and a new row shall have it."""
+    for name in ("initial-default", "write-default"):
+        table = ours(catalog, "parquet", "unheard-of", **{name: {"x": [1, None]}})
+        with pytest.raises(UnsupportedTypeError, match=r"'v' has type .* and has a default"):
+            table.append(pa.table({"id": [4]}))
+        table.update_schema().add_column("more", StringType()).commit()
+        assert table.view().metadata["schemas"][-1]["fields"][1][name] == {"x": [1, None]}
+        assert rows_of(table) == KNOWN
+        catalog.drop_table("db.t")
+
+
+def test_a_partition_of_such_a_column_is_not_written(catalog: EncryptedCatalog) -> None:
+    spec = PartitionSpec(PartitionField(5, 1000, IdentityTransform(), "p"))
+    create(catalog, SCHEMA, partition_spec=PartitionSpec())
+    table = catalog.load_table("db.t")
+    assert isinstance(table, EncryptedTable)
+    table = rewritten(table, with_kind("unheard-of"))
+
+    def partition(metadata: Json) -> None:
+        source = metadata["schemas"][0]["fields"][1]["id"]
+        [found] = metadata["partition-specs"]
+        found["fields"] = [json.loads(spec.fields[0].model_dump_json()) | {"source-id": source}]
+
+    table = rewritten(table, partition)
+    with pytest.raises(UnsupportedTypeError, match="partitioned by 'p'"):
+        table.append(pa.table({"id": [4]}))
+
+
+def test_a_table_of_such_a_type_is_not_made(catalog: EncryptedCatalog) -> None:
+    for schema in (
+        parse_schema({"type": "struct", "fields": [variant()]}),
+        Schema(NestedField(1, "v", GeographyType("OGC:CRS84", "karney"))),
+    ):
+        with pytest.raises(UnsupportedTypeError, match=r"'v' has type .*does not write to Parquet"):
+            create(catalog, schema)
+    assert not catalog.table_exists("db.t")
+
+
+def variant() -> Json:
+    return {"id": 1, "name": "v", "required": False, "type": "variant"}
+
+
+def test_the_type_itself() -> None:
+    schema = parse_schema({"type": "struct", "fields": [variant()]})
+    [field] = schema.fields
+    assert isinstance(field.field_type, OpaqueType)
+    assert pickle.loads(pickle.dumps(schema)) == schema
+    assert json.loads(schema.model_dump_json())["fields"] == [variant()]
+    assert field.field_type != StringType()
+    assert repr(field.field_type) == "OpaqueType('\"variant\"')"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["geometry", "geometry(EPSG:3857)", "geography", "geography(srid:1)", "geography(a, karney)"],
+)
+def test_java_s_names_of_geometries_are_kept(catalog: EncryptedCatalog, kind: str) -> None:
+    def change(metadata: Json) -> None:
+        metadata["schemas"][0]["fields"][1]["type"] = kind
+
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "g", BinaryType()))
+    table = create(catalog, schema)
+    table.append(pa.table({"id": [1], "g": [point(1, 2)]}))
+    table = rewritten(table, change)
+    assert isinstance(table.schema().find_type("g"), GeometryType | GeographyType)
+    assert table.scan().to_arrow().to_pylist() == [{"id": 1, "g": point(1, 2)}]
+    table.update_schema().add_column("more", StringType()).commit()
+    full = {
+        "geometry": "geometry(OGC:CRS84)",
+        "geography": "geography(OGC:CRS84, spherical)",
+        "geography(srid:1)": "geography(srid:1, spherical)",
+    }
+    assert types_of(table)[1] == full.get(kind, kind)
+
+
+def point(x: float, y: float) -> bytes:
+    return struct.pack("<BIdd", 1, 1, x, y)
+
+
+class FromGeoArrow(pa.ExtensionType):
+    """As GeoArrow's libraries have geometries in Arrow."""
+
+    def __init__(self, storage: pa.DataType = pa.binary()) -> None:  # noqa: B008
+        super().__init__(storage, "geoarrow.wkb")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b"{}"
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pa.DataType, _: bytes) -> FromGeoArrow:
+        return cls(storage)
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """As where GeoArrow's library is imported: Arrow reads geometries as of its type then."""
+    pa.register_extension_type(FromGeoArrow())
+    yield
+    pa.unregister_extension_type("geoarrow.wkb")
+
+
+def test_geometries_are_bytes_whatever_arrow_knows(
+    catalog: EncryptedCatalog, registered: None
+) -> None:
+    st = StructType(NestedField(4, "g", GeometryType()), NestedField(5, "u", UUIDType()))
+    fields = [NestedField(2, "g", GeometryType()), NestedField(3, "st", st)]
+    table = create(catalog, Schema(NestedField(1, "id", LongType()), *fields))
+    rows = [{"id": 1, "g": point(1, 2), "st": {"g": point(3, 4), "u": uuid.UUID(int=7)}}]
+    ids = pa.ExtensionArray.from_storage(
+        pa.uuid(), pa.array([uuid.UUID(int=7).bytes], pa.binary(16))
+    )
+    structs = pa.StructArray.from_arrays([pa.array([point(3, 4)]), ids], ["g", "u"])
+    table.append(pa.table({"id": [1], "g": [point(1, 2)], "st": structs}))
+    for found in (table.scan().to_arrow(), table.scan("g is not null").to_arrow()):
+        assert found.schema.field("g").type == pa.large_binary()
+        assert found.to_pylist() == rows
+    assert table.scan(selected_fields=("st.g",)).to_arrow().to_pylist() == [
+        {"st": {"g": point(3, 4)}}
+    ]
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_geometries_are_written_and_read(catalog: EncryptedCatalog, file_format: str) -> None:
+    schema = Schema(
+        NestedField(1, "id", LongType()),
+        NestedField(2, "g", GeometryType()),
+        NestedField(3, "e", GeographyType("EPSG:4267")),
+        NestedField(4, "l", ListType(5, GeometryType("srid:5070"), False)),
+        NestedField(6, "st", StructType(NestedField(7, "g", GeometryType()))),
+    )
+    table = create(catalog, schema, properties={"write.format.default": file_format})
+    rows = [
+        {"id": 1, "g": point(1, 2), "e": None, "l": [point(3, 4), None], "st": {"g": point(5, 6)}},
+        {"id": 2, "g": None, "e": point(0, 1), "l": None, "st": None},
+        {"id": 3, "g": None, "e": None, "l": [], "st": {"g": None}},
+    ]
+    wkb = {"g": pa.binary(), "e": pa.large_binary(), "l": pa.list_(pa.binary())}
+    arrow = pa.schema({"id": pa.int64(), **wkb, "st": pa.struct({"g": pa.binary()})})
+    given = pa.Table.from_pylist(rows, arrow)
+    table.append(given)
+    assert table.scan().to_arrow().to_pylist() == rows
+    assert table.scan().to_arrow_batch_reader().read_all().to_pylist() == rows
+    assert table.scan("g is null").count() == 2
+    [task] = table.scan().plan_files()
+    ids = [table.schema().find_field(name).field_id for name in ("g", "e", "st.g")]
+    assert [task.file.value_counts[i] for i in ids] == [3, 3, 3]
+    assert [task.file.null_value_counts[i] for i in ids] == [2, 2, 2]
+    assert not set(task.file.lower_bounds) & set(ids)
+    if file_format == "parquet":
+        assert logical_types(table, task) == {
+            "g": ("Geometry", "crs="),
+            "e": ("Geography", "crs=EPSG:4267, algorithm=spherical"),
+            "l.list.element": ("Geometry", "crs=srid:5070"),
+            "st.g": ("Geometry", "crs="),
+        }
+
+    of_geoarrow = pa.ExtensionArray.from_storage(FromGeoArrow(), pa.array([point(8, 9)]))
+    table.append(pa.table({"id": [4], "g": of_geoarrow}))
+    changed = given.slice(1, 1).set_column(1, "g", pa.array([point(7, 7)]))
+    assert table.upsert(changed, join_cols=["id"]).rows_updated == 1
+    assert rows_of(table, "id", "g") == [
+        {"id": 1, "g": point(1, 2)},
+        {"id": 2, "g": point(7, 7)},
+        {"id": 3, "g": None},
+        {"id": 4, "g": point(8, 9)},
+    ]
+    with pytest.raises(ValueError, match="WKB"):
+        table.append(pa.table({"id": [5], "g": ["POINT (1 2)"]}))
+    table.rekey()
+    assert verify_table(table).ok
+
+
+def logical_types(table: EncryptedTable, task: Any) -> dict[str, tuple[str, str]]:
+    """The logical types of a Parquet file's geometries, as Arrow prints them."""
+    stored = table.io.new_input(task.file.file_path).open().read()
+    km = ags1.KeyMetadata.from_bytes(task.file.key.to_bytes())
+    keys = create_decryption_properties(km.encryption_key, aad_prefix=km.aad_prefix)
+    found = pq.ParquetFile(io.BytesIO(stored), decryption_properties=keys).schema
+    columns = (found.column(number) for number in range(len(found)))
+    printed = {c.path: str(c.logical_type).partition("(") for c in columns}
+    return {
+        path: (name, rest.removesuffix(")"))
+        for path, (name, _, rest) in printed.items()
+        if name.startswith("Geo")
+    }
