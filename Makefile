@@ -2,14 +2,17 @@
 # AGS1_OPENSSL picks the libcrypto (see build_openssl.py). `make test TESTS=` leaves nothing out.
 PYTHON ?= python3
 VENV ?= .venv
-TESTS ?= -m "not slow and not interop and not spark"
+TESTS ?= -m "not slow and not interop and not spark and not peers"
+# How many processes the tests run in.
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 NATIVE := $(BIN)/python -W ignore setup.py --quiet build_ext --inplace
 export PATH := $(BIN):$(PATH)
 
 .NOTPARALLEL:
-.PHONY: venv native dev demo pipeline test fuzz mutants interop bench bench-smoke bench-peers lint \
+.PHONY: venv native dev demo pipeline test fuzz mutants interop peers bench bench-smoke bench-peers lint \
 	wheel debug sanitize clean
 
 dev: native $(VENV)/.with-test
@@ -42,7 +45,7 @@ pipeline: native $(VENV)/.with-interop
 	@$(BIN)/python -m bench.pipeline_demo
 
 test: dev
-	$(BIN)/python -m pytest $(TESTS)
+	$(PYTEST) $(TESTS)
 
 # Needs clang: see tests/fuzz/README.md. `make fuzz FUZZ="--seconds 600 stream"`.
 fuzz: dev $(VENV)/.with-fuzz
@@ -56,6 +59,10 @@ mutants: dev
 # Against the released Java and Spark (JDK 17, Maven) and a real Vault (Go): minutes the first time.
 interop: native $(VENV)/.with-interop
 	$(BIN)/python -m pytest -m "interop or spark"
+
+# PyIceberg's own tests, which pip fetches once.
+peers: dev $(VENV)/.with-peer-tests
+	$(BIN)/python -m pytest -m peers
 
 bench: native $(VENV)/.with-bench
 	$(BIN)/python -m pytest bench $(BENCH)
@@ -71,6 +78,7 @@ lint: native $(VENV)/.with-lint
 	ruff format --check .
 	cython-lint ags1 include
 	mypy
+	lint-imports --no-cache
 
 # The wheel is built from the source distribution, so that both are known to be whole.
 wheel: dev
@@ -90,7 +98,7 @@ debug sanitize: dev
 	@echo "== compiling the extensions for $@ in build/$@"
 	@cd build/$@ && AGS1_BUILD=$@ $(NATIVE)
 	cd build/$@ && AGS1_BUILD=$@ PYTHONPATH="$(CURDIR)/build/$@" $(CHECKED) \
-		$(BIN)/python -m pytest $(TESTS)
+		$(PYTEST) $(TESTS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info ags1/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
