@@ -56,6 +56,7 @@ OUTCOMES = {"done", "killed", "unknown", "ConflictError", "CommitFailedException
 FILES = 4  # of the new table
 IDS = 4  # that writers change; each adds others of his own
 DOOMED, LIVING, CHANGES = 6, 2, 4  # writers of a round, changes of one who lives
+MODES = ("copy-on-write", "merge-on-read")  # of which each table gets one for each command
 
 Rows = dict[int, tuple[int, str]]
 Note = dict[str, Any]
@@ -267,7 +268,7 @@ def make(properties: Mapping[str, str], name: str, location: str) -> None:
             catalog.create_namespace_if_not_exists("db")
         pick = random.Random(name)
         modes = {
-            f"write.{command}.mode": pick.choice(("copy-on-write", "merge-on-read"))
+            f"write.{command}.mode": pick.choice(MODES)
             for command in ("delete", "update", "merge")
         }
         table = catalog.create_table(name, SCHEMA, location, properties=PROPERTIES | modes)
