@@ -7,14 +7,14 @@ fresh key and a name that no other attempt uses, so no key ever encrypts two con
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 from pyiceberg.manifest import DataFileContent, FileFormat
 
-from ....errors import Ags1Error
+from ....errors import Ags1Error, MetadataIntegrityError
 from ....key_metadata import KeyMetadata
 from ...read.deletes import read_deletion_vector
 from ...read.snapshots import ContentFile, EncryptedManifest, EncryptedSnapshot
@@ -30,8 +30,7 @@ from .repoint import (
     repoint_avro_deletes,
     repoint_parquet_deletes,
     repoint_puffin,
-    repointed,
-    unreadable,
+    repoint_records,
     with_bound,
 )
 
@@ -93,43 +92,38 @@ class Rewriter:
         payload = self._files.read_encrypted(item.source, item.km)
         for vector in _distinct(item.vectors):
             read_deletion_vector(payload, vector, vector.referenced_data_file or "")
-        try:
+        with _named("Puffin file", item.source):
             data = repoint_puffin(payload, self._destination)
-        except UnreadableError as error:
-            raise unreadable(error, "Puffin file", item.source) from None
         location = self._fresh_name(item.source, "-deletes.puffin")
         return Rewritten(item.source, location, self._write_encrypted(location, data))
 
     def _rewrite_deletes(self, item: Deletes) -> Rewritten:
-        try:
-            if item.file_format == FileFormat.AVRO:
-                plain = self._files.read_encrypted(item.source, item.km)
+        source = item.source
+        if item.file_format == FileFormat.AVRO:
+            plain = self._files.read_encrypted(source, item.km)
+            with _named("position delete file", source):
                 data, paths = repoint_avro_deletes(plain, self._destination)
-                location = self._fresh_name(item.source, "-deletes.avro")
-                km = self._write_encrypted(location, data)
-                return Rewritten(item.source, location, km, paths)
-            if item.file_format != FileFormat.PARQUET:
-                raise NotImplementedError(
-                    f"{item.source}: position deletes in {item.file_format.name} files are not "
-                    "supported in an encrypted table"
-                )
-            fresh = self._manager.new_file_key()
-            stored = self._read_stored(item)
-            data, paths = repoint_parquet_deletes(stored, item.km, fresh, self._destination)
-        except UnreadableError as error:
-            raise unreadable(error, "position delete file", item.source) from None
-        except Ags1Error as error:
-            error.file = item.source
-            raise
-        location = self._fresh_name(item.source, "-deletes.parquet")
+            location = self._fresh_name(source, "-deletes.avro")
+            return Rewritten(source, location, self._write_encrypted(location, data), paths)
+        if item.file_format != FileFormat.PARQUET:
+            raise NotImplementedError(
+                f"{source}: position deletes in {item.file_format.name} files are not supported "
+                "in an encrypted table"
+            )
+        km = self._manager.new_file_key()
+        stored = self._read_stored(item)
+        with _named("position delete file", source):
+            data, paths = repoint_parquet_deletes(stored, item.km, km, self._destination)
+        location = self._fresh_name(source, "-deletes.parquet")
         self.output.write(location, data)
-        return Rewritten(item.source, location, fresh.with_file_length(len(data)), paths)
+        return Rewritten(source, location, km.with_file_length(len(data)), paths)
 
     def _rewrite_manifest(self, item: tuple[int, EncryptedManifest]) -> Rewritten:
         number, manifest = item
         source = manifest.manifest_path
         plain = self._files.read_encrypted(source, manifest.key)
-        data = repointed(plain, self._repoint_entry, "manifest", source)
+        with _named("manifest", source):
+            data = repoint_records(plain, self._repoint_entry)
         location = f"{self._metadata_folder}/{self._attempt}-m{number}.avro"
         return Rewritten(source, location, self._write_encrypted(location, data))
 
@@ -159,7 +153,8 @@ class Rewriter:
         source = snapshot.manifest_list
         km = self._manager.manifest_list_key(cast("str", snapshot.key_id))
         plain = self._files.read_encrypted(source, km)
-        data = repointed(plain, self._repoint_manifest, "manifest list", source)
+        with _named("manifest list", source):
+            data = repoint_records(plain, self._repoint_manifest)
         name = f"snap-{snapshot.snapshot_id}-1-{self._attempt}.avro"
         location = f"{self._metadata_folder}/{name}"
         return Rewritten(source, location, self._write_encrypted(location, data))
@@ -187,6 +182,21 @@ class Rewriter:
             stored = stream.read(size + 1)
         check_size(len(stored), Copy(item.source, size, True))
         return stored
+
+
+@contextmanager
+def _named(what: str, source: str) -> Iterator[None]:
+    """Name the file in the errors that its bytes cause. Raises MetadataIntegrityError if it cannot
+    be parsed."""
+    try:
+        yield
+    except UnreadableError as error:
+        raise MetadataIntegrityError(
+            f"the {what} cannot be rewritten: {error}", file=source
+        ) from None
+    except Ags1Error as error:
+        error.file = source
+        raise
 
 
 def _set_bounds(file: Row, paths: Paths) -> None:
