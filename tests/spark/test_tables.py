@@ -34,8 +34,8 @@ from ags1.cli.exits import Exit
 from ags1.errors import AuthenticationError, KmsConfigurationError, KmsError
 from ags1.iceberg import EncryptedTable, load_catalog
 from ags1.iceberg import verify_table as verify_here
-from ags1.iceberg.operations.findings import TableVerification
 from ags1.iceberg.operations.rekey import Rekeying
+from ags1.iceberg.operations.verify.findings import TableVerification
 from ags1.iceberg.read.records import read_entries
 from ags1.iceberg.storage.output import TableOutput
 

@@ -31,12 +31,12 @@ from ..storage.output import TableOutput
 from ..storage.trust import Trust
 from ..write.reencryption import RewriteExecutor
 from .expire import GC_ENABLED
-from .findings import Severity, TableVerification
 from .meter import Meter, Progress
 from .migrate import Migration, PlaintextFiles, plaintext_files
-from .relocate import Progress as RelocationProgress
 from .relocate import RelocationResult, relocate
 from .verify import verify_table
+from .verify.findings import Severity, TableVerification
+from .verify.progress import EstimatedProgress
 
 
 class JobCatalog(Protocol):
@@ -228,7 +228,7 @@ def move_or_copy(
     threads: int | None = None,
     verify: bool = False,
     dry_run: bool = False,
-    progress: RelocationProgress | None = None,
+    progress: EstimatedProgress | None = None,
 ) -> RelocationResult:
     """Copy an encrypted table to another location. ``EncryptedCatalog.relocate_table`` documents
     the arguments and the errors.

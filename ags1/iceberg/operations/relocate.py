@@ -51,7 +51,6 @@ from ..storage.table_files import TableFiles
 from ..storage.trust import Trust
 from ..write.summary import without_partitions
 from ..write.view import TableView
-from .findings import Severity
 from .relocation_plan import (
     Copy,
     Deletes,
@@ -76,9 +75,11 @@ from .repoint import (
     unreadable,
     with_bound,
 )
-from .verify import Progress, verify_table
+from .verify import verify_table
+from .verify.findings import Severity
+from .verify.progress import EstimatedProgress
 
-__all__ = ["Progress", "RelocationResult", "is_seen_from", "relocate"]
+__all__ = ["RelocationResult", "is_seen_from", "relocate"]
 
 _BUFFER_SIZE = 4 << 20
 _PROGRESS_SECONDS = 0.1
@@ -133,7 +134,7 @@ def relocate(
     snapshots: Literal["all", "current"] = "all",
     threads: int | None = None,
     dry_run: bool = False,
-    progress: Progress | None = None,
+    progress: EstimatedProgress | None = None,
     resume: bool = True,
     verify: bool = False,
 ) -> RelocationResult:
@@ -228,7 +229,7 @@ class _Relocation:
         properties: Properties,
         all_snapshots: bool,
         threads: int | None,
-        progress: Progress | None,
+        progress: EstimatedProgress | None,
         resume: bool,
         verify: bool,
     ) -> None:
