@@ -21,7 +21,7 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import Identifier
 
 from ...errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
-from ...keys.manager import TABLE_KEY_ID
+from ...keys.manager import TABLE_KEY_ID, EncryptionManager
 from ...kms.client import KmsClient
 from ..commit.commits import Base, Commits
 from ..commit.session import TableSession
@@ -29,7 +29,7 @@ from ..read.metadata import read_metadata
 from ..storage.home import Home
 from ..storage.output import TableOutput
 from ..storage.trust import Trust
-from ..write.reencryption import RewriteExecutor
+from ..write.reencryption import RewriteExecutor, RewriteThreads
 from .expire import GC_ENABLED
 from .meter import Meter, Progress
 from .migrate import Migration, PlaintextFiles, plaintext_files
@@ -112,15 +112,11 @@ def migrate(
         return _finish(catalog, base, key_id, output, None if dry_run else asked)
     meter = Meter(progress)
     migration = Migration(
-        output.io,
         output,
-        kms,
-        key_id,
-        data_key_length=data_key_length,
+        EncryptionManager(kms, key_id, data_key_length=data_key_length),
         drop_refs=drop_refs,
-        threads=threads,
+        executor=executor or RewriteThreads(threads),
         on_done=meter.done,
-        executor=executor,
     )
     plan = migration.plan(base.metadata)
     meter.total = plan.rewrite.size
