@@ -37,11 +37,12 @@ import ags1
 from ags1 import KeyMetadata, KmsUnavailableError, MetadataIntegrityError, TruncatedError
 from ags1.errors import FormatError, NotEncryptedError
 from ags1.iceberg import EncryptedTable, open_table
-from ags1.iceberg.operations import relocate as relocation
-from ags1.iceberg.operations.relocate import RelocationResult, is_seen_from, relocate
+from ags1.iceberg.operations.relocation import relocate as relocation
+from ags1.iceberg.operations.relocation.destination import Destination
+from ags1.iceberg.operations.relocation.relocate import RelocationResult, is_seen_from, relocate
 from ags1.iceberg.operations.verify import verify_table
 from ags1.iceberg.storage.listing import list_files
-from ags1.iceberg.storage.places import Places, place_of
+from ags1.iceberg.storage.locations import normalized
 from ags1.keys.manager import EncryptionManager
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -350,20 +351,20 @@ def test_bounds_of_position_deletes_follow_their_paths(tmp_path: Path) -> None:
 
 
 def test_a_file_from_outside_never_meets_one_from_inside() -> None:
-    places = Places("file:/old", "s3://b/new")
-    inside = places("file:///old/data/a.parquet")
-    assert inside == places("/old/data/a.parquet") == "s3://b/new/data/a.parquet"
+    destination = Destination("file:/old", "s3://b/new")
+    inside = destination("file:///old/data/a.parquet")
+    assert inside == destination("/old/data/a.parquet") == "s3://b/new/data/a.parquet"
     strangers = ["s3://old/data/a.parquet", "/older/data/a.parquet", "file:/old/../x/a.parquet"]
     strangers += ["/old", "/old//data/a.parquet", "/old/data/./a.parquet", "hdfs://h/old/a.parquet"]
-    targets = {places(location) for location in strangers}
+    targets = {destination(location) for location in strangers}
     assert len(targets) == len(strangers)
     for target in targets:
         assert target.startswith("s3://b/new/outside/")
         assert ".." not in target
-    taken = places("s3://x/y")[len("s3://b/new/") :]
-    places.keep_apart([f"/old/{taken}", "/old/outside-2/z"])
-    assert places("s3://x/y") == f"s3://b/new/{taken}".replace("outside", "outside-3")
-    assert places(f"/old/{taken}") == f"s3://b/new/{taken}"
+    taken = destination("s3://x/y")[len("s3://b/new/") :]
+    destination.keep_apart([f"/old/{taken}", "/old/outside-2/z"])
+    assert destination("s3://x/y") == f"s3://b/new/{taken}".replace("outside", "outside-3")
+    assert destination(f"/old/{taken}") == f"s3://b/new/{taken}"
 
 
 def test_properties_that_place_files(tmp_path: Path) -> None:
@@ -674,8 +675,8 @@ def test_places_that_are_one_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     other = open_made(make_table(tmp_path / "link" / "t"))
     result = relocate(other, f"{tmp_path}/new")
-    assert set(map(place_of, result.old_files)) == {
-        place_of(f"{tmp_path}/link/t/{name}") for name in files_in(tmp_path / "real" / "t")
+    assert set(map(normalized, result.old_files)) == {
+        normalized(f"{tmp_path}/link/t/{name}") for name in files_in(tmp_path / "real" / "t")
     }
     assert not is_seen_from(other, str(result.metadata_location))
 

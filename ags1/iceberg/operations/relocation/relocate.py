@@ -31,27 +31,37 @@ from pyiceberg.io import load_file_io
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.typedef import Properties
 
-from ...cpu import usable_cpus
-from ...errors import Ags1Error, MetadataIntegrityError
-from ...key_metadata import KeyMetadata
-from ...keys.envelope import encryption_keys_to_dicts
-from ...keys.manager import EncryptionManager, now_ms
-from ..commit.metadata_file import next_metadata_location, print_metadata, stored_form
-from ..commit.session import TableSession, version_of
-from ..read.deletes import read_deletion_vector
-from ..read.metadata import read_metadata
-from ..read.snapshots import EncryptedManifest, EncryptedSnapshot
-from ..spec.table_keys import needed_keys
-from ..storage.byte_meter import ByteMeter
-from ..storage.home import Home
-from ..storage.listing import list_files
-from ..storage.output import TableOutput
-from ..storage.places import Place, Places, are_nested, checked_location, place_of, real_location
-from ..storage.table_files import TableFiles
-from ..storage.trust import Trust
-from ..write.summary import without_partitions
-from ..write.view import TableView
-from .relocation_plan import (
+from ....cpu import usable_cpus
+from ....errors import Ags1Error, MetadataIntegrityError
+from ....key_metadata import KeyMetadata
+from ....keys.envelope import encryption_keys_to_dicts
+from ....keys.manager import EncryptionManager, now_ms
+from ...commit.metadata_file import next_metadata_location, print_metadata, stored_form
+from ...commit.session import TableSession, version_of
+from ...read.deletes import read_deletion_vector
+from ...read.metadata import read_metadata
+from ...read.snapshots import EncryptedManifest, EncryptedSnapshot
+from ...spec.table_keys import needed_keys
+from ...storage.byte_meter import ByteMeter
+from ...storage.listing import list_files
+from ...storage.locations import (
+    Location,
+    are_nested,
+    checked_location,
+    normalized,
+    real_location,
+)
+from ...storage.output import TableOutput
+from ...storage.table_files import TableFiles
+from ...storage.table_folders import TableFolders
+from ...storage.trust import Trust
+from ...write.summary import without_partitions
+from ...write.view import TableView
+from ..verify import verify_table
+from ..verify.findings import Severity
+from ..verify.progress import EstimatedProgress
+from .destination import Destination
+from .plan import (
     Copy,
     Deletes,
     Plan,
@@ -75,9 +85,6 @@ from .repoint import (
     unreadable,
     with_bound,
 )
-from .verify import verify_table
-from .verify.findings import Severity
-from .verify.progress import EstimatedProgress
 
 __all__ = ["RelocationResult", "is_seen_from", "relocate"]
 
@@ -181,7 +188,7 @@ def relocate(
     relocation = _Relocation(
         table.view(),
         table.metadata_location,
-        table.home,
+        table.folders,
         checked_location(new_location),
         table.files.properties if properties is None else dict(properties),
         snapshots == "all",
@@ -210,7 +217,7 @@ def _is_seen_from(
     folders = [f"{root}/metadata"]
     stated = (old.get("properties") or {}).get(_METADATA_PATH)
     # A folder outside the table's location is not looked at.
-    if stated is not None and Places(root, root).inside(stated.rstrip("/")) is not None:
+    if stated is not None and Destination(root, root).inside(stated.rstrip("/")) is not None:
         folders.append(stated.rstrip("/"))
     inputs = [files.inner.new_input(f"{old_location.rpartition('/')[0]}/{name}")]
     inputs += [files.new_input(f"{folder}/{name}") for folder in folders]
@@ -224,7 +231,7 @@ class _Relocation:
         self,
         view: TableView,
         metadata_location: str,
-        home: Home,
+        folders: TableFolders,
         new_location: str,
         properties: Properties,
         all_snapshots: bool,
@@ -237,8 +244,8 @@ class _Relocation:
         self._files = view.files
         self._metadata = view.metadata
         self._metadata_location = metadata_location
-        self._home = home
-        self._places = Places(self._metadata["location"], new_location)
+        self._folders = folders
+        self._destination = Destination(self._metadata["location"], new_location)
         self._io_properties = properties
         self._all_snapshots = all_snapshots
         self._progress = progress
@@ -249,18 +256,18 @@ class _Relocation:
         self._copied = TableOutput(io)
         self._written = TableOutput(io)
         self._is_remote = any(
-            place_of(location)[0] != "file"
+            normalized(location)[0] != "file"
             for location in (new_location, self._files.stored_location(self._metadata["location"]))
         )
         cpus = usable_cpus()
         self._threads = threads or (max(cpus, _REMOTE_THREADS) if self._is_remote else cpus)
         # Part of the names of this attempt's files, so that no earlier attempt has used them.
         self._run_id = str(uuid.uuid4())
-        self._properties = moved_properties(self._metadata, self._places)
+        self._properties = moved_properties(self._metadata, self._destination)
         self._metadata_folder = self._properties.get(_METADATA_PATH, f"{new_location}/metadata")
         self._manager: EncryptionManager = self._files.keys
         self._plan = Plan()
-        self._rewritten: dict[Place, Rewritten] = {}
+        self._rewritten: dict[Location, Rewritten] = {}
         self._lock = threading.Lock()
         self._found_files = 0
         self._found_size = 0
@@ -301,7 +308,7 @@ class _Relocation:
         ]
         for rewrite, items in work:
             for done in list(self._each(rewrite, items)):
-                self._rewritten[place_of(done.source)] = done
+                self._rewritten[normalized(done.source)] = done
         metadata = self._new_metadata()
         location = next_metadata_location(metadata, self._metadata_location)
         text = print_metadata(metadata)
@@ -314,8 +321,8 @@ class _Relocation:
             # Delete the copies of files from outside: no further attempt will use them.
             self._copied.discard(self._copied.written)
             raise ValueError(
-                f"the table is at {self._places.new} already, under another name: choose another "
-                "location"
+                f"the table is at {self._destination.new} already, under another name: choose "
+                "another location"
             )
         return location
 
@@ -325,14 +332,14 @@ class _Relocation:
         old += [item.source for item in plan.vectors.values()]
         old += [item.source for item in plan.deletes.values()]
         old += [*plan.manifests, *(s.manifest_list for s in plan.snapshots)]
-        inside = {location for location in old if self._home.has(location)}
+        inside = {location for location in old if self._folders.has(location)}
         logged = [entry["metadata-file"] for entry in self._metadata.get("metadata-log") or ()]
-        inside.update(self._home.versions(logged))
+        inside.update(self._folders.versions(logged))
         # The table was opened from this file, which may have another location than in the metadata.
         inside.add(self._metadata_location)
         old += logged
         return RelocationResult(
-            location=self._places.new,
+            location=self._destination.new,
             metadata_location=metadata_location,
             snapshots=len(plan.snapshots),
             copied_files=len(plan.copies) - self._found_files,
@@ -363,7 +370,7 @@ class _Relocation:
         for name in _STATISTICS:
             for statistics in self._kept_statistics(name):
                 self._add_statistics(statistics)
-        self._places.keep_apart(plan.sources())
+        self._destination.keep_apart(plan.sources())
 
     def _kept_snapshots(self) -> list[dict[str, Any]]:
         snapshots: list[dict[str, Any]] = self._metadata.get("snapshots") or []
@@ -380,7 +387,7 @@ class _Relocation:
     def _add_statistics(self, entry: Mapping[str, Any]) -> None:
         location = entry["statistics-path"]
         try:
-            is_there = self._home.has_statistics(location, self._files)
+            is_there = self._folders.has_statistics(location, self._files)
         except FileNotFoundError:
             is_there = False
         if not is_there:
@@ -392,7 +399,7 @@ class _Relocation:
     # -- files as they are
 
     def _copy(self, item: Copy) -> None:
-        target = self._places(item.source)
+        target = self._destination(item.source)
         if self._stays(item.source):
             # The file is there already, at the table's own place under another name.
             size = len(self._files.new_input(item.source))
@@ -432,13 +439,13 @@ class _Relocation:
         does not have. Raises ValueError if ``new`` cannot be used."""
         named = self._metadata["location"]
         stored = self._files.stored_location(named)
-        if not self._is_same_storage(place_of(stored)):
+        if not self._is_same_storage(normalized(stored)):
             return False
-        is_in_place = place_of(new) == place_of(stored)
-        if is_in_place and place_of(stored) == place_of(named):
+        is_in_place = normalized(new) == normalized(stored)
+        if is_in_place and normalized(stored) == normalized(named):
             raise ValueError(f"the table is at {new} already: choose another location")
         real, real_new = real_location(stored), real_location(new)
-        if not is_in_place and place_of(real) == place_of(real_new):
+        if not is_in_place and normalized(real) == normalized(real_new):
             raise ValueError(
                 f"the table is at {new} already, under another name: choose another location"
             )
@@ -461,13 +468,13 @@ class _Relocation:
                     )
                 return
 
-    def _is_same_storage(self, place: Place) -> bool:
-        return place[0] == "file" or self._io_properties == self._files.properties
+    def _is_same_storage(self, stored: Location) -> bool:
+        return stored.scheme == "file" or self._io_properties == self._files.properties
 
     def _stays(self, source: str) -> bool:
         """Return whether a file already is at its new location, in the same storage."""
-        place = place_of(self._files.stored_location(source))
-        return place == place_of(self._places(source)) and self._is_same_storage(place)
+        stored = normalized(self._files.stored_location(source))
+        return stored == normalized(self._destination(source)) and self._is_same_storage(stored)
 
     def _size_at(self, target: str) -> int | None:
         try:
@@ -518,7 +525,7 @@ class _Relocation:
         for vector in distinct(item.vectors):
             read_deletion_vector(payload, vector, vector.referenced_data_file or "")
         try:
-            data = repoint_puffin(payload, self._places)
+            data = repoint_puffin(payload, self._destination)
         except UnreadableError as error:
             raise unreadable(error, "Puffin file", item.source) from None
         location = self._fresh_name(item.source, "-deletes.puffin")
@@ -529,7 +536,7 @@ class _Relocation:
         try:
             if item.file_format == FileFormat.AVRO:
                 plain = self._files.read_encrypted(item.source, item.km)
-                data, paths = repoint_avro_deletes(plain, self._places)
+                data, paths = repoint_avro_deletes(plain, self._destination)
                 location = self._fresh_name(item.source, "-deletes.avro")
                 return Rewritten(item.source, location, self._seal(location, data), paths)
             if item.file_format != FileFormat.PARQUET:
@@ -539,7 +546,7 @@ class _Relocation:
                 )
             fresh = self._manager.new_file_key()
             stored = self._read_stored(item)
-            data, paths = repoint_parquet_deletes(stored, item.km, fresh, self._places)
+            data, paths = repoint_parquet_deletes(stored, item.km, fresh, self._destination)
         except UnreadableError as error:
             raise unreadable(error, "position delete file", item.source) from None
         except Ags1Error as error:
@@ -563,13 +570,13 @@ class _Relocation:
         path = file.get(_FILE_PATH)
         if not isinstance(path, str):
             raise UnreadableError("an entry has no path")
-        file.set(_FILE_PATH, self._places(path))
+        file.set(_FILE_PATH, self._destination(path))
         referenced = file.get(_REFERENCED_DATA_FILE)
         if referenced is not None:
-            file.set(_REFERENCED_DATA_FILE, self._places(referenced))
+            file.set(_REFERENCED_DATA_FILE, self._destination(referenced))
         if file.get(_CONTENT) != DataFileContent.POSITION_DELETES:
             return
-        done = self._rewritten.get(place_of(path))
+        done = self._rewritten.get(normalized(path))
         # If there is none, the entry only says that the file was removed.
         if done is not None:
             file.set(_FILE_PATH, done.location)
@@ -592,7 +599,7 @@ class _Relocation:
         self._meter.add(0)
 
         def repoint(manifest: Row) -> None:
-            done = self._rewritten.get(place_of(manifest.get(_MANIFEST_PATH)))
+            done = self._rewritten.get(normalized(manifest.get(_MANIFEST_PATH)))
             if done is None:
                 raise UnreadableError("it has changed since it was first read")
             manifest.set(_MANIFEST_PATH, done.location)
@@ -610,7 +617,7 @@ class _Relocation:
         return self._written.write_encrypted(location, data, self._manager.new_file_key())
 
     def _fresh_name(self, source: str, ending: str) -> str:
-        return f"{self._places.folder(source)}/{uuid.uuid4()}{ending}"
+        return f"{self._destination.folder(source)}/{uuid.uuid4()}{ending}"
 
     def _read_stored(self, item: Deletes) -> bytes:
         """Return an encrypted Parquet file as it is stored. Raises TruncatedError, FormatError."""
@@ -639,7 +646,7 @@ class _Relocation:
                 entry["summary"] = without_partitions(entry["summary"])
             snapshots.append(entry)
         metadata = copy.deepcopy(self._metadata)
-        metadata["location"] = self._places.new
+        metadata["location"] = self._destination.new
         metadata["last-updated-ms"] = max(now_ms(), metadata["last-updated-ms"])
         metadata["properties"] = self._properties
         metadata["snapshots"] = snapshots
@@ -651,7 +658,7 @@ class _Relocation:
         dropped = set(self._plan.dropped_statistics)
         for name in _STATISTICS:
             metadata[name] = [
-                {**entry, "statistics-path": self._places(entry["statistics-path"])}
+                {**entry, "statistics-path": self._destination(entry["statistics-path"])}
                 for entry in self._kept_statistics(name)
                 if entry["statistics-path"] not in dropped
             ]
@@ -709,6 +716,6 @@ def _local_path(files: TableFiles, location: str) -> str | None:
     path = files.local_path(location)
     if path is None:
         # With another FileIO than PyArrow's, the scheme says whether the file is local.
-        scheme, rest = place_of(files.stored_location(location))
+        scheme, rest = normalized(files.stored_location(location))
         path = f"/{rest}" if scheme == "file" else None
     return path

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple, cast
 
 from pyiceberg.manifest import DataFileContent, FileFormat, ManifestEntryStatus
 
-from ...errors import FormatError, MetadataIntegrityError, NotEncryptedError, TruncatedError
-from ...key_metadata import KeyMetadata
-from ..read.snapshots import ContentFile, EncryptedManifest, EncryptedSnapshot
-from ..storage.byte_meter import ByteMeter
-from ..storage.home import FOLDER_PROPERTIES
-from ..storage.places import Place, Places, place_of
-from ..storage.table_files import TableFiles
+from ....errors import FormatError, MetadataIntegrityError, NotEncryptedError, TruncatedError
+from ....key_metadata import KeyMetadata
+from ...read.snapshots import ContentFile, EncryptedManifest, EncryptedSnapshot
+from ...storage.byte_meter import ByteMeter
+from ...storage.locations import Location, normalized
+from ...storage.table_files import TableFiles
+from ...storage.table_folders import FOLDER_PROPERTIES
+from .destination import Destination
 from .repoint import Paths
 
 
@@ -70,9 +71,9 @@ class Plan:
 
     snapshots: list[EncryptedSnapshot] = field(default_factory=list)
     manifests: dict[str, EncryptedManifest] = field(default_factory=dict)
-    copies: dict[Place, Copy] = field(default_factory=dict)
-    vectors: dict[Place, Vectors] = field(default_factory=dict)
-    deletes: dict[Place, Deletes] = field(default_factory=dict)
+    copies: dict[Location, Copy] = field(default_factory=dict)
+    vectors: dict[Location, Vectors] = field(default_factory=dict)
+    deletes: dict[Location, Deletes] = field(default_factory=dict)
     dropped_statistics: list[str] = field(default_factory=list)
 
     def add_manifest(self, manifest: EncryptedManifest) -> None:
@@ -90,17 +91,17 @@ class Plan:
         for item in found.copies:
             self.add_copy(item)
         for vectors in found.vectors:
-            here = self.vectors.setdefault(place_of(vectors.source), vectors)
+            here = self.vectors.setdefault(normalized(vectors.source), vectors)
             if here is not vectors:
                 _check_same(here.km, vectors.km, vectors.source)
                 here.vectors.extend(vectors.vectors)
         for deletes in found.deletes:
-            known_file = self.deletes.setdefault(place_of(deletes.source), deletes)
+            known_file = self.deletes.setdefault(normalized(deletes.source), deletes)
             _check_same(known_file.km, deletes.km, deletes.source)
 
     def add_copy(self, item: Copy) -> None:
         """Add a file to be copied. Raises MetadataIntegrityError as ``add``."""
-        known = self.copies.setdefault(place_of(item.source), item)
+        known = self.copies.setdefault(normalized(item.source), item)
         if known[1:] != item[1:]:
             raise MetadataIntegrityError(
                 "two entries say different things of this file", file=item.source
@@ -175,7 +176,7 @@ def check_size(size: int, item: Copy) -> None:
         )
 
 
-def moved_properties(metadata: Mapping[str, Any], places: Places) -> dict[str, str]:
+def moved_properties(metadata: Mapping[str, Any], destination: Destination) -> dict[str, str]:
     """Return the table's properties in its new place: folders below the old one are moved, and
     those elsewhere dropped."""
     properties = dict(metadata.get("properties") or {})
@@ -183,7 +184,7 @@ def moved_properties(metadata: Mapping[str, Any], places: Places) -> dict[str, s
         folder = properties.get(name)
         if folder is None:
             continue
-        moved = places.inside(folder.rstrip("/"))
+        moved = destination.inside(folder.rstrip("/"))
         if moved is not None:
             properties[name] = moved
         else:
