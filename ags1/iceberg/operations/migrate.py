@@ -44,7 +44,7 @@ from ..storage.listing import real_place
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..write.reencryption import Done, FileRewriter, RewriteExecutor
-from ..write.snapshot import FileChange, SnapshotProducer, location_provider
+from ..write.snapshot import FileChange, SnapshotProducer
 from ..write.summary import SummaryBuilder
 from ..write.view import TableView
 from .expire import GC_ENABLED
@@ -163,7 +163,7 @@ class Migration:
         requirements = _requirements(metadata)
         if plan.rewrite.is_empty:
             return MigrationCommit(prefix, requirements, self._key_id, None, 0)
-        locations = location_provider(view)
+        locations = view.locations
         entries = plan.rewrite.files
         old = [entry.file for entry in entries]
         self._resume(view, locations, old)

@@ -24,7 +24,7 @@ from ..read.tasks import TaskReader
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..write.reencryption import Done, FileRewriter, Identity, RewriteExecutor
-from ..write.snapshot import FileChange, location_provider
+from ..write.snapshot import FileChange
 from ..write.view import TableView
 from .rewrite import (
     Contents,
@@ -85,7 +85,7 @@ class Rekeying:
         """Rewrite the chosen files that are not rewritten yet; return the change to commit upon
         ``view``. Raises as ``plan`` and ``FileRewriter.rewrite``."""
         self._chosen, plan = self._planned(view)
-        locations = location_provider(view)
+        locations = view.locations
         files = [entry.file for entry in plan.files]
         self._rewriter.rewrite(files, view.files, view.manager, locations)
         added = [self._rewriter.entry(entry) for entry in plan.files]

@@ -25,9 +25,9 @@ from ..read.tasks import TaskReader
 from ..spec.column_types import check_readable
 from ..spec.constants import LAST_UPDATED_ID, ROW_ID
 from ..storage.output import TableOutput
-from .data_files import DataFileWriter, WritePlan
+from .data_files import DataFileWriter
 from .deletes import DeletePlan
-from .snapshot import location_provider
+from .plan import WritePlan
 from .view import TableView
 
 _LINEAGE = METADATA_COLUMNS[ROW_ID], METADATA_COLUMNS[LAST_UPDATED_ID]
@@ -74,9 +74,8 @@ def rewrite_without(
     with DataFileWriter(
         WritePlan(_with_lineage(view.metadata)),
         provided,
+        view,
         output,
-        view.manager,
-        location_provider=location_provider(view),
     ) as writer:
         groups = itertools.groupby(itertools.chain([first], rows), key=lambda found: found[0])
         for _, of_file in groups:

@@ -9,6 +9,7 @@ from typing import Any, cast
 from pyiceberg.io import FileIO
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.locations import LocationProvider, load_location_provider
 from pyiceberg.table.metadata import TableMetadata
 
 from ...keys.manager import EncryptionManager
@@ -62,6 +63,11 @@ class TableView:
     @property
     def properties(self) -> Mapping[str, str]:
         return self.metadata.get("properties") or {}
+
+    @cached_property
+    def locations(self) -> LocationProvider:
+        """Names the table's new files."""
+        return load_location_provider(self.metadata["location"], dict(self.properties))
 
     @cached_property
     def parsed(self) -> TableMetadata:
