@@ -45,7 +45,7 @@ from ags1.kms import GeneratedKey, KmsClient, LocalKms
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*for tests and demonstrations")
 
-TABLES = Path(__file__).parent / "tables"
+TABLES = Path(__file__).parents[1] / "tables"
 MASTERS = {"keyA": b"0123456789012345", "keyB": b"1123456789012345"}
 NOW = 1_800_000_000_000
 DAY = 24 * 60 * 60 * 1000

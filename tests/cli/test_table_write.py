@@ -33,7 +33,6 @@ from exposing import rewrite_manifests_as_java_1_11
 from pyiceberg.catalog import load_catalog as load_plain_catalog
 from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.table import Table
-from test_cli import home, run, start, wait_for
 
 from ags1 import KeyMetadata
 from ags1.cli import options
@@ -43,6 +42,8 @@ from ags1.cli.table.failures import CommitStateUnknownError, failures
 from ags1.cli.table.schemas import partition_spec, schema_of_columns, sort_order
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, verify_table
 from ags1.kms import LocalKms, create_key
+
+from .test_files import home, run, start, wait_for
 
 __all__ = ["home"]
 

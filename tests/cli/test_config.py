@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 import pytest
-from test_cli import TEXT, execute, fail, home, run, succeed
 
 from ags1 import private_file
 from ags1.cli.kms.master_keys import from_options
@@ -25,6 +24,8 @@ from ags1.kms.settings import (
     resolve,
     unknown_variables,
 )
+
+from .test_files import TEXT, execute, fail, home, run, succeed
 
 __all__ = ["home"]
 

@@ -151,8 +151,8 @@ def test_javas_type_and_class_name_mean_the_same_client(kms_type: str, monkeypat
 @pytest.mark.parametrize(
     ("impl", "made_by"),
     [
-        ("test_kms_registry:ThirdParty", None),
-        ("test_kms_registry:ThirdParty.Inner", "from_properties"),
+        ("kms.test_registry:ThirdParty", None),
+        ("kms.test_registry:ThirdParty.Inner", "from_properties"),
     ],
 )
 def test_an_impl_names_python_code(impl: str, made_by: str | None) -> None:
@@ -166,11 +166,11 @@ def test_a_client_has_all_of_the_protocol() -> None:
     with pytest.raises(
         KmsConfigurationError, match=r"has no supports_key_generation, generate_key$"
     ):
-        from_properties({"encryption.kms-impl": "test_kms_registry:Half"})
+        from_properties({"encryption.kms-impl": "kms.test_registry:Half"})
 
 
 def test_a_client_gets_a_copy_of_the_properties() -> None:
-    properties = {"encryption.kms-impl": "test_kms_registry:ThirdParty"}
+    properties = {"encryption.kms-impl": "kms.test_registry:ThirdParty"}
     kms: Any = from_properties(properties)
     kms.properties["more"] = "x"
     assert list(properties) == ["encryption.kms-impl"]
@@ -203,9 +203,9 @@ def test_an_impl_without_from_properties_is_not_called(impl: str, tmp_path: Path
         ("ags1.kms.local:LocalKms:x", "form package.module:Name"),
         ("ags1.kms.local:LocalKms()", "form package.module:Name"),
         ("org.apache.iceberg.encryption.UnitestKMS", "AwsKeyManagementClient"),
-        ("test_kms_registry:NOT_A_CLIENT", "has no method from_properties"),
-        ("test_kms_registry:make_third_party", "has no method from_properties"),
-        ("test_kms_registry:MakesNothing", "is not complete"),
+        ("kms.test_registry:NOT_A_CLIENT", "has no method from_properties"),
+        ("kms.test_registry:make_third_party", "has no method from_properties"),
+        ("kms.test_registry:MakesNothing", "is not complete"),
         *((gadget, "has no method from_properties") for gadget in GADGETS),
     ],
 )

@@ -16,11 +16,12 @@ import pytest
 from data_files import metadata_of, read_avro, write
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
-from test_write_data_files import ALL_TYPES, NESTED, NESTED_KIND, NESTED_ROWS, all_types
 
 import ags1
 from ags1.iceberg.formats.avro import read_avro as read_avro_batches
 from ags1.iceberg.formats.avro_schema import avro_schema
+
+from ..write.test_data_files import ALL_TYPES, NESTED, NESTED_KIND, NESTED_ROWS, all_types
 
 AVRO = {"write.format.default": "avro"}
 COLUMNS = [{"name": "id", "type": "long"}, {"name": "s", "type": "string"}]

@@ -17,7 +17,7 @@ import ags1
 from ags1 import KeyMetadata
 from ags1.errors import Ags1Error, KeyMetadataError
 
-VECTORS = json.loads((Path(__file__).parent / "vectors" / "key_metadata.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "key_metadata.json").read_text())
 KEY = bytes(range(16))
 AVRO = {
     "type": "record",

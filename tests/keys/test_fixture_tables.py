@@ -34,7 +34,7 @@ from ags1 import Ags1Error, AuthenticationError, KeyMetadata, KeyMetadataError, 
 from ags1.keys.manager import EncryptionManager
 from ags1.kms import KmsClient, from_properties
 
-TABLES = Path(__file__).parent / "tables"
+TABLES = Path(__file__).parents[1] / "tables"
 NAMES = sorted(folder.parent.name for folder in TABLES.glob("*/metadata"))
 WITH_SNAPSHOTS = [name for name in NAMES if name != "empty"]
 

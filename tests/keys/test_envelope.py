@@ -19,7 +19,7 @@ from ags1.keys import EncryptedKey, KeyEncryptionKey, Sidecar, read_sidecar, wri
 from ags1.keys.envelope import KEY_TIMESTAMP, encryption_keys_to_dicts, parse_encryption_keys
 from ags1.kms import GeneratedKey
 
-VECTORS = Path(__file__).parent / "vectors"
+VECTORS = Path(__file__).parents[1] / "vectors"
 WRAPPED = json.loads((VECTORS / "wrapped.json").read_text())
 TIMESTAMP: str = WRAPPED.pop("key_timestamp")
 JAVA = {name: bytes.fromhex(text) for name, text in WRAPPED.items()}

@@ -29,7 +29,7 @@ from ags1.iceberg.read.metadata import read_metadata
 from ags1.iceberg.spec.java_json import in_java_order, java_print
 from ags1.iceberg.storage.trust import Trust
 
-TABLES = Path(__file__).parent / "tables"
+TABLES = Path(__file__).parents[2] / "tables"
 FILES = sorted(TABLES.glob("*/metadata/*.metadata.json"))
 ids = [f"{path.parts[-3]}-{path.name[:5]}" for path in FILES]
 

@@ -33,12 +33,13 @@ from iceberg_tables import (
     metadata_file,
 )
 from table_maker import TableMaker
-from test_cli import execute, home, run, start, wait_for
 
 from ags1 import KeyMetadata
 from ags1.cli.table.opening import newest_metadata
 from ags1.cli.table.rows import json_value
 from ags1.kms.client import GeneratedKey
+
+from .test_files import execute, home, run, start, wait_for
 
 __all__ = ["home"]
 
@@ -556,7 +557,7 @@ class WaitingKms:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it(tmp_path: Path, number: int, code: int) -> None:
     marker = tmp_path / "asked"
-    kms = ["--kms-property", "encryption.kms-impl=test_cli_table:WaitingKms"]
+    kms = ["--kms-property", "encryption.kms-impl=cli.test_table:WaitingKms"]
     kms += ["--kms-property", f"test.marker={marker}"]
     with start("table", "verify", TABLES / "stats", "-q", *kms, stdout=subprocess.PIPE) as process:
         wait_for(marker.exists)

@@ -1,7 +1,7 @@
 """Rotation, another master key and pruning, on the lists of keys that Java wrote.
 
 What comes out is applied and written as metadata.json, and the table is read again through it. Who
-commits in between is the subject of ``test_write_model``.
+commits in between is the subject of ``commit/test_model``.
 """
 
 from __future__ import annotations

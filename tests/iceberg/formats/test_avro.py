@@ -56,7 +56,7 @@ from ags1.iceberg.formats import avro
 from ags1.iceberg.formats._avro import Decoder, Layout, Step
 from ags1.iceberg.formats.avro import AvroFile, plan_splits, read_avro
 
-JAVA_TABLE = Path(__file__).parent / "tables" / "avro_part"
+JAVA_TABLE = Path(__file__).parents[2] / "tables" / "avro_part"
 JAVA_FILES = sorted(JAVA_TABLE.glob("data/**/*.avro"))
 SYNC = bytes(range(100, 116))
 UTC = dt.timezone.utc

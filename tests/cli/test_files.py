@@ -42,7 +42,7 @@ BLOCK = 1 << 20
 # With blocks this small, a GiB takes half a minute: the room for a larger file may not be there.
 TAKES_LONG = ("--block-size", "16")
 TEXT = b"some text, 26 bytes of it\n"
-VECTORS = Path(__file__).parent / "vectors"
+VECTORS = Path(__file__).parents[1] / "vectors"
 
 
 @pytest.fixture(autouse=True)
@@ -929,7 +929,7 @@ def test_the_exit_statuses_are_told_once(home: Path) -> None:
         assert [line.strip() for line in told.splitlines()] == [
             line.strip() for line in text[text.index("Exit status:") :].splitlines()
         ][: len(told.splitlines())]
-    manual = Path(__file__).parent.parent / "docs" / "command-line.md"
+    manual = Path(__file__).parents[2] / "docs" / "command-line.md"
     if manual.exists():
         assert told.removeprefix("Exit status:\n") in manual.read_text()
 

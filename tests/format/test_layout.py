@@ -212,7 +212,7 @@ def test_the_arithmetic_knows_no_io() -> None:
 
 
 def test_compiled_code_has_the_same_constants() -> None:
-    source = Path(__file__).parents[1] / "ags1" / "layout.pxd"
+    source = Path(__file__).parents[2] / "ags1" / "layout.pxd"
     if not source.exists():
         pytest.skip("the sources are not beside these tests")
     constants = re.findall(r"(\w+) = (\d+)", source.read_text())

@@ -19,7 +19,7 @@ from ags1.keys.envelope import parse_encryption_keys
 from ags1.kms import from_properties
 from ags1.kms.memory import KeysInPropertiesWarning, MemoryKms
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 # Java's UnitestKMS.
 KEY_A, KEY_B = b"0123456789012345", b"1123456789012345"
 UNITEST = {"encryption.kms.key.keyA": KEY_A.hex(), "encryption.kms.key.keyB": KEY_B.hex()}

@@ -68,7 +68,7 @@ from ags1.iceberg.commit.new_table import new_table_updates
 from ags1.iceberg.commit.updates import apply_updates
 from ags1.iceberg.spec.requirements import check_requirements
 
-TABLES = Path(__file__).parent / "tables"
+TABLES = Path(__file__).parents[2] / "tables"
 CHAINS = [sorted(folder.glob("*.metadata.json")) for folder in sorted(TABLES.glob("*/metadata"))]
 NOW_MS = 1_800_000_000_000
 

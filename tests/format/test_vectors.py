@@ -16,7 +16,7 @@ import reference
 import ags1
 from ags1 import KeyMetadata, _messages, geometry, layout
 
-FOLDER = Path(__file__).parent / "vectors"
+FOLDER = Path(__file__).parents[1] / "vectors"
 JAVA = json.loads((FOLDER / "index.json").read_text())
 SMALL = [reference.Vector.from_json(v) for v in json.loads((FOLDER / "small.json").read_text())]
 REFUSALS = (ags1.FormatError, ags1.TruncatedError, ags1.AuthenticationError)

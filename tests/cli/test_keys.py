@@ -24,7 +24,17 @@ from typing import Any, NoReturn
 import pytest
 from conftest import python_environment
 from kms_contract import spellings
-from test_cli import (
+
+from ags1.cli.exits import Exit
+from ags1.cli.keys.rewrapping import Rewrapping
+from ags1.cli.keys.rewrapping import rewrap as wrap_anew
+from ags1.errors import KmsAccessDeniedError, KmsError, KmsUnavailableError
+from ags1.keys import Keychain, read_sidecar, write_sidecar
+from ags1.keys.cache import KekCache
+from ags1.kms import LocalKms, create_key
+from ags1.kms.memory import MemoryKms
+
+from .test_files import (
     TEXT,
     Interrupted,
     at_step,
@@ -39,15 +49,6 @@ from test_cli import (
     succeed,
     wait_for,
 )
-
-from ags1.cli.exits import Exit
-from ags1.cli.keys.rewrapping import Rewrapping
-from ags1.cli.keys.rewrapping import rewrap as wrap_anew
-from ags1.errors import KmsAccessDeniedError, KmsError, KmsUnavailableError
-from ags1.keys import Keychain, read_sidecar, write_sidecar
-from ags1.keys.cache import KekCache
-from ags1.kms import LocalKms, create_key
-from ags1.kms.memory import MemoryKms
 
 __all__ = ["home"]
 
@@ -145,7 +146,7 @@ class FaultyKms:
 
 
 SECRET = "s3cr3t"
-BROKEN = ("--kms-property", "encryption.kms-impl=test_cli_keys:BrokenKms")
+BROKEN = ("--kms-property", "encryption.kms-impl=cli.test_keys:BrokenKms")
 
 
 def master_key_of(sidecar: str | Path) -> str | None:
@@ -891,7 +892,7 @@ def test_an_interrupted_rewrapping_can_be_repeated(
     create_key(str(home / "there.json"), "new")
     to = (
         "--to-kms-property",
-        "encryption.kms-impl=test_cli_keys:WaitingKms",
+        "encryption.kms-impl=cli.test_keys:WaitingKms",
         "--to-kms-property",
         f"test.keyring={home}/there.json",
         "--to-kms-property",
@@ -938,7 +939,7 @@ def test_no_key_is_in_any_output(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     keyring = Path(os.environ["XDG_CONFIG_HOME"]) / "ags1" / "keyring.json"
     for entry in json.loads(keyring.read_bytes())["keys"].values():
         secrets += [base64.b64decode(version["key"]) for version in entry["versions"].values()]
-    impl = ("--kms-property", "encryption.kms-impl=test_cli_keys:BrokenKms")
+    impl = ("--kms-property", "encryption.kms-impl=cli.test_keys:BrokenKms")
     secret_property = ("--kms-property", f"kms.vault.token={KEYS['keyA'].hex()}")
     to_memory = [argument.replace("--kms", "--to-kms") for argument in MEMORY]
     for arguments in [
