@@ -22,8 +22,8 @@ from .view import TableView
 
 
 def check_unchanged(read: Read | None, start: EncryptedSnapshot | None, view: TableView) -> None:
-    """Raise ConflictError if what a change has read in the snapshot ``start`` was changed by a later
-    snapshot, according to the table's isolation level. A change that has read nothing (None) is
+    """Raise ConflictError if a later snapshot has changed what a change has read in the snapshot
+    ``start``, according to the table's isolation level. A change that has read nothing (None) is
     never in conflict."""
     if read is None or view.snapshot == start:
         return
