@@ -73,7 +73,7 @@ from ags1 import (
 )
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
 from ags1.iceberg.read.records import manifest_record, read_entries
-from ags1.iceberg.storage.listing import place
+from ags1.iceberg.storage.locations import without_scheme
 from ags1.iceberg.storage.table_files import Decoded, TableFiles
 from ags1.iceberg.transaction import EncryptedTransaction
 from ags1.kms.memory import MemoryKms
@@ -1030,8 +1030,8 @@ def test_a_plain_table_is_encrypted_in_its_place(catalog: EncryptedCatalog) -> N
     assert contents(found) == contents(plain)
     report = verify_table(found)
     # All that was there before: three data files, as many manifests and lists, and nothing else.
-    left = {place(location) for location in result.plaintext.inside}
-    assert {place(f.file or "") for f in report.findings if "plain" in f.kind} == left
+    left = {without_scheme(location) for location in result.plaintext.inside}
+    assert {without_scheme(f.file or "") for f in report.findings if "plain" in f.kind} == left
     assert (report.ok, len(left)) == (True, 9)
     found.append(rows(100))
     with pytest.raises(ValueError, match="already"):

@@ -33,9 +33,9 @@ from ags1.iceberg.commit.updates import apply_updates
 from ags1.iceberg.operations.journal import Journal
 from ags1.iceberg.operations.migrate import Migration, MigrationCommit, plaintext_files
 from ags1.iceberg.read.records import FileRecord, read_entries
-from ags1.iceberg.storage.home import Home
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
+from ags1.iceberg.storage.table_folders import TableFolders
 from ags1.iceberg.storage.trust import Trust
 from ags1.keys.manager import EncryptionManager, now_ms
 
@@ -190,7 +190,7 @@ def test_no_file_is_in_the_clear_once_the_old_ones_are_gone(
     commits = commits_for(catalog)
     table, _, before = migrate(catalog)
     after = commits.load("db.t", Trust("keyA"))
-    old = plaintext_files(before, after.metadata, table.files, Home(after.location))
+    old = plaintext_files(before, after.metadata, table.files, TableFolders(after.location))
     assert not old.outside
     assert not old.unreadable
     assert old.delete(TableOutput(IO)) == ()
@@ -210,14 +210,14 @@ def test_files_of_other_tables_are_not_deleted(catalog: SqlCatalog, tmp_path: Pa
     table, _, before = migrate(catalog)
     assert table.scan().count() == 285
     after = commits_for(catalog).load("db.t", Trust("keyA")).metadata
-    home = Home(table.metadata_location)
-    old = plaintext_files(before, after, table.files, home)
+    folders = TableFolders(table.metadata_location)
+    old = plaintext_files(before, after, table.files, folders)
     assert old.outside == (f"file://{other}/added.parquet",)
     kept = before | {"properties": before["properties"] | {"gc.enabled": "false"}}
     with pytest.raises(ValidationException):
-        plaintext_files(kept, after, table.files, home)
+        plaintext_files(kept, after, table.files, folders)
     with pytest.raises(ValueError, match="not encrypted"):
-        plaintext_files(before, before, table.files, home)
+        plaintext_files(before, before, table.files, folders)
 
 
 def test_what_the_new_table_reaches_is_never_listed(catalog: SqlCatalog) -> None:
@@ -232,8 +232,8 @@ def test_what_the_new_table_reaches_is_never_listed(catalog: SqlCatalog) -> None
         ]
     }
     # Beside whose metadata statistics would lie.
-    home = Home(one.rpartition("/")[0] + "/1.metadata.json")
-    assert plaintext_files(forged, after, table.files, home).inside == ()
+    folders = TableFolders(one.rpartition("/")[0] + "/1.metadata.json")
+    assert plaintext_files(forged, after, table.files, folders).inside == ()
 
 
 def test_a_killed_run_is_gone_on_with(catalog: SqlCatalog, monkeypatch: Any) -> None:

@@ -37,11 +37,14 @@ import ags1
 from ags1 import KeyMetadata, KmsUnavailableError, MetadataIntegrityError, TruncatedError
 from ags1.errors import FormatError, NotEncryptedError
 from ags1.iceberg import EncryptedTable, open_table
-from ags1.iceberg.operations import relocate as relocation
-from ags1.iceberg.operations.relocate import RelocationResult, is_seen_from, relocate
+from ags1.iceberg.operations.relocation import relocate as relocation
+from ags1.iceberg.operations.relocation.destination import Destination
+from ags1.iceberg.operations.relocation.location_checks import is_seen_from
+from ags1.iceberg.operations.relocation.relocate import RelocationResult, relocate
 from ags1.iceberg.operations.verify import verify_table
 from ags1.iceberg.storage.listing import list_files
-from ags1.iceberg.storage.places import Places, place_of
+from ags1.iceberg.storage.locations import normalized
+from ags1.iceberg.storage.output import TableOutput
 from ags1.keys.manager import EncryptionManager
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -350,20 +353,20 @@ def test_bounds_of_position_deletes_follow_their_paths(tmp_path: Path) -> None:
 
 
 def test_a_file_from_outside_never_meets_one_from_inside() -> None:
-    places = Places("file:/old", "s3://b/new")
-    inside = places("file:///old/data/a.parquet")
-    assert inside == places("/old/data/a.parquet") == "s3://b/new/data/a.parquet"
+    destination = Destination("file:/old", "s3://b/new")
+    inside = destination("file:///old/data/a.parquet")
+    assert inside == destination("/old/data/a.parquet") == "s3://b/new/data/a.parquet"
     strangers = ["s3://old/data/a.parquet", "/older/data/a.parquet", "file:/old/../x/a.parquet"]
     strangers += ["/old", "/old//data/a.parquet", "/old/data/./a.parquet", "hdfs://h/old/a.parquet"]
-    targets = {places(location) for location in strangers}
+    targets = {destination(location) for location in strangers}
     assert len(targets) == len(strangers)
     for target in targets:
         assert target.startswith("s3://b/new/outside/")
         assert ".." not in target
-    taken = places("s3://x/y")[len("s3://b/new/") :]
-    places.keep_apart([f"/old/{taken}", "/old/outside-2/z"])
-    assert places("s3://x/y") == f"s3://b/new/{taken}".replace("outside", "outside-3")
-    assert places(f"/old/{taken}") == f"s3://b/new/{taken}"
+    taken = destination("s3://x/y")[len("s3://b/new/") :]
+    destination.keep_apart([f"/old/{taken}", "/old/outside-2/z"])
+    assert destination("s3://x/y") == f"s3://b/new/{taken}".replace("outside", "outside-3")
+    assert destination(f"/old/{taken}") == f"s3://b/new/{taken}"
 
 
 def test_properties_that_place_files(tmp_path: Path) -> None:
@@ -459,7 +462,7 @@ def test_an_attempt_that_failed_is_resumed(tmp_path: Path, monkeypatch: pytest.M
     steps = 0
 
     def fail_at(step: int) -> Any:
-        write = relocation.TableOutput.write
+        write = TableOutput.write
 
         def failing(self: Any, location: str, data: bytes) -> None:
             nonlocal steps
@@ -473,7 +476,7 @@ def test_an_attempt_that_failed_is_resumed(tmp_path: Path, monkeypatch: pytest.M
     for step in (1, 6, 12):
         steps = 0
         with monkeypatch.context() as patch:
-            patch.setattr(relocation.TableOutput, "write", fail_at(step))
+            patch.setattr(TableOutput, "write", fail_at(step))
             with pytest.raises(OSError, match="No space left"):
                 relocate(old, str(place), threads=1)
         left = files_in(place)
@@ -531,7 +534,7 @@ def test_after_a_crash_there_are_orphans_and_no_harm(
     place = tmp_path / "new"
     with monkeypatch.context() as patch:
         # A process that is killed cleans nothing up.
-        patch.setattr(relocation.TableOutput, "discard", lambda self, locations: None)
+        patch.setattr(TableOutput, "discard", lambda self, locations: None)
         patch.setattr(relocation, "print_metadata", lambda metadata: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             relocate(old, str(place))
@@ -674,10 +677,10 @@ def test_places_that_are_one_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     other = open_made(make_table(tmp_path / "link" / "t"))
     result = relocate(other, f"{tmp_path}/new")
-    assert set(map(place_of, result.old_files)) == {
-        place_of(f"{tmp_path}/link/t/{name}") for name in files_in(tmp_path / "real" / "t")
+    assert set(map(normalized, result.old_files)) == {
+        normalized(f"{tmp_path}/link/t/{name}") for name in files_in(tmp_path / "real" / "t")
     }
-    assert not is_seen_from(other, str(result.metadata_location))
+    assert not is_seen_from(other.view(), other.metadata_location, str(result.metadata_location))
 
 
 class AliasIO(FileIO):
@@ -715,11 +718,11 @@ def test_a_place_that_turns_out_to_be_the_old_one(tmp_path: Path, metadata: str)
     result = relocate(table, "alias://new", properties=alias)
     assert rows_of(reopened(result, properties=alias)) == rows_of(table)
     location = str(result.metadata_location)
-    assert not is_seen_from(table, location)
+    assert not is_seen_from(table.view(), table.metadata_location, location)
     name = location.rpartition("/")[2]
     (tmp_path / "t" / metadata).mkdir(exist_ok=True)
     (tmp_path / "t" / metadata / name).touch()
-    assert is_seen_from(table, location)
+    assert is_seen_from(table.view(), table.metadata_location, location)
 
 
 @pytest.mark.parametrize("kind", ["pyarrow.PyArrowFileIO", "fsspec.FsspecFileIO"])

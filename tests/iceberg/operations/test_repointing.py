@@ -36,7 +36,12 @@ from pyiceberg.types import (
 
 import ags1
 from ags1 import KeyMetadata
-from ags1.iceberg.operations.repoint import Row, UnreadableError, repoint_puffin, repoint_records
+from ags1.iceberg.operations.relocation.repoint import (
+    Row,
+    UnreadableError,
+    repoint_puffin,
+    repoint_records,
+)
 from ags1.iceberg.pyiceberg.records import read_avro_records
 from ags1.iceberg.read.records import ADDED, DELETED, Entry, FileRecord
 from ags1.iceberg.read.snapshots import MANIFEST

@@ -37,7 +37,7 @@ from ags1.iceberg.pyiceberg.arrow import project
 from ags1.iceberg.read import scan as scan_module
 from ags1.iceberg.read.deletes import DeletedKeys, rows_kept
 from ags1.iceberg.read.tasks import TaskReader
-from ags1.iceberg.storage.table_files import moved
+from ags1.iceberg.storage.locations import mapped_location
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
 
@@ -846,4 +846,4 @@ def test_an_avro_file_cut_at_a_block_raises(tmp_path: Path) -> None:
 )
 def test_the_longest_prefix_that_ends_at_a_slash_is_replaced(location: str, expected: str) -> None:
     places = {"file:/a": "/x", "file:/a/deep/": "/y/", "s3://bucket": "file:///z"}
-    assert moved(location, places) == expected
+    assert mapped_location(location, places) == expected

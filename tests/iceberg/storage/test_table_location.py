@@ -19,8 +19,8 @@ from pyiceberg.catalog import load_catalog as load_plain_catalog
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.commit.metadata_file import with_metadata_log
-from ags1.iceberg.storage.home import Home, versions_beside
 from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.storage.table_folders import TableFolders, versions_beside
 from ags1.iceberg.storage.trust import Trust
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -570,7 +570,7 @@ def test_files_elsewhere_are_deleted_where_somebody_vouches_for_the_metadata(
 def test_which_files_are_a_tables_own(
     metadata_location: str, location: str, expected: bool
 ) -> None:
-    assert Home(metadata_location).has(location) is expected
+    assert TableFolders(metadata_location).has(location) is expected
 
 
 def test_the_metadatas_word_counts_where_it_is_vouched_for() -> None:
@@ -581,8 +581,8 @@ def test_the_metadatas_word_counts_where_it_is_vouched_for() -> None:
     at = "s3://b/meta/t/1.metadata.json"
 
     def found(trust: Trust, **properties: str) -> list[bool]:
-        home = Home.of(metadata, at, trust, properties)
-        return [home.has(f) for f in ("s3://b/t/x", "s3://c/t/data/x", "s3://c/x", "s3://d/x")]
+        folders = TableFolders.of(metadata, at, trust, properties)
+        return [folders.has(f) for f in ("s3://b/t/x", "s3://c/t/data/x", "s3://c/x", "s3://d/x")]
 
     assert found(Trust("keyA")) == [False, False, False, False]
     assert found(Trust(), **{DATA: "s3://c/t/data"}) == [False, True, False, False]
@@ -622,10 +622,10 @@ def test_a_home_behind_a_link_is_one(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     lake = Warehouse(tmp_path / "link")
     table = lake.create("t", range(10), range(10, 20))
-    home = table.home
+    folders = table.folders
     for folder in ("link", "real"):
-        assert home.has(f"file://{tmp_path}/{folder}/warehouse/db/t/data/x")
-        assert home.has_beside_metadata(f"{tmp_path}/{folder}/warehouse/db/t/metadata/x")
+        assert folders.has(f"file://{tmp_path}/{folder}/warehouse/db/t/data/x")
+        assert folders.has_beside_metadata(f"{tmp_path}/{folder}/warehouse/db/t/metadata/x")
     table.overwrite(rows(range(5)))
     expired = expire_all_but_one(lake.load("t"))
     assert expired.left_behind == ()
@@ -642,17 +642,17 @@ def test_a_link_in_a_home_leads_out_of_it(tmp_path: Path) -> None:
     (own / "out").symlink_to(other)
     (own / "in").symlink_to(own / "data")
     (own / "loop").symlink_to("loop")
-    home = Home(f"file://{own}/metadata/1.metadata.json")
-    assert home.has(f"file://{own}/data/real/x")
-    assert home.has(f"file:{own}/in/real/x")
-    assert not home.has(f"file://{own}/out/x")
-    assert not home.has(f"{own}/out/metadata/x")
-    assert not home.has(f"{own}/in/../x")
+    folders = TableFolders(f"file://{own}/metadata/1.metadata.json")
+    assert folders.has(f"file://{own}/data/real/x")
+    assert folders.has(f"file:{own}/in/real/x")
+    assert not folders.has(f"file://{own}/out/x")
+    assert not folders.has(f"{own}/out/metadata/x")
+    assert not folders.has(f"{own}/in/../x")
     # That of the link itself.
-    assert home.has(f"{own}/out")
-    assert not home.has_beside_metadata(f"{own}/out/metadata/1.metadata.json")
-    assert home.has_beside_metadata(f"{own}/data/../metadata/x") is False
-    assert not home.has(f"file://{own}/\ud800")
+    assert folders.has(f"{own}/out")
+    assert not folders.has_beside_metadata(f"{own}/out/metadata/1.metadata.json")
+    assert folders.has_beside_metadata(f"{own}/data/../metadata/x") is False
+    assert not folders.has(f"file://{own}/\ud800")
 
 
 def test_a_linked_folder_is_no_root_of_a_home(tmp_path: Path) -> None:
@@ -663,12 +663,15 @@ def test_a_linked_folder_is_no_root_of_a_home(tmp_path: Path) -> None:
         (own / name).symlink_to(other)
     at = f"file://{own}/metadata/1.metadata.json"
     data = f"file://{own}/data"
-    for home in (Home(at), Home.of({"properties": {DATA: data}}, at, Trust(), {DATA: data})):
-        assert not home.has(f"{data}/x")
-        assert not home.has(f"file://{own}/metadata/x")
-        assert not home.has_beside_metadata(at)
-        assert home.versions([at]) == []
-    assert Home(at, [str(other)]).has(f"{data}/x")
+    for folders in (
+        TableFolders(at),
+        TableFolders.of({"properties": {DATA: data}}, at, Trust(), {DATA: data}),
+    ):
+        assert not folders.has(f"{data}/x")
+        assert not folders.has(f"file://{own}/metadata/x")
+        assert not folders.has_beside_metadata(at)
+        assert folders.versions([at]) == []
+    assert TableFolders(at, [str(other)]).has(f"{data}/x")
 
 
 # -- where the next metadata.json goes
@@ -774,7 +777,7 @@ def test_a_moved_table_has_its_home_where_it_was_moved_to(lake: Warehouse) -> No
     table = lake.load("t")
     table.append(rows(range(2)))
     assert path_of(table.metadata_location).parent == lake.folder / "new" / "metadata"
-    assert table.home.has(f"file://{lake.folder}/new/data/x")
-    assert not table.home.has(f"file://{lake.folder_of('t')}/data/x")
+    assert table.folders.has(f"file://{lake.folder}/new/data/x")
+    assert not table.folders.has(f"file://{lake.folder_of('t')}/data/x")
     lake.catalog.purge_table("db.t")
     assert not files_in(lake.folder / "new")

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.parquet.encryption import create_decryption_properties, create_encryption_properties
 
-from ...errors import MetadataIntegrityError
-from ...key_metadata import KeyMetadata
-from ..formats.avro import AvroFile
-from ..formats.parquet_modules import verify_parquet
-from ..spec.constants import PATH_FIELD_ID, POSITION_FIELD_ID, PUFFIN_MAGIC
+from ....errors import MetadataIntegrityError
+from ....key_metadata import KeyMetadata
+from ...formats.avro import AvroFile
+from ...formats.parquet_modules import verify_parquet
+from ...spec.constants import PATH_FIELD_ID, POSITION_FIELD_ID, PUFFIN_MAGIC
 
 _PUFFIN_TAIL = 12  # the footer's length, flags and magic
 _REFERENCED_DATA_FILE = "referenced-data-file"
