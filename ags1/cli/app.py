@@ -206,17 +206,16 @@ def app() -> None:
 
 @app.command(
     short_help="Print the script for completion in a shell.",
-    epilog="""
-\b
-Examples:
-  eval "$(ags1 completion bash)"                                 in ~/.bashrc
-  eval "$(ags1 completion zsh)"                                  in ~/.zshrc
-  ags1 completion fish > ~/.config/fish/completions/ags1.fish
-""",
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> int:
-    """Print the script that makes a shell complete commands, options and files of ags1."""
+    """Print the script that makes a shell complete commands, options and files of ags1.
+
+    Examples:
+      eval "$(ags1 completion bash)"                                 in ~/.bashrc
+      eval "$(ags1 completion zsh)"                                  in ~/.zshrc
+      ags1 completion fish > ~/.config/fish/completions/ags1.fish
+    """
     from click.shell_completion import get_completion_class
 
     script = get_completion_class(shell)

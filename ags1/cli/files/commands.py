@@ -88,16 +88,6 @@ _output = click.option(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 encrypt a.avro                    makes a.avro.ags1 and a.avro.ags1.keys
-  ags1 encrypt a.avro -o /backup/a.ags1  names the output; the sidecar is beside it
-  ags1 encrypt *.avro --key backup-2026  each file with a key of its own
-  ags1 encrypt warehouse -o sealed       a folder's files, into the same tree
-  tar c docs | ags1 encrypt - -o docs.tar.ags1
-  pg_dump db | ags1 encrypt - --sidecar db.keys | ssh host 'cat > db.ags1'
-""",
 )
 @_sources
 @_output
@@ -153,6 +143,14 @@ def encrypt(
     sidecar keeps its keys and gets the new file's key.
 
     The KMS is called once for a run. With another KMS than local, name the master key with --key.
+
+    Examples:
+      ags1 encrypt a.avro                    makes a.avro.ags1 and a.avro.ags1.keys
+      ags1 encrypt a.avro -o /backup/a.ags1  names the output; the sidecar is beside it
+      ags1 encrypt *.avro --key backup-2026  each file with a key of its own
+      ags1 encrypt warehouse -o sealed       a folder's files, into the same tree
+      tar c docs | ags1 encrypt - -o docs.tar.ags1
+      pg_dump db | ags1 encrypt - --sidecar db.keys | ssh host 'cat > db.ags1'
     """
     from ...layout import plaintext_size
     from ..kms.master_keys import sealing_keychain
@@ -200,14 +198,6 @@ def encrypt(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 decrypt a.avro.ags1               makes a.avro
-  ags1 decrypt a.ags1 -o copy.avro       names the output
-  ags1 decrypt sealed -o warehouse       a folder's files, into the same tree
-  ssh host cat db.ags1 | ags1 decrypt - --sidecar db.keys | psql db
-""",
 )
 @_sources
 @_output
@@ -233,6 +223,12 @@ def decrypt(
     A file appears under its name when every block has been verified. '-' reads standard input and
     needs --sidecar. It writes to standard output, unless -o says otherwise. There each block is
     written as soon as it is verified: the output is whole only if the exit status is 0.
+
+    Examples:
+      ags1 decrypt a.avro.ags1               makes a.avro
+      ags1 decrypt a.ags1 -o copy.avro       names the output
+      ags1 decrypt sealed -o warehouse       a folder's files, into the same tree
+      ssh host cat db.ags1 | ags1 decrypt - --sidecar db.keys | psql db
     """
     from ..kms.master_keys import opening_keychain
     from .running import for_each
@@ -263,13 +259,6 @@ def decrypt(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 cat a.csv.ags1 | wc -l
-  ags1 cat a.bin.ags1 --offset 1M --length 16 | xxd
-  ags1 cat part1.ags1 part2.ags1 > whole
-""",
 )
 @_sources
 @click.option(
@@ -298,6 +287,11 @@ def cat(
     With --offset and --length (one file only), only the blocks that hold the range are read and
     verified. Each block is printed as soon as it is verified: the output is whole only if the exit
     status is 0. A range beyond the end prints nothing.
+
+    Examples:
+      ags1 cat a.csv.ags1 | wc -l
+      ags1 cat a.bin.ags1 --offset 1M --length 16 | xxd
+      ags1 cat part1.ags1 part2.ags1 > whole
     """
     from ..kms.master_keys import opening_keychain
     from .running import for_each
@@ -321,13 +315,6 @@ def cat(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 verify a.avro.ags1
-  ags1 verify sealed --quiet && echo all good
-  ags1 verify sealed --json | jq -r 'select(.ok | not) | .file'
-""",
 )
 @_sources
 @_opening
@@ -348,6 +335,11 @@ def verify(
     the file by their own.
 
     A folder stands for all files in it and below it whose names end in .ags1.
+
+    Examples:
+      ags1 verify a.avro.ags1
+      ags1 verify sealed --quiet && echo all good
+      ags1 verify sealed --json | jq -r 'select(.ok | not) | .file'
     """
     from ..kms.master_keys import opening_keychain
     from .running import for_each
@@ -376,13 +368,6 @@ def verify(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 inspect a.avro.ags1
-  ags1 inspect a.avro.ags1 --blocks
-  ags1 inspect sealed --json | jq .keys[].master_key_id
-""",
 )
 @_sources
 @click.option("--blocks", is_flag=True, help="List every block: offset, size and nonce.")
@@ -394,6 +379,11 @@ def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, out: Ou
     These are the file's header, its sizes and its blocks. From the sidecar come the ids of the
     file's key, of the key encryption key (KEK) that wraps it, and of the master key that wraps the
     KEK. None of this is authenticated; 'ags1 verify' authenticates a file.
+
+    Examples:
+      ags1 inspect a.avro.ags1
+      ags1 inspect a.avro.ags1 --blocks
+      ags1 inspect sealed --json | jq .keys[].master_key_id
     """
     from ...errors import KeyMetadataError
     from ..report import shortened

@@ -68,15 +68,6 @@ _VERBS = {
     "spark",
     cls=Group,
     short_help="Encrypt, decrypt, verify many files on Spark.",
-    epilog="""
-\b
-Examples:
-  ags1 spark encrypt warehouse sealed --ledger ledger
-  ags1 spark verify --ledger ledger
-  ags1 spark decrypt sealed copy --ledger ledger
-  ags1 spark rewrap --ledger ledger --to-key new
-  ags1 spark encrypt s3://raw/2026 s3://sealed/2026 --ledger ledger
-""",
 )
 def spark() -> None:
     """Work on any number of files with Spark (pip install 'ags1[spark]', and Java).
@@ -87,18 +78,17 @@ def spark() -> None:
     or of another storage that fsspec knows. Each process uses the KMS and the storage under its own
     identity and finds its own credentials: a role, VAULT_TOKEN, a token file. A secret in
     AGS1_KMS_... or in the configuration is refused, because it would be sent to the executors.
+
+    Examples:
+      ags1 spark encrypt warehouse sealed --ledger ledger
+      ags1 spark verify --ledger ledger
+      ags1 spark decrypt sealed copy --ledger ledger
+      ags1 spark rewrap --ledger ledger --to-key new
+      ags1 spark encrypt s3://raw/2026 s3://sealed/2026 --ledger ledger
     """
 
 
-@spark.command(
-    epilog="""
-\b
-Examples:
-  ags1 spark encrypt warehouse sealed --ledger ledger
-  ags1 spark encrypt '/data/2026-*/*.avro' sealed --ledger ledger --master 'local[2]'
-  ags1 spark encrypt in sealed --ledger ledger --kms aws --key alias/files --json
-"""
-)
+@spark.command()
 @_sources
 @_target
 @_ledger
@@ -134,6 +124,11 @@ def encrypt(
     not changed since, and encrypts changed sources again. If a file fails, the ledger records it
     and the others are still done. Files that are encrypted already, links to folders, and what is
     not a file are skipped.
+
+    Examples:
+      ags1 spark encrypt warehouse sealed --ledger ledger
+      ags1 spark encrypt '/data/2026-*/*.avro' sealed --ledger ledger --master 'local[2]'
+      ags1 spark encrypt in sealed --ledger ledger --kms aws --key alias/files --json
     """
     from ...spark.paths import ledger_folder
     from ..kms.master_keys import named_key
@@ -161,14 +156,7 @@ def encrypt(
     return _run(work, master, out)
 
 
-@spark.command(
-    epilog="""
-\b
-Examples:
-  ags1 spark decrypt copy --ledger ledger          all that the ledger has
-  ags1 spark decrypt sealed copy --ledger ledger   these files, moved or not
-"""
-)
+@spark.command()
 @_some_sources
 @_target
 @_ledger
@@ -193,6 +181,10 @@ def decrypt(
 
     Without SOURCE, all files of the ledger are decrypted. A file appears under its name when every
     block has been verified. The ledger records which files are done, and the next run skips them.
+
+    Examples:
+      ags1 spark decrypt copy --ledger ledger          all that the ledger has
+      ags1 spark decrypt sealed copy --ledger ledger   these files, moved or not
     """
     config, key_ids = _opening(ledger, kms, keys)
 
@@ -214,14 +206,7 @@ def decrypt(
     return _run(work, master, out)
 
 
-@spark.command(
-    epilog="""
-\b
-Examples:
-  ags1 spark verify --ledger ledger
-  ags1 spark verify sealed --ledger ledger --json | jq -r 'select(.ok | not) | .file'
-"""
-)
+@spark.command()
 @_some_sources
 @_ledger
 @options.trusted_keys
@@ -239,6 +224,10 @@ def verify(
     """Check every block of the files in a ledger; write nothing.
 
     Without SOURCE, all files of the ledger are checked.
+
+    Examples:
+      ags1 spark verify --ledger ledger
+      ags1 spark verify sealed --ledger ledger --json | jq -r 'select(.ok | not) | .file'
     """
     config, key_ids = _opening(ledger, kms, keys)
 
@@ -252,14 +241,7 @@ def verify(
     return _run(work, master, out)
 
 
-@spark.command(
-    epilog="""
-\b
-Examples:
-  ags1 spark rewrap --ledger ledger                newest version of each one's key
-  ags1 spark rewrap --ledger ledger --to-key new   another key of the same KMS
-"""
-)
+@spark.command()
 @_ledger
 @options.trusted_keys
 @options.kms
@@ -282,6 +264,10 @@ def rewrap(
     (--to-kms), or without options under the newest version of their own master key. A wrapped key
     is replaced only when the new one has been unwrapped as a check. An interrupted run can be
     repeated. After the run, only older copies of the ledger still need the old master key.
+
+    Examples:
+      ags1 spark rewrap --ledger ledger                newest version of each one's key
+      ags1 spark rewrap --ledger ledger --to-key new   another key of the same KMS
     """
     from ..kms.master_keys import target_of
 

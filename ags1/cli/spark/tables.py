@@ -28,12 +28,6 @@ if TYPE_CHECKING:
 @click.command(
     "verify-table",
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 spark verify-table db.flights --catalog prod
-  ags1 spark verify-table s3://lake/db/flights --kms aws --key alias/tables --json
-""",
 )
 @options.opening
 @options.require_encrypted
@@ -53,6 +47,10 @@ def verify_table(
 
     The findings are those of 'ags1 table verify'. The catalog, the storage and the KMS have to be
     configured on the executors as they are here; no secret is sent.
+
+    Examples:
+      ags1 spark verify-table db.flights --catalog prod
+      ags1 spark verify-table s3://lake/db/flights --kms aws --key alias/tables --json
     """
 
     def verified(opened: EncryptedTable, progress: Any) -> TableVerification:
@@ -74,13 +72,6 @@ def verify_table(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 spark migrate db.flights --catalog prod --key tables --dry-run
-  ags1 spark migrate db.flights --catalog prod --key tables
-  ags1 spark migrate db.flights --catalog prod --key tables --delete-plaintext --yes
-""",
 )
 @options.migrating
 @options.data_key_length
@@ -105,6 +96,11 @@ def migrate(
     The result is that of 'ags1 table migrate'. If a run was interrupted, either command continues
     it. The catalog, the storage and the KMS have to be configured on the executors as
     they are here; no secret is sent.
+
+    Examples:
+      ags1 spark migrate db.flights --catalog prod --key tables --dry-run
+      ags1 spark migrate db.flights --catalog prod --key tables
+      ags1 spark migrate db.flights --catalog prod --key tables --delete-plaintext --yes
     """
     from ..table.catalogs import ChangedCatalog
 
@@ -134,12 +130,6 @@ def migrate(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 spark rekey db.flights --catalog prod
-  ags1 spark rekey db.flights --catalog prod --filter "day < '2026-01-31'" --dry-run
-""",
 )
 @options.changing()
 @options.row_filter
@@ -159,6 +149,10 @@ def rekey(
 
     The result is that of 'ags1 table rekey'. The catalog, the storage and the KMS have to be
     configured on the executors as they are here; no secret is sent.
+
+    Examples:
+      ags1 spark rekey db.flights --catalog prod
+      ags1 spark rekey db.flights --catalog prod --filter "day < '2026-01-31'" --dry-run
     """
     from ..table.catalogs import ChangedCatalog
 

@@ -64,13 +64,6 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table migrate db.flights --catalog prod --key tables --dry-run
-  ags1 table migrate db.flights --catalog prod --key tables
-  ags1 table migrate db.flights --catalog prod --key tables --delete-plaintext --yes
-""",
 )
 @options.migrating
 @options.data_key_length
@@ -96,6 +89,11 @@ def migrate(
     format version 3. Rows keep their order and ids. The table loses its earlier snapshots, because
     they are unencrypted. If a run was interrupted, repeat the command: it continues the run. The
     unencrypted files stay unless --delete-plaintext is given; --json lists them.
+
+    Examples:
+      ags1 table migrate db.flights --catalog prod --key tables --dry-run
+      ags1 table migrate db.flights --catalog prod --key tables
+      ags1 table migrate db.flights --catalog prod --key tables --delete-plaintext --yes
     """
     from .catalogs import ChangedCatalog
 
@@ -163,14 +161,6 @@ def tell_migration(table: str, done: MigrationResult, asked: MigrationOptions, o
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table rotate db.flights --catalog prod
-  ags1 table rotate db.flights --catalog prod --rewrap
-  ags1 table rotate db.flights --catalog prod --to-key new
-  ags1 table rotate db.flights --catalog prod --to-kms vault --to-key tables --dry-run
-""",
 )
 @options.changing()
 @click.option("--rewrap", is_flag=True, help="Wrap under the newest version of the master key.")
@@ -189,6 +179,12 @@ def rotate(
     Without options, a new key encryption key (KEK) replaces all others. With --rewrap, --to-key or
     --to-kms, the KEKs stay and are wrapped again. After --to-kms, configure the catalog for the new
     KMS. Earlier metadata files still hold the old wrapped keys.
+
+    Examples:
+      ags1 table rotate db.flights --catalog prod
+      ags1 table rotate db.flights --catalog prod --rewrap
+      ags1 table rotate db.flights --catalog prod --to-key new
+      ags1 table rotate db.flights --catalog prod --to-kms vault --to-key tables --dry-run
     """
     from ...iceberg.spec import table_keys as rotation
     from ..kms.master_keys import connect, target_of
@@ -241,13 +237,6 @@ def rotate(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table rekey db.flights --catalog prod
-  ags1 table rekey db.flights --catalog prod --filter "day < '2026-01-31'" --dry-run
-  ags1 table rekey db.flights --catalog prod --exposed
-""",
 )
 @options.changing()
 @options.row_filter
@@ -272,6 +261,11 @@ def rekey(
 
     Before 1.12, Iceberg's rewrite_manifests writes plaintext manifests, which expose the keys of
     the files that they list. 'ags1 table verify' finds them, and --exposed mends the table.
+
+    Examples:
+      ags1 table rekey db.flights --catalog prod
+      ags1 table rekey db.flights --catalog prod --filter "day < '2026-01-31'" --dry-run
+      ags1 table rekey db.flights --catalog prod --exposed
     """
     from .catalogs import ChangedCatalog
 
@@ -319,13 +313,6 @@ def tell_rekeying(name: str, branch: str, done: Rekeyed, out: Output, *, dry_run
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table relocate db.flights s3://other/db/flights --catalog prod --move --yes
-  ags1 table relocate db.flights /backup/flights --catalog prod --current-only --verify
-  ags1 table relocate db.flights /copy/flights --catalog prod --register-as db.copy
-""",
 )
 @options.changing()
 @click.argument("new_location", metavar="NEW_LOCATION")
@@ -372,6 +359,11 @@ def relocate(
     Data files are copied byte by byte and keep their keys. Files that name other files are
     rewritten. Without --move and --register-as, the copy is in no catalog; the output says where
     its metadata.json is. If a run was interrupted, repeat the command: it continues the run.
+
+    Examples:
+      ags1 table relocate db.flights s3://other/db/flights --catalog prod --move --yes
+      ags1 table relocate db.flights /backup/flights --catalog prod --current-only --verify
+      ags1 table relocate db.flights /copy/flights --catalog prod --register-as db.copy
     """
     from .catalogs import ChangedCatalog
 
@@ -417,13 +409,6 @@ def relocate(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table expire db.flights --catalog prod --older-than 7d --retain-last 10 --dry-run
-  ags1 table expire db.flights --catalog prod --older-than 2026-01-31T12:00:00Z
-  ags1 table expire db.flights --catalog prod --snapshot 4530519338837612000 --yes
-""",
 )
 @options.changing()
 @click.option(
@@ -465,6 +450,11 @@ def expire(
     """Remove old snapshots, and delete the files that only they use. The command asks first.
 
     The snapshots' keys stay in the metadata until 'ags1 table prune-keys' removes them.
+
+    Examples:
+      ags1 table expire db.flights --catalog prod --older-than 7d --retain-last 10 --dry-run
+      ags1 table expire db.flights --catalog prod --older-than 2026-01-31T12:00:00Z
+      ags1 table expire db.flights --catalog prod --snapshot 4530519338837612000 --yes
     """
     from .catalogs import ChangedCatalog
 
@@ -499,12 +489,6 @@ def expire(
 @click.command(
     "prune-keys",
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table prune-keys db.flights --catalog prod --dry-run
-  ags1 table prune-keys db.flights --catalog prod --yes
-""",
 )
 @options.changing()
 @options.dry_run("Print which keys would be removed.")
@@ -512,7 +496,12 @@ Examples:
 @output
 def prune_keys(where: TableOptions, dry_run: bool, yes: bool, out: Output) -> int:
     """Remove the wrapped keys that nothing refers to from a table's metadata. The command asks
-    first."""
+    first.
+
+    Examples:
+      ags1 table prune-keys db.flights --catalog prod --dry-run
+      ags1 table prune-keys db.flights --catalog prod --yes
+    """
     from ...iceberg.spec import table_keys as rotation
     from .catalogs import ChangedCatalog
 

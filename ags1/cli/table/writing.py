@@ -49,15 +49,6 @@ _new_key = click.option(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table create db.flights --catalog prod --like flights.parquet --create-namespace
-  ags1 table create db.t --catalog prod --column "id long not null" --column "v string" \\
-      --column "ts timestamptz" --partition "bucket[16](id)" --partition "month(ts)" \\
-      --sort "ts desc" --key tables --data-key-length 32
-  ags1 table create db.t --catalog prod --schema t.json --format avro --dry-run
-""",
 )
 @options.changing(key=_new_key, mapped=False)
 @click.option(
@@ -136,6 +127,13 @@ def create(
 
     Its columns come from --schema, from the file of --like, or from --column. The master key is
     used once, to check that it works.
+
+    Examples:
+      ags1 table create db.flights --catalog prod --like flights.parquet --create-namespace
+      ags1 table create db.t --catalog prod --column "id long not null" --column "v string" \\
+          --column "ts timestamptz" --partition "bucket[16](id)" --partition "month(ts)" \\
+          --sort "ts desc" --key tables --data-key-length 32
+      ags1 table create db.t --catalog prod --schema t.json --format avro --dry-run
     """
     from .catalogs import ChangedCatalog
     from .schemas import partition_spec, sort_order
@@ -181,13 +179,6 @@ def create(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table append db.flights --catalog prod january.parquet february.parquet
-  ags1 table append db.flights --catalog prod flights.csv --branch audit
-  ags1 table append db.flights --catalog prod - < flights.arrows
-""",
 )
 @options.changing()
 @click.argument("files", nargs=-1, required=True, type=PATH, metavar="FILE...")
@@ -208,6 +199,11 @@ def append(
     Files are Parquet, Arrow (IPC files and streams; Feather), CSV with a header, JSON lines or
     Avro. '-' is an Arrow stream on standard input. Columns are matched by name. CSV and JSON lines
     have the form that 'ags1 table scan' prints: an empty cell is null, binary is base64.
+
+    Examples:
+      ags1 table append db.flights --catalog prod january.parquet february.parquet
+      ags1 table append db.flights --catalog prod flights.csv --branch audit
+      ags1 table append db.flights --catalog prod - < flights.arrows
     """
     rows = Rows(files, input_format)
     return _write(where, rows, None, branch, out, dry_run=dry_run, yes=True)
@@ -215,13 +211,6 @@ def append(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table overwrite db.flights --catalog prod all.parquet
-  ags1 table overwrite db.flights --catalog prod january.csv --filter "month = '2026-01'"
-  ags1 table overwrite db.flights --catalog prod january.csv --filter "month = 1" --dry-run
-""",
 )
 @options.changing()
 @click.argument("files", nargs=-1, required=True, type=PATH, metavar="FILE...")
@@ -251,6 +240,11 @@ def overwrite(
     The rows for which --filter is true are replaced. Without --filter, all rows are replaced, and
     the command asks first. The files are as for 'ags1 table append'. Earlier snapshots still have
     the replaced rows until 'ags1 table expire' removes those snapshots.
+
+    Examples:
+      ags1 table overwrite db.flights --catalog prod all.parquet
+      ags1 table overwrite db.flights --catalog prod january.csv --filter "month = '2026-01'"
+      ags1 table overwrite db.flights --catalog prod january.csv --filter "month = 1" --dry-run
     """
     rows = Rows(files, input_format)
     # An empty filter is a shell's variable that is not set, and does not mean all rows.
@@ -260,12 +254,6 @@ def overwrite(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table delete db.flights "carrier = 'XX'" --catalog prod --dry-run
-  ags1 table delete db.flights "carrier = 'XX' and day < '2026-01-31'" --catalog prod
-""",
 )
 @options.changing()
 @click.argument("row_filter", metavar="FILTER")
@@ -287,6 +275,10 @@ def delete(
     dropped; in the others a deletion vector marks the deleted rows, or they are rewritten without
     them if the table's write.delete.mode is copy-on-write. Earlier snapshots still have the rows
     until 'ags1 table expire' removes those snapshots.
+
+    Examples:
+      ags1 table delete db.flights "carrier = 'XX'" --catalog prod --dry-run
+      ags1 table delete db.flights "carrier = 'XX' and day < '2026-01-31'" --catalog prod
     """
     from .catalogs import ChangedCatalog
     from .filters import parsed_filter
@@ -321,13 +313,6 @@ def delete(
 
 @click.command(
     cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table drop db.flights --catalog prod
-  ags1 table drop db.flights --catalog prod --purge --dry-run
-  ags1 table drop db.flights --catalog prod --purge --yes
-""",
 )
 @options.changing(mapped=False)
 @click.option("--purge", is_flag=True, help="Also delete the table's files.")
@@ -339,6 +324,11 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output
 
     Without --purge, the files stay, and 'ags1 table scan' can read the table by its metadata.json.
     With --purge, the files of all snapshots are deleted; files that failed writers left stay.
+
+    Examples:
+      ags1 table drop db.flights --catalog prod
+      ags1 table drop db.flights --catalog prod --purge --dry-run
+      ags1 table drop db.flights --catalog prod --purge --yes
     """
     from .catalogs import ChangedCatalog
 
