@@ -6,20 +6,18 @@ so that some have more than eight.
 
 from __future__ import annotations
 
-import functools
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from ..console import BinaryOutput, Output, print_line
 from ..exits import Command
 from ..kms.options import KmsOptions, kms, new_key, trusted_keys
-from ..options import PATH, force, json_output, no_fsync, output, size
+from ..options import PATH, force, grouped, json_output, no_fsync, output, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..report import Report
     from .sources import Job, Plan
 
@@ -48,7 +46,8 @@ _max_block_size = click.option(
 )
 
 
-class _Given(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Given:
     """What the options say of how encrypted files are opened."""
 
     keys: tuple[str, ...]
@@ -58,25 +57,7 @@ class _Given(NamedTuple):
     threads: int | None
 
 
-def _opening(command: Callable[..., int]) -> Any:
-    """Add the options of ``_Given``; the command takes them as ``given``."""
-
-    @functools.wraps(command)
-    def collecting(
-        *arguments: Any,
-        keys: tuple[str, ...],
-        kms: KmsOptions,
-        sidecar: str | None,
-        max_block_size: int,
-        threads: int | None,
-        **more: Any,
-    ) -> int:
-        given = _Given(keys, kms, sidecar, max_block_size, threads)
-        return command(*arguments, given=given, **more)
-
-    return trusted_keys(kms(_sidecar(_max_block_size(_threads(collecting)))))
-
-
+_opening = grouped("given", _Given, trusted_keys, kms, _sidecar, _max_block_size, _threads)
 _output = click.option(
     "-o",
     "--output",

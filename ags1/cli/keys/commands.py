@@ -285,14 +285,14 @@ def rewrap(
     source = connect(settings)
     wrapping = source if other is None else connect(other)
     trusted = trusted_keys(settings, source, keys)
-    if trusted is not None and target.key_id is not None and other is None:
-        trusted |= {target.key_id}
-    if plan.jobs and target.key_id is not None:
+    if trusted is not None and target.to_key is not None and other is None:
+        trusted |= {target.to_key}
+    if plan.jobs and target.to_key is not None:
         # A key that cannot be used is one failure of the run.
-        Keychain(wrapping, target.key_id).prepare()
+        Keychain(wrapping, target.to_key).prepare()
     how = Rewrapping(
         Keychain(source, "", trusted_key_ids=trusted),
-        target.key_id,
+        target.to_key,
         None if other is None else wrapping,
         KekCache(wrapping),
         dry_run=dry_run,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ import click
 from ... import errors
 from ...errors import Ags1Error
 from .. import console
-from ..console import Output, print_error, print_line
+from ..console import Output, print_error, print_json
 from ..exits import Group
 from ..kms import options
 from ..kms.options import KmsOptions, Target
@@ -282,7 +281,7 @@ def rewrap(
             session,
             ledger=ledger,
             kms=config,
-            to_key_id=target.key_id,
+            to_key_id=target.to_key,
             to_kms=to_kms,
             key_ids=key_ids,
             durable=not no_fsync,
@@ -329,12 +328,12 @@ def _report(summary: Summary, out: Output) -> int:
         error: Exception = kind(failure.message) if is_ours else OSError(0, failure.message)
         report.failed(error, failure.path, failure.kind)
     if more := summary.failed - len(summary.failures):
-        print_error(f"ags1: {more} more files failed")
+        print_error(f"{more} more files failed")
     facts = dataclasses.asdict(summary)
     del facts["failures"]
     facts |= {"bytes_per_second": summary.bytes_per_second, "ok": not summary.failed}
     if out.as_json:
-        print_line(json.dumps(facts))
+        print_json(facts)
     else:
         out.result(facts, _line(summary))
     return report.exit_code

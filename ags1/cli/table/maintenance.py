@@ -190,8 +190,8 @@ def rotate(
     from ..kms.master_keys import connect, target_of
     from .catalogs import ChangedCatalog
 
-    to_key = target.key_id
-    if rewrap and target != Target(None, None):
+    to_key = target.to_key
+    if rewrap and target != Target():
         raise click.UsageError("--rewrap and --to-key exclude each other: give one of them")
     other = target_of(target)
     kms = None if other is None else connect(other)

@@ -5,12 +5,11 @@ Knows nothing of where the files are looked at.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...errors import NotEncryptedError
-from ..console import Output, counted, print_error, print_line
+from ..console import Output, counted, print_error, print_json, print_line
 from ..exits import Exit, one_line
 from ..report import Report
 from .options import TableOptions
@@ -55,13 +54,13 @@ def verify_and_tell(
     code = exit_code(result, strict=strict)
     if out.as_json:
         facts = {**result.to_dict(), "ok": code == Exit.OK, "exit_code": int(code)}
-        print_line(json.dumps(facts))
+        print_json(facts)
         return code
     for finding in result.findings:
         if not out.quiet or finding.severity == "error":
             print_line(line(finding))
     if code != Exit.OK:
-        print_error(f"ags1: {one_line(where.table)}: {summary(result)}")
+        print_error(f"{where.table}: {summary(result)}")
     else:
         out.result({}, f"{where.table}: OK: {summary(result)}")
     return code
