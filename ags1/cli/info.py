@@ -22,10 +22,7 @@ from .options import json_output
 _BLOCKS = 4
 
 
-@click.command(
-    cls=Command,
-    short_help="Show versions, the CPU, the KMS chosen and a speed.",
-)
+@click.command(cls=Command, short_help="Show versions, the CPU, the KMS chosen and a speed.")
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 60),

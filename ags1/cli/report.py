@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -131,6 +132,25 @@ class Report:
         if self._has_line:
             write_error("\r\033[K")
             self._has_line = False
+
+
+@contextlib.contextmanager
+def bar(name: str, out: Output) -> Iterator[Callable[[int, int | None], None]]:
+    """Yield a function that shows the progress of one work on ``name``.
+
+    It takes the bytes that are done and, as they are known once the work has begun, those of all.
+    """
+    with contextlib.ExitStack() as stack:
+        report: Report | None = None
+
+        def progress(done_size: int, total_size: int | None) -> None:
+            nonlocal report
+            if report is None:
+                report = stack.enter_context(Report(out, total_size))
+                report.begin(name)
+            report.progress(done_size)
+
+        yield progress
 
 
 def shortened(text: str, size: int = _MAX_NAME) -> str:

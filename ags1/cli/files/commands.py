@@ -67,9 +67,7 @@ _output = click.option(
 )
 
 
-@click.command(
-    cls=Command,
-)
+@click.command(cls=Command)
 @_sources
 @_output
 @new_key
@@ -177,9 +175,7 @@ def encrypt(
     return for_each(plan, work, out)
 
 
-@click.command(
-    cls=Command,
-)
+@click.command(cls=Command)
 @_sources
 @_output
 @_opening
@@ -238,9 +234,7 @@ def decrypt(
     return for_each(plan, work, out)
 
 
-@click.command(
-    cls=Command,
-)
+@click.command(cls=Command)
 @_sources
 @click.option(
     "--offset",
@@ -294,9 +288,7 @@ def cat(
     return for_each(plan, work, Output(quiet=True))
 
 
-@click.command(
-    cls=Command,
-)
+@click.command(cls=Command)
 @_sources
 @_opening
 @output
@@ -347,9 +339,7 @@ def verify(
     return for_each(plan, work, out)
 
 
-@click.command(
-    cls=Command,
-)
+@click.command(cls=Command)
 @_sources
 @click.option("--blocks", is_flag=True, help="List every block: offset, size and nonce.")
 @_sidecar

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 _name = click.argument("name", metavar="NAME")
 
 
-@click.command(
-    cls=Command,
-    short_help="Make a master key in a keyring.",
-)
+@click.command(cls=Command, short_help="Make a master key in a keyring.")
 @click.option("--name", default="default", show_default=True, help="The master key's name.")
 @options.keyring
 @options.new_passphrase
@@ -65,9 +62,7 @@ def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> int
 
 
 @click.group(
-    "key",
-    short_help="Manage master keys; move sidecars to another master key.",
-    cls=Group,
+    "key", short_help="Manage master keys; move sidecars to another master key.", cls=Group
 )
 def key() -> None:
     """Manage the master keys of a keyring, and wrap sidecars under another master key or KMS.
@@ -82,10 +77,7 @@ def key() -> None:
     """
 
 
-@key.command(
-    "list",
-    short_help="List the master keys.",
-)
+@key.command("list", short_help="List the master keys.")
 @options.kms
 @json_output
 def list_(kms: KmsOptions, out: Output) -> int:
@@ -206,10 +198,7 @@ def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, out:
     return Exit.OK
 
 
-@key.command(
-    "export-public-info",
-    short_help="Print what is public about master keys.",
-)
+@key.command("export-public-info", short_help="Print what is public about master keys.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @options.kms
 def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> int:
@@ -232,9 +221,7 @@ def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> int:
     return Exit.OK
 
 
-@key.command(
-    short_help="Wrap the keys in sidecars again.",
-)
+@key.command(short_help="Wrap the keys in sidecars again.")
 @click.argument("sources", nargs=-1, required=True, type=PATH, metavar="SIDECAR|FOLDER...")
 @options.kms
 @options.trusted_keys

@@ -6,7 +6,6 @@ each of its options, so that some have more than eight.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from ..exits import Group
 from ..kms import options
 from ..kms.options import KmsOptions, Target
 from ..options import no_fsync, output
-from ..report import Report
+from ..report import Report, bar
 from .session import kms_config, master, session
 from .tables import COMMANDS
 
@@ -63,11 +62,7 @@ _VERBS = {
 }
 
 
-@click.group(
-    "spark",
-    cls=Group,
-    short_help="Encrypt, decrypt, verify many files on Spark.",
-)
+@click.group("spark", cls=Group, short_help="Encrypt, decrypt, verify many files on Spark.")
 def spark() -> None:
     """Work on any number of files with Spark (pip install 'ags1[spark]', and Java).
 
@@ -306,16 +301,7 @@ def _run(
     work: Callable[[Any, Callable[[int, int], None]], Summary], master: str | None, out: Output
 ) -> int:
     """Do a job in a session of Spark and report it."""
-    with session(master) as running, contextlib.ExitStack() as stack:
-        reports: list[Report] = []
-
-        def progress(done: int, total: int) -> None:
-            if not reports:
-                report = Report(out, total)
-                report.begin("")
-                reports.append(stack.enter_context(report))
-            reports[0].progress(done, total)
-
+    with session(master) as running, bar("", out) as progress:
         summary = work(running, progress)
     return _report(summary, out)
 

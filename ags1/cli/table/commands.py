@@ -19,9 +19,10 @@ from ...atomic import AtomicFile
 from ..console import BinaryOutput, Output, print_line
 from ..exits import Exit, Group, one_line
 from ..options import PATH, force, json_output, output, quiet
-from . import maintenance, options, writing
+from . import maintenance, options, verifying, writing
+from .creating import create
 from .options import TableOptions
-from .verifying import verify_and_tell
+from .verifying import VerifyingOptions, verify_and_report
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -36,10 +37,7 @@ _at_snapshot = click.option(
 _at_ref = click.option("--ref", metavar="NAME", help="Read this branch or tag.")
 
 
-@click.group(
-    "table",
-    cls=Group,
-)
+@click.group("table", cls=Group)
 def table() -> None:
     """Read, verify, write and maintain encrypted Iceberg tables.
 
@@ -188,19 +186,10 @@ def files(where: TableOptions, snapshot_id: int | None, ref: str | None, out: Ou
 
 @table.command()
 @options.opening
-@options.require_encrypted
-@options.strict
-@options.no_list
+@verifying.asking
 @options.threads
 @output
-def verify(
-    where: TableOptions,
-    require_encrypted: bool,
-    strict: bool,
-    no_list: bool,
-    threads: int | None,
-    out: Output,
-) -> int:
+def verify(where: TableOptions, asked: VerifyingOptions, threads: int | None, out: Output) -> int:
     """Check every block of every file of every snapshot, and list what is unencrypted.
 
     An error is a file that is damaged, changed or missing, or is unencrypted where the format
@@ -219,18 +208,12 @@ def verify(
           | jq '.findings[] | select(.severity == "error")'
     """
 
-    def verified(opened: EncryptedTable, progress: Any) -> TableVerification:
+    def work(opened: EncryptedTable, **named: Any) -> TableVerification:
         from ...iceberg.operations.verify import verify_table
 
-        return verify_table(
-            opened,
-            threads=threads,
-            progress=progress,
-            require_encrypted=require_encrypted,
-            list_folders=not no_list,
-        )
+        return verify_table(opened, threads=threads, **named)
 
-    return verify_and_tell(where, verified, strict=strict, out=out)
+    return verify_and_report(where, asked, work, out)
 
 
 def _snapshot(opened: Table, snapshot_id: int | None, ref: str | None) -> Snapshot | None:
@@ -268,5 +251,5 @@ def _format_of(output: str | None) -> str:
     return known.get(suffix) or ("jsonl" if suffix in (".jsonl", ".ndjson", ".json") else "table")
 
 
-for _command in (*writing.COMMANDS, *maintenance.COMMANDS):
+for _command in (create, *writing.COMMANDS, *maintenance.COMMANDS):
     table.add_command(_command)

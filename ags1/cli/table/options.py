@@ -183,27 +183,19 @@ def changing(*, key: Decorator = _EXPECTED_KEY, mapped: bool = True) -> Decorato
     return _naming(_CHANGING_HELP, name, _CATALOG, kms_options, key, *map_, _IO_PROPERTY)
 
 
-migrating = changing(
-    key=click.option(
-        "--key", "key_id", required=True, metavar="NAME", help="The master key for the table."
-    ),
-    mapped=False,
-)
 threads = click.option(
     "--threads",
     type=click.IntRange(1, 1024),
     metavar="N",
     help="Worker threads.  [default: one for each CPU, more over a network]",
 )
+input_format = click.option(
+    "--input-format",
+    type=click.Choice(["parquet", "arrow", "csv", "jsonl", "avro"]),
+    help="The format of FILE.  [default: by the end of its name; for - arrow]",
+)
 branch = click.option(
     "--branch", default="main", metavar="NAME", help="Change this branch.  [default: main]"
-)
-row_filter = click.option(
-    "--filter",
-    "row_filter",
-    metavar="EXPR",
-    help="Rewrite only data files that may have such rows, in PyIceberg's syntax.  [default: all "
-    "files]",
 )
 data_key_length = click.option(
     "--data-key-length",
@@ -211,24 +203,10 @@ data_key_length = click.option(
     default="16",
     help="Size of the data files' keys in bytes.  [default: 16]",
 )
-delete_plaintext = click.option(
-    "--delete-plaintext",
-    is_flag=True,
-    help="Delete the unencrypted files after the commit. The command asks first.",
-)
-drop_refs = click.option(
-    "--drop-refs", is_flag=True, help="Drop all branches but main, and all tags."
-)
 require_encrypted = click.option(
     "--require-encrypted",
     is_flag=True,
     help="Refuse unencrypted data files. The format allows them.",
-)
-strict = click.option("--strict", is_flag=True, help="Warnings are failures, too.")
-no_list = click.option(
-    "--no-list",
-    is_flag=True,
-    help="Do not search the table's folder for files that no snapshot uses.",
 )
 
 
