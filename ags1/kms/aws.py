@@ -29,9 +29,9 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
+from ..process import OncePerProcess
 from . import endpoints
 from .client import GeneratedKey, MadeOfProperties
-from .process import PerProcess
 from .properties import Properties, missing_library
 from .secret import discreet
 
@@ -221,7 +221,7 @@ class AwsKms(MadeOfProperties):
         )
         self._max_attempts = found.max_attempts
         self._role = _role(found)
-        self._connection = PerProcess(self._connect)
+        self._connection = OncePerProcess(self._connect)
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         if not 1 <= len(key) <= _MAX_PLAINTEXT_SIZE:

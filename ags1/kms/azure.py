@@ -28,9 +28,9 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
+from ..process import OncePerProcess
 from . import endpoints
 from .client import MadeOfProperties, WrapsOnly
-from .process import PerProcess
 from .properties import missing_library
 from .secret import Secret, discreet
 
@@ -120,7 +120,7 @@ class AzureKms(WrapsOnly, MadeOfProperties):
             import azure.keyvault.keys  # noqa: F401
         except ImportError as error:
             raise missing_library("azure", error) from None
-        self._connection = PerProcess(self._connect)
+        self._connection = OncePerProcess(self._connect)
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         """Return the ciphertext of ``key``. Raises as ``KmsClient`` says."""

@@ -27,9 +27,9 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
+from ..process import OncePerProcess
 from . import endpoints
 from .client import MadeOfProperties, WrapsOnly
-from .process import PerProcess
 from .properties import missing_library
 from .secret import discreet
 
@@ -114,7 +114,7 @@ class GcpKms(WrapsOnly, MadeOfProperties):
             import google_crc32c  # noqa: F401
         except ImportError as error:
             raise missing_library("gcp", error) from None
-        self._client = PerProcess(self._connect)
+        self._client = OncePerProcess(self._connect)
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         """Return the ciphertext that Encrypt gives. Raises as ``KmsClient`` says."""

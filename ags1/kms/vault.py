@@ -29,9 +29,9 @@ from ..errors import (
     KmsUnavailableError,
     KmsUnwrapError,
 )
+from ..process import OncePerProcess
 from . import endpoints
 from .client import GeneratedKey, MadeOfProperties
-from .process import PerProcess
 from .properties import Properties, missing_library, warn_user
 from .secret import Secret, discreet
 
@@ -159,7 +159,9 @@ class VaultKms(MadeOfProperties):
                 f"{VERIFY} is false: whoever answers at {self._url} gets the token and the keys",
                 endpoints.InsecureEndpointWarning,
             )
-        self._connection: PerProcess[_Connection] = PerProcess(lambda: _Connection(self._session()))
+        self._connection: OncePerProcess[_Connection] = OncePerProcess(
+            lambda: _Connection(self._session())
+        )
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         """Return Vault's ciphertext of ``key``. Raises as ``KmsClient`` says, and KmsError for a
