@@ -76,6 +76,11 @@ class OncePerProcess(Generic[T]):
                     value = slot.value = self._make()
         return value
 
+    def made(self) -> T | None:
+        """Return this process's object if there is one."""
+        slot = self._slots.made()
+        return None if slot is None else slot.value
+
     def take(self) -> T | None:
         """Return the object if there is one, and forget it. The caller closes it."""
         slot = self._slot()
