@@ -7,6 +7,7 @@ keys of files. The lengths of files come from key metadata, never from the stora
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import stat
@@ -123,14 +124,9 @@ class TableFiles(FileIO):
 
     def with_keys(self, keys: EncryptionManager) -> TableFiles:
         """Return the same files with another key manager."""
-        return TableFiles(
-            self.inner,
-            keys,
-            location_map=self.location_map,
-            require_encrypted=self.require_encrypted,
-            reads_exposed=self.reads_exposed,
-            decoded=self.decoded,
-        )
+        files = copy.copy(self)
+        files.keys = keys
+        return files
 
     def reading_exposed(self) -> TableFiles:
         """Return the same files with the same keys, with plaintext manifests readable."""
@@ -180,12 +176,8 @@ class TableFiles(FileIO):
         path = self.local_path(location)
         stream = self.open_stored(location) if path is None else None
         try:
-            reader = Reader(
-                stream if path is None else path,
-                km,
-                block_size=DEFAULT_BLOCK_SIZE,
-                threads=threads,
-            )
+            source: Any = path if stream is None else stream
+            reader = Reader(source, km, block_size=DEFAULT_BLOCK_SIZE, threads=threads)
         except BaseException as error:
             if stream is not None:
                 stream.close()

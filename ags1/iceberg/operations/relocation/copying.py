@@ -24,7 +24,7 @@ _BUFFER_SIZE = 4 << 20
 
 
 class Copier:
-    """Copies files in the threads of ``job``.
+    """Copies files for ``job``. Any number of threads may call ``copy``.
 
     With ``resume``, copies of an earlier attempt are used; ``found_files`` and ``found_size``
     (bytes) count them. Without it, they are in the way. ``output`` has the files that were copied.
@@ -32,12 +32,9 @@ class Copier:
 
     def __init__(self, job: Job, *, resume: bool) -> None:
         self.output = TableOutput(job.io)
-        self.found_files = 0
-        self.found_size = 0
-        self._job = job
-        self._files = job.files
-        self._meter = job.workers.meter
-        self._resume = resume
+        self.found_files = self.found_size = 0
+        self._job, self._resume = job, resume
+        self._files, self._meter = job.files, job.workers.meter
         self._lock = threading.Lock()
 
     def copy(self, item: Copy) -> None:

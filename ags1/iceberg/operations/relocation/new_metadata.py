@@ -63,7 +63,8 @@ def new_metadata(
     metadata["snapshots"] = snapshots
     metadata["metadata-log"] = []
     if not job.all_snapshots:
-        metadata["refs"] = _refs_to(metadata.get("refs") or {}, copied)
+        refs = metadata.get("refs") or {}
+        metadata["refs"] = {name: r for name, r in refs.items() if r["snapshot-id"] in copied}
         metadata["snapshot-log"] = _log_of(metadata.get("snapshot-log") or [], copied)
     for name, entries in plan.statistics.items():
         metadata[name] = [
@@ -74,11 +75,6 @@ def new_metadata(
     keys = keys.prune([entry["key-id"] for entry in snapshots], needed_keys(metadata))
     metadata["encryption-keys"] = encryption_keys_to_dicts(keys.encryption_keys)
     return metadata
-
-
-def _refs_to(refs: Mapping[str, Any], snapshot_ids: set[int]) -> dict[str, Any]:
-    """Return the branches and tags that refer to these snapshots."""
-    return {name: ref for name, ref in refs.items() if ref["snapshot-id"] in snapshot_ids}
 
 
 def _log_of(log: Iterable[dict[str, Any]], snapshot_ids: set[int]) -> list[dict[str, Any]]:

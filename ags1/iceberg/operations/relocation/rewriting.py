@@ -62,10 +62,8 @@ class Rewriter:
 
     def __init__(self, job: Job, metadata_folder: str) -> None:
         self.output = TableOutput(job.io)
-        self._job = job
-        self._files = job.files
-        self._manager = job.files.keys
-        self._destination = job.destination
+        self._workers, self._destination = job.workers, job.destination
+        self._files, self._manager = job.files, job.files.keys
         self._metadata_folder = metadata_folder
         # In the names of this attempt's manifests and manifest lists.
         self._attempt = str(uuid.uuid4())
@@ -80,12 +78,12 @@ class Rewriter:
         self._rewrite_each(self._rewrite_vectors, plan.vectors.values())
         self._rewrite_each(self._rewrite_deletes, plan.deletes.values())
         self._rewrite_each(self._rewrite_manifest, enumerate(plan.manifests.values()))
-        lists = self._job.workers.each(self._rewrite_list, plan.snapshots)
+        lists = self._workers.each(self._rewrite_list, plan.snapshots)
         return {rewritten.source: rewritten for rewritten in lists}
 
     def _rewrite_each(self, rewrite: Callable[[Any], Rewritten], items: Iterable[Any]) -> None:
         # None of the threads may see this dictionary change.
-        for rewritten in list(self._job.workers.each(rewrite, items)):
+        for rewritten in list(self._workers.each(rewrite, items)):
             self._rewritten[normalized(rewritten.source)] = rewritten
 
     def _rewrite_vectors(self, item: Vectors) -> Rewritten:
