@@ -38,7 +38,7 @@ from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
 from .read.metadata import read_metadata, table_key_id
-from .read.records import FileRecord
+from .read.records import ContentFile
 from .read.scan import EncryptedIncrementalScan, EncryptedScan
 from .spec import table_keys as rotation
 from .spec.column_types import as_stored, readable
@@ -380,7 +380,7 @@ class EncryptedTable(TableSession):
         self,
         row_filter: str | BooleanExpression = ALWAYS_TRUE,
         *,
-        select: Callable[[FileRecord], bool] | None = None,
+        select: Callable[[ContentFile], bool] | None = None,
         case_sensitive: bool = True,
         branch: str | None = MAIN_BRANCH,
         exposed: bool = False,

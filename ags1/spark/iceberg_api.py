@@ -21,13 +21,11 @@ from ..iceberg.operations.meter import Progress
 from ..iceberg.pyiceberg.arrow import iceberg_schema
 from ..iceberg.pyiceberg.catalogs import configured_properties
 from ..iceberg.pyiceberg.expressions import parse_row_filter
-from ..iceberg.pyiceberg.records import DATA_FILE
 from ..iceberg.read.filters import bound_filter
 from ..iceberg.read.metadata import parse_metadata
 from ..iceberg.read.metadata_columns import filtered_schema
-from ..iceberg.read.records import FileRecord
+from ..iceberg.read.records import ContentFile
 from ..iceberg.read.scan import EncryptedScan
-from ..iceberg.read.snapshots import ContentFile
 from ..iceberg.read.tasks import TaskReader
 from ..iceberg.spec.column_types import as_stored, check_readable
 from ..iceberg.spec.constants import POSITION_ID, ROW_ID

@@ -18,7 +18,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ...errors import MetadataIntegrityError
-from ..read.records import FileRecord, read_entries
+from ..read.records import ContentFile, read_entries
 from ..read.snapshots import EncryptedManifest
 from ..read.tasks import TaskReader
 from ..storage.output import TableOutput
@@ -55,7 +55,7 @@ class Rekeying:
         self,
         output: TableOutput,
         *,
-        select: Callable[[FileRecord], bool] | None = None,
+        select: Callable[[ContentFile], bool] | None = None,
         row_filter: BooleanExpression | None = None,
         case_sensitive: bool = True,
         exposed: bool = False,
@@ -161,14 +161,14 @@ def exposed_paths(snapshots: Iterable[Snapshot], files: TableFiles) -> frozenset
         return frozenset()
     pool = ExecutorFactory.get_or_create()
 
-    def listed(manifest: EncryptedManifest) -> list[FileRecord]:
+    def listed(manifest: EncryptedManifest) -> list[ContentFile]:
         return [e.file for e in read_entries(manifest, files, discard_deleted=False)]
 
     exposed = {
         file.identity: file
         for records in pool.map(listed, plaintext)
         for file in records
-        if file.key_metadata is not None
+        if file.is_encrypted
     }
 
     def check(manifest: EncryptedManifest) -> None:
@@ -187,7 +187,7 @@ def exposed_paths(snapshots: Iterable[Snapshot], files: TableFiles) -> frozenset
     return frozenset(path for path, _ in exposed)
 
 
-def _essence(file: FileRecord) -> tuple[object, ...]:
+def _essence(file: ContentFile) -> tuple[object, ...]:
     km = file.key
     key = None if km is None else (km.encryption_key, km.aad_prefix)
     return key, file.content, file.file_size_in_bytes, file.record_count, file.referenced_data_file

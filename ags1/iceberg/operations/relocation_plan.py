@@ -10,7 +10,8 @@ from pyiceberg.manifest import DataFileContent, FileFormat, ManifestEntryStatus
 
 from ...errors import FormatError, MetadataIntegrityError, NotEncryptedError, TruncatedError
 from ...key_metadata import KeyMetadata
-from ..read.snapshots import ContentFile, EncryptedManifest, EncryptedSnapshot
+from ..read.records import ContentFile
+from ..read.snapshots import EncryptedManifest, EncryptedSnapshot
 from ..storage.byte_meter import ByteMeter
 from ..storage.home import FOLDER_PROPERTIES
 from ..storage.places import Place, Places, place_of

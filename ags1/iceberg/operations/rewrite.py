@@ -26,7 +26,7 @@ from pyroaring import BitMap64
 
 from ...keys.manager import EncryptionManager
 from ..read.planning import EncryptedPlanner
-from ..read.records import ADDED, POSITION_DELETES, Entry, FileRecord, read_entries
+from ..read.records import ADDED, POSITION_DELETES, ContentFile, ManifestEntry, read_entries
 from ..read.tasks import TaskReader
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
@@ -41,7 +41,7 @@ class Contents:
     """A snapshot's live files by identity. ``tasks`` are its data files with the deletes that apply
     to each. ``reader`` reads those deletes; its filter matches no row."""
 
-    entries: Mapping[Identity, Entry]
+    entries: Mapping[Identity, ManifestEntry]
     tasks: Mapping[Identity, FileScanTask]
     reader: TaskReader
 
@@ -51,7 +51,7 @@ class Vector:
     """A deletion vector to write for the data file of the entry ``of``. ``sequence_number`` is that
     of the newest deletes in it."""
 
-    of: Entry
+    of: ManifestEntry
     positions: BitMap64
     sequence_number: int
 
@@ -61,9 +61,9 @@ class RewritePlan:
     """What a rewrite changes. ``files`` are the data and equality delete files to rewrite,
     ``vectors`` the deletion vectors to write, ``superseded`` the delete files to remove."""
 
-    files: list[Entry] = field(default_factory=list)
+    files: list[ManifestEntry] = field(default_factory=list)
     vectors: list[Vector] = field(default_factory=list)
-    superseded: list[Entry] = field(default_factory=list)
+    superseded: list[ManifestEntry] = field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -107,11 +107,11 @@ def read_snapshot(
     could not be told apart.
     """
 
-    def live(manifest: ManifestFile) -> list[Entry]:
-        return list(read_entries(manifest, files))
+    def live(manifest: ManifestFile) -> list[ManifestEntry]:
+        return read_entries(manifest, files)
 
     found = ExecutorFactory.get_or_create().map(live, manifests)
-    entries: dict[Identity, Entry] = {}
+    entries: dict[Identity, ManifestEntry] = {}
     for entry in itertools.chain.from_iterable(found):
         if entries.setdefault(entry.file.identity, entry) is not entry:
             raise ValidationException(
@@ -171,17 +171,17 @@ def plan_rewrite(contents: Contents, chosen: Collection[Identity]) -> RewritePla
 
 def write_vectors(
     vectors: Sequence[Vector],
-    moved: Mapping[Identity, FileRecord],
+    moved: Mapping[Identity, ContentFile],
     output: TableOutput,
     locations: LocationProvider,
     manager: EncryptionManager,
-) -> list[Entry]:
+) -> list[ManifestEntry]:
     """Write deletion vectors; return the manifest entries that add them to a snapshot.
 
     ``moved`` has the new record of each rewritten data file. Raises what
     ``write_deletion_vectors`` raises.
     """
-    added: list[Entry] = []
+    added: list[ManifestEntry] = []
     rest = iter(vectors)
     while part := list(itertools.islice(rest, _VECTORS_PER_FILE)):
         files = [moved.get(vector.of.file.identity, vector.of.file) for vector in part]
@@ -192,7 +192,7 @@ def write_vectors(
             manager,
         )
         added += [
-            Entry(ADDED, None, vector.sequence_number, None, record)
+            ManifestEntry(ADDED, None, vector.sequence_number, None, record)
             for vector, record in zip(part, records, strict=True)
         ]
     return added

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from typing import Any, TypeAlias, TypeVar, cast
 
-from pyiceberg.manifest import DataFileContent
+from pyiceberg.manifest import DataFileContent, ManifestEntryStatus
 
 from ..._gcm import random_bytes
 from ...cpu import usable_cpus
@@ -34,11 +34,11 @@ from ...key_metadata import KeyMetadata
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.manager import CLOCK_SKEW_MS, KEK_LIFETIME_MS, Clock, EncryptionManager, now_ms
 from ..commit.session import TableSession
-from ..pyiceberg.records import ManifestEntry, ManifestEntryStatus, read_avro_records
+from ..pyiceberg.records import read_avro_records
+from ..read.records import ContentFile, ManifestEntry
 from ..read.snapshots import (
     MANIFEST,
     MANIFEST_LIST,
-    ContentFile,
     EncryptedManifest,
     EncryptedSnapshot,
     unreadable,
@@ -451,7 +451,7 @@ class _Verification:
         puffins: dict[str, list[ContentFile]] = {}
         for entry in _entries(manifest, data):
             counts[entry.status] += 1
-            file = cast("ContentFile", entry.data_file)
+            file = entry.file
             file.conceal()
             if keyed is not None and file.is_encrypted:
                 keyed.add(self._name(file.file_path))

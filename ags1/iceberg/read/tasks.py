@@ -59,7 +59,7 @@ from .deletes import (
 )
 from .filters import RowFilter
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
-from .snapshots import ContentFile
+from .records import ContentFile
 
 _BUFFER_SIZE = 8 << 20
 _FIELD_ID = b"PARQUET:field_id"

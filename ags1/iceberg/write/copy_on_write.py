@@ -20,7 +20,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 
 from ..read.metadata_columns import METADATA_COLUMNS
-from ..read.records import Entry, FileRecord
+from ..read.records import ContentFile, ManifestEntry
 from ..read.tasks import TaskReader
 from ..spec.column_types import check_readable
 from ..spec.constants import LAST_UPDATED_ID, ROW_ID
@@ -48,7 +48,7 @@ def is_copy_on_write(properties: Mapping[str, str], command: str) -> bool:
 
 def rewrite_without(
     view: TableView, plan: DeletePlan, output: TableOutput, committed_sequence_number: int
-) -> list[FileRecord]:
+) -> list[ContentFile]:
     """Write the rows that a plan leaves in files of which only a part goes; return the new files.
 
     They are in no file with rows of another old one. ``committed_sequence_number`` is the last of
@@ -105,7 +105,7 @@ def _without_positions(task: FileScanTask) -> FileScanTask:
     return FileScanTask(task.file, delete_files=deletes, residual=task.residual)
 
 
-def _inherited(batch: pa.RecordBatch, positions: pa.Array, entry: Entry) -> pa.RecordBatch:
+def _inherited(batch: pa.RecordBatch, positions: pa.Array, entry: ManifestEntry) -> pa.RecordBatch:
     """Return rows with the ids and sequence numbers that they have, where the file does not say,
     from its entry. A file of an older format version may have none."""
     if entry.file.first_row_id is None:

@@ -36,7 +36,7 @@ from ...errors import MetadataIntegrityError, UnsupportedTypeError
 from ...keys.manager import EncryptionManager
 from ..formats.avro_container import AvroCodec
 from ..formats.avro_writer import AvroFileWriter
-from ..read.records import DATA, FileRecord
+from ..read.records import DATA, ContentFile
 from ..spec.column_types import parse_schema, writable
 from ..storage.output import TableOutput
 from .conversion import RowConversion, as_batches
@@ -81,7 +81,7 @@ def write_rows(
     location_provider: LocationProvider,
     write_uuid: UUID | None = None,
     threads: int | None = None,
-) -> list[FileRecord]:
+) -> list[ContentFile]:
     """Write Arrow data as new data files of a table; return their records, for a commit.
 
     ``metadata`` is the table's, parsed from JSON: its current schema, default partition spec, sort
@@ -201,7 +201,7 @@ class DataFileWriter:
         write_uuid: UUID | None = None,
         threads: int | None = None,
     ) -> None:
-        self.files: list[FileRecord] = []
+        self.files: list[ContentFile] = []
         self._plan = plan
         self._threads = threads or min(_MAX_THREADS, usable_cpus())
         self._conversion = plan.conversion(provided)
@@ -408,7 +408,7 @@ class _NewFiles:
         self._manager = manager
         self._names = names
         self._lock = threading.Lock()
-        self._records: list[tuple[int, FileRecord]] = []
+        self._records: list[tuple[int, ContentFile]] = []
 
     def open(self, values: tuple[Any, ...], rows: pa.Table) -> _DataFile:
         """Open a file for rows of a partition, of which these come first, under a key of its
@@ -423,7 +423,7 @@ class _NewFiles:
     def add(self, file: _DataFile, written: _Written, values: tuple[Any, ...], order: int) -> None:
         """Keep the record of a finished file; ``order`` is where it stands among the others."""
         metrics, plan = written.metrics, self.plan
-        record = FileRecord(
+        record = ContentFile.of(
             content=DATA,
             file_path=file.location,
             file_format=plan.file_format,
@@ -444,7 +444,7 @@ class _NewFiles:
         with self._lock:
             self._records.append((order, record))
 
-    def records(self) -> list[FileRecord]:
+    def records(self) -> list[ContentFile]:
         with self._lock:
             return [record for _, record in sorted(self._records, key=lambda found: found[0])]
 

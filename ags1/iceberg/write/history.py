@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import cast
 
 from pyiceberg.exceptions import ValidationException
+from pyiceberg.manifest import ManifestFile
 from pyiceberg.table.snapshots import ancestors_of
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from ..read.records import ADDED, DATA, DELETED, Entry, read_entries
+from ..read.records import ADDED, DATA, DELETED, ManifestEntry, read_entries
 from ..read.snapshots import EncryptedSnapshot
 from .conflicts import Changes, ConflictError, Read, find_conflict
 from .view import TableView
@@ -73,8 +74,8 @@ def _changes_of(snapshot: EncryptedSnapshot, view: TableView) -> Changes:
         raise ValidationException(f"snapshot {number} does not say what it has changed")
     manifests = [m for m in snapshot.manifests(view.files) if m.added_snapshot_id == number]
 
-    def own(manifest: object) -> list[Entry]:
-        entries = read_entries(manifest, view.files, discard_deleted=False)  # type: ignore[arg-type]
+    def own(manifest: ManifestFile) -> list[ManifestEntry]:
+        entries = read_entries(manifest, view.files, discard_deleted=False)
         return [entry for entry in entries if entry.snapshot_id == number]
 
     entries = [e for found in ExecutorFactory.get_or_create().map(own, manifests) for e in found]

@@ -27,9 +27,9 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from ...keys.manager import DEFAULT_DATA_KEY_LENGTH
 from .. import iceberg_api
 from ..iceberg_api import (
+    ContentFile,
     EncryptedCatalog,
     EncryptedTable,
-    FileRecord,
     MigrationResult,
     Progress,
     Rekeyed,
@@ -123,7 +123,7 @@ def rekey_table(
     options: Options | None = None,
     row_filter: str | BooleanExpression = ALWAYS_TRUE,
     *,
-    select: Callable[[FileRecord], bool] | None = None,
+    select: Callable[[ContentFile], bool] | None = None,
     case_sensitive: bool = True,
     branch: str | None = MAIN_BRANCH,
     cores: int | None = None,
