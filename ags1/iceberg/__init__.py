@@ -8,7 +8,7 @@ Needs ``ags1[iceberg]``. All results are of PyIceberg's own classes or subclasse
 from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
 from .operations.catalog_jobs import MigrationResult
 from .operations.findings import TableVerification
-from .operations.relocate import RelocationResult
+from .operations.relocation.relocate import RelocationResult
 from .operations.verify import verify_table
 from .read.records import ContentFile
 from .read.scan import EncryptedScan

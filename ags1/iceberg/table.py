@@ -342,7 +342,7 @@ class EncryptedTable(TableSession):
         true. Files that could not be deleted are in ``Expiry.left_behind``.
         """
         moment = None if older_than is None else round(older_than.timestamp() * 1000)
-        view, home = self.view(), self.home
+        view, folders = self.view(), self.folders
         if dry_run:
             plan = expire(
                 view.metadata,
@@ -350,7 +350,7 @@ class EncryptedTable(TableSession):
                 retain_last=retain_last,
                 snapshot_ids=snapshot_ids,
             )
-            found = plan.find_files(view.files, self.metadata_location, home=home)
+            found = plan.find_files(view.files, self.metadata_location, folders=folders)
             return Expiry(plan.snapshot_ids, plan.refs, found)
         step = ExpiryStep(
             lambda metadata: expire(
@@ -369,7 +369,7 @@ class EncryptedTable(TableSession):
         found = plan.find_files(
             view.files,
             self.metadata_location,
-            home=home,
+            folders=folders,
             after=self.version.json,
             after_files=self.files,
         )

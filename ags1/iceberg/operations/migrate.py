@@ -39,10 +39,10 @@ from ..read.metadata import FORMAT_VERSION
 from ..read.records import DATA, ContentFile, read_entries
 from ..spec.column_types import with_types
 from ..spec.constants import AVRO_MAGIC, MAIN_BRANCH, ORC_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
-from ..storage.home import Home
-from ..storage.listing import real_place
+from ..storage.locations import file_identity
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
+from ..storage.table_folders import TableFolders
 from ..write.reencryption import Done, FileRewriter, RewriteExecutor
 from ..write.snapshot import FileChange, SnapshotProducer, location_provider
 from ..write.summary import SummaryBuilder
@@ -303,13 +303,13 @@ class PlaintextFiles:
     ``inside`` are those that can be deleted. ``outside`` are those outside the table's own folders,
     which may be another table's, and those that do not begin like a file of a table.
     ``unreadable`` are files that could not be read, so the files that they name are not listed.
-    ``home`` are the table's folders.
+    ``folders`` are the table's folders.
     """
 
     inside: tuple[str, ...]
     outside: tuple[str, ...]
     unreadable: tuple[str, ...]
-    home: Home = field(repr=False, compare=False)
+    folders: TableFolders = field(repr=False, compare=False)
 
     def delete(
         self,
@@ -324,7 +324,7 @@ class PlaintextFiles:
 
         def delete(location: str) -> str | None:
             # A folder may have become a link since it was looked at.
-            if not self.home.has(location):
+            if not self.folders.has(location):
                 _log.warning("%s is left behind: it is not in the table's folders", location)
                 return location
             try:
@@ -344,14 +344,14 @@ class PlaintextFiles:
 
 
 def plaintext_files(
-    before: Mapping[str, Any], after: Mapping[str, Any], files: TableFiles, home: Home
+    before: Mapping[str, Any], after: Mapping[str, Any], files: TableFiles, folders: TableFolders
 ) -> PlaintextFiles:
     """Return the unencrypted files that a migration has left. Reads manifests; deletes nothing.
 
     ``before`` is the metadata that was migrated. ``after`` is the metadata of the encrypted table
     at any later time, and ``files`` opens its files. The result never has a file that ``after``
-    reaches. ``home`` are the table's folders. If the manifest list of a snapshot is outside them,
-    its files are not listed, because anybody may have written it.
+    reaches. ``folders`` are the table's folders. If the manifest list of a snapshot is outside
+    them, its files are not listed, because anybody may have written it.
 
     Raises ValueError if ``before`` and ``after`` are not the same table before and after its
     migration; ValidationException if ``gc.enabled`` is not true, because other tables may have
@@ -374,7 +374,7 @@ def plaintext_files(
         )
     view = TableView(dict(after), files)
     # Compare real places, because a needed file may also be listed by another name.
-    needed = {real_place(location) for location in _reached(view)}
+    needed = {file_identity(location) for location in _reached(view)}
     inside: dict[str, str] = {}
     outside: dict[str, str] = {}
     unreadable: list[str] = []
@@ -383,15 +383,15 @@ def plaintext_files(
         for entry in before.get(name) or ():
             location = entry["statistics-path"]
             try:
-                is_own = home.has_statistics(location, files)
+                is_own = folders.has_statistics(location, files)
             except FileNotFoundError:
                 continue
             except (Ags1Error, OSError):
                 is_own = False
-            (inside if is_own else outside)[real_place(location)] = location
+            (inside if is_own else outside)[file_identity(location)] = location
     for snapshot in before.get("snapshots") or ():
-        for location in _plain_files(snapshot, files.inner, home, read, unreadable):
-            (inside if home.has(location) else outside)[real_place(location)] = location
+        for location in _plain_files(snapshot, files.inner, folders, read, unreadable):
+            (inside if folders.has(location) else outside)[file_identity(location)] = location
     for where in needed & inside.keys():
         del inside[where]
     with ThreadPoolExecutor(_LOOKING_THREADS) as pool:
@@ -407,7 +407,7 @@ def plaintext_files(
             location for where, location in outside.items() if where not in needed | inside.keys()
         ),
         tuple(unreadable),
-        home,
+        folders,
     )
 
 
@@ -441,12 +441,16 @@ def _reached(view: TableView) -> Iterator[str]:
 
 
 def _plain_files(
-    snapshot: Mapping[str, Any], io: FileIO, home: Home, read: set[str], unreadable: list[str]
+    snapshot: Mapping[str, Any],
+    io: FileIO,
+    folders: TableFolders,
+    read: set[str],
+    unreadable: list[str],
 ) -> Iterator[str]:
     """Yield the files that an unencrypted snapshot reaches, without those of manifests in ``read``.
     If its manifest list is outside the table's folders, yield only that."""
     location = str(snapshot.get("manifest-list"))
-    if snapshot.get("manifest-list") is not None and not home.has(location):
+    if snapshot.get("manifest-list") is not None and not folders.has(location):
         yield location
         return
     try:

@@ -45,7 +45,8 @@ from ..read.snapshots import (
 )
 from ..spec.table_keys import needed_keys
 from ..storage.byte_meter import ByteMeter
-from ..storage.listing import list_files, place
+from ..storage.listing import list_files
+from ..storage.locations import without_scheme
 from ..storage.table_files import TableFiles
 from .checks import TICK_SECONDS, Check, CheckExecutor, CheckKind, CheckThreads
 from .findings import Finding, Findings, TableVerification, finding_of
@@ -146,7 +147,7 @@ class _Verification:
             0,
         )
         self._verified_size = 0
-        self._root = self._place_of(self._metadata.location).rstrip("/") + "/"
+        self._root = self._without_scheme(self._metadata.location).rstrip("/") + "/"
         # `_known`: a file's name below the table's folder -> a digest of its key. `_sealed_by`: the
         # reverse. The digests use a secret of this run, so that no keys need to be kept.
         self._salt = random_bytes(32)
@@ -552,12 +553,12 @@ class _Verification:
         folders = [self._metadata.location]
         for name in _FOLDER_PROPERTIES:
             location = properties.get(name)
-            if location and not self._place_of(location).startswith(self._root):
+            if location and not self._without_scheme(location).startswith(self._root):
                 folders.append(location)
         for folder in folders:
             for location in self._listed(folder):
                 name = location.rpartition("/")[2]
-                if self._place_name(place(location)) in self._known:
+                if self._relative_name(without_scheme(location)) in self._known:
                     continue
                 if not _is_of_use(name) or self._was_never_current(name):
                     yield Check(CheckKind.STRANGER, location)
@@ -589,14 +590,14 @@ class _Verification:
     # -- names and keys
 
     def _name(self, location: str) -> bytes:
-        return self._place_name(self._place_of(location))
+        return self._relative_name(self._without_scheme(location))
 
-    def _place_of(self, location: str) -> str:
+    def _without_scheme(self, location: str) -> str:
         try:
-            return place(self._files.stored_location(location))
+            return without_scheme(self._files.stored_location(location))
         except MetadataIntegrityError:
             # The same error is a finding when the file is opened.
-            return place(location)
+            return without_scheme(location)
 
     def _lies_here(self) -> bool:
         try:
@@ -604,8 +605,8 @@ class _Verification:
         except MetadataIntegrityError:
             return False
 
-    def _place_name(self, where: str) -> bytes:
-        return where.removeprefix(self._root).encode("utf-8", "surrogatepass")
+    def _relative_name(self, path: str) -> bytes:
+        return path.removeprefix(self._root).encode("utf-8", "surrogatepass")
 
     def _register(self, location: str, km: KeyMetadata | None, ids: _Snapshots) -> bool:
         """Record a file; return whether it is new. Adds a finding if a file has two keys, or if two
