@@ -482,7 +482,7 @@ def _check_columns(table: EncryptedTable, inputs: Inputs) -> None:
 
 
 def _conversion(table: EncryptedTable, provided: pa.Schema) -> RowConversion:
-    from ...iceberg.write.data_files import WritePlan
+    from ...iceberg.write.plan import WritePlan
 
     return WritePlan(table.view().metadata).conversion(provided)
 
