@@ -18,7 +18,6 @@ from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
 from pyiceberg.table.inspect import InspectTable
 from pyiceberg.table.maintenance import MaintenanceTable
 from pyiceberg.table.metadata import TableMetadataUtil
-from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
@@ -43,6 +42,7 @@ from .read.records import ContentFile
 from .read.scan import EncryptedIncrementalScan, EncryptedScan
 from .spec import table_keys as rotation
 from .spec.column_types import as_stored, readable
+from .spec.constants import MAIN_BRANCH
 from .spec.table_keys import KeyChange
 from .steps import ExpiryStep, KeyStep, SnapshotStep
 from .storage.trust import Trust

@@ -31,7 +31,6 @@ from pyiceberg.exceptions import (
 from pyiceberg.expressions import AlwaysFalse, BooleanExpression
 from pyiceberg.table import ALWAYS_TRUE, Table, Transaction, UpsertResult
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec
@@ -47,6 +46,7 @@ from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.tables import BuiltTransaction, ReusingUpdateSpec
 from .read.records import ContentFile
 from .read.scan import EncryptedScan
+from .spec.constants import MAIN_BRANCH
 from .spec.java_json import partition_fields_like, with_unknown_fields
 from .spec.requirements import check_requirements
 from .steps import MetadataStep, SnapshotStep, Step, Update

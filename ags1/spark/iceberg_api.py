@@ -29,7 +29,7 @@ from ..iceberg.read.records import ContentFile
 from ..iceberg.read.scan import EncryptedScan
 from ..iceberg.read.tasks import TaskReader
 from ..iceberg.spec.column_types import as_stored, check_readable
-from ..iceberg.spec.constants import POSITION_ID, ROW_ID
+from ..iceberg.spec.constants import MAIN_BRANCH, POSITION_ID, ROW_ID
 from ..iceberg.steps import SnapshotStep
 from ..iceberg.storage.byte_meter import ByteMeter
 from ..iceberg.storage.output import TableOutput

@@ -20,7 +20,6 @@ from uuid import UUID
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.table.refs import MAIN_BRANCH
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -28,6 +27,7 @@ from ... import private_file
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..iceberg_api import (
+    MAIN_BRANCH,
     ContentFile,
     FileChange,
     SnapshotStep,

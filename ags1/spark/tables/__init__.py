@@ -22,11 +22,11 @@ from typing import Any, TypeAlias
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.table import ALWAYS_TRUE
-from pyiceberg.table.refs import MAIN_BRANCH
 
 from ...keys.manager import DEFAULT_DATA_KEY_LENGTH
 from .. import iceberg_api
 from ..iceberg_api import (
+    MAIN_BRANCH,
     ContentFile,
     EncryptedCatalog,
     EncryptedTable,
