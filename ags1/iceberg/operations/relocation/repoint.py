@@ -25,8 +25,7 @@ import pyarrow.parquet as pq
 from pyarrow.parquet.encryption import create_decryption_properties, create_encryption_properties
 
 from ....key_metadata import KeyMetadata
-from ...formats.avro import AvroFile
-from ...formats.avro_container import AvroCodec, NewContainer
+from ...formats.avro_container import AvroCodec, Container, NewContainer, parse_schema
 from ...formats.parquet_modules import verify_parquet
 from ...spec.constants import PARQUET_FIELD_ID, PATH_FIELD_ID, POSITION_FIELD_ID, PUFFIN_MAGIC
 
@@ -90,20 +89,21 @@ def repoint_records(data: bytes, change: Callable[[Row], None]) -> bytes:
     Raises UnreadableError.
     """
     try:
-        file = AvroFile(io.BytesIO(data))
-        header = {name: value.decode() for name, value in file.metadata.items()}
-        codec = AvroCodec("uncompressed" if file.codec == "null" else "gzip")
-        container = NewContainer(file.schema, header, codec)
-        names = _names(file.schema)
-        physical = fastavro.parse_schema(_physical(file.schema))
-        parts = [container.header]
-        for count, block in file.blocks():
+        container = Container(lambda offset, size: data[offset : offset + size], len(data))
+        header = {name: value.decode() for name, value in container.metadata.items()}
+        schema = parse_schema(container.metadata)
+        codec = AvroCodec("uncompressed" if container.codec == "null" else "gzip")
+        new_container = NewContainer(schema, header, codec)
+        names = _names(schema)
+        physical = fastavro.parse_schema(_physical(schema))
+        parts = [new_container.header]
+        for count, block in container.blocks(0, len(data)):
             old, new = io.BytesIO(block), io.BytesIO()
             for _ in range(count):
                 record: Any = fastavro.schemaless_reader(old, physical, None)
                 change(Row(record, names))
                 fastavro.schemaless_writer(new, physical, record)
-            parts.append(container.block(count, new.getvalue()))
+            parts.append(new_container.block(count, new.getvalue()))
         return b"".join(parts)
     except UnreadableError:
         raise
