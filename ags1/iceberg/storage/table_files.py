@@ -43,7 +43,7 @@ _MAX_DECODED = 4 << 20
 _T = TypeVar("_T")
 
 
-class Decoded:
+class DecodedCache:
     """A cache of decoded manifests and manifest lists. Files never change, so each is read once.
 
     It keeps what the last two attempts have used, of files of at most 4 MiB in all (stored size).
@@ -67,22 +67,22 @@ class Decoded:
         """Return ``make()``, or what it has returned before for this key. The result must depend
         only on ``key``. ``size`` is that of the stored file (bytes)."""
         with self._lock:
-            found = self._now.get(key) or self._before.pop(key, None)
-            if found is not None:
-                self._now[key] = found
-                kept: _T = found[1]
-                return kept
-        made = make()
+            entry = self._now.get(key) or self._before.pop(key, None)
+            if entry is not None:
+                self._now[key] = entry
+                known: _T = entry[1]
+                return known
+        decoded = make()
         with self._lock:
             while self._size + size > _MAX_DECODED and self._before:
                 self._size -= self._before.popitem()[1][0]
             if self._size + size <= _MAX_DECODED and key not in self._now:
-                self._now[key] = size, made
+                self._now[key] = size, decoded
                 self._size += size
-        return made
+        return decoded
 
-    def __reduce__(self) -> tuple[type[Decoded], tuple[()]]:
-        return Decoded, ()
+    def __reduce__(self) -> tuple[type[DecodedCache], tuple[()]]:
+        return DecodedCache, ()
 
 
 class TableFiles(FileIO):
@@ -107,7 +107,7 @@ class TableFiles(FileIO):
         location_map: Mapping[str, str] | None = None,
         require_encrypted: bool = False,
         reads_exposed: bool = False,
-        decoded: Decoded | None = None,
+        decoded: DecodedCache | None = None,
     ) -> None:
         super().__init__(inner.properties)
         self.inner = inner

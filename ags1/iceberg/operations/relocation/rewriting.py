@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from ...read.records import ContentFile
 from ...read.snapshots import EncryptedManifest, EncryptedSnapshot
 from ...storage.locations import Location, normalized
 from ...storage.output import TableOutput
-from .copying import check_size, refuse_pipe
+from .copying import check_size, open_regular
 from .job import Job
 from .plan import Copy, Deletes, Plan, Vectors
 from .repoint import (
@@ -176,8 +176,7 @@ class Rewriter:
         """Return an encrypted Parquet file as it is stored. Raises TruncatedError, FormatError."""
         size = item.km.file_length
         assert size is not None
-        refuse_pipe(self._files, item.source)
-        with closing(self._files.open_stored(item.source)) as stream:
+        with open_regular(self._files, item.source) as stream:
             stored = stream.read(size + 1)
         check_size(len(stored), Copy(item.source, size, True))
         return stored
