@@ -20,7 +20,7 @@ from pyiceberg.catalog import load_catalog as load_plain_catalog
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.commit.metadata_file import with_metadata_log
 from ags1.iceberg.storage.output import TableOutput
-from ags1.iceberg.storage.table_folders import TableFolders, versions_beside
+from ags1.iceberg.storage.table_folders import TableFolders
 from ags1.iceberg.storage.trust import Trust
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -604,7 +604,7 @@ def test_versions_of_the_metadata_are_beside_it() -> None:
         "s3://b/t/metadata/../../u/metadata/1.metadata.json",
         "gs://b/t/metadata/00001-x.metadata.json",
     ]
-    assert versions_beside(at, own + strange) == own
+    assert TableFolders(at).versions(own + strange) == own
     log = [{"timestamp-ms": 1, "metadata-file": file} for file in own + strange]
     metadata = {
         "last-updated-ms": 2,
@@ -625,7 +625,7 @@ def test_a_home_behind_a_link_is_one(tmp_path: Path) -> None:
     folders = table.folders
     for folder in ("link", "real"):
         assert folders.has(f"file://{tmp_path}/{folder}/warehouse/db/t/data/x")
-        assert folders.has_beside_metadata(f"{tmp_path}/{folder}/warehouse/db/t/metadata/x")
+        assert folders.has_in_metadata_folder(f"{tmp_path}/{folder}/warehouse/db/t/metadata/x")
     table.overwrite(rows(range(5)))
     expired = expire_all_but_one(lake.load("t"))
     assert expired.left_behind == ()
@@ -650,8 +650,8 @@ def test_a_link_in_a_home_leads_out_of_it(tmp_path: Path) -> None:
     assert not folders.has(f"{own}/in/../x")
     # That of the link itself.
     assert folders.has(f"{own}/out")
-    assert not folders.has_beside_metadata(f"{own}/out/metadata/1.metadata.json")
-    assert folders.has_beside_metadata(f"{own}/data/../metadata/x") is False
+    assert not folders.has_in_metadata_folder(f"{own}/out/metadata/1.metadata.json")
+    assert folders.has_in_metadata_folder(f"{own}/data/../metadata/x") is False
     assert not folders.has(f"file://{own}/\ud800")
 
 
@@ -669,7 +669,7 @@ def test_a_linked_folder_is_no_root_of_a_home(tmp_path: Path) -> None:
     ):
         assert not folders.has(f"{data}/x")
         assert not folders.has(f"file://{own}/metadata/x")
-        assert not folders.has_beside_metadata(at)
+        assert not folders.has_in_metadata_folder(at)
         assert folders.versions([at]) == []
     assert TableFolders(at, [str(other)]).has(f"{data}/x")
 
