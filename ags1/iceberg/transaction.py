@@ -51,7 +51,7 @@ from .spec.java_json import partition_fields_like, with_unknown_fields
 from .spec.requirements import check_requirements
 from .steps import MetadataStep, SnapshotStep, Step, Update
 from .storage.output import TableOutput
-from .storage.table_files import DecodedCache
+from .storage.table_files import Decoded
 from .write.conflicts import Read, columns_of
 from .write.copy_on_write import is_copy_on_write, rewrite_without
 from .write.data_files import write_rows
@@ -102,7 +102,7 @@ class EncryptedTransaction(BuiltTransaction):
         self.snapshot_ids: tuple[int, ...] = ()
         self._sending = False
         self._allows_plaintext = False
-        self._decoded = DecodedCache()
+        self._decoded = Decoded()
         self._start()
 
     def _start(self) -> None:

@@ -74,7 +74,7 @@ from ags1 import (
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
 from ags1.iceberg.read.records import read_entries
 from ags1.iceberg.storage.locations import without_scheme
-from ags1.iceberg.storage.table_files import DecodedCache, TableFiles
+from ags1.iceberg.storage.table_files import Decoded, TableFiles
 from ags1.iceberg.transaction import EncryptedTransaction
 from ags1.kms.memory import MemoryKms
 
@@ -333,7 +333,7 @@ def test_what_is_kept_of_manifests_is_bounded(
         with counted_reads() as reads:
             table.transaction().delete("id = 10")
         assert least <= max(reads.values()) <= 3
-    decoded = DecodedCache()
+    decoded = Decoded()
     made = [decoded.get(n, room // 4, lambda n=n: str(n)) for n in range(100)]
     assert made == [str(n) for n in range(100)]
     assert len(decoded._now) <= 4

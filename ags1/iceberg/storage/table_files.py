@@ -43,7 +43,7 @@ _MAX_DECODED = 4 << 20
 _T = TypeVar("_T")
 
 
-class DecodedCache:
+class Decoded:
     """A cache of decoded manifests and manifest lists. Files never change, so each is read once.
 
     It keeps what the last two attempts have used, of files of at most 4 MiB in all (stored size).
@@ -81,8 +81,8 @@ class DecodedCache:
                 self._size += size
         return decoded
 
-    def __reduce__(self) -> tuple[type[DecodedCache], tuple[()]]:
-        return DecodedCache, ()
+    def __reduce__(self) -> tuple[type[Decoded], tuple[()]]:
+        return Decoded, ()
 
 
 class TableFiles(FileIO):
@@ -107,7 +107,7 @@ class TableFiles(FileIO):
         location_map: Mapping[str, str] | None = None,
         require_encrypted: bool = False,
         reads_exposed: bool = False,
-        decoded: DecodedCache | None = None,
+        decoded: Decoded | None = None,
     ) -> None:
         super().__init__(inner.properties)
         self.inner = inner

@@ -20,7 +20,7 @@ from pyiceberg.catalog import load_catalog as load_plain_catalog
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.commit.metadata_file import with_metadata_log
 from ags1.iceberg.storage.output import TableOutput
-from ags1.iceberg.storage.table_folders import TableFolders
+from ags1.iceberg.storage.table_folders import TableFolders, versions_beside
 from ags1.iceberg.storage.trust import Trust
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -604,7 +604,7 @@ def test_versions_of_the_metadata_are_beside_it() -> None:
         "s3://b/t/metadata/../../u/metadata/1.metadata.json",
         "gs://b/t/metadata/00001-x.metadata.json",
     ]
-    assert TableFolders(at).versions(own + strange) == own
+    assert versions_beside(at, own + strange) == own
     log = [{"timestamp-ms": 1, "metadata-file": file} for file in own + strange]
     metadata = {
         "last-updated-ms": 2,
