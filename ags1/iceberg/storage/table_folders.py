@@ -162,8 +162,3 @@ class TableFolders:
 def versions_beside(metadata_location: str, logged: Iterable[str]) -> list[str]:
     """Return ``TableFolders.versions`` for a table whose metadata.json is at this location."""
     return TableFolders(metadata_location).versions(logged)
-
-
-def versions_beside(metadata_location: str, logged: Iterable[str]) -> list[str]:
-    """Return ``TableFolders.versions`` for a table whose metadata.json is at this location."""
-    return TableFolders(metadata_location).versions(logged)
