@@ -260,8 +260,8 @@ def move_or_copy(
     if result.metadata_location is None:
         return result
     files = table.files
-    stored = files.properties if properties is None else dict(properties)
-    output = TableOutput(load_file_io(stored, result.metadata_location))
+    new_properties = files.properties if properties is None else dict(properties)
+    output = TableOutput(load_file_io(new_properties, result.metadata_location))
     if register_as is not None:
         commits.register(register_as, result.metadata_location, output)
     if move:

@@ -35,7 +35,6 @@ FOLDER_PROPERTIES = (
     "write.object-storage.path",
     "write.folder-storage.path",
 )
-_LOCATION = "location"
 # The first bytes of Puffin and Parquet files, unencrypted and encrypted.
 _STATISTICS = (PUFFIN_MAGIC, PARQUET_MAGIC, MAGIC, ENCRYPTED_PARQUET_MAGIC)
 # The endings of files in the metadata folder that are not statistics.
@@ -99,10 +98,10 @@ class TableFolders:
         ``properties`` are the catalog's: if they name the same folder as the metadata, it counts.
         """
         vouched = vouches(trust)
-        stated = {**(metadata.get("properties") or {}), _LOCATION: metadata.get(_LOCATION)}
+        stated = {**(metadata.get("properties") or {}), "location": metadata.get("location")}
         folders = [
             stored(folder)
-            for name in (_LOCATION, *FOLDER_PROPERTIES)
+            for name in ("location", *FOLDER_PROPERTIES)
             if isinstance(folder := stated.get(name), str)
             and folder
             and (vouched or properties.get(name) == folder)
