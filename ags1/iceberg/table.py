@@ -7,7 +7,7 @@ the same methods as PyIceberg but none of its code, because that code would writ
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -29,6 +29,7 @@ from ..keys.envelope import EncryptedKey
 from ..keys.manager import TABLE_KEY_ID, EncryptionManager
 from ..kms.client import KmsClient
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
+from .commit.base import Base
 from .commit.session import TableSession, version_of
 from .maintenance import EncryptedMaintenance
 from .operations.expire import ExpiredFiles, expire
@@ -92,15 +93,13 @@ def open_table(
         plain = TableMetadataUtil.parse_obj(metadata)
         return Table(identifier, plain, metadata_json_location, io, catalog)
     version = version_of(
-        metadata,
-        metadata_json_location,
+        Base(identifier, metadata, metadata_json_location, trust),
         io,
         kms_client(kms, key_id),
-        trust,
         location_map=location_map,
         require_encrypted=require_encrypted,
     )
-    return EncryptedTable(identifier, version, catalog)
+    return EncryptedTable(version, catalog)
 
 
 def kms_client(kms: KmsClient | Mapping[str, str] | None, key_id: str) -> KmsClient:
@@ -197,8 +196,8 @@ class EncryptedTable(TableSession):
         """PyIceberg's metadata tables, without metrics of columns whose type PyIceberg lacks."""
         schemas = [as_stored(readable(schema)) for schema in self.metadata.schemas]
         metadata = self.metadata.model_copy(update={"schemas": schemas})
-        version = self.version._replace(metadata=metadata)
-        return InspectTable(EncryptedTable(self._identifier, version, self.catalog))
+        version = replace(self.version, metadata=metadata)
+        return InspectTable(EncryptedTable(version, self.catalog))
 
     @property
     def maintenance(self) -> MaintenanceTable:
@@ -212,7 +211,7 @@ class EncryptedTable(TableSession):
         Raises as loading does, and MetadataIntegrityError if the table now has another key or none.
         To accept that, load the table anew.
         """
-        before = self.version.json
+        before = self.version.base
         fresh = self._load_again()
         check_uuid(self.metadata, fresh.metadata)
         assert isinstance(fresh, EncryptedTable)  # a key is expected
@@ -220,7 +219,7 @@ class EncryptedTable(TableSession):
         return self
 
     def _load_again(self) -> Table:
-        trust = Trust(self.key_id, self.version.trust.metadata_sha256)
+        trust = self.version.base.trust
         files = self.files
         if isinstance(self.catalog, NoopCatalog):
             return open_table(

@@ -106,7 +106,7 @@ class EncryptedTransaction(BuiltTransaction):
         self._start()
 
     def _start(self) -> None:
-        self._base = self._table.base()
+        self._base = self._table.version.base
         self._decoded.next_attempt()
         self._committed = self._view = self._view_of(self._base.metadata)
         self._manager: EncryptionManager | None = None
@@ -549,7 +549,7 @@ class EncryptedTransaction(BuiltTransaction):
     def _catch_up(self) -> None:
         """If the table was refreshed or committed to, apply the steps to its new version. Raises
         what the steps raise; after that the transaction is unusable."""
-        base = self._table.base()
+        base = self._table.version.base
         if base.metadata is self._base.metadata or base.metadata == self._base.metadata:
             self._base = base
             return

@@ -36,6 +36,7 @@ from ...errors import Ags1Error, MetadataIntegrityError
 from ...key_metadata import KeyMetadata
 from ...keys.envelope import encryption_keys_to_dicts
 from ...keys.manager import EncryptionManager, now_ms
+from ..commit.base import Base
 from ..commit.metadata_file import next_metadata_location, print_metadata, stored_form
 from ..commit.session import TableSession, version_of
 from ..read.deletes import read_deletion_vector
@@ -661,15 +662,14 @@ class _Relocation:
 
     def _check(self, metadata: dict[str, Any], location: str) -> None:
         """Authenticate every file of the new table. Raises MetadataIntegrityError, KmsError."""
+        trust = Trust(key_id=self._manager.table_key_id)
         version = version_of(
-            metadata,
-            location,
+            Base(("relocated", location), metadata, location, trust),
             self._written.io,
             self._manager.kms,
-            Trust(key_id=self._manager.table_key_id),
             require_encrypted=self._files.require_encrypted,
         )
-        table = TableSession(("relocated", location), version, NoopCatalog("relocated"))
+        table = TableSession(version, NoopCatalog("relocated"))
         found = verify_table(table, threads=self._threads, list_folders=False)
         for finding in found.findings:
             if finding.severity == Severity.ERROR:

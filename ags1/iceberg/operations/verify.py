@@ -255,7 +255,7 @@ class _Verification:
             else:
                 sound.append(entry)
         keks = EncryptionManager(manager.kms, manager.table_key_id, sound).key_encryption_keys
-        needed = needed_keys(self._table.base().metadata)
+        needed = needed_keys(self._table.version.json)
         for entry in sound:
             if entry not in keks and entry.key_id not in needed:
                 self._findings.add(
