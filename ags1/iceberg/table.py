@@ -44,7 +44,7 @@ from .read.scan import EncryptedIncrementalScan, EncryptedScan
 from .spec import table_keys as rotation
 from .spec.column_types import as_stored, readable
 from .spec.table_keys import KeyChange
-from .steps import ExpiryStep, KeyStep, SnapshotStep
+from .steps import ExpiryStep, KeyStep, RecomputedSnapshotStep
 from .storage.trust import Trust
 from .transaction import EncryptedTransaction
 from .write.reencryption import RewriteExecutor
@@ -430,7 +430,7 @@ class EncryptedTable(TableSession):
         if dry_run or (plan.is_empty and not done.manifests):
             return done
         # What other writers removed stays removed, and their new deletes are applied.
-        step = SnapshotStep(transaction.output, rekeying.change, {}, branch, anew=True)
+        step = RecomputedSnapshotStep(transaction.output, rekeying.change, branch)
         transaction.stage_step(step)
         transaction.commit_transaction()
         return done

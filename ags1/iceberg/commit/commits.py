@@ -2,21 +2,20 @@
 
 The way of a commit, from ``table.append(rows)`` to the catalog's answer::
 
-    EncryptedTransaction.append       writes the data files, stages a SnapshotStep
-      Attempt.apply                   the step adds updates and requirements for one version
-    EncryptedTransaction._commit      THE RETRIES: sends; if another writer was first, loads the
-      |                               table again and applies the steps to the new version
-      |   Step.check                  THE CONFLICT CHECK (write/conflicts.py), before each retry
-      TableSession.commit_updates     one try; then the table object shows the new version
-        Commits.commit                applies the updates, refuses a loss of encryption, and ...
-          RestCommits                 sends the updates to the server, which applies them
-          FileCommits                 writes the metadata.json, and tells the catalog to use it:
-            SqlCommits, HiveCommits   only if the catalog still has the base's location
-          outcome.was_committed       THE UNKNOWN OUTCOME: asks the catalog if its answer was lost
+    EncryptedTransaction.append       writes the data files and adds a SnapshotStep
+    EncryptedTransaction._commit      THE RETRIES: if another writer was first, loads the table again
+      Attempt.apply                     THE CONFLICT CHECK of each step (write/conflicts.py), then
+                                        the steps' updates and requirements for this version
+      TableSession.commit_updates       one try; then the table object shows the new version
+        Commits.commit                    applies the updates, refuses a loss of encryption, and
+          RestCommits                       sends the updates to the server, which applies them; or
+          SqlCommits, HiveCommits           writes the metadata.json (FileCommits) and makes it
+                                            current if the catalog still has the base's location
+          was_committed                   THE UNKNOWN OUTCOME: asks again if the answer was lost
 
-Three exceptions lead back. CommitFailedException: the commit was not made, its files can go, and
-the retries begin. CommitStateUnknownException: it may have been made, so every file stays. All
-others: it was not made, and a retry would not help.
+Exceptions say what became of it. CommitFailedException: another writer was first, and a retry may
+help. CommitStateUnknownException: it may have been made, so every file stays. Any other: it was not
+made, and a retry would not help.
 """
 
 from __future__ import annotations
