@@ -470,7 +470,7 @@ def test_what_comes_after_a_commit_takes_nothing_back(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(EncryptedTable, "_show", fail)
+        patched.setattr(EncryptedTable, "switch_to", fail)
         with pytest.raises(CommitStateUnknownException, match="was made"):
             table.append(rows(1))
     assert ids(again(table)) == [1]

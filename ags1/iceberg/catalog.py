@@ -319,7 +319,7 @@ class EncryptedCatalog(DelegatingCatalog):
         table = self._table(base, new.io)
 
         def create(updates: list[dict[str, Any]], output: TableOutput) -> None:
-            table.become(self._created(new, updates, output).version, base)
+            table.switch_to(self._created(new, updates, output).version, base)
 
         transaction = EncryptedCreateTransaction(table, new.updates, create)
         return cast("CreateTableTransaction", transaction)

@@ -215,7 +215,7 @@ class EncryptedTable(TableSession):
         fresh = self._load_again()
         check_uuid(self.metadata, fresh.metadata)
         assert isinstance(fresh, EncryptedTable)  # a key is expected
-        self.become(fresh.version, before)
+        self.switch_to(fresh.version, before)
         return self
 
     def _load_again(self) -> Table:

@@ -3,10 +3,10 @@
 The way of a commit, from ``table.append(rows)`` to the catalog's answer::
 
     EncryptedTransaction.append       writes the data files and adds a SnapshotStep
-    EncryptedTransaction._commit      THE RETRIES: if another writer was first, loads the table again
+    EncryptedTransaction._commit      THE RETRIES: if another writer was first, reloads the table
       Attempt.apply                     THE CONFLICT CHECK of each step (write/conflicts.py), then
                                         the steps' updates and requirements for this version
-      TableSession.commit_updates       one try; then the table object shows the new version
+      TableSession.commit_updates       one try; then the table object has the new version
         Commits.commit                    applies the updates, refuses a loss of encryption, and
           RestCommits                       sends the updates to the server, which applies them; or
           SqlCommits, HiveCommits           writes the metadata.json (FileCommits) and makes it

@@ -20,7 +20,7 @@ from .updates import LAST_ADDED
 _PARQUET_CODEC = "write.parquet.compression-codec"
 _METRICS_OF_COLUMN = "write.metadata.metrics.column."
 
-# Those that a commit counts by: Java refuses a new table where one is no number.
+# Java refuses a new table if one of these is not a number.
 _COUNTS = (
     "commit.retry.num-retries",
     "commit.retry.min-wait-ms",
@@ -37,25 +37,26 @@ def new_table_updates(
     properties: Mapping[str, Any],
     uuid: uuids.UUID | str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the updates that create a table of format version 3, with fresh ids.
+    """Return the updates that create a table of format version 3, with fresh IDs.
 
-    ``properties`` may say ``format-version``, which is not kept as a property. Raises ValueError
-    for another version, for properties that are reserved or that Java refuses in a new table, and
-    for a partition spec or sort order that does not fit the schema; UnsupportedTypeError for a
-    column that could not be written.
+    ``properties`` may have ``format-version``; the new table does not get it as a property. Raises
+    ValueError for another version, for properties that are reserved or that Java refuses in a new
+    table, and for a partition spec or sort order that does not fit the schema. Raises
+    UnsupportedTypeError for a column that could not be written.
     """
-    kept = {name: property_text(name, value) for name, value in properties.items()}
-    version = kept.pop(FORMAT_VERSION_PROPERTY, str(FORMAT_VERSION))
+    texts = {name: property_text(name, value) for name, value in properties.items()}
+    version = texts.pop(FORMAT_VERSION_PROPERTY, str(FORMAT_VERSION))
     if version != str(FORMAT_VERSION):
         raise ValueError(
-            f"tables are written in format version {FORMAT_VERSION}, and {version} was asked for"
+            f"new tables have format version {FORMAT_VERSION}, not {version}: remove the property "
+            f"{FORMAT_VERSION_PROPERTY!r}"
         )
-    refuse_reserved(kept)
-    # Java does so for new tables, and means gzip where it is not set.
-    kept.setdefault(_PARQUET_CODEC, "zstd")
-    check_writable(schema, is_avro=kept.get("write.format.default", "").lower() == "avro")
+    refuse_reserved(texts)
+    # As Java does for new tables. If the property is missing, Java uses gzip.
+    texts.setdefault(_PARQUET_CODEC, "zstd")
+    check_writable(schema, is_avro=texts.get("write.format.default", "").lower() == "avro")
     fresh_schema = assign_fresh_schema_ids(schema)
-    _check_new_properties(kept, schema)
+    _check_new_properties(texts, schema)
     fresh_spec = assign_fresh_partition_spec_ids(partition_spec, schema, fresh_schema)
     fresh_order = assign_fresh_sort_order_ids(sort_order, schema, fresh_schema)
     return [
@@ -68,7 +69,7 @@ def new_table_updates(
         {"action": "add-sort-order", "sort-order": _plain(fresh_order)},
         {"action": "set-default-sort-order", "sort-order-id": LAST_ADDED},
         {"action": "set-location", "location": without_trailing_slash(location)},
-        {"action": "set-properties", "updates": kept},
+        {"action": "set-properties", "updates": texts},
     ]
 
 
@@ -80,10 +81,10 @@ def _plain(model: Schema | PartitionSpec | SortOrder) -> dict[str, Any]:
 def _check_new_properties(properties: Mapping[str, str], schema: Schema) -> None:
     for name in (*_COUNTS, PREVIOUS_VERSIONS_MAX):
         text = properties.get(name, "0")
-        # Less than none is none, as in PyIceberg. Java refuses it in a new table.
+        # A negative count means 0, as in PyIceberg. Java refuses it in a new table.
         digits = text.removeprefix("-") if name in _COUNTS else text
         if not (digits.isascii() and digits.isdigit()):
-            raise ValueError(f"{name} is {text!r}: it has to be a whole number, 0 or more")
+            raise ValueError(f"{name} is {text!r}: it must be a whole number, 0 or more")
     for name in properties:
         if name.startswith(_METRICS_OF_COLUMN):
             column = name.removeprefix(_METRICS_OF_COLUMN)

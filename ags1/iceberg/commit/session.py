@@ -189,7 +189,7 @@ class TableSession(BuiltTable):
         manager: EncryptionManager | None = None,
     ) -> None:
         """Make one try to commit updates, in the REST specification's form, upon ``base``. Then
-        this object shows the new version. ``manager`` has the keys if they change. Raises as
+        switch to the new version. ``manager`` has the keys if they change. Raises as
         ``Commits.commit`` does."""
         new_key_id = None
         if manager is not None and manager.table_key_id != base.trust.key_id:
@@ -197,24 +197,22 @@ class TableSession(BuiltTable):
         after = self.commits.commit(base, updates, requirements, output, new_key_id=new_key_id)
         output.keep()
         with after_commit(self._identifier):
-            self._show(after, base, manager)
+            files = self.files
+            keys = files.keys if manager is None else manager
+            version = version_of(
+                after,
+                files.inner,
+                keys.kms,
+                location_map=files.location_map,
+                require_encrypted=files.require_encrypted,
+                cache=keys.cache,
+            )
+            self.switch_to(version, base)
 
-    def _show(self, after: Base, before: Base, manager: EncryptionManager | None) -> None:
-        files = self.files
-        keys = files.keys if manager is None else manager
-        version = version_of(
-            after,
-            files.inner,
-            keys.kms,
-            location_map=files.location_map,
-            require_encrypted=files.require_encrypted,
-            cache=keys.cache,
-        )
-        self.become(version, before)
-
-    def become(self, version: Version, before: Base) -> None:
-        """Show ``version``, unless another thread has shown a later one since this object showed
-        ``before``. The next commit would take the rows of that version for another writer's."""
+    def switch_to(self, version: Version, before: Base) -> None:
+        """Switch from the version ``before`` to ``version``, unless another thread has switched to
+        a later one meanwhile. Otherwise the next commit would take this object's own rows for those
+        of another writer."""
         with self._lock:
             if self.version.json is before.metadata or version.age >= self.version.age:
                 self.version = version
