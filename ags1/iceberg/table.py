@@ -34,7 +34,8 @@ from .commit.session import TableSession, version_of
 from .maintenance import EncryptedMaintenance
 from .operations.expire import ExpiredFiles, expire
 from .operations.meter import Meter
-from .operations.rekey import Rekeying
+from .operations.rekey import Choice, Rekeying
+from .operations.rewrite import Rewriter
 from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
@@ -47,7 +48,7 @@ from .spec.table_keys import KeyChange
 from .steps import ExpiryStep, KeyStep, RecomputedSnapshotStep
 from .storage.trust import Trust
 from .transaction import EncryptedTransaction
-from .write.reencryption import RewriteExecutor
+from .write.reencryption import RewriteExecutor, RewriteThreads
 
 
 def open_table(
@@ -341,7 +342,7 @@ class EncryptedTable(TableSession):
         true. Files that could not be deleted are in ``Expiry.left_behind``.
         """
         moment = None if older_than is None else round(older_than.timestamp() * 1000)
-        view, home = self.view(), self.home
+        view, folders = self.view(), self.folders
         if dry_run:
             plan = expire(
                 view.metadata,
@@ -349,7 +350,7 @@ class EncryptedTable(TableSession):
                 retain_last=retain_last,
                 snapshot_ids=snapshot_ids,
             )
-            found = plan.find_files(view.files, self.metadata_location, home=home)
+            found = plan.find_files(view.files, self.metadata_location, folders=folders)
             return Expiry(plan.snapshot_ids, plan.refs, found)
         step = ExpiryStep(
             lambda metadata: expire(
@@ -368,7 +369,7 @@ class EncryptedTable(TableSession):
         found = plan.find_files(
             view.files,
             self.metadata_location,
-            home=home,
+            folders=folders,
             after=self.version.json,
             after_files=self.files,
         )
@@ -413,16 +414,8 @@ class EncryptedTable(TableSession):
         expression = parse_row_filter(row_filter)
         transaction = self.transaction()
         meter = Meter(progress)
-        rekeying = Rekeying(
-            transaction.output,
-            select=select,
-            row_filter=None if expression == ALWAYS_TRUE else expression,
-            case_sensitive=case_sensitive,
-            exposed=exposed,
-            threads=threads,
-            on_done=meter.done,
-            executor=executor,
-        )
+        rewriter = Rewriter(transaction.output, executor or RewriteThreads(threads), meter.done)
+        rekeying = Rekeying(rewriter, Choice(select, expression, case_sensitive, exposed))
         view = self.view().at(branch)
         plan = rekeying.plan(view)
         meter.total = plan.size

@@ -130,10 +130,13 @@ def created(commits: Commits, name: str, location: Path, **properties: str) -> B
     """Create an encrypted table with partitions and an order."""
     identifier = f"{DATABASE}.{name}"
     settings = {"encryption.key-id": "keyA", **properties}
-    chosen = commits.choose_location(identifier, f"file:{location}", SCHEMA, settings)
-    updates = new_table_updates(SCHEMA, SPEC, ORDER, chosen.location, settings, uuid.uuid4())
+    new_location = commits.new_location(identifier, f"file:{location}", SCHEMA, settings)
+    updates = new_table_updates(SCHEMA, SPEC, ORDER, new_location.location, settings, uuid.uuid4())
     return commits.create(
-        identifier, updates, TableOutput(chosen.io(commits.catalog)), chosen=chosen
+        identifier,
+        updates,
+        TableOutput(new_location.io(commits.catalog)),
+        new_location=new_location,
     )
 
 
@@ -216,7 +219,7 @@ def test_hive_s_refusals(spark: SparkTables, hive: Commits, tmp_path: Path) -> N
         created(hive, "refusals", tmp_path / "other")
     assert not list((tmp_path / "other").rglob("*.json"))
     with pytest.raises(NoSuchNamespaceError):
-        hive.choose_location("nowhere.t", None, SCHEMA, {})
+        hive.new_location("nowhere.t", None, SCHEMA, {})
     with pytest.raises(NoSuchTableError):
         hive.load("db.no_such_table", Trust())
     # The file was changed, and the metastore has its hash.

@@ -362,7 +362,7 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output
 
         encrypted = opened.load()
         found = everything(encrypted.view().metadata).find_files(
-            encrypted.files, encrypted.metadata_location, home=encrypted.home
+            encrypted.files, encrypted.metadata_location, folders=encrypted.folders
         )
         facts |= {"files": len(found.locations), "left_behind": list(found.left_behind)}
         files = counted(len(found.locations), "file")
@@ -482,7 +482,7 @@ def _check_columns(table: EncryptedTable, inputs: Inputs) -> None:
 
 
 def _conversion(table: EncryptedTable, provided: pa.Schema) -> RowConversion:
-    from ...iceberg.write.data_files import WritePlan
+    from ...iceberg.write.plan import WritePlan
 
     return WritePlan(table.view().metadata).conversion(provided)
 

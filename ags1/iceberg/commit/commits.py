@@ -44,8 +44,8 @@ Update = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class TableLocation:
-    """The location that the catalog has chosen for a new table."""
+class NewLocation:
+    """Where a new table will be."""
 
     location: str
     config: TableConfig = field(default_factory=TableConfig)
@@ -67,20 +67,20 @@ class Commits(ABC):
         table_key_id(base.metadata, base.trust, base.location)
         return base
 
-    def choose_location(
+    def new_location(
         self,
         identifier: str | Identifier,
         location: str | None,
         schema: Schema,
         properties: Properties,
-    ) -> TableLocation:
+    ) -> NewLocation:
         """Return the location of a new table: ``location``, or the catalog's choice if that is
         None. Nothing is created that others could see.
 
         Raises NoSuchNamespaceError, TableAlreadyExistsError if that is known already, and
         ValueError if no location is given or configured.
         """
-        return TableLocation(default_table_location(self.catalog, identifier, location))
+        return NewLocation(default_table_location(self.catalog, identifier, location))
 
     @abstractmethod
     def commit(
@@ -114,9 +114,9 @@ class Commits(ABC):
         updates: Sequence[Mapping[str, Any]],
         output: TableOutput,
         *,
-        chosen: TableLocation | None = None,
+        new_location: NewLocation | None = None,
     ) -> Base:
-        """Create a table from updates. ``chosen`` is the result of ``choose_location``.
+        """Create a table from updates. ``new_location`` is the result of the method of that name.
 
         Raises TableAlreadyExistsError, NoSuchNamespaceError, NotImplementedError if the catalog
         would lose the table's keys, and as ``commit``.

@@ -28,7 +28,7 @@ from ..spec.requirements import check_requirements
 from ..storage.output import TableOutput
 from ..storage.trust import Trust, vouches
 from .base import Base, TableConfig
-from .commits import Commits, TableLocation, Update, check_still_encrypted, plain_dicts
+from .commits import Commits, NewLocation, Update, check_still_encrypted, plain_dicts
 from .metadata_file import (
     METADATA_PATH,
     hash_of,
@@ -95,12 +95,12 @@ class FileCommits(Commits):
         updates: Sequence[Mapping[str, Any]],
         output: TableOutput,
         *,
-        chosen: TableLocation | None = None,
+        new_location: NewLocation | None = None,
     ) -> Base:
         name = Catalog.identifier_to_tuple(identifier)
         metadata = apply_updates(None, plain_dicts(updates), now_ms=now_ms())
-        chosen = chosen or TableLocation(metadata["location"])
-        self._refuse_redirection(metadata, chosen.config, chosen.location)
+        new_location = new_location or NewLocation(metadata["location"])
+        self._refuse_redirection(metadata, new_location.config, new_location.location)
         key_id = (metadata.get("properties") or {}).get(TABLE_KEY_ID) or None
         check_still_encrypted({}, metadata, key_id)
         staged = _write(metadata, next_metadata_location(metadata, None), output)

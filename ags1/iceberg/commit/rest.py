@@ -48,7 +48,7 @@ from ..spec.table_keys import needed_keys
 from ..storage.output import TableOutput
 from ..storage.trust import Trust
 from .base import Base, TableConfig
-from .commits import Commits, TableLocation, Update, check_still_encrypted, plain_dicts
+from .commits import Commits, NewLocation, Update, check_still_encrypted, plain_dicts
 from .outcome import after_commit, not_committed, was_committed
 from .updates import apply_updates
 
@@ -80,13 +80,13 @@ class RestCommits(Commits):
         super().__init__(catalog)
         check_rest_commits(catalog)
 
-    def choose_location(
+    def new_location(
         self,
         identifier: str | Identifier,
         location: str | None,
         schema: Schema,
         properties: Properties,
-    ) -> TableLocation:
+    ) -> NewLocation:
         # The server stages the table: it answers with a location and credentials, and forgets it.
         name = Catalog.identifier_to_tuple(identifier)
         request = {
@@ -97,8 +97,8 @@ class RestCommits(Commits):
             "properties": {k: str(v) for k, v in {**_FORMAT_VERSION, **properties}.items()},
         }
         metadata, _, config, storage = stage_rest_table(self.catalog, name, request)
-        chosen = str(location or metadata["location"]).rstrip("/")
-        return TableLocation(chosen, TableConfig(config, storage))
+        location = str(location or metadata["location"]).rstrip("/")
+        return NewLocation(location, TableConfig(config, storage))
 
     def commit(
         self,
@@ -134,18 +134,18 @@ class RestCommits(Commits):
         updates: Sequence[Mapping[str, Any]],
         output: TableOutput,
         *,
-        chosen: TableLocation | None = None,
+        new_location: NewLocation | None = None,
     ) -> Base:
         name = Catalog.identifier_to_tuple(identifier)
         sent = plain_dicts(updates)
         expected = apply_updates(None, sent, now_ms=now_ms())
-        chosen = chosen or TableLocation(expected["location"])
-        self._refuse_redirection(expected, chosen.config, chosen.location)
+        new_location = new_location or NewLocation(expected["location"])
+        self._refuse_redirection(expected, new_location.config, new_location.location)
         key_id = (expected.get("properties") or {}).get(TABLE_KEY_ID) or None
         check_still_encrypted({}, expected, key_id)
         later = [update for update in sent if _depends_on_keys(update, expected)]
         now = [update for update in sent if update not in later]
-        base = Base(name, expected, "", Trust(key_id, is_server_s=True), chosen.config)
+        base = Base(name, expected, "", Trust(key_id, is_server_s=True), new_location.config)
         metadata, location = self._send(base, now, [{"type": "assert-create"}], is_new=True)
         created = replace(base, metadata=metadata, location=location)
         try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,7 +34,7 @@ from ...reader import Reader
 from ...writer import Writer
 from ..formats.avro import AvroFile
 from ..formats.parquet_transcription import ParquetContents, read_contents, transcribe_parquet
-from ..read.records import ADDED, Entry, FileRecord
+from ..read.records import FileRecord
 from ..storage.output import TableOutput
 
 _PIECE_SIZE = 4 << 20
@@ -98,55 +98,6 @@ class RewriteThreads:
         finally:
             # One that was interrupted leaves no file, and no thread that goes on writing.
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-class FileRewriter:
-    """Rewrites the files of a table side by side, each once however often it is asked for.
-
-    ``rewritten`` has the new record of each file, by the old one's identity: when a commit has to
-    be tried again, what was written for it is used again. ``on_done`` is called after each file
-    with the old and the new record, by one thread at a time. ``threads`` is how many files are
-    rewritten at once, None for as many as there are CPUs; ``executor`` is used instead of them.
-    """
-
-    def __init__(
-        self,
-        output: TableOutput,
-        *,
-        threads: int | None = None,
-        on_done: Done | None = None,
-        executor: RewriteExecutor | None = None,
-    ) -> None:
-        self.rewritten: dict[Identity, FileRecord] = {}
-        self._output = output
-        self._executor = RewriteThreads(threads) if executor is None else executor
-        self._on_done = on_done
-
-    def rewrite(
-        self,
-        files: Iterable[FileRecord],
-        source: FileIO,
-        manager: EncryptionManager,
-        locations: LocationProvider,
-    ) -> None:
-        """Rewrite the files that are not yet. Raises what ``rewrite_file`` raises, for the first
-        that fails; those that were completed stay in ``rewritten``."""
-        missing = {f.identity: f for f in files if f.identity not in self.rewritten}
-        if missing:
-            self._executor.rewrite(
-                list(missing.values()), source, self._output, manager, locations, self._note
-            )
-
-    def _note(self, old: FileRecord, new: FileRecord) -> None:
-        self.rewritten[old.identity] = new
-        if self._on_done is not None:
-            self._on_done(old, new)
-
-    def entry(self, old: Entry) -> Entry:
-        """Return the entry with which a snapshot adds the rewritten file: its rows keep their
-        sequence number and their ids. Raises KeyError for a file that was not rewritten."""
-        new = replace(self.rewritten[old.file.identity], first_row_id=old.file.first_row_id)
-        return Entry(ADDED, None, old.sequence_number, None, new)
 
 
 def new_location(record: FileRecord, locations: LocationProvider, stem: str | None = None) -> str:
