@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from pyiceberg.table.refs import MAIN_BRANCH
-
 from ..keys.envelope import EncryptedKey
 from ..keys.manager import EncryptionManager, now_ms
 from .commit.session import TableSession
 from .commit.updates import apply_updates
 from .operations.expire import ExpiryPlan
 from .spec.column_types import check_sources
+from .spec.constants import MAIN_BRANCH
 from .spec.requirements import check_requirements
 from .spec.table_keys import KeyChange
 from .storage.output import TableOutput

@@ -43,6 +43,7 @@ from ..pyiceberg.rest import (
     stage_rest_table,
 )
 from ..read.metadata import table_key_id
+from ..spec.constants import MAIN_BRANCH
 from ..spec.requirements import check_requirements
 from ..spec.table_keys import needed_keys
 from ..storage.output import TableOutput
@@ -65,7 +66,7 @@ _OF_SNAPSHOTS = (
     "remove-snapshot-ref",
 )
 _FORMAT_VERSION = {"format-version": "3"}
-_NO_SNAPSHOT = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": None}
+_NO_SNAPSHOT = {"type": "assert-ref-snapshot-id", "ref": MAIN_BRANCH, "snapshot-id": None}
 _DONE = (200, 201)
 _NOT_FOUND, _CONFLICT, _TOO_MANY = 404, 409, 429
 # Some servers answer with these if the updates fitted the base, but another commit came first.
@@ -394,7 +395,7 @@ def _same_refs(metadata: Mapping[str, Any], required: list[Update]) -> list[Upda
     """Return requirements that no branch has moved, for the branches that ``required`` leaves out.
     A new snapshot of another writer may need a key that this commit removes."""
     stated = {r.get("ref") for r in required if r["type"] == "assert-ref-snapshot-id"}
-    refs = {"main": None} | {
+    refs = {MAIN_BRANCH: None} | {
         name: ref["snapshot-id"] for name, ref in (metadata.get("refs") or {}).items()
     }
     return [

@@ -25,9 +25,9 @@ from .. import options as opt
 from ..iceberg_api import (
     ByteMeter,
     Check,
+    ContentFile,
     Done,
     EncryptedTable,
-    FileRecord,
     Outcome,
     TableFiles,
     TableOutput,
@@ -138,7 +138,7 @@ class SparkRewrites:
 
     def rewrite(
         self,
-        files: Sequence[FileRecord],
+        files: Sequence[ContentFile],
         source: FileIO,
         output: TableOutput,
         manager: EncryptionManager,
@@ -151,7 +151,7 @@ class SparkRewrites:
         # The driver says how long keys have to be; tasks do not find out for themselves.
         key_size = len(manager.new_file_key().encryption_key)
         self._folders[locations.data_path] = output
-        under_way: dict[int, FileRecord] = {}
+        under_way: dict[int, ContentFile] = {}
         failure: Exception | None = None
 
         def sent() -> Iterator[tuple[OldFile, int]]:
