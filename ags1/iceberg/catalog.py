@@ -21,7 +21,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.catalog import load_catalog as load_plain_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
-from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.io import FileIO
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table
@@ -31,17 +31,16 @@ from pyiceberg.table.update import SetPropertiesUpdate, TableRequirement, TableU
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
 from ..errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
-from ..key_metadata import KEY_SIZES
 from ..keys.cache import KekCache
 from ..keys.envelope import KeyEncryptionKey
-from ..keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
+from ..keys.manager import DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
 from ..kms.client import KmsClient
 from ..kms.properties import Properties as KmsProperties
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
-from .commit.base import Base, load_base, rest_base
+from .commit.base import Base, file_base, load_base, rest_base
 from .commit.choice import commits_for
 from .commit.commits import Commits, NewLocation
-from .commit.new_table import new_table_updates
+from .commit.new_table import check_encryption, new_table_updates
 from .commit.outcome import after_commit
 from .commit.session import version_of
 from .commit.updates import apply_updates
@@ -56,7 +55,7 @@ from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.rest import register_rest_table
 from .pyiceberg.tables import table_of
 from .pyiceberg.versions import check_tested_for_writing
-from .read.metadata import read_metadata, table_key_id
+from .read.metadata import table_key_id
 from .storage.output import TableOutput
 from .storage.trust import (
     Trust,
@@ -138,7 +137,6 @@ class _NewTable:
     key_id: str
     new_location: NewLocation
     updates: list[dict[str, Any]]
-    io: FileIO
 
 
 class EncryptedCatalog(DelegatingCatalog):
@@ -294,7 +292,7 @@ class EncryptedCatalog(DelegatingCatalog):
             table.catalog = self
             return table
         new = self._new_table(identifier, schema, location, partition_spec, sort_order, properties)
-        return self._created(new, new.updates, TableOutput(new.io))
+        return self._created(new, new.updates, TableOutput(new.new_location.io(self.inner)))
 
     def create_table_transaction(
         self,
@@ -316,7 +314,7 @@ class EncryptedCatalog(DelegatingCatalog):
         new = self._new_table(identifier, schema, location, partition_spec, sort_order, properties)
         metadata = apply_updates(None, new.updates, now_ms=now_ms())
         base = Base(new.identifier, metadata, "", Trust(new.key_id))
-        table = self._table(base, new.io)
+        table = self._table(base, new.new_location.io(self.inner))
 
         def create(updates: list[dict[str, Any]], output: TableOutput) -> None:
             table.switch_to(self._created(new, updates, output).version, base)
@@ -358,48 +356,23 @@ class EncryptedCatalog(DelegatingCatalog):
         properties = SetPropertiesUpdate(updates=properties).updates
         properties = {"format-version": "3", **properties}
         key_id = properties[TABLE_KEY_ID]
-        if str(properties["format-version"]) != "3":
-            raise ValueError(
-                "an encrypted table has format version 3, "
-                f"not {properties['format-version']}: remove the property 'format-version'"
-            )
         if self.key_ids and key_id not in self.key_ids:
             raise KmsConfigurationError(
                 f"{key_id!r} is none of the master keys configured as {TRUSTED_KEY_IDS!r}: "
                 "add it there, or use one of them"
             )
         kms = kms_client(self.kms, key_id)
-        unknown = [
-            name
-            for name in properties
-            if name.startswith("encryption.") and name not in (TABLE_KEY_ID, DATA_KEY_LENGTH)
-        ]
-        if unknown:
-            raise ValueError(
-                f"the table property {unknown[0]!r} does not exist: use {TABLE_KEY_ID!r} or "
-                f"{DATA_KEY_LENGTH!r}"
-            )
-        file_format = properties.get("write.format.default", "parquet")
-        if str(file_format).lower() not in ("parquet", "avro"):
-            raise ValueError(
-                "the data files of an encrypted table are parquet or avro, "
-                f"not {file_format}: change 'write.format.default'"
-            )
-        length = str(properties.get(DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH))
-        if length not in map(str, KEY_SIZES):
-            raise ValueError(
-                f"the property {DATA_KEY_LENGTH!r} must be 16, 24 or 32, not {length!r}"
-            )
+        key_size = check_encryption(properties)
         commits = self.commits()
         # Fail now, not at the first append, if the key ID is wrong or the key may not be used.
-        KeyEncryptionKey.generate(kms, key_id, key_size=int(length), timestamp_ms=now_ms())
+        KeyEncryptionKey.generate(kms, key_id, key_size=key_size, timestamp_ms=now_ms())
         converted = iceberg_schema(schema)
         new_location = commits.new_location(identifier, location, converted, properties)
         updates = new_table_updates(
             converted, partition_spec, sort_order, new_location.location, properties, uuid.uuid4()
         )
         name = Catalog.identifier_to_tuple(identifier)
-        return _NewTable(name, key_id, new_location, updates, new_location.io(self.inner))
+        return _NewTable(name, key_id, new_location, updates)
 
     def _created(
         self, new: _NewTable, updates: list[dict[str, Any]], output: TableOutput
@@ -436,22 +409,20 @@ class EncryptedCatalog(DelegatingCatalog):
         Raises as ``load_table``. Unless the catalog is a REST catalog, it raises before the table
         is registered.
         """
+        name = self.identifier_to_tuple(identifier)
         if is_a(self.inner, "RestCatalog"):
             answer = register_rest_table(self.inner, identifier, metadata_location, overwrite)
-            name = self.identifier_to_tuple(identifier)
             return self._opened(rest_base(self.inner, name, answer, Trust()))
-        properties = dict(self.inner.properties)
-        output = TableOutput(load_file_io(properties, metadata_location))
-        metadata = read_metadata(output.io, metadata_location, Trust())
-        refuse_redirection(metadata, properties, metadata_location)
-        is_encrypted = table_key_id(metadata, Trust(), metadata_location) is not None
+        base = file_base(self.inner, name, metadata_location, Trust())
+        is_encrypted = table_key_id(base.metadata, base.trust, metadata_location) is not None
         keeps_locations = is_a(self.inner, "HiveCatalog") or is_a(self.inner, "SqlCatalog")
         if is_encrypted and not overwrite and keeps_locations:
             # Keep in Hive's metastore what Java keeps there for an encrypted table (such as its
             # hash), and avoid PyIceberg's parser, which does not know all types.
+            output = TableOutput(base.io(self.inner))
             self.commits().register(identifier, metadata_location, output)
             return self.load_table(identifier)
-        with self._parsed_once_done("SqlCatalog"):
+        with self._parsing_may_fail("SqlCatalog"):
             self.inner.register_table(identifier, metadata_location, overwrite)
         return self.load_table(identifier)
 
@@ -465,13 +436,13 @@ class EncryptedCatalog(DelegatingCatalog):
             if not is_a(self.inner, "RestCatalog"):
                 base = load_base(self.inner, from_identifier, Trust())
                 table_key_id(base.metadata, base.trust, base.location)
-        with self._parsed_once_done("SqlCatalog", "HiveCatalog", "RestCatalog"):
+        with self._parsing_may_fail("SqlCatalog", "HiveCatalog", "RestCatalog"):
             self.inner.rename_table(from_identifier, to_identifier)
         return self.load_table(to_identifier)
 
-    def _parsed_once_done(self, *kinds: str) -> AbstractContextManager[None]:
-        """Ignore that PyIceberg cannot parse a table with a type that it does not know, in catalogs
-        of these kinds: they parse it only after they have done what they were asked for."""
+    def _parsing_may_fail(self, *kinds: str) -> AbstractContextManager[None]:
+        """Ignore in catalogs of these kinds that PyIceberg cannot parse a table with a type that it
+        does not know. They parse the table after they have registered or renamed it."""
         return suppress(*_UNPARSED) if any(is_a(self.inner, k) for k in kinds) else nullcontext()
 
     def commit_table(
@@ -506,12 +477,12 @@ class EncryptedCatalog(DelegatingCatalog):
             self.inner.purge_table(identifier)
             return
         folders = table.folders
-        found = everything(table.view().metadata).find_files(
+        files = everything(table.view().metadata).find_files(
             table.files, table.metadata_location, folders=folders
         )
         output = table.output()
         self.inner.drop_table(identifier)
-        failed = found.delete(output)
+        failed = files.delete(output)
         logged = [entry.metadata_file for entry in table.metadata.metadata_log]
         output.discard([*folders.versions(logged), table.metadata_location])
         if failed:

@@ -31,7 +31,7 @@ from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .commit.base import Base
 from .commit.session import TableSession, version_of
 from .maintenance import EncryptedMaintenance
-from .operations.expire import ExpiredFiles, expire
+from .operations.expire import ExpiredFiles, ExpiryPlan, expire
 from .operations.meter import Meter
 from .operations.rekey import Choice, Rekeying
 from .operations.rewrite import Rewriter
@@ -67,7 +67,7 @@ def open_table(
     for a table that is not encrypted. ``location_map`` says where a moved table is:
     ``{prefix in the metadata: prefix now}``. ``properties`` are those of PyIceberg's FileIO.
 
-    Others may be able to write to the place of metadata.json. So pass what you know of the table:
+    Others may be able to replace the metadata.json. So pass what you know of the table:
     ``expected_key_id`` is its master key, ``expected_metadata_sha256`` is the SHA-256 of the file
     in hex. An encrypted table may have unencrypted data files; with ``require_encrypted`` a scan
     refuses them.
@@ -342,39 +342,36 @@ class EncryptedTable(TableSession):
         true. Files that could not be deleted are in ``Expiry.left_behind``.
         """
         moment = None if older_than is None else round(older_than.timestamp() * 1000)
-        view, folders = self.view(), self.folders
-        if dry_run:
-            plan = expire(
-                view.metadata,
-                older_than_ms=moment,
-                retain_last=retain_last,
-                snapshot_ids=snapshot_ids,
-            )
-            found = plan.find_files(view.files, self.metadata_location, folders=folders)
-            return Expiry(plan.snapshot_ids, plan.refs, found)
-        step = ExpiryStep(
-            lambda metadata: expire(
+
+        def plan_for(metadata: dict[str, Any]) -> ExpiryPlan:
+            return expire(
                 metadata,
                 older_than_ms=moment,
                 retain_last=retain_last,
                 snapshot_ids=snapshot_ids,
             )
-        )
+
+        view, folders = self.view(), self.folders
+        if dry_run:
+            plan = plan_for(view.metadata)
+            files = plan.find_files(view.files, self.metadata_location, folders=folders)
+            return Expiry(plan.snapshot_ids, plan.refs, files)
+        step = ExpiryStep(plan_for)
         transaction = self.transaction()
         transaction.stage_step(step)
         transaction.commit_transaction()
         plan, view = step.plan, step.view
         if not delete_files:
             return Expiry(plan.snapshot_ids, plan.refs, ExpiredFiles())
-        found = plan.find_files(
+        files = plan.find_files(
             view.files,
             self.metadata_location,
             folders=folders,
             after=self.version.json,
             after_files=self.files,
         )
-        failed = found.delete(self.output(), progress=progress)
-        return Expiry(plan.snapshot_ids, plan.refs, found, failed)
+        failed = files.delete(self.output(), progress=progress)
+        return Expiry(plan.snapshot_ids, plan.refs, files, failed)
 
     def rekey(
         self,
@@ -431,17 +428,18 @@ class EncryptedTable(TableSession):
     def _change_keys(
         self, compute: Callable[[dict[str, Any], EncryptionManager], KeyChange]
     ) -> tuple[EncryptedKey, ...]:
-        transaction = self.transaction()
+        """Commit a change of the table's keys; return the keys that it has removed."""
         before = self.view().manager
         step = KeyStep(compute)
+        transaction = self.transaction()
         transaction.stage_step(step)
         transaction.commit_transaction()
         updates = rotation.restore(self.version.json, step.removed)
         if updates or rotation.snapshots_without_keys(self.version.json):
             # Over REST, another writer may have added a snapshot that needs a removed key, or whose
-            # key is wrapped with the former master key.
-            uuid = {"type": "assert-table-uuid", "uuid": self.version.json["table-uuid"]}
+            # key is wrapped with the former master key. So add what it needs.
             updates += rotation.adopt(self.version.json, before, self.view().manager)
+            uuid = {"type": "assert-table-uuid", "uuid": self.version.json["table-uuid"]}
             transaction = self.transaction()
             transaction.stage_updates(updates, [uuid])
             transaction.commit_transaction()

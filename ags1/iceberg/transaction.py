@@ -1,6 +1,6 @@
 """Transactions on an encrypted table: PyIceberg's methods, committed with retries.
 
-An example, in which another writer commits first. The table object shows version 7::
+An example, in which another writer commits first. The table object is at version 7::
 
     with table.transaction() as transaction:
         transaction.delete("id = 3")     step 1 upon version 7: writes a deletion vector
@@ -11,7 +11,7 @@ An example, in which another writer commits first. The table object shows versio
     check of step 1                      has version 8 changed rows with id = 3, or added some?
       yes: ValidationException           nothing is committed, and the written files are deleted
       no:  both steps upon version 8     the same data files and vectors; only the manifests are new
-    # The commit sends the updates again; the table object shows version 9.
+    # The commit sends the updates again; the table object is then at version 9.
 
 If the catalog does not say whether a commit was made, its files stay, because the table may refer
 to them. Follows Java's ``SnapshotProducer.commit``. ``commit/commits.py`` shows what a commit does
@@ -92,7 +92,7 @@ class EncryptedTransaction(BuiltTransaction):
     whether the commit was made; KeyReuseError in a forked child; and what writing raises. After a
     failure the transaction cannot be used again.
 
-    The transaction is based on the version that its table shows. If the table is refreshed, what
+    The transaction is based on the version that its table is at. If the table is refreshed, what
     other writers committed is in the transaction too, as in PyIceberg. The earlier steps are then
     checked against it and applied again; PyIceberg's transaction fails there if rows were changed.
     ``snapshot_ids`` are the IDs of the snapshots that the last commit added.
@@ -433,7 +433,7 @@ class EncryptedTransaction(BuiltTransaction):
     # -- commit
 
     def commit_transaction(self) -> Table:
-        """Commit all steps as one change; return the table, which then shows it.
+        """Commit all steps as one change; return the table, which is then at the new version.
 
         If another writer commits first, this checks the steps against the new version, applies them
         again and retries, as often as the table's ``commit.retry.*`` properties say.

@@ -104,8 +104,7 @@ def load_base(
         table = catalog.load_table(identifier)
         name, location = table.name(), table.metadata_location
         config = TableConfig(table.config, table.config)
-    metadata = read_metadata(config.io(catalog, location), location, trust)
-    return _checked(catalog, Base(name, metadata, location, trust, config))
+    return file_base(catalog, name, location, trust, config)
 
 
 def rest_base(catalog: Catalog, identifier: Identifier, answer: RestTable, trust: Trust) -> Base:
@@ -117,7 +116,21 @@ def rest_base(catalog: Catalog, identifier: Identifier, answer: RestTable, trust
     metadata, location, config = answer[0], answer[1], TableConfig(answer[2], answer[3])
     trust = rest_trust(trust, metadata)
     if trust.metadata_sha256 is not None:
-        metadata = read_metadata(config.io(catalog, location), location, trust)
+        return file_base(catalog, identifier, location, trust, config)
+    return _checked(catalog, Base(identifier, metadata, location, trust, config))
+
+
+def file_base(
+    catalog: Catalog,
+    identifier: Identifier,
+    location: str,
+    trust: Trust,
+    config: TableConfig | None = None,
+) -> Base:
+    """Return the table of the metadata.json at ``location``. Raises MetadataIntegrityError as
+    ``load_base``."""
+    config = config or TableConfig()
+    metadata = read_metadata(config.io(catalog, location), location, trust)
     return _checked(catalog, Base(identifier, metadata, location, trust, config))
 
 
