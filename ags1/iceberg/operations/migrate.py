@@ -196,13 +196,10 @@ class Migration:
         if self._journal is not None:
             return
         self._journal = Journal(
-            self._io,
             self._output,
             f"{locations.metadata_path}/migration",
             str(view.metadata.get("table-uuid")),
-            self._manager.kms,
-            self._manager.table_key_id,
-            self._manager.data_key_length,
+            self._manager,
         )
         self._journal.prepare()
         finished = self._journal.finished(files)
