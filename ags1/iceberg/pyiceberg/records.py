@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
+from pyiceberg.avro.file import AvroFileHeader
 from pyiceberg.avro.reader import Reader
-from pyiceberg.avro.resolver import construct_reader, resolve_reader
+from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.manifest import (
     DATA_FILE_TYPE,
     MANIFEST_ENTRY_SCHEMAS,
@@ -20,8 +20,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
 
-from ..formats.avro_container import CODECS, MAX_BLOCK_SIZE
-from ._decoder import CheckedDecoder
+from ..formats._avro_decoder import CheckedDecoder
+from ..formats.avro_container import Container
 
 __all__ = [
     "DATA_FILE",
@@ -39,8 +39,6 @@ __all__ = [
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_SYNC_SIZE = 16
 
 _T = TypeVar("_T")
 
@@ -136,27 +134,17 @@ def _readable(avro_type: Any, named: dict[str, Any]) -> Any:
     return readable
 
 
-@functools.cache
-def _header_reader() -> Reader:
-    return construct_reader(META_SCHEMA, {-1: AvroFileHeader})
-
-
 def read_avro_records(data: bytes, shape: RecordShape) -> tuple[dict[str, str], list[Any]]:
     """Return the header's properties and the records of an Avro file in memory.
 
     PyIceberg's own ``AvroFile`` does the same from a file. It resolves the schema each time, and
     reads beyond the end of truncated bytes. Raises what parsing raises.
     """
-    decoder = CheckedDecoder(data)
-    header = _header_reader().read(decoder)
-    reader = shape.reader(header.meta["avro.schema"])
-    decompress = CODECS[header.meta.get("avro.codec", "null")]
+    container = Container(lambda offset, size: data[offset : offset + size], len(data))
+    properties = {name: text.decode() for name, text in container.metadata.items()}
+    reader = shape.reader(properties["avro.schema"])
     records: list[Any] = []
-    while decoder.tell() < len(data):
-        count = decoder.read_int()
-        block = decompress(memoryview(decoder.read_bytes()), MAX_BLOCK_SIZE)
-        block_decoder = CheckedDecoder(bytes(block))
-        records += [reader.read(block_decoder) for _ in range(count)]
-        if decoder.read(_SYNC_SIZE) != header.sync:
-            raise ValueError("the sync marker after an Avro block is not the file's")
-    return header.meta, records
+    for count, block in container.blocks(0, len(data)):
+        decoder = CheckedDecoder(bytes(block))
+        records += [reader.read(decoder) for _ in range(count)]
+    return properties, records

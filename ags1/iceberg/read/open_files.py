@@ -31,11 +31,11 @@ from ...key_metadata import KeyMetadata
 from ..formats.avro import AvroFile, read_avro
 from ..formats.parquet_modules import check_algorithm
 from ..spec.column_types import WKB
+from ..spec.constants import PARQUET_FIELD_ID
 from ..storage.table_files import TableFiles
 from .records import ContentFile
 
 _BUFFER_SIZE = 8 << 20
-_FIELD_ID = b"PARQUET:field_id"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,7 +179,7 @@ def _struct(*fields: pa.Field) -> pa.DataType:
 
 
 def _field_without(field: pa.Field, ids: frozenset[int]) -> pa.Field | None:
-    if int((field.metadata or {}).get(_FIELD_ID, -1)) in ids:
+    if int((field.metadata or {}).get(PARQUET_FIELD_ID, -1)) in ids:
         return None
     kind = field.type
     if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == WKB:

@@ -41,8 +41,14 @@ from ags1.errors import (
     NotEncryptedError,
     TruncatedError,
 )
+from ags1.iceberg.formats import parquet_modules
 from ags1.iceberg.formats import parquet_transcription as transcription
-from ags1.iceberg.formats.parquet_modules import verify_parquet
+from ags1.iceberg.formats.parquet_modules import (
+    ModuleType,
+    ParquetSource,
+    chunks,
+    verify_parquet,
+)
 from ags1.iceberg.formats.parquet_transcription import transcribe_parquet
 from ags1.iceberg.formats.thrift import parse, print_struct, value
 from ags1.iceberg.operations.rewrite import RewritePlan, Rewriter
@@ -215,7 +221,7 @@ def test_a_plain_parquet_file_is_the_same_but_encrypted(
     key_size: int,
     window_size: int,
 ) -> None:
-    monkeypatch.setattr(transcription, "WINDOW_SIZE", window_size)
+    monkeypatch.setattr(parquet_modules, "WINDOW_SIZE", window_size)
     path = tmp_path / "plain.parquet"
     rows = table()
     pq.write_table(rows, path, **options)
@@ -476,15 +482,15 @@ def test_an_offset_index_has_the_new_places(tmp_path: Path) -> None:
     location = f"file://{tmp_path}/n.parquet"
     new = rewrite_file(record(path, len(rows)), IO, TableOutput(IO), location, manager())
     data = stored(location).read_bytes()
-    source = transcription._Source(_slices(data), len(data), new.key)
+    source = ParquetSource(_slices(data), len(data), new.key)
     pages = 0
-    for chunk in transcription._chunks(source.footer()):
-        where, length = value(chunk.fields, 4), value(chunk.fields, 5)
-        index, _ = parse(source.module(where, length, transcription._OFFSET_INDEX, chunk.place))
+    for chunk in chunks(source.footer()):
+        index, _ = parse(source.index(chunk, ModuleType.OFFSET_INDEX))
         for number, found in enumerate(value(index, 1)[1]):
             # It opens there only as the page that it is.
-            _, end = source._page(chunk, value(found, 1), False, number)
-            assert end == value(found, 1) + value(found, 2)
+            start, size = value(found, 1), value(found, 2)
+            _, end = source._encrypted_page(chunk, start, start + size, number)
+            assert end == start + size
             pages += 1
     assert pages > 50
 
