@@ -168,9 +168,7 @@ class Migration:
         old = [entry.file for entry in entries]
         self._resume(view, locations, old)
         try:
-            self._rewriter.rewrite(
-                old, TableFiles(self._io, self._manager), self._manager, locations
-            )
+            self._rewriter.rewrite(old, TableFiles(self._io, self._manager), locations)
         finally:
             if self._journal is not None:
                 self._journal.flush()

@@ -87,7 +87,7 @@ class Rekeying:
         self._chosen, plan = self._planned(view)
         locations = view.locations
         files = [entry.file for entry in plan.files]
-        self._rewriter.rewrite(files, view.files, view.manager, locations)
+        self._rewriter.rewrite(files, view.files, locations)
         added = [self._rewriter.entry(entry) for entry in plan.files]
         moved = {old.identity: new.file for old, new in zip(files, added, strict=True)}
         vectors = write_vectors(plan.vectors, moved, self._output, locations, view.manager)
