@@ -33,7 +33,8 @@ from .commit.session import TableSession, version_of
 from .maintenance import EncryptedMaintenance
 from .operations.expire import ExpiredFiles, expire
 from .operations.meter import Meter
-from .operations.rekey import Rekeying
+from .operations.rekey import Choice, Rekeying
+from .operations.rewrite import Rewriter
 from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
@@ -46,7 +47,7 @@ from .spec.table_keys import KeyChange
 from .steps import ExpiryStep, KeyStep, SnapshotStep
 from .storage.trust import Trust
 from .transaction import EncryptedTransaction
-from .write.reencryption import RewriteExecutor
+from .write.reencryption import RewriteExecutor, RewriteThreads
 
 
 def open_table(
@@ -414,16 +415,8 @@ class EncryptedTable(TableSession):
         expression = parse_row_filter(row_filter)
         transaction = self.transaction()
         meter = Meter(progress)
-        rekeying = Rekeying(
-            transaction.output,
-            select=select,
-            row_filter=None if expression == ALWAYS_TRUE else expression,
-            case_sensitive=case_sensitive,
-            exposed=exposed,
-            threads=threads,
-            on_done=meter.done,
-            executor=executor,
-        )
+        rewriter = Rewriter(transaction.output, executor or RewriteThreads(threads), meter.done)
+        rekeying = Rekeying(rewriter, Choice(select, expression, case_sensitive, exposed))
         view = self.view().at(branch)
         plan = rekeying.plan(view)
         meter.total = plan.size

@@ -13,11 +13,12 @@ from ..iceberg.formats.avro import AvroFile
 from ..iceberg.formats.avro_container import AvroCodec
 from ..iceberg.formats.avro_schema import iceberg_schema_of_avro
 from ..iceberg.formats.avro_writer import AvroFileWriter
-from ..iceberg.operations import verify
 from ..iceberg.operations.catalog_jobs import MigrationResult, migrate
-from ..iceberg.operations.checks import Check, CheckKind, FileChecker, Outcome, Tick
-from ..iceberg.operations.findings import TableVerification
 from ..iceberg.operations.meter import Progress
+from ..iceberg.operations.verify import verify_table
+from ..iceberg.operations.verify.checks import Check, CheckKind, FileChecker, Outcome, Tick
+from ..iceberg.operations.verify.findings import TableVerification
+from ..iceberg.operations.verify.progress import EstimatedProgress
 from ..iceberg.pyiceberg.arrow import iceberg_schema
 from ..iceberg.pyiceberg.catalogs import configured_properties
 from ..iceberg.pyiceberg.expressions import parse_row_filter

@@ -22,7 +22,7 @@ from .session import kms_config, master, session
 
 if TYPE_CHECKING:
     from ...iceberg import EncryptedTable
-    from ...iceberg.operations.findings import TableVerification
+    from ...iceberg.operations.verify.findings import TableVerification
 
 
 @click.command(

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from ...iceberg import EncryptedTable
-    from ...iceberg.operations.findings import Finding, TableVerification
-    from ...iceberg.operations.verify import Progress
+    from ...iceberg.operations.verify.findings import Finding, TableVerification
+    from ...iceberg.operations.verify.progress import EstimatedProgress
 
 # All other kinds mean that data is not what was encrypted, or is unencrypted where it must not be.
 _EXIT = {
@@ -40,7 +40,7 @@ _EXIT = {
 
 def verify_and_tell(
     where: TableOptions,
-    verify: Callable[[EncryptedTable, Progress], TableVerification],
+    verify: Callable[[EncryptedTable, EstimatedProgress], TableVerification],
     *,
     strict: bool,
     out: Output,
@@ -70,7 +70,7 @@ def verify_and_tell(
 def _verified(
     where: TableOptions,
     opened: Table,
-    verify: Callable[[EncryptedTable, Progress], TableVerification],
+    verify: Callable[[EncryptedTable, EstimatedProgress], TableVerification],
     out: Output,
 ) -> TableVerification:
     from ...iceberg import EncryptedTable
@@ -89,7 +89,7 @@ def _verified(
 def exit_code(result: TableVerification, *, strict: bool) -> Exit:
     """Return the code of the gravest finding; OK if there are no errors, nor warnings with
     ``strict``."""
-    from ...iceberg.operations.findings import SEVERITIES, Severity
+    from ...iceberg.operations.verify.findings import SEVERITIES, Severity
 
     grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     codes = [
@@ -111,7 +111,7 @@ def line(finding: Finding) -> str:
 
 def summary(result: TableVerification) -> str:
     """Return what was verified, in one line."""
-    from ...iceberg.operations.findings import Severity
+    from ...iceberg.operations.verify.findings import Severity
 
     parts = [
         counted(result.snapshots, "snapshot"),

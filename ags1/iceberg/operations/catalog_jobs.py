@@ -21,7 +21,7 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import Identifier
 
 from ...errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
-from ...keys.manager import TABLE_KEY_ID
+from ...keys.manager import TABLE_KEY_ID, EncryptionManager
 from ...kms.client import KmsClient
 from ..commit.commits import Base, Commits
 from ..commit.session import TableSession
@@ -29,14 +29,14 @@ from ..read.metadata import read_metadata
 from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
-from ..write.reencryption import RewriteExecutor
+from ..write.reencryption import RewriteExecutor, RewriteThreads
 from .expire import GC_ENABLED
-from .findings import Severity, TableVerification
 from .meter import Meter, Progress
 from .migrate import Migration, PlaintextFiles, plaintext_files
-from .relocation.relocate import Progress as RelocationProgress
 from .relocation.relocate import RelocationResult, relocate
 from .verify import verify_table
+from .verify.findings import Severity, TableVerification
+from .verify.progress import EstimatedProgress
 
 
 class JobCatalog(Protocol):
@@ -112,15 +112,11 @@ def migrate(
         return _finish(catalog, base, key_id, output, None if dry_run else asked)
     meter = Meter(progress)
     migration = Migration(
-        output.io,
         output,
-        kms,
-        key_id,
-        data_key_length=data_key_length,
+        EncryptionManager(kms, key_id, data_key_length=data_key_length),
         drop_refs=drop_refs,
-        threads=threads,
+        executor=executor or RewriteThreads(threads),
         on_done=meter.done,
-        executor=executor,
     )
     plan = migration.plan(base.metadata)
     meter.total = plan.rewrite.size
@@ -228,7 +224,7 @@ def move_or_copy(
     threads: int | None = None,
     verify: bool = False,
     dry_run: bool = False,
-    progress: RelocationProgress | None = None,
+    progress: EstimatedProgress | None = None,
 ) -> RelocationResult:
     """Copy an encrypted table to another location. ``EncryptedCatalog.relocate_table`` documents
     the arguments and the errors.

@@ -28,12 +28,10 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from ...errors import Ags1Error, MetadataIntegrityError
 from ...keys.manager import (
     DATA_KEY_LENGTH,
-    DEFAULT_DATA_KEY_LENGTH,
     TABLE_KEY_ID,
     EncryptionManager,
     now_ms,
 )
-from ...kms.client import KmsClient
 from ..commit.updates import apply_updates
 from ..read.metadata import FORMAT_VERSION
 from ..read.records import DATA, FileRecord, read_entries
@@ -43,14 +41,14 @@ from ..storage.locations import file_identity
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
-from ..write.reencryption import Done, FileRewriter, RewriteExecutor
+from ..write.reencryption import Done, RewriteExecutor
 from ..write.snapshot import FileChange, SnapshotProducer
 from ..write.summary import SummaryBuilder
 from ..write.view import TableView
 from .expire import GC_ENABLED
 from .journal import Journal
 from .plain_snapshots import PlainReader, plain_manifests
-from .rewrite import RewritePlan, plan_rewrite, read_snapshot, write_vectors
+from .rewrite import RewritePlan, Rewriter, plan_rewrite, read_snapshot
 
 _THREADS = 4
 _LOOKING_THREADS = 16
@@ -87,47 +85,35 @@ class MigrationCommit:
 class Migration:
     """Makes the files and the commit that encrypt an unencrypted table.
 
-    ``io`` is the table's storage, and ``output`` writes to it. ``key_id`` is the table's new master
-    key in ``kms``, and ``data_key_length`` (bytes) is the size of its keys. If ``drop_refs`` is
-    true, branches and tags other than main are removed; if not, a table that has some is refused.
-    ``threads`` files are rewritten at once (None: as many as there are CPUs), or ``executor``
-    rewrites them. ``on_done`` is called after each file with its old and new record, also for files
-    that an earlier run has rewritten.
+    ``output`` writes to the table's storage. ``keys`` makes the table's new keys: it has the KMS,
+    the table's new master key and no key yet. If ``drop_refs`` is true, branches and tags other
+    than main are removed; if not, a table that has some is refused. ``executor`` rewrites the
+    files, by default threads. ``on_done`` is called after each file with its old and new record,
+    also for files that an earlier run has rewritten.
 
     If a run is killed, the next one for the same table and key continues its work: a journal beside
     the metadata has the finished files. So if the migration fails, only the files in ``left_over``
     may be deleted.
-
-    There are nine parameters: each optional one is a choice by itself, and is given by name.
     """
 
     def __init__(
         self,
-        io: FileIO,
         output: TableOutput,
-        kms: KmsClient,
-        key_id: str,
+        keys: EncryptionManager,
         *,
-        data_key_length: int = DEFAULT_DATA_KEY_LENGTH,
         drop_refs: bool = False,
-        threads: int | None = None,
-        on_done: Done | None = None,
         executor: RewriteExecutor | None = None,
+        on_done: Done | None = None,
     ) -> None:
-        self._io = io
         self._output = output
-        self._kms = kms
-        self._key_id = key_id
-        self._data_key_length = data_key_length
+        self._io = output.io
+        self._manager = keys
         self._drop_refs = drop_refs
         self._on_done = on_done
-        self._manager = self._new_manager()
-        self._rewriter = FileRewriter(
-            output, threads=threads, on_done=self._note, executor=executor
-        )
+        self._rewriter = Rewriter(output, executor, self._note)
         self._producer: SnapshotProducer | None = None
         self._journal: Journal | None = None
-        self._vector_files: list[str] = []
+        self._vector_files: set[str] = set()
         self._used: set[str] = set()
 
     def plan(self, metadata: Mapping[str, Any]) -> MigrationPlan:
@@ -160,22 +146,20 @@ class Migration:
         plan = self.plan(metadata)
         prefix = self._prefix(metadata)
         view = self._view(metadata, prefix)
-        requirements = _requirements(metadata)
+        key_id, requirements = self._manager.table_key_id, _requirements(metadata)
         if plan.rewrite.is_empty:
-            return MigrationCommit(prefix, requirements, self._key_id, None, 0)
+            return MigrationCommit(prefix, requirements, key_id, None, 0)
         locations = view.locations
-        entries = plan.rewrite.files
-        old = [entry.file for entry in entries]
+        old = [entry.file for entry in plan.rewrite.files]
         self._resume(view, locations, old)
+        source = TableFiles(self._io, self._manager)
         try:
-            self._rewriter.rewrite(old, TableFiles(self._io, self._manager), locations)
+            added, vectors = self._rewriter.apply(plan.rewrite, source, locations)
         finally:
             if self._journal is not None:
                 self._journal.flush()
-        added = [self._rewriter.entry(entry) for entry in entries]
-        moved = {file.identity: new.file for file, new in zip(old, added, strict=True)}
-        vectors = write_vectors(plan.rewrite.vectors, moved, self._output, locations, self._manager)
-        self._vector_files += {entry.file.file_path for entry in vectors}
+        self._used = {entry.file.file_path for entry in vectors}
+        self._vector_files |= self._used
         rows = sum(entry.file.record_count for entry in added if entry.file.content == DATA)
         if rows != plan.rows:
             raise MetadataIntegrityError(
@@ -190,10 +174,8 @@ class Migration:
                 old_files = [*old, *(entry.file for entry in plan.rewrite.superseded)]
                 new_files = [entry.file for entry in change.replaced]
                 _summarize(update["snapshot"], view, old_files, new_files)
-        updates = prefix + produced
-        self._used = {entry.file.file_path for entry in vectors}
         return MigrationCommit(
-            updates, requirements, self._key_id, self._producer.snapshot_id, rows
+            prefix + produced, requirements, key_id, self._producer.snapshot_id, rows
         )
 
     def finish(self) -> None:
@@ -205,7 +187,7 @@ class Migration:
     def left_over(self) -> list[str]:
         """Written metadata files and deletion vectors that the last produced commit does not use.
         Rewritten data files are not among them, because the next run may need them."""
-        unused = sorted(set(self._vector_files) - self._used)
+        unused = sorted(self._vector_files - self._used)
         return unused + ([] if self._producer is None else list(self._producer.left_over))
 
     def _resume(
@@ -218,9 +200,9 @@ class Migration:
             self._output,
             f"{locations.metadata_path}/migration",
             str(view.metadata.get("table-uuid")),
-            self._kms,
-            self._key_id,
-            self._data_key_length,
+            self._manager.kms,
+            self._manager.table_key_id,
+            self._manager.data_key_length,
         )
         self._journal.prepare()
         finished = self._journal.finished(files)
@@ -245,8 +227,8 @@ class Migration:
             {
                 "action": "set-properties",
                 "updates": {
-                    TABLE_KEY_ID: self._key_id,
-                    DATA_KEY_LENGTH: str(self._data_key_length),
+                    TABLE_KEY_ID: self._manager.table_key_id,
+                    DATA_KEY_LENGTH: str(self._manager.data_key_length),
                 },
             }
         )
@@ -262,10 +244,10 @@ class Migration:
 
     def _view(self, metadata: Mapping[str, Any], prefix: list[Update]) -> TableView:
         empty = apply_updates(dict(metadata), prefix, now_ms=now_ms())
-        return TableView(empty, TableFiles(self._io, self._new_manager()))
-
-    def _new_manager(self) -> EncryptionManager:
-        return EncryptionManager(self._kms, self._key_id, (), self._data_key_length)
+        keys = self._manager
+        # A manager of its own, because the keys of an attempt that fails must not be committed.
+        attempt = EncryptionManager(keys.kms, keys.table_key_id, (), keys.data_key_length)
+        return TableView(empty, TableFiles(self._io, attempt))
 
 
 class _WholeTable(FileChange):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,7 +37,7 @@ from ...reader import Reader
 from ...writer import Writer
 from ..formats.avro import AvroFile
 from ..formats.parquet_transcription import ParquetContents, read_contents, transcribe_parquet
-from ..read.records import ADDED, Entry, FileRecord
+from ..read.records import FileRecord
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 
@@ -99,53 +99,6 @@ class RewriteThreads:
         finally:
             # After an interrupt, no thread goes on writing.
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-class FileRewriter:
-    """Rewrites files of a table, each of them once, even if a commit is tried again.
-
-    ``rewritten`` has the new record of each file by the old file's identity. ``on_done`` is called
-    after each file with its old and new record, by one thread at a time. ``threads`` is that of
-    ``RewriteThreads``; ``executor`` replaces the threads.
-    """
-
-    def __init__(
-        self,
-        output: TableOutput,
-        *,
-        threads: int | None = None,
-        on_done: Done | None = None,
-        executor: RewriteExecutor | None = None,
-    ) -> None:
-        self.rewritten: dict[Identity, FileRecord] = {}
-        self._output = output
-        self._executor = RewriteThreads(threads) if executor is None else executor
-        self._on_done = on_done
-
-    def rewrite(
-        self,
-        files: Iterable[FileRecord],
-        source: TableFiles,
-        locations: LocationProvider,
-    ) -> None:
-        """Rewrite the files that are not rewritten yet. Raises what ``rewrite_file`` has raised for
-        the first file that failed. The completed files stay in ``rewritten``."""
-        missing = {f.identity: f for f in files if f.identity not in self.rewritten}
-        if missing:
-            self._executor.rewrite(
-                list(missing.values()), source, self._output, locations, self._note
-            )
-
-    def _note(self, old: FileRecord, new: FileRecord) -> None:
-        self.rewritten[old.identity] = new
-        if self._on_done is not None:
-            self._on_done(old, new)
-
-    def entry(self, old: Entry) -> Entry:
-        """Return the entry by which a snapshot adds the rewritten file. Its rows keep their
-        sequence number and IDs. Raises KeyError if the file was not rewritten."""
-        new = replace(self.rewritten[old.file.identity], first_row_id=old.file.first_row_id)
-        return Entry(ADDED, None, old.sequence_number, None, new)
 
 
 def new_location(record: FileRecord, locations: LocationProvider, stem: str | None = None) -> str:

@@ -29,6 +29,7 @@ from .. import iceberg_api
 from ..iceberg_api import (
     EncryptedCatalog,
     EncryptedTable,
+    EstimatedProgress,
     FileRecord,
     MigrationResult,
     Progress,
@@ -49,7 +50,7 @@ def verify_table(
     options: Options | None = None,
     *,
     cores: int | None = None,
-    progress: iceberg_api.verify.Progress | None = None,
+    progress: EstimatedProgress | None = None,
     require_encrypted: bool = False,
     list_folders: bool = True,
 ) -> TableVerification:
@@ -63,7 +64,7 @@ def verify_table(
     than a file.
     """
     opened, known = _opened(table, options)
-    return iceberg_api.verify.verify_table(
+    return iceberg_api.verify_table(
         opened,
         progress=progress,
         require_encrypted=require_encrypted,

@@ -17,7 +17,7 @@ from typing import Any
 
 from pyiceberg.table.locations import LocationProvider
 
-from ...errors import Ags1Error
+from ...errors import KMS_UNUSABLE, Ags1Error
 from ...keys.envelope import KeyEncryptionKey
 from ...keys.manager import EncryptionManager
 from .. import options as opt
@@ -33,7 +33,6 @@ from ..iceberg_api import (
     Tick,
     new_location,
 )
-from ..jobs.work import KMS_UNUSABLE
 from .access import JobKey, new_job_id
 from .tasks import Checking, Failed, JobTable, OldFile, Rewriting, Rewritten, SentCheck
 from .waves import Waves

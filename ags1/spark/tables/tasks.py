@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from pyiceberg.io import FileIO
 
-from ...errors import Ags1Error, KmsConfigurationError
+from ...errors import KMS_UNUSABLE, Ags1Error, KmsConfigurationError
 from ...keys.cache import KekCache
 from ...keys.envelope import KeyEncryptionKey
 from ...keys.manager import DEFAULT_DATA_KEY_LENGTH, EncryptionManager
@@ -33,7 +33,6 @@ from ..iceberg_api import (
     TableOutput,
     rewrite_file,
 )
-from ..jobs.work import KMS_UNUSABLE
 from ..workers import end_of_task, task_context
 from .access import JobKey, SentFile, SentRecord, catalog_of_options, table_of_process
 

@@ -26,7 +26,8 @@ from ags1 import Ags1Error, KeyMetadata, MetadataIntegrityError, NotEncryptedErr
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, Rekeyed, verify_table
 from ags1.iceberg.commit.metadata_file import print_metadata
 from ags1.iceberg.commit.updates import apply_updates
-from ags1.iceberg.operations.rekey import Rekeying
+from ags1.iceberg.operations.rekey import Choice, Rekeying
+from ags1.iceberg.operations.rewrite import Rewriter
 from ags1.iceberg.read.records import FileRecord, read_entries
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
@@ -320,7 +321,7 @@ def test_the_table_that_java_1_11_left(catalog: EncryptedCatalog, tmp_path: Path
         moved.scan().to_arrow()
     view = moved.view()
     output = TableOutput(moved.files.inner, moved.files.location_map)
-    rekeying = Rekeying(output, exposed=True)
+    rekeying = Rekeying(Rewriter(output), Choice(exposed=True))
     updates = SnapshotProducer(output).produce(view, rekeying.change(view))
     metadata = apply_updates(view.metadata, updates, now_ms=now_ms())
     path = tmp_path / "exposed" / "metadata" / "00005-new.metadata.json"

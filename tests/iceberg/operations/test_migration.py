@@ -37,6 +37,7 @@ from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
 from ags1.iceberg.storage.table_folders import TableFolders
 from ags1.iceberg.storage.trust import Trust
+from ags1.iceberg.write.reencryption import RewriteThreads
 from ags1.keys.manager import EncryptionManager, now_ms
 
 IO = PyArrowFileIO()
@@ -110,12 +111,16 @@ def by_id(table: pa.Table) -> list[dict[str, Any]]:
     return table.sort_by("id").to_pylist()
 
 
+def new_keys(size: int = 16) -> EncryptionManager:
+    return EncryptionManager(memory_kms(), "keyA", data_key_length=size)
+
+
 def migrate(
-    catalog: SqlCatalog, **options: Any
+    catalog: SqlCatalog, key_size: int = 16, **options: Any
 ) -> tuple[EncryptedTable, Migration, dict[str, Any]]:
     commits = commits_for(catalog)
     base = commits.load("db.t", Trust())
-    migration = Migration(IO, TableOutput(IO), memory_kms(), "keyA", **options)
+    migration = Migration(TableOutput(IO), new_keys(key_size), **options)
     commit = migration.produce(base.metadata)
     after = commits.commit(
         base, commit.updates, commit.requirements, TableOutput(IO), new_key_id=commit.key_id
@@ -135,7 +140,7 @@ def test_a_table_of_pyiceberg_is_encrypted(
     plain = make(catalog, version, partitioned=partitioned)
     expected = by_id(plain.scan().to_arrow())
     old = {task.file.file_path: task.file for task in plain.scan().plan_files()}
-    table, _, _ = migrate(catalog, data_key_length=key_size)
+    table, _, _ = migrate(catalog, key_size)
 
     assert by_id(table.scan().to_arrow()) == expected
     filtered = table.scan("part = 'odd' and id > 150").to_arrow()
@@ -254,7 +259,7 @@ def test_a_killed_run_is_gone_on_with(catalog: SqlCatalog, monkeypatch: Any) -> 
         return rewrite(*arguments)
 
     monkeypatch.setattr(reencryption, "rewrite_file", dies)
-    first = Migration(IO, TableOutput(IO), memory_kms(), "keyA", threads=1)
+    first = Migration(TableOutput(IO), new_keys(), executor=RewriteThreads(1))
     with pytest.raises(KeyboardInterrupt):
         first.produce(base.metadata)
 
@@ -272,7 +277,7 @@ def test_a_killed_run_is_gone_on_with(catalog: SqlCatalog, monkeypatch: Any) -> 
 def test_the_journal_has_no_key_in_the_clear(catalog: SqlCatalog, monkeypatch: Any) -> None:
     plain = make(catalog, 2)
     base = commits_for(catalog).load("db.t", Trust())
-    migration = Migration(IO, TableOutput(IO), memory_kms(), "keyA")
+    migration = Migration(TableOutput(IO), new_keys())
     migration.produce(base.metadata)
     (part,) = (stored(plain.location()) / "metadata" / "migration").iterdir()
     text = part.read_bytes()
@@ -315,7 +320,7 @@ def test_a_journal_that_is_not_what_was_written_is_passed_over(
     plain = make(catalog, 2, partitioned=False)
     expected = by_id(plain.scan().to_arrow())
     base = commits_for(catalog).load("db.t", Trust())
-    first = Migration(IO, TableOutput(IO), memory_kms(), "keyA")
+    first = Migration(TableOutput(IO), new_keys())
     first.produce(base.metadata)
     (part,) = (stored(plain.location()) / "metadata" / "migration").iterdir()
     data = bytearray(part.read_bytes())
@@ -341,7 +346,7 @@ def test_a_commit_in_between_is_not_lost(catalog: SqlCatalog) -> None:
     plain = make(catalog, 2)
     commits = commits_for(catalog)
     base = commits.load("db.t", Trust())
-    migration = Migration(IO, TableOutput(IO), memory_kms(), "keyA")
+    migration = Migration(TableOutput(IO), new_keys())
     commit = migration.produce(base.metadata)
     done = set(migration._rewriter.rewritten)
     plain.append(rows(1000, 10))
@@ -383,14 +388,14 @@ def test_an_encrypted_table_is_refused(catalog: SqlCatalog) -> None:
     _, _, _ = migrate(catalog)
     base = commits_for(catalog).load("db.t", Trust("keyA"))
     with pytest.raises(ValueError, match="encrypted already"):
-        Migration(IO, TableOutput(IO), memory_kms(), "keyA").produce(base.metadata)
+        Migration(TableOutput(IO), new_keys()).produce(base.metadata)
 
 
 def test_nothing_is_written_by_a_plan(catalog: SqlCatalog, tmp_path: Path) -> None:
     plain = make(catalog, 2)
     base = commits_for(catalog).load("db.t", Trust())
     before = sorted(p for p in tmp_path.rglob("*"))
-    plan = Migration(IO, TableOutput(IO), memory_kms(), "keyA").plan(base.metadata)
+    plan = Migration(TableOutput(IO), new_keys()).plan(base.metadata)
     assert sorted(p for p in tmp_path.rglob("*")) == before
     files = [task.file for task in plain.scan().plan_files()]
     assert plan.rows == 280
@@ -436,7 +441,7 @@ def some(first: int, count: int) -> list[dict[str, Any]]:
 
 def committed(folder: Path, location: str, **options: Any) -> EncryptedTable:
     metadata = json.loads(Path(location).read_text())
-    migration = Migration(IO, TableOutput(IO), memory_kms(), "keyA", **options)
+    migration = Migration(TableOutput(IO), new_keys(), **options)
     commit = migration.produce(metadata)
     return opened(folder, metadata, commit)
 

@@ -46,8 +46,8 @@ from ags1.errors import (
 )
 from ags1.iceberg import EncryptedTable, open_table
 from ags1.iceberg.formats.parquet_modules import verify_parquet
-from ags1.iceberg.operations.findings import MAX_FINDINGS, SEVERITIES, Findings, Severity
 from ags1.iceberg.operations.verify import TableVerification, verify_table
+from ags1.iceberg.operations.verify.findings import MAX_FINDINGS, SEVERITIES, Findings, Severity
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
 
@@ -247,7 +247,7 @@ def test_every_flipped_block_is_named(
     huge: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # From so many bytes on, one file takes all threads.
-    monkeypatch.setattr("ags1.iceberg.operations.checks._HUGE_FILE", huge)
+    monkeypatch.setattr("ags1.iceberg.operations.verify.checks._HUGE_FILE", huge)
     table = TableMaker(tmp_path / "t", COLUMNS, memory_kms())
     data, km = table._sealed(os.urandom((3 << 20) + 5))
     assert km is not None

@@ -45,11 +45,12 @@ from ags1.iceberg.formats import parquet_transcription as transcription
 from ags1.iceberg.formats.parquet_modules import verify_parquet
 from ags1.iceberg.formats.parquet_transcription import transcribe_parquet
 from ags1.iceberg.formats.thrift import parse, print_struct, value
+from ags1.iceberg.operations.rewrite import RewritePlan, Rewriter
 from ags1.iceberg.read.records import Entry, FileRecord, read_entries
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
 from ags1.iceberg.write import reencryption
-from ags1.iceberg.write.reencryption import FileRewriter, new_location, rewrite_file
+from ags1.iceberg.write.reencryption import RewriteThreads, new_location, rewrite_file
 from ags1.keys.manager import EncryptionManager
 from ags1.reader import Reader
 
@@ -632,15 +633,15 @@ def test_each_file_is_rewritten_once_and_under_its_own_key(tmp_path: Path) -> No
     files = many(tmp_path, 7)
     done: list[Any] = []
     output = TableOutput(IO)
-    rewriter = FileRewriter(output, threads=3, on_done=lambda old, new: done.append((old, new)))
+    rewriter = Rewriter(output, RewriteThreads(3), lambda old, new: done.append((old, new)))
     locations = load_location_provider(f"file://{tmp_path}", {})
-    rewriter.rewrite(files[:4], _files(), locations)
-    rewriter.rewrite(files, _files(), locations)
+    entries = [Entry(0, 5, 3, 4, replace(file, first_row_id=77)) for file in files]
+    rewriter.apply(RewritePlan(entries[:4]), _files(), locations)
+    added, _ = rewriter.apply(RewritePlan(entries), _files(), locations)
     assert len(done) == len(output.written) == 7
     keys = {file.key.encryption_key for file in rewriter.rewritten.values() if file.key}
     assert len(keys) == 7
-    entry = Entry(0, 5, 3, 4, replace(files[2], first_row_id=77))
-    new = rewriter.entry(entry)
+    new = added[2]
     assert (new.status, new.sequence_number, new.file.first_row_id) == (1, 3, 77)
     assert new.file_sequence_number is new.snapshot_id is None
     assert opened(new.file).metadata.num_rows == 12
@@ -650,10 +651,10 @@ def test_a_failure_leaves_the_files_that_were_finished(tmp_path: Path) -> None:
     files = many(tmp_path, 4)
     stored(files[2].file_path).write_bytes(b"PAR1 but not a whole file PAR1")
     output = TableOutput(IO)
-    rewriter = FileRewriter(output, threads=1)
+    rewriter = Rewriter(output, RewriteThreads(1))
     locations = load_location_provider(f"file://{tmp_path}", {})
     with pytest.raises(FormatError):
-        rewriter.rewrite(files, _files(), locations)
+        rewriter.apply(RewritePlan([Entry(0, 5, 3, 4, f) for f in files]), _files(), locations)
     assert set(output.written) == {f.file_path for f in rewriter.rewritten.values()}
 
 

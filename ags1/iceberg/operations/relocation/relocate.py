@@ -41,8 +41,9 @@ from ...commit.metadata_file import (
 from ...commit.session import TableSession, version_of
 from ...storage.locations import checked_location, normalized
 from ...storage.trust import Trust
-from ..findings import Severity
-from ..verify import Progress, verify_table
+from ..verify import verify_table
+from ..verify.findings import Severity
+from ..verify.progress import EstimatedProgress
 from .copying import Copier
 from .destination import Destination
 from .job import Job
@@ -57,7 +58,7 @@ from .plan import Plan, make_plan
 from .rewriting import Rewriter
 from .workers import Workers
 
-__all__ = ["Progress", "RelocationResult", "relocate"]
+__all__ = ["RelocationResult", "relocate"]
 
 _REMOTE_THREADS = 16
 
@@ -100,7 +101,7 @@ def relocate(
     snapshots: Literal["all", "current"] = "all",
     threads: int | None = None,
     dry_run: bool = False,
-    progress: Progress | None = None,
+    progress: EstimatedProgress | None = None,
     resume: bool = True,
     verify: bool = False,
 ) -> RelocationResult:

@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from ...storage.byte_meter import ByteMeter
-from ..verify import Progress
+from ..verify.progress import EstimatedProgress
 
 _PROGRESS_SECONDS = 0.1
 
@@ -23,7 +23,7 @@ class Workers:
     known.
     """
 
-    def __init__(self, threads: int, progress: Progress | None) -> None:
+    def __init__(self, threads: int, progress: EstimatedProgress | None) -> None:
         self.threads = threads
         self.meter = ByteMeter()
         self.total = 0

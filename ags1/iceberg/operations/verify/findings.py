@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from ...errors import (
+from ....errors import (
     Ags1Error,
     AuthenticationError,
     FormatError,
@@ -67,7 +67,7 @@ class Finding:
 
     ``file`` is the location in the metadata, or the real one if the metadata does not name the
     file. ``snapshot_ids`` are the snapshots that need the file, as far as they are known. ``block``
-    and ``offset`` (bytes in the stored file) are the place in the file.
+    and ``offset`` (bytes in the stored file) are where in the file it is.
     """
 
     severity: Severity
@@ -167,7 +167,7 @@ class Findings:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._kept: list[Finding] = []
+        self._findings: list[Finding] = []
 
     def add(
         self,
@@ -177,20 +177,21 @@ class Findings:
         snapshot_ids: tuple[int, ...] = (),
     ) -> None:
         """Add a finding of this kind."""
-        self.take(Finding(SEVERITIES[kind], kind, message, file, snapshot_ids))
+        self.append(Finding(SEVERITIES[kind], kind, message, file, snapshot_ids))
 
-    def take(self, finding: Finding) -> None:
-        """Count a finding, and keep it unless there are too many of its kind."""
+    def append(self, finding: Finding) -> None:
+        """Count a finding, and add it unless there are too many of its kind."""
         self.counts[finding.kind] += 1
         if self.counts[finding.kind] <= MAX_FINDINGS:
-            self._kept.append(finding)
+            self._findings.append(finding)
 
     def sorted(self) -> tuple[Finding, ...]:
         """Return the findings, errors first, in an order that does not depend on threads."""
         order = {kind: number for number, kind in enumerate(SEVERITIES)}
         return tuple(
             sorted(
-                self._kept, key=lambda f: (order[f.kind], f.file or "", f.message, f.offset or 0)
+                self._findings,
+                key=lambda f: (order[f.kind], f.file or "", f.message, f.offset or 0),
             )
         )
 

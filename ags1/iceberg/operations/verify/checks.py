@@ -18,27 +18,27 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 from pyiceberg.manifest import FileFormat
 
-from ...bulk import verify_file
-from ...errors import Ags1Error, FormatError, NotEncryptedError
-from ...key_metadata import KeyMetadata
-from ...layout import DEFAULT_BLOCK_SIZE, MAGIC
-from ..formats.parquet_modules import WINDOW_SIZE, verify_parquet
-from ..read.deletes import read_deletion_vector
-from ..read.snapshots import ContentFile
-from ..spec.constants import (
+from ....bulk import verify_file
+from ....errors import Ags1Error, FormatError, NotEncryptedError
+from ....key_metadata import KeyMetadata
+from ....layout import DEFAULT_BLOCK_SIZE, MAGIC
+from ...formats.parquet_modules import WINDOW_SIZE, VerifiedParquet, verify_parquet
+from ...read.deletes import read_deletion_vector
+from ...read.snapshots import ContentFile
+from ...spec.constants import (
     AVRO_MAGIC,
     ENCRYPTED_PARQUET_MAGIC,
     ORC_MAGIC,
     PARQUET_MAGIC,
     PUFFIN_MAGIC,
 )
-from ..storage.byte_meter import ByteMeter
-from ..storage.table_files import TableFiles
-from .findings import Finding, Severity, finding_of
+from ...storage.byte_meter import ByteMeter
+from ...storage.table_files import TableFiles
+from .findings import SEVERITIES, Finding, finding_of
 
 TICK_SECONDS = 0.1
 _BUFFER_SIZE = 8 << 20
@@ -57,11 +57,11 @@ Tick: TypeAlias = "Callable[[], object]"
 class CheckKind(str, Enum):
     """What a file is. This decides what is checked."""
 
-    SEALED = "sealed"  # a data or delete file with a key
+    ENCRYPTED = "encrypted"  # a data or delete file with a key
     VECTORS = "vectors"  # a Puffin file, and the deletion vectors in it
     PLAIN = "plain"  # an unencrypted data or delete file
     STATISTICS = "statistics"
-    STRANGER = "stranger"  # a file that no snapshot has
+    UNREFERENCED = "unreferenced"  # a file that no snapshot has
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,12 @@ class Check:
     @property
     def size(self) -> int:
         """About how many bytes the check reads."""
-        is_read = self.kind in (CheckKind.SEALED, CheckKind.VECTORS)
+        is_read = self.kind in (CheckKind.ENCRYPTED, CheckKind.VECTORS)
         return self.files[0].file_size_in_bytes if is_read else 0
+
+    def finding(self, kind: str, message: str) -> Finding:
+        """Return a finding of this kind about the file."""
+        return Finding(SEVERITIES[kind], kind, message, self.location, self.snapshot_ids)
 
 
 @dataclass(slots=True)
@@ -155,11 +159,11 @@ class FileChecker:
         self._cpus = cpus
         self._all_cpus = threading.Lock()
         self._work: dict[CheckKind, Callable[[Check], Outcome]] = {
-            CheckKind.SEALED: self._verify_file,
+            CheckKind.ENCRYPTED: self._verify_encrypted,
             CheckKind.VECTORS: self._verify_vectors,
-            CheckKind.PLAIN: self._measure,
-            CheckKind.STATISTICS: self._look_at_statistics,
-            CheckKind.STRANGER: self._look_at_stranger,
+            CheckKind.PLAIN: self._check_size,
+            CheckKind.STATISTICS: self._check_statistics,
+            CheckKind.UNREFERENCED: self._check_unreferenced,
         }
 
     def __call__(self, check: Check) -> Outcome:
@@ -169,55 +173,20 @@ class FileChecker:
         except (Ags1Error, OSError) as error:
             return Outcome(0, [finding_of(error, check.location, check.snapshot_ids)])
 
-    def _verify_file(self, check: Check) -> Outcome:
-        outcome = Outcome()
-        location, ids = check.location, check.snapshot_ids
+    def _verify_encrypted(self, check: Check) -> Outcome:
         (file,) = check.files
         km = cast("KeyMetadata", file.key)
+        findings: list[Finding] = []
         if file.file_format == FileFormat.PARQUET:
             if km.file_length is None:
                 # The manifest is just as authentic. Other readers use no length at all.
                 km = km.with_file_length(file.file_size_in_bytes)
-            found = self._verify_parquet(location, km)
-            if found.rows != file.record_count:
-                outcome.findings.append(
-                    Finding(
-                        Severity.ERROR,
-                        "record-count",
-                        f"the file has {found.rows} rows, but the manifest says "
-                        f"{file.record_count}",
-                        location,
-                        ids,
-                    )
-                )
-            if found.plain_levels_size:
-                outcome.findings.append(
-                    Finding(
-                        Severity.WARNING,
-                        "plain-levels",
-                        f"{found.plain_levels_size} bytes of levels (which values are null, where "
-                        "lists begin) are not encrypted, and somebody could change them: Java "
-                        "writes pages of version 2 in this way. Rewrite the file with rekey",
-                        location,
-                        ids,
-                    )
-                )
-            if found.padding_size:
-                outcome.findings.append(
-                    Finding(
-                        Severity.NOTE,
-                        "unauthenticated-bytes",
-                        f"{found.padding_size} bytes belong to no part of the Parquet file",
-                        location,
-                        ids,
-                    )
-                )
+            findings = _parquet_findings(check, self._verify_parquet(check.location, km))
         elif file.file_format == FileFormat.ORC:
             raise FormatError("the manifest has a key for an ORC file: Iceberg cannot encrypt ORC")
         else:
-            self._verify_ags1(location, km)
-        outcome.size = cast("int", km.file_length)
-        return outcome
+            self._verify_ags1(check.location, km)
+        return Outcome(cast("int", km.file_length), findings)
 
     def _verify_ags1(self, location: str, km: KeyMetadata) -> None:
         path = self._files.local_path(location)
@@ -228,7 +197,7 @@ class FileChecker:
                 self._verify_stream(location, km)
         except FormatError:
             if self._head(location) != MAGIC:
-                raise _in_the_clear() from None
+                raise _begins_unencrypted() from None
             raise
 
     def _verify_local(self, path: str, km: KeyMetadata) -> None:
@@ -256,25 +225,25 @@ class FileChecker:
 
     def _verify_stream(self, location: str, km: KeyMetadata) -> None:
         with self._files.open_encrypted(location, km) as reader:
-            room = bytearray(min(_BUFFER_SIZE, reader.plaintext_size) or 1)
-            while size := reader.readinto(room):
+            buffer = bytearray(min(_BUFFER_SIZE, reader.plaintext_size) or 1)
+            while size := reader.readinto(buffer):
                 self._meter.add(size)
 
-    def _verify_parquet(self, location: str, km: KeyMetadata) -> Any:
+    def _verify_parquet(self, location: str, km: KeyMetadata) -> VerifiedParquet:
         self._refuse_pipe(location)
         path = self._files.local_path(location)
         if path is not None:
             with open(path, "rb", buffering=0) as file:
                 fd = file.fileno()
-                room = memoryview(bytearray(WINDOW_SIZE))
+                buffer = memoryview(bytearray(WINDOW_SIZE))
 
                 def read(offset: int, size: int) -> memoryview:
                     # To use the same memory again is far faster than to allocate it.
-                    nonlocal room
-                    if size > len(room):
-                        room = memoryview(bytearray(size))
+                    nonlocal buffer
+                    if size > len(buffer):
+                        buffer = memoryview(bytearray(size))
                     self._meter.add(size)
-                    return room[: os.preadv(fd, [room[:size]], offset)]
+                    return buffer[: os.preadv(fd, [buffer[:size]], offset)]
 
                 return verify_parquet(read, os.fstat(fd).st_size, km)
         stored = self._files.new_input(location)
@@ -302,7 +271,7 @@ class FileChecker:
                 outcome.findings.append(finding_of(error, check.location, check.snapshot_ids))
         return outcome
 
-    def _measure(self, check: Check) -> Outcome:
+    def _check_size(self, check: Check) -> Outcome:
         """Check that an unencrypted file exists and has the size that the manifest says."""
         self._meter.add(0)
         (file,) = check.files
@@ -312,35 +281,35 @@ class FileChecker:
             return Outcome()
         kind = "truncated" if size < stated else "format"
         message = f"the file has {size} bytes, but the manifest says {stated}"
-        return _found(Severity.ERROR, kind, message, check)
+        return Outcome(0, [check.finding(kind, message)])
 
-    def _look_at_statistics(self, check: Check) -> Outcome:
+    def _check_statistics(self, check: Check) -> Outcome:
         try:
             head = self._head(check.location)
         except FileNotFoundError:
-            kind, severity = "missing-statistics", Severity.WARNING
-            message = "the statistics file is missing"
+            kind, message = "missing-statistics", "the statistics file is missing"
         else:
             if head in (MAGIC, ENCRYPTED_PARQUET_MAGIC):
-                kind, severity = "unauthenticated-bytes", Severity.NOTE
+                kind = "unauthenticated-bytes"
                 message = "the statistics file is encrypted and was not verified"
             else:
-                kind, severity = "plain-statistics", Severity.WARNING
+                kind = "plain-statistics"
                 message = "the statistics file is not encrypted: it reveals values of the data"
-        return _found(severity, kind, message, check)
+        return Outcome(0, [check.finding(kind, message)])
 
-    def _look_at_stranger(self, check: Check) -> Outcome:
+    def _check_unreferenced(self, check: Check) -> Outcome:
         try:
             with closing(self._files.inner.new_input(check.location).open()) as stream:
                 head = stream.read(4)
         except FileNotFoundError:
             return Outcome()
+        kind, what = "orphan-file", "a file"
+        if head in (MAGIC, ENCRYPTED_PARQUET_MAGIC):
+            what = "an encrypted file"
         for magic, name in _PLAIN_FORMATS.items():
             if head.startswith(magic):
-                message = f"an unencrypted {name} file that no snapshot has"
-                return _found(Severity.WARNING, "stray-plain-file", message, check)
-        what = "an encrypted file" if head in (MAGIC, ENCRYPTED_PARQUET_MAGIC) else "a file"
-        return _found(Severity.NOTE, "orphan-file", f"{what} that no snapshot has", check)
+                kind, what = "stray-plain-file", f"an unencrypted {name} file"
+        return Outcome(0, [check.finding(kind, f"{what} that no snapshot has")])
 
     def _head(self, location: str) -> bytes:
         self._refuse_pipe(location)
@@ -354,11 +323,27 @@ class FileChecker:
             raise OSError(errno.EINVAL, "Not a regular file", path)
 
 
-def _found(severity: Severity, kind: str, message: str, check: Check) -> Outcome:
-    return Outcome(0, [Finding(severity, kind, message, check.location, check.snapshot_ids)])
+def _parquet_findings(check: Check, verified: VerifiedParquet) -> list[Finding]:
+    """Return what is wrong with a Parquet file whose modules are authentic."""
+    (file,) = check.files
+    findings = []
+    if verified.rows != file.record_count:
+        message = f"the file has {verified.rows} rows, but the manifest says {file.record_count}"
+        findings.append(check.finding("record-count", message))
+    if verified.plain_levels_size:
+        message = (
+            f"{verified.plain_levels_size} bytes of levels (which values are null, where lists "
+            "begin) are not encrypted, and somebody could change them: Java writes pages of "
+            "version 2 in this way. Rewrite the file with rekey"
+        )
+        findings.append(check.finding("plain-levels", message))
+    if verified.padding_size:
+        message = f"{verified.padding_size} bytes belong to no part of the Parquet file"
+        findings.append(check.finding("unauthenticated-bytes", message))
+    return findings
 
 
-def _in_the_clear() -> NotEncryptedError:
+def _begins_unencrypted() -> NotEncryptedError:
     return NotEncryptedError(
         "the manifest has a key for this file, but the file does not begin as an encrypted one"
     )
