@@ -18,7 +18,6 @@ from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
 from pyiceberg.table.inspect import InspectTable
 from pyiceberg.table.maintenance import MaintenanceTable
 from pyiceberg.table.metadata import TableMetadataUtil
-from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
@@ -39,10 +38,11 @@ from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
 from .read.metadata import read_metadata, table_key_id
-from .read.records import FileRecord
+from .read.records import ContentFile
 from .read.scan import EncryptedIncrementalScan, EncryptedScan
 from .spec import table_keys as rotation
 from .spec.column_types import as_stored, readable
+from .spec.constants import MAIN_BRANCH
 from .spec.table_keys import KeyChange
 from .steps import ExpiryStep, KeyStep, SnapshotStep
 from .storage.trust import Trust
@@ -381,7 +381,7 @@ class EncryptedTable(TableSession):
         self,
         row_filter: str | BooleanExpression = ALWAYS_TRUE,
         *,
-        select: Callable[[FileRecord], bool] | None = None,
+        select: Callable[[ContentFile], bool] | None = None,
         case_sensitive: bool = True,
         branch: str | None = MAIN_BRANCH,
         exposed: bool = False,

@@ -72,7 +72,7 @@ from ags1 import (
     NotEncryptedError,
 )
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
-from ags1.iceberg.read.records import manifest_record, read_entries
+from ags1.iceberg.read.records import read_entries
 from ags1.iceberg.storage.locations import without_scheme
 from ags1.iceberg.storage.table_files import Decoded, TableFiles
 from ags1.iceberg.transaction import EncryptedTransaction
@@ -885,11 +885,11 @@ def test_records_with_keys_are_not_pickled(table: EncryptedTable) -> None:
     view = table.view()
     [manifest] = view.manifests
     [entry] = read_entries(manifest, view.files)
-    for record in (manifest_record(manifest), entry, entry.file):
+    for record in (manifest, entry, entry.file):
         for work in (pickle.dumps, copy.deepcopy):
             with pytest.raises(TypeError, match="not pickled"):
                 work(record)
-        assert (entry.file.key_metadata or b"").hex() not in repr(record)
+        assert (entry.file.key_bytes or b"").hex() not in repr(record)
 
 
 # -- what is refused
@@ -1144,7 +1144,7 @@ def files_of(table: EncryptedTable) -> dict[tuple[int | None, int | None], bytes
     """Return the keys of the data files by their first row id and sequence number."""
     view = table.view()
     return {
-        (entry.file.first_row_id, entry.sequence_number): entry.file.key_metadata
+        (entry.file.first_row_id, entry.sequence_number): entry.file.key_bytes
         for manifest in view.manifests
         for entry in read_entries(manifest, view.files)
         if entry.file.content == 0

@@ -231,6 +231,7 @@ def _write(
     yes: bool,
 ) -> None:
     """Append rows; replace those for which the filter ``replaced`` is true, None for none."""
+    from ...iceberg.spec.constants import MAIN_BRANCH
     from .inputs import Inputs
 
     table = ChangedCatalog(where).load()
@@ -268,7 +269,7 @@ def _write(
         line += f" in {counted(facts['files'], 'file')}"
     if expression is not None:
         line += f", {counted(facts['deleted_rows'], 'row')} {would}deleted"
-    if branch != "main":
+    if branch != MAIN_BRANCH:
         line += f", on the branch {branch}"
     out.result(facts, line)
 
@@ -280,10 +281,12 @@ def _confirm_if_all(
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.expressions.visitors import bind
 
+    from ...iceberg.spec.constants import MAIN_BRANCH
+
     # Bound: "id is not null" is true for every row if the column is required.
     if isinstance(bind(table.schema(), expression, case_sensitive=True), AlwaysTrue):
         name = ".".join(table.name())
-        place = name if branch == "main" else f"{name}, branch {branch}"
+        place = name if branch == MAIN_BRANCH else f"{name}, branch {branch}"
         confirm(f"{verb} all rows of {place}?", yes=yes)
 
 

@@ -38,6 +38,7 @@ from ..pyiceberg.rest import (
     stage_rest_table,
 )
 from ..read.metadata import read_metadata, table_key_id
+from ..spec.constants import MAIN_BRANCH
 from ..spec.requirements import check_requirements
 from ..spec.table_keys import needed_keys
 from ..storage.output import TableOutput
@@ -57,7 +58,7 @@ _OF_SNAPSHOTS = (
     "remove-snapshot-ref",
 )
 _FORMAT_VERSION = {"format-version": "3"}
-_NO_SNAPSHOT = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": None}
+_NO_SNAPSHOT = {"type": "assert-ref-snapshot-id", "ref": MAIN_BRANCH, "snapshot-id": None}
 # Of a server that did not do what it was asked to: a lost race, another client's turn, its rules.
 _DONE = (200, 201)
 _NOT_FOUND, _CONFLICT, _TOO_MANY = 404, 409, 429
@@ -416,7 +417,7 @@ def _same_refs(metadata: Mapping[str, Any], required: list[Update]) -> list[Upda
     """Return requirements that no branch has moved, besides ``required``: a snapshot that came in
     between may need a key that is to go."""
     stated = {r.get("ref") for r in required if r["type"] == "assert-ref-snapshot-id"}
-    refs = {"main": None} | {
+    refs = {MAIN_BRANCH: None} | {
         name: ref["snapshot-id"] for name, ref in (metadata.get("refs") or {}).items()
     }
     return [

@@ -34,7 +34,7 @@ from ...keys.manager import (
 )
 from ..commit.updates import apply_updates
 from ..read.metadata import FORMAT_VERSION
-from ..read.records import DATA, FileRecord, read_entries
+from ..read.records import DATA, ContentFile, read_entries
 from ..spec.column_types import with_types
 from ..spec.constants import AVRO_MAGIC, MAIN_BRANCH, ORC_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
 from ..storage.locations import file_identity
@@ -191,7 +191,7 @@ class Migration:
         return unused + ([] if self._producer is None else list(self._producer.left_over))
 
     def _resume(
-        self, view: TableView, locations: LocationProvider, files: list[FileRecord]
+        self, view: TableView, locations: LocationProvider, files: list[ContentFile]
     ) -> None:
         if self._journal is not None:
             return
@@ -212,7 +212,7 @@ class Migration:
                 if file.identity in finished:
                     self._on_done(file, finished[file.identity])
 
-    def _note(self, old: FileRecord, new: FileRecord) -> None:
+    def _note(self, old: ContentFile, new: ContentFile) -> None:
         assert self._journal is not None
         self._journal.add(old, new)
         if self._on_done is not None:
@@ -259,7 +259,7 @@ class _WholeTable(FileChange):
 
 
 def _summarize(
-    snapshot: dict[str, Any], view: TableView, old: list[FileRecord], new: list[FileRecord]
+    snapshot: dict[str, Any], view: TableView, old: list[ContentFile], new: list[ContentFile]
 ) -> None:
     """Make the snapshot's operation ``replace``: readers of changes skip such snapshots."""
     before = SummaryBuilder(view.specs, view.schema)
@@ -444,7 +444,7 @@ def _plain_files(
             continue
         read.add(manifest.manifest_path)
         try:
-            entries = list(read_entries(manifest, io))
+            entries = read_entries(manifest, io)
         except (OSError, MetadataIntegrityError, NotImplementedError):
             unreadable.append(manifest.manifest_path)
             continue

@@ -29,9 +29,9 @@ from pyiceberg.table.snapshots import IsolationLevel, Operation
 from ..pyiceberg.expressions import InclusiveMetricsEvaluator
 from ..read.filters import as_sql
 from ..read.planning import path_of_all
-from ..read.records import FileRecord
+from ..read.records import ContentFile
 
-MayMatch = Callable[[FileRecord], bool]
+MayMatch = Callable[[ContentFile], bool]
 
 
 class ConflictError(ValidationException):
@@ -64,9 +64,9 @@ class Changes:
 
     snapshot_id: int
     operation: Operation
-    added: Sequence[FileRecord] = ()
-    removed: Sequence[FileRecord] = ()
-    deletes: Sequence[FileRecord] = ()
+    added: Sequence[ContentFile] = ()
+    removed: Sequence[ContentFile] = ()
+    deletes: Sequence[ContentFile] = ()
 
 
 def find_conflict(
@@ -82,7 +82,7 @@ def find_conflict(
             "columns: nothing was committed. Load the table again and repeat the change"
         )
     as_meant = as_sql(read.row_filter, schema, case_sensitive=read.case_sensitive)
-    # A FileRecord has all the fields that the evaluator reads.
+    # A ContentFile has all the fields that the evaluator reads.
     may_match: Any = InclusiveMetricsEvaluator(schema, as_meant, read.case_sensitive).eval
     for changes in snapshots:
         conflict = None
@@ -111,7 +111,7 @@ def removed_rows(changes: Changes, may_match: MayMatch, read: Read) -> str | Non
     """Find removed data files that the change has read, or whose rows it may match. If such a file
     was rewritten, the change does not know the new file."""
 
-    def counts(file: FileRecord) -> bool:
+    def counts(file: ContentFile) -> bool:
         return file.file_path in read.files or may_match(file)
 
     return _first("another writer removed the data file", filter(counts, changes.removed))
@@ -127,7 +127,7 @@ def new_deletes(changes: Changes, may_match: MayMatch, read: Read) -> str | None
     rows, but may add deletion vectors.
     """
 
-    def counts(file: FileRecord) -> bool:
+    def counts(file: ContentFile) -> bool:
         path = path_of_all(file)
         if path is not None:
             return path in read.files
@@ -146,6 +146,6 @@ def columns_of(
     return frozenset(extract_field_ids(bound))
 
 
-def _first(what: str, files: Iterable[FileRecord]) -> str | None:
+def _first(what: str, files: Iterable[ContentFile]) -> str | None:
     """Return ``what`` with the path of the first file; None if there is no file."""
     return next((f"{what} {file.file_path}" for file in files), None)

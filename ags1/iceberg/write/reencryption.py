@@ -23,9 +23,9 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
+from pyiceberg.manifest import FileFormat
 from pyiceberg.table.locations import LocationProvider
 
 from ..._gcm import Checksum, random_bytes
@@ -37,7 +37,7 @@ from ...reader import Reader
 from ...writer import Writer
 from ..formats.avro import AvroFile
 from ..formats.parquet_transcription import ParquetContents, read_contents, transcribe_parquet
-from ..read.records import FileRecord
+from ..read.records import ContentFile
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 
@@ -47,7 +47,7 @@ _MAX_THREADS = 16
 
 Identity = tuple[str, int | None]
 # Called with a file's old record and its new one.
-Done: TypeAlias = "Callable[[FileRecord, FileRecord], None]"
+Done: TypeAlias = "Callable[[ContentFile, ContentFile], None]"
 
 
 class RewriteExecutor(Protocol):
@@ -55,7 +55,7 @@ class RewriteExecutor(Protocol):
 
     def rewrite(
         self,
-        files: Sequence[FileRecord],
+        files: Sequence[ContentFile],
         source: TableFiles,
         output: TableOutput,
         locations: LocationProvider,
@@ -80,13 +80,13 @@ class RewriteThreads:
 
     def rewrite(
         self,
-        files: Sequence[FileRecord],
+        files: Sequence[ContentFile],
         source: TableFiles,
         output: TableOutput,
         locations: LocationProvider,
         on_done: Done,
     ) -> None:
-        def rewrite(record: FileRecord) -> None:
+        def rewrite(record: ContentFile) -> None:
             location = new_location(record, locations)
             new = rewrite_file(record, source, output, location)
             with self._lock:
@@ -101,11 +101,11 @@ class RewriteThreads:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def new_location(record: FileRecord, locations: LocationProvider, stem: str | None = None) -> str:
+def new_location(record: ContentFile, locations: LocationProvider, stem: str | None = None) -> str:
     """Return the location of the file that replaces ``record``'s. If that is in the table's data
     folder, the new file is in the same folder, so that its path still shows the partition. ``stem``
     is its name without the suffix, by default a random one."""
-    name = f"{stem or uuid.uuid4()}.{record.file_format.lower()}"
+    name = f"{stem or uuid.uuid4()}.{record.stored_format.name.lower()}"
     folder = record.file_path.rpartition("/")[0]
     own = locations.data_path.rstrip("/")
     is_own = folder == own or folder.startswith(own + "/")
@@ -113,8 +113,8 @@ def new_location(record: FileRecord, locations: LocationProvider, stem: str | No
 
 
 def rewrite_file(
-    record: FileRecord, source: TableFiles, output: TableOutput, location: str
-) -> FileRecord:
+    record: ContentFile, source: TableFiles, output: TableOutput, location: str
+) -> ContentFile:
     """Write a file's contents to ``location`` under a fresh key of ``source``; return its record.
 
     If anything fails, no new file is left. Any number of threads may call this.
@@ -124,23 +124,21 @@ def rewrite_file(
     TruncatedError, FormatError, NotEncryptedError, MissingFileLengthError); NotImplementedError for
     ORC; ValueError for a Puffin file; OSError.
     """
-    if record.file_format not in ("PARQUET", "AVRO"):
-        if record.file_format == "PUFFIN":
-            raise ValueError(
-                f"{record.file_path}: a Puffin file of deletion vectors is not rewritten"
-            )
+    if record.stored_format not in (FileFormat.PARQUET, FileFormat.AVRO):
+        if record.stored_format == FileFormat.PUFFIN:
+            raise ValueError(f"{record.file_path}: deletion vectors are not rewritten")
         raise NotImplementedError(
-            f"{record.file_path}: Iceberg has no encryption of {record.file_format} files"
+            f"{record.file_path}: Iceberg has no encryption of {record.stored_format.name} files"
         )
-    rewrite = _rewrite_parquet if record.file_format == "PARQUET" else _rewrite_avro
+    rewrite = _rewrite_parquet if record.stored_format == FileFormat.PARQUET else _rewrite_avro
     km = source.keys.new_file_key()
     with _named(record.file_path):
         return rewrite(record, source, output, location, km)
 
 
 def _rewrite_parquet(
-    record: FileRecord, source: TableFiles, output: TableOutput, location: str, km: KeyMetadata
-) -> FileRecord:
+    record: ContentFile, source: TableFiles, output: TableOutput, location: str, km: KeyMetadata
+) -> ContentFile:
     checksum, checksum_again = _checksums()
     with source.new_input(record.file_path).open() as stream, output.create(location) as file:
         old = _Ranges(stream)
@@ -153,19 +151,18 @@ def _rewrite_parquet(
         if before != after:
             raise _differs(location)
         _check_rows(record, after.rows)
-    return replace(
-        record,
+    return record.replace(
         file_path=location,
         file_size_in_bytes=after.size,
-        column_sizes=_column_sizes(record.column_sizes, after),
+        column_sizes=_column_sizes(record.fields()["column_sizes"], after),
         key_metadata=km.to_bytes(),
         split_offsets=after.split_offsets or None,
     )
 
 
 def _rewrite_avro(
-    record: FileRecord, source: TableFiles, output: TableOutput, location: str, km: KeyMetadata
-) -> FileRecord:
+    record: ContentFile, source: TableFiles, output: TableOutput, location: str, km: KeyMetadata
+) -> ContentFile:
     before, after = _checksums()
     with _plaintext(record, source) as text, output.create(location) as file:
         with Writer(file, km, block_size=DEFAULT_BLOCK_SIZE) as writer:
@@ -182,8 +179,7 @@ def _rewrite_avro(
             avro = AvroFile(reader)
             _check_rows(record, avro.rows_before(avro.size))
     assert km.file_length is not None
-    return replace(
-        record,
+    return record.replace(
         file_path=location,
         file_size_in_bytes=km.file_length,
         key_metadata=km.to_bytes(),
@@ -221,7 +217,7 @@ class _Ranges:
 
 
 @contextmanager
-def _plaintext(record: FileRecord, source: TableFiles) -> Iterator[Any]:
+def _plaintext(record: ContentFile, source: TableFiles) -> Iterator[Any]:
     """Open an Avro file's plaintext."""
     with source.new_input(record.file_path).open() as stream:
         km = record.key
@@ -250,7 +246,7 @@ def _named(location: str) -> Iterator[None]:
         raise
 
 
-def _key_with_length(record: FileRecord) -> KeyMetadata | None:
+def _key_with_length(record: ContentFile) -> KeyMetadata | None:
     km = record.key
     if km is not None and km.file_length is None:
         # The manifest has it too, and is authenticated as well.
@@ -265,7 +261,7 @@ def _column_sizes(
     return old and {i: contents.column_sizes.get(i, size) for i, size in old.items()}
 
 
-def _check_rows(record: FileRecord, rows: int) -> None:
+def _check_rows(record: ContentFile, rows: int) -> None:
     if rows != record.record_count:
         raise MetadataIntegrityError(
             f"the file has {rows} rows, but its manifest says {record.record_count}",

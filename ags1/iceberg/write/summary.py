@@ -14,10 +14,9 @@ from collections.abc import Mapping
 
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.typedef import Record
 
 from ... import __version__
-from ..read.records import DATA, EQUALITY_DELETES, FileRecord
+from ..read.records import DATA, EQUALITY_DELETES, ContentFile
 
 __all__ = ["ENVIRONMENT", "SummaryBuilder", "without_partitions"]
 
@@ -75,16 +74,16 @@ class SummaryBuilder:
         self._partitions: set[str] = set()
         self._manifests: dict[str, str] = {}
 
-    def add(self, file: FileRecord) -> None:
+    def add(self, file: ContentFile) -> None:
         """Count a file that the snapshot adds. Raises ValueError if the table does not have the
         file's partition spec."""
         self._count(file, "added", "added")
 
-    def remove(self, file: FileRecord) -> None:
+    def remove(self, file: ContentFile) -> None:
         """Count a file that the snapshot removes. Raises as ``add``."""
         self._count(file, "deleted", "removed")
 
-    def _count(self, file: FileRecord, of_data: str, of_others: str) -> None:
+    def _count(self, file: ContentFile, of_data: str, of_others: str) -> None:
         """Count a file. The other arguments are the first words of the counts' names."""
         counts, rows = self._counts, file.record_count
         self._partitions.add(self._partition(file))
@@ -133,16 +132,16 @@ class SummaryBuilder:
             summary[name] = str(value)
         return {**summary, **computed, **{k: v for k, v in environment.items() if k not in summary}}
 
-    def _partition(self, file: FileRecord) -> str:
+    def _partition(self, file: ContentFile) -> str:
         spec = self._specs.get(file.spec_id)
         if spec is None:
             raise ValueError(f"{file.file_path}: the table has no partition spec {file.spec_id}")
         try:
-            return spec.partition_to_path(Record(*file.partition), self._schema)
+            return spec.partition_to_path(file.partition, self._schema)
         except OverflowError:
             # Python has no dates after the year 9999; Iceberg does.
             names = (field.name for field in spec.fields)
-            return "/".join(f"{n}={v}" for n, v in zip(names, file.partition, strict=True))
+            return "/".join(f"{n}={v}" for n, v in zip(names, file.partition_values, strict=True))
 
 
 _RESERVED = frozenset(
@@ -162,7 +161,7 @@ def without_partitions(summary: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _content_size(file: FileRecord) -> int:
+def _content_size(file: ContentFile) -> int:
     # One Puffin file may have several deletion vectors.
     if file.is_deletion_vector and file.content_size_in_bytes is not None:
         return file.content_size_in_bytes

@@ -24,9 +24,9 @@ from .. import options as opt
 from ..iceberg_api import (
     ByteMeter,
     Check,
+    ContentFile,
     Done,
     EncryptedTable,
-    FileRecord,
     Outcome,
     TableFiles,
     TableOutput,
@@ -137,7 +137,7 @@ class SparkRewrites:
 
     def rewrite(
         self,
-        files: Sequence[FileRecord],
+        files: Sequence[ContentFile],
         source: TableFiles,
         output: TableOutput,
         locations: LocationProvider,
@@ -150,7 +150,7 @@ class SparkRewrites:
         # The driver says how long keys have to be; tasks do not find out for themselves.
         key_size = len(manager.new_file_key().encryption_key)
         self._folders[locations.data_path] = output
-        under_way: dict[int, FileRecord] = {}
+        under_way: dict[int, ContentFile] = {}
         failure: Exception | None = None
 
         def sent() -> Iterator[tuple[OldFile, int]]:

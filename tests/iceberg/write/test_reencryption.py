@@ -8,7 +8,6 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +18,7 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_files import all_fields
 from iceberg_tables import TABLES, copied, memory_kms, open_fixture
 from pyarrow.parquet.encryption import (
     create_decryption_properties,
@@ -41,12 +41,18 @@ from ags1.errors import (
     NotEncryptedError,
     TruncatedError,
 )
+from ags1.iceberg.formats import parquet_modules
 from ags1.iceberg.formats import parquet_transcription as transcription
-from ags1.iceberg.formats.parquet_modules import verify_parquet
+from ags1.iceberg.formats.parquet_modules import (
+    ModuleType,
+    ParquetSource,
+    chunks,
+    verify_parquet,
+)
 from ags1.iceberg.formats.parquet_transcription import transcribe_parquet
 from ags1.iceberg.formats.thrift import parse, print_struct, value
 from ags1.iceberg.operations.rewrite import RewritePlan, Rewriter
-from ags1.iceberg.read.records import Entry, FileRecord, read_entries
+from ags1.iceberg.read.records import ContentFile, ManifestEntry, read_entries
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
 from ags1.iceberg.write import reencryption
@@ -114,13 +120,21 @@ def table(count: int = 1000) -> pa.Table:
     return pa.Table.from_pylist(rows, schema)
 
 
-def record(path: Path, rows: int, **more: Any) -> FileRecord:
+def record(path: Path, rows: int, **more: Any) -> ContentFile:
     kind = path.suffix[1:].upper()
     size = path.stat().st_size
-    return FileRecord(0, f"file://{path}", kind, (), rows, size, **more)
+    return ContentFile.of(
+        content=0,
+        file_path=f"file://{path}",
+        file_format=kind,
+        partition=(),
+        record_count=rows,
+        file_size_in_bytes=size,
+        **more,
+    )
 
 
-def opened(file: FileRecord) -> pq.ParquetFile:
+def opened(file: ContentFile) -> pq.ParquetFile:
     km = file.key
     assert km is not None
     properties = create_decryption_properties(
@@ -207,7 +221,7 @@ def test_a_plain_parquet_file_is_the_same_but_encrypted(
     key_size: int,
     window_size: int,
 ) -> None:
-    monkeypatch.setattr(transcription, "WINDOW_SIZE", window_size)
+    monkeypatch.setattr(parquet_modules, "WINDOW_SIZE", window_size)
     path = tmp_path / "plain.parquet"
     rows = table()
     pq.write_table(rows, path, **options)
@@ -240,14 +254,14 @@ def test_a_plain_parquet_file_is_the_same_but_encrypted(
     for group in groups:
         sizes = [group.column(c).total_compressed_size for c in range(metadata.num_columns)]
         assert sum(sizes) <= len(data)
-    assert new == replace(
-        old,
+    expected = old.replace(
         file_path=new.file_path,
         file_size_in_bytes=new.file_size_in_bytes,
-        key_metadata=new.key_metadata,
+        key_metadata=new.key_bytes,
         column_sizes=new.column_sizes,
         split_offsets=new.split_offsets,
     )
+    assert all_fields(new) == all_fields(expected)
 
 
 @pytest.mark.parametrize("options", WRITERS_V2.values(), ids=WRITERS_V2)
@@ -318,7 +332,7 @@ def test_an_encrypted_file_of_arrow_without_rows_is_rewritten(tmp_path: Path) ->
     assert contents(opened(new).read()) == contents(opened(old).read())
 
 
-def fixture_entries(name: str, folder: Path = TABLES) -> tuple[Any, list[Entry]]:
+def fixture_entries(name: str, folder: Path = TABLES) -> tuple[Any, list[ManifestEntry]]:
     opened_table = open_fixture(name, folder)
     snapshot = opened_table.current_snapshot()
     assert snapshot is not None
@@ -349,7 +363,7 @@ def test_a_file_of_java_has_the_same_rows_under_another_key(tmp_path: Path, name
         expected = pq.ParquetFile(here, decryption_properties=properties)
         assert contents(opened(new).read()) == contents(expected.read())
         assert described(opened(new).metadata) == described(expected.metadata)
-        assert new.split_offsets == old.split_offsets
+        assert new.fields()["split_offsets"] == old.fields()["split_offsets"]
         # Java's structures have some bytes behind them that nobody reads.
         assert new.column_sizes is not None
         assert old.column_sizes is not None
@@ -464,15 +478,15 @@ def test_an_offset_index_has_the_new_places(tmp_path: Path) -> None:
     location = f"file://{tmp_path}/n.parquet"
     new = rewrite_file(record(path, len(rows)), _files(), TableOutput(IO), location)
     data = stored(location).read_bytes()
-    source = transcription._Source(_slices(data), len(data), new.key)
+    source = ParquetSource(_slices(data), len(data), new.key)
     pages = 0
-    for chunk in transcription._chunks(source.footer()):
-        where, length = value(chunk.fields, 4), value(chunk.fields, 5)
-        index, _ = parse(source.module(where, length, transcription._OFFSET_INDEX, chunk.place))
+    for chunk in chunks(source.footer()):
+        index, _ = parse(source.index(chunk, ModuleType.OFFSET_INDEX))
         for number, found in enumerate(value(index, 1)[1]):
             # It opens there only as the page that it is.
-            _, end = source._page(chunk, value(found, 1), False, number)
-            assert end == value(found, 1) + value(found, 2)
+            start, size = value(found, 1), value(found, 2)
+            _, end = source._encrypted_page(chunk, start, start + size, number)
+            assert end == start + size
             pages += 1
     assert pages > 50
 
@@ -601,7 +615,7 @@ def test_other_formats_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"ORC")
     with pytest.raises(NotImplementedError, match="ORC"):
         rewrite_file(record(path, 1), _files(), TableOutput(IO), f"file://{tmp_path}/n")
-    puffin = replace(record(path, 1), file_format="PUFFIN")
+    puffin = record(path, 1).replace(file_format="PUFFIN")
     with pytest.raises(ValueError, match="deletion vector"):
         rewrite_file(puffin, _files(), TableOutput(IO), f"file://{tmp_path}/n")
 
@@ -619,7 +633,7 @@ def test_a_structure_is_printed_as_it_was(tmp_path: Path) -> None:
 # -- many files
 
 
-def many(folder: Path, count: int) -> list[FileRecord]:
+def many(folder: Path, count: int) -> list[ContentFile]:
     records = []
     for number in range(count):
         path = folder / "data" / f"{number}.parquet"
@@ -635,7 +649,7 @@ def test_each_file_is_rewritten_once_and_under_its_own_key(tmp_path: Path) -> No
     output = TableOutput(IO)
     rewriter = Rewriter(output, RewriteThreads(3), lambda old, new: done.append((old, new)))
     locations = load_location_provider(f"file://{tmp_path}", {})
-    entries = [Entry(0, 5, 3, 4, replace(file, first_row_id=77)) for file in files]
+    entries = [ManifestEntry(0, 5, 3, 4, file.replace(first_row_id=77)) for file in files]
     rewriter.apply(RewritePlan(entries[:4]), _files(), locations)
     added, _ = rewriter.apply(RewritePlan(entries), _files(), locations)
     assert len(done) == len(output.written) == 7
@@ -654,14 +668,23 @@ def test_a_failure_leaves_the_files_that_were_finished(tmp_path: Path) -> None:
     rewriter = Rewriter(output, RewriteThreads(1))
     locations = load_location_provider(f"file://{tmp_path}", {})
     with pytest.raises(FormatError):
-        rewriter.apply(RewritePlan([Entry(0, 5, 3, 4, f) for f in files]), _files(), locations)
+        rewriter.apply(
+            RewritePlan([ManifestEntry(0, 5, 3, 4, f) for f in files]), _files(), locations
+        )
     assert set(output.written) == {f.file_path for f in rewriter.rewritten.values()}
 
 
 def test_a_new_file_lies_beside_the_old_one_in_the_table_and_in_the_table_else() -> None:
     locations = load_location_provider("s3://b/t", {})
-    old = FileRecord(0, "s3://b/t/data/p=1/x.parquet", "PARQUET", (), 1, 1)
+    old = ContentFile.of(
+        content=0,
+        file_path="s3://b/t/data/p=1/x.parquet",
+        file_format="PARQUET",
+        partition=(),
+        record_count=1,
+        file_size_in_bytes=1,
+    )
     assert new_location(old, locations).startswith("s3://b/t/data/p=1/")
-    foreign = replace(old, file_path="s3://b/t/database/x.parquet")
+    foreign = old.replace(file_path="s3://b/t/database/x.parquet")
     assert new_location(foreign, locations).startswith("s3://b/t/data/")
     assert new_location(old, locations) != new_location(old, locations)

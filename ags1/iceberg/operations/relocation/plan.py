@@ -21,7 +21,8 @@ from pyiceberg.manifest import DataFileContent, FileFormat, ManifestEntryStatus
 
 from ....errors import MetadataIntegrityError, NotEncryptedError
 from ....key_metadata import KeyMetadata
-from ...read.snapshots import ContentFile, EncryptedManifest, EncryptedSnapshot
+from ...read.records import ContentFile
+from ...read.snapshots import EncryptedManifest, EncryptedSnapshot
 from ...storage.byte_meter import ByteMeter
 from ...storage.locations import Location, normalized
 from ...storage.table_files import TableFiles

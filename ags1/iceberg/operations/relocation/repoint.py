@@ -24,11 +24,10 @@ from ....errors import MetadataIntegrityError
 from ....key_metadata import KeyMetadata
 from ...formats.avro import AvroFile
 from ...formats.parquet_modules import verify_parquet
-from ...spec.constants import PATH_FIELD_ID, POSITION_FIELD_ID, PUFFIN_MAGIC
+from ...spec.constants import PARQUET_FIELD_ID, PATH_FIELD_ID, POSITION_FIELD_ID, PUFFIN_MAGIC
 
 _PUFFIN_TAIL = 12  # the footer's length, flags and magic
 _REFERENCED_DATA_FILE = "referenced-data-file"
-_FIELD_ID = b"PARQUET:field_id"
 
 PathOf = Callable[[str], str]
 
@@ -234,7 +233,7 @@ def repoint_parquet_deletes(
 
 def _column(schema: pa.Schema, field_id: int) -> str:
     for field in schema:
-        if (field.metadata or {}).get(_FIELD_ID) == str(field_id).encode():
+        if (field.metadata or {}).get(PARQUET_FIELD_ID) == str(field_id).encode():
             return str(field.name)
     raise UnreadableError(f"the file has no column {field_id}")
 

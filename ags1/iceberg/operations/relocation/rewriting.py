@@ -17,7 +17,8 @@ from pyiceberg.manifest import DataFileContent, FileFormat
 from ....errors import Ags1Error
 from ....key_metadata import KeyMetadata
 from ...read.deletes import read_deletion_vector
-from ...read.snapshots import ContentFile, EncryptedManifest, EncryptedSnapshot
+from ...read.records import ContentFile
+from ...read.snapshots import EncryptedManifest, EncryptedSnapshot
 from ...storage.locations import Location, normalized
 from ...storage.output import TableOutput
 from .copying import check_size, refuse_pipe
