@@ -154,7 +154,7 @@ class Migration:
         self._resume(view, locations, old)
         source = TableFiles(self._io, self._manager)
         try:
-            added, vectors = self._rewriter.apply(plan.rewrite, source, self._manager, locations)
+            added, vectors = self._rewriter.apply(plan.rewrite, source, locations)
         finally:
             if self._journal is not None:
                 self._journal.flush()
