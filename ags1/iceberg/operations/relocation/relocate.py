@@ -32,6 +32,7 @@ from pyiceberg.io import load_file_io
 
 from ....cpu import usable_cpus
 from ....errors import MetadataIntegrityError
+from ...commit.base import Base
 from ...commit.metadata_file import (
     METADATA_PATH,
     next_metadata_location,
@@ -216,15 +217,14 @@ def _publish(
 
 def _verify(relocation: Relocation, metadata: dict[str, Any], location: str) -> None:
     """Authenticate every file of the new table. Raises MetadataIntegrityError, KmsError."""
+    keys = relocation.files.keys
     version = version_of(
-        metadata,
-        location,
+        Base(("relocated", location), metadata, location, Trust(key_id=keys.table_key_id)),
         relocation.io,
-        relocation.files.keys.kms,
-        Trust(key_id=relocation.files.keys.table_key_id),
+        keys.kms,
         require_encrypted=relocation.files.require_encrypted,
     )
-    table = TableSession(("relocated", location), version, NoopCatalog("relocated"))
+    table = TableSession(version, NoopCatalog("relocated"))
     report = verify_table(table, threads=relocation.workers.threads, list_folders=False)
     for finding in report.findings:
         if finding.severity == Severity.ERROR:
