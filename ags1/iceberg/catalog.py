@@ -48,7 +48,7 @@ from .operations.catalog_jobs import MigrationResult, migrate, move_or_copy
 from .operations.expire import everything
 from .operations.relocation.relocate import RelocationResult
 from .pyiceberg.arrow import iceberg_schema
-from .pyiceberg.catalogs import configured_properties, plain_file_io
+from .pyiceberg.catalogs import configured_properties, is_a, plain_file_io
 from .pyiceberg.delegation import DelegatingCatalog
 from .pyiceberg.guard import guard_catalog
 from .pyiceberg.redirection import refuse_redirection
@@ -57,10 +57,7 @@ from .pyiceberg.tables import table_of
 from .pyiceberg.versions import check_tested_for_writing
 from .read.metadata import table_key_id
 from .storage.output import TableOutput
-from .storage.trust import (
-    Trust,
-    is_a,
-)
+from .storage.trust import Trust
 from .table import EncryptedTable, kms_client
 from .transaction import EncryptedCreateTransaction
 

@@ -42,3 +42,10 @@ def default_table_location(catalog: Any, identifier: str | Identifier, location:
         location, Catalog.namespace_to_string(namespace), Catalog.table_name_from(identifier)
     )
     return found
+
+
+def is_a(catalog: Catalog, name: str) -> bool:
+    """Return whether ``catalog`` is PyIceberg's class ``name`` or a subclass of it."""
+    # Compared by name, because importing the class needs libraries that only its users have.
+    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(catalog).__mro__}
+    return ("pyiceberg", name) in names
