@@ -25,7 +25,7 @@ from ...errors import Ags1Error, KmsError, KmsUnwrapError
 from ...key_metadata import KeyMetadata
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.manager import now_ms
-from ...kms.client import KmsClient
+from ...kms.client import KmsClient, wraps_with_public_key
 from ...layout import DEFAULT_BLOCK_SIZE
 from ..read.records import FileRecord
 from ..storage.listing import list_files
@@ -72,9 +72,7 @@ class Journal:
         self._kek: KeyEncryptionKey | None = None
         self._waiting: list[dict[str, Any]] = []
         self._last_part = time.monotonic()
-        self._is_kept = (
-            not getattr(kms, "wraps_with_public_key", False) and list_files(io, folder) is not None
-        )
+        self._is_kept = not wraps_with_public_key(kms) and list_files(io, folder) is not None
 
     def prepare(self) -> None:
         """Make the KEK of the parts, with a KMS call. So if the master key cannot be used, this

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 from ... import layout
 from ...errors import Ags1Error, FormatError, KeyMetadataError
-from ...key_metadata import KeyMetadata
-from ...keys.keychain import find_sidecar
-from ...keys.sidecar import SUFFIX, Sidecar, sidecar_path
+from ...keys.keychain import find_sidecar, key_of_file
+from ...keys.sidecar import MAX_SIDECAR_SIZE, SUFFIX, Sidecar, sidecar_path
 from ...reader import Reader
 from ..jobs.running import SUFFIX as LEDGER_SUFFIX
 from ..keys import FileKeys
@@ -29,7 +28,6 @@ from ..paths import local_path
 from ..storage.choice import absolute, find, storage_of
 from ..storage.protocol import REQUESTS, SourceFile
 
-_MAX_SIDECAR_SIZE = 1 << 20
 _NONE: Mapping[str, str] = MappingProxyType({})
 # The cost of opening a file: bytes that could be read in that time.
 _OPEN_COST = 1 << 20
@@ -185,27 +183,11 @@ def _open(part: Part, keys: FileKeys, stack: contextlib.ExitStack) -> Reader:
         filesystem, name = _remote(path)
         source = stack.enter_context(filesystem.open(name, "rb"))
     sidecar = Sidecar.from_bytes(part.sidecar.encode()) if part.sidecar else _sidecar(path)
-    candidates = sidecar.file_keys
     try:
-        for wrapped in candidates:
-            chosen = Sidecar(sidecar.encryption_keys, wrapped.key_id)
-            km = keys.unwrap(chosen.to_bytes().decode())
-            # While a file is being replaced, its sidecar has the keys of the old and the new one.
-            if len(candidates) == 1 or _fits(source, km):
-                break
-        return Reader(source, km)
+        return Reader(source, key_of_file(sidecar, keys.unwrap_kek, source))
     except Ags1Error as error:
         error.file = path
         raise
-
-
-def _fits(source: Any, km: KeyMetadata) -> bool:
-    try:
-        with Reader(source, km) as reader:
-            reader.read(1)
-    except Ags1Error:
-        return False
-    return True
 
 
 def _sidecar(path: str) -> Sidecar:
@@ -215,7 +197,7 @@ def _sidecar(path: str) -> Sidecar:
     filesystem, name = _remote(sidecar_path(path))
     try:
         with filesystem.open(name, "rb") as file:
-            data = file.read(_MAX_SIDECAR_SIZE)
+            data = file.read(MAX_SIDECAR_SIZE)
     except FileNotFoundError:
         raise KeyMetadataError(
             "there is no such sidecar, and only it has the file's key (see the option 'ledger')",
