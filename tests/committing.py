@@ -108,17 +108,17 @@ def create(
     schema: Schema = SCHEMA,
 ) -> tuple[Base, TableOutput]:
     """Create a table; return it and where its files go."""
-    place = commits.place(name, None, schema, {**QUICK, **properties})
+    new_location = commits.new_location(name, None, schema, {**QUICK, **properties})
     updates = new_table_updates(
         schema,
         UNPARTITIONED_PARTITION_SPEC,
         UNSORTED_SORT_ORDER,
-        place.location,
+        new_location.location,
         {**QUICK, **properties},
         uuid.uuid4(),
     )
-    output = TableOutput(commits.io(place))
-    return commits.create(name, [*updates, *more], output, place=place), output
+    output = TableOutput(commits.io(new_location))
+    return commits.create(name, [*updates, *more], output, new_location=new_location), output
 
 
 def append_some(catalog: Callable[[], Catalog], writer: int, count: int) -> None:

@@ -39,13 +39,13 @@ from ..kms.client import KmsClient
 from ..kms.properties import Properties as KmsProperties
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .commit.choice import commits_for
-from .commit.commits import Base, Commits, Place, made_whatever_comes
+from .commit.commits import Base, Commits, NewLocation, made_whatever_comes
 from .commit.new_table import new_table_updates
 from .commit.session import version_of
 from .commit.updates import apply_updates
 from .operations.catalog_jobs import MigrationResult, migrate, move_or_copy
 from .operations.expire import everything
-from .operations.relocate import RelocationResult
+from .operations.relocation.relocate import RelocationResult
 from .pyiceberg.arrow import iceberg_schema
 from .pyiceberg.catalogs import configured_properties, plain_file_io
 from .pyiceberg.delegation import DelegatingCatalog
@@ -155,7 +155,7 @@ class _NewTable:
 
     identifier: Identifier
     key_id: str
-    place: Place
+    new_location: NewLocation
     updates: list[dict[str, Any]]
     io: FileIO
 
@@ -451,17 +451,17 @@ class EncryptedCatalog(DelegatingCatalog):
         # Fail now, not at the first append, if the key ID is wrong or the key may not be used.
         KeyEncryptionKey.generate(kms, key_id, key_size=int(length), timestamp_ms=now_ms())
         converted = iceberg_schema(schema)
-        place = commits.place(identifier, location, converted, properties)
+        new_location = commits.new_location(identifier, location, converted, properties)
         updates = new_table_updates(
-            converted, partition_spec, sort_order, place.location, properties, uuid.uuid4()
+            converted, partition_spec, sort_order, new_location.location, properties, uuid.uuid4()
         )
         name = Catalog.identifier_to_tuple(identifier)
-        return _NewTable(name, key_id, place, updates, commits.io(place))
+        return _NewTable(name, key_id, new_location, updates, commits.io(new_location))
 
     def _created(
         self, new: _NewTable, updates: list[dict[str, Any]], output: TableOutput
     ) -> EncryptedTable:
-        base = self.commits().create(new.identifier, updates, output, place=new.place)
+        base = self.commits().create(new.identifier, updates, output, new_location=new.new_location)
         output.keep()
         with made_whatever_comes(new.identifier):
             return self._table(base, self.commits().io(base))
@@ -570,15 +570,15 @@ class EncryptedCatalog(DelegatingCatalog):
         if not isinstance(table, EncryptedTable):
             self.inner.purge_table(identifier)
             return
-        home = table.home
+        folders = table.folders
         found = everything(table.view().metadata).find_files(
-            table.files, table.metadata_location, home=home
+            table.files, table.metadata_location, folders=folders
         )
         output = table.output()
         self.inner.drop_table(identifier)
         failed = found.delete(output)
         logged = [entry.metadata_file for entry in table.metadata.metadata_log]
-        output.discard([*home.versions(logged), table.metadata_location])
+        output.discard([*folders.versions(logged), table.metadata_location])
         if failed:
             raise OSError(
                 f"the table is dropped, but {len(failed)} of its files could not be deleted, "
@@ -648,7 +648,7 @@ class EncryptedCatalog(DelegatingCatalog):
         this catalog under that name. If ``move`` is true, every file of the copy is verified, the
         copy becomes this table, and the files at the old location are deleted; a REST catalog
         cannot do that. The result has the location of the copy's metadata.json. The other arguments
-        are those of ``operations.relocate.relocate``.
+        are those of ``operations.relocation.relocate.relocate``.
 
         Raises what that raises; CommitFailedException if another writer committed to the table
         meanwhile (run it again: the files that were copied are not copied again);

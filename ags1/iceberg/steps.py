@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
-from pyiceberg.table.refs import MAIN_BRANCH
-
 from ..keys.envelope import EncryptedKey
 from ..keys.manager import EncryptionManager
 from .operations.expire import ExpiryPlan
 from .spec.column_types import check_sources
+from .spec.constants import MAIN_BRANCH
 from .spec.table_keys import KeyChange
 from .storage.output import TableOutput
 from .write.history import check_unchanged

@@ -18,7 +18,6 @@ from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
 from pyiceberg.table.inspect import InspectTable
 from pyiceberg.table.maintenance import MaintenanceTable
 from pyiceberg.table.metadata import TableMetadataUtil
-from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
@@ -33,20 +32,22 @@ from .commit.session import TableSession, version_of
 from .maintenance import EncryptedMaintenance
 from .operations.expire import ExpiredFiles, expire
 from .operations.meter import Meter
-from .operations.rekey import Rekeying
+from .operations.rekey import Choice, Rekeying
+from .operations.rewrite import Rewriter
 from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
 from .read.metadata import read_metadata, table_key_id
-from .read.records import FileRecord
+from .read.records import ContentFile
 from .read.scan import EncryptedIncrementalScan, EncryptedScan
 from .spec import table_keys as rotation
 from .spec.column_types import as_stored, readable
+from .spec.constants import MAIN_BRANCH
 from .spec.table_keys import KeyChange
 from .steps import ExpiryStep, KeyStep, SnapshotStep
 from .storage.trust import Trust
 from .transaction import EncryptedTransaction
-from .write.reencryption import RewriteExecutor
+from .write.reencryption import RewriteExecutor, RewriteThreads
 
 
 def open_table(
@@ -342,7 +343,7 @@ class EncryptedTable(TableSession):
         true. Files that could not be deleted are in ``Expiry.left_behind``.
         """
         moment = None if older_than is None else round(older_than.timestamp() * 1000)
-        view, home = self.view(), self.home
+        view, folders = self.view(), self.folders
         if dry_run:
             plan = expire(
                 view.metadata,
@@ -350,7 +351,7 @@ class EncryptedTable(TableSession):
                 retain_last=retain_last,
                 snapshot_ids=snapshot_ids,
             )
-            found = plan.find_files(view.files, self.metadata_location, home=home)
+            found = plan.find_files(view.files, self.metadata_location, folders=folders)
             return Expiry(plan.snapshot_ids, plan.refs, found)
         step = ExpiryStep(
             lambda metadata: expire(
@@ -369,7 +370,7 @@ class EncryptedTable(TableSession):
         found = plan.find_files(
             view.files,
             self.metadata_location,
-            home=home,
+            folders=folders,
             after=self.version.json,
             after_files=self.files,
         )
@@ -380,7 +381,7 @@ class EncryptedTable(TableSession):
         self,
         row_filter: str | BooleanExpression = ALWAYS_TRUE,
         *,
-        select: Callable[[FileRecord], bool] | None = None,
+        select: Callable[[ContentFile], bool] | None = None,
         case_sensitive: bool = True,
         branch: str | None = MAIN_BRANCH,
         exposed: bool = False,
@@ -414,16 +415,8 @@ class EncryptedTable(TableSession):
         expression = parse_row_filter(row_filter)
         transaction = self.transaction()
         meter = Meter(progress)
-        rekeying = Rekeying(
-            transaction.output,
-            select=select,
-            row_filter=None if expression == ALWAYS_TRUE else expression,
-            case_sensitive=case_sensitive,
-            exposed=exposed,
-            threads=threads,
-            on_done=meter.done,
-            executor=executor,
-        )
+        rewriter = Rewriter(transaction.output, executor or RewriteThreads(threads), meter.done)
+        rekeying = Rekeying(rewriter, Choice(select, expression, case_sensitive, exposed))
         view = self.view().at(branch)
         plan = rekeying.plan(view)
         meter.total = plan.size

@@ -31,13 +31,12 @@ from pyiceberg.exceptions import (
 from pyiceberg.expressions import AlwaysFalse, BooleanExpression
 from pyiceberg.table import ALWAYS_TRUE, Table, Transaction, UpsertResult
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.typedef import EMPTY_DICT, Record
+from pyiceberg.typedef import EMPTY_DICT
 
 from ..errors import NotEncryptedError
 from ..keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, EncryptionManager, now_ms
@@ -45,8 +44,9 @@ from .commit.session import TableSession
 from .commit.updates import apply_updates
 from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.tables import BuiltTransaction, ReusingUpdateSpec
-from .read.records import FileRecord
+from .read.records import ContentFile
 from .read.scan import EncryptedScan
+from .spec.constants import MAIN_BRANCH
 from .spec.java_json import partition_fields_like, with_unknown_fields
 from .spec.requirements import check_requirements
 from .steps import MetadataStep, SnapshotStep, Step, Update
@@ -58,7 +58,7 @@ from .write.data_files import write_rows
 from .write.deletes import find_deletes
 from .write.deletion_vectors import write_deletion_vectors
 from .write.plain_files import name_mapping_update, plain_file_records
-from .write.snapshot import FileChange, location_provider
+from .write.snapshot import FileChange
 from .write.upsert import Upsert
 from .write.view import TableView
 
@@ -267,7 +267,7 @@ class EncryptedTransaction(BuiltTransaction):
         files = self._write_rows(df)
         schema = self.table_metadata.schema()
         names = [str(schema.find_column_name(field.source_id)) for field in fields]
-        partitions = self.partition_predicate({Record(*file.partition) for file in files}, names)
+        partitions = self.partition_predicate({file.partition for file in files}, names)
         step = self._snapshot(
             lambda view: self.deleting(view, partitions, True, files),
             snapshot_properties,
@@ -361,7 +361,7 @@ class EncryptedTransaction(BuiltTransaction):
             lambda view: FileChange(added=files), snapshot_properties, branch, always=True
         )
 
-    def _write_rows(self, rows: Rows, view: TableView | None = None) -> list[FileRecord]:
+    def _write_rows(self, rows: Rows, view: TableView | None = None) -> list[ContentFile]:
         self._check_usable()
         if not isinstance(rows, pa.Table | pa.RecordBatchReader):
             raise ValueError(
@@ -371,13 +371,7 @@ class EncryptedTransaction(BuiltTransaction):
             self._catch_up()
             view = self._view
         try:
-            return write_rows(
-                view.metadata,
-                rows,
-                self.output,
-                view.manager,
-                location_provider=location_provider(view),
-            )
+            return write_rows(view, rows, self.output)
         except BaseException:
             self._give_up()
             raise
@@ -387,7 +381,7 @@ class EncryptedTransaction(BuiltTransaction):
         view: TableView,
         row_filter: BooleanExpression,
         case_sensitive: bool,
-        added: list[FileRecord],
+        added: list[ContentFile],
         operation: Operation = Operation.OVERWRITE,
         command: str = "update",
     ) -> FileChange:
@@ -411,7 +405,7 @@ class EncryptedTransaction(BuiltTransaction):
             )
         vectors = write_deletion_vectors(
             self.output,
-            location_provider(view).new_data_location(f"{uuid.uuid4()}-deletes.puffin"),
+            view.locations.new_data_location(f"{uuid.uuid4()}-deletes.puffin"),
             {path: (found, entry.file) for path, (found, entry) in plan.vectors.items()},
             view.manager,
         )

@@ -12,7 +12,7 @@ with harness.instrumented():
 
     from ags1.errors import MetadataIntegrityError
     from ags1.iceberg.read.deletes import VECTOR_MAGIC, VECTOR_TYPE, read_deletion_vector, rows_kept
-    from ags1.iceberg.read.snapshots import ContentFile
+    from ags1.iceberg.read.records import ContentFile
     from ags1.iceberg.write.deletion_vectors import vector_blob
 
 DATA_FILE = "s3://b/data.parquet"
@@ -38,8 +38,7 @@ def footer(size: int, cardinality: int) -> bytes:
 
 
 def entry(size: int, cardinality: int) -> ContentFile:
-    file = ContentFile.from_args(
-        _table_format_version=3,
+    file = ContentFile.of(
         file_path="s3://b/deletes.puffin",
         record_count=cardinality,
         referenced_data_file=DATA_FILE,

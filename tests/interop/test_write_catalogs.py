@@ -129,9 +129,11 @@ def created(commits: Commits, name: str, location: Path, **properties: str) -> B
     """Create an encrypted table with partitions and an order."""
     identifier = f"{DATABASE}.{name}"
     settings = {"encryption.key-id": "keyA", **properties}
-    place = commits.place(identifier, f"file:{location}", SCHEMA, settings)
-    updates = new_table_updates(SCHEMA, SPEC, ORDER, place.location, settings, uuid.uuid4())
-    return commits.create(identifier, updates, TableOutput(commits.io(place)), place=place)
+    new_location = commits.new_location(identifier, f"file:{location}", SCHEMA, settings)
+    updates = new_table_updates(SCHEMA, SPEC, ORDER, new_location.location, settings, uuid.uuid4())
+    return commits.create(
+        identifier, updates, TableOutput(commits.io(new_location)), new_location=new_location
+    )
 
 
 def commit(commits: Commits, base: Base, **properties: str) -> Base:
@@ -213,7 +215,7 @@ def test_hive_s_refusals(spark: SparkTables, hive: Commits, tmp_path: Path) -> N
         created(hive, "refusals", tmp_path / "other")
     assert not list((tmp_path / "other").rglob("*.json"))
     with pytest.raises(NoSuchNamespaceError):
-        hive.place("nowhere.t", None, SCHEMA, {})
+        hive.new_location("nowhere.t", None, SCHEMA, {})
     with pytest.raises(NoSuchTableError):
         hive.load("db.no_such_table", Trust())
     # The file was changed, and the metastore has its hash.

@@ -84,8 +84,9 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a table that does not exist yet will lie; ``config`` and ``storage`` as of a Base."""
+class NewLocation:
+    """Where a table that does not exist yet will be. ``config`` and ``storage`` are as in
+    ``Base``."""
 
     location: str
     config: dict[str, str] = field(default_factory=dict, repr=False)
@@ -105,20 +106,20 @@ class Commits(ABC):
         Raises NoSuchTableError, NotEncryptedError and MetadataIntegrityError.
         """
 
-    def place(
+    def new_location(
         self,
         identifier: str | Identifier,
         location: str | None,
         schema: Schema,
         properties: Properties,
-    ) -> Place:
-        """Return where a new table would lie; nothing is created that others could see.
+    ) -> NewLocation:
+        """Return where a new table would be. Nothing is created that others could see.
 
         ``location`` is the caller's wish, None for the catalog's choice. Raises
         NoSuchNamespaceError, TableAlreadyExistsError where it is known already, and ValueError when
         no location is given nor configured.
         """
-        return Place(default_table_location(self.catalog, identifier, location))
+        return NewLocation(default_table_location(self.catalog, identifier, location))
 
     @abstractmethod
     def commit(
@@ -151,13 +152,13 @@ class Commits(ABC):
         updates: Sequence[Mapping[str, Any]],
         output: TableOutput,
         *,
-        place: Place | None = None,
+        new_location: NewLocation | None = None,
     ) -> Base:
         """Create a table by the updates that make it from nothing.
 
-        ``place`` is what ``place`` returned, if it was asked. Raises TableAlreadyExistsError,
-        NoSuchNamespaceError, NotImplementedError when the catalog would lose its keys, and what
-        ``commit`` raises.
+        ``new_location`` is the result of the method of that name, if it was called. Raises
+        TableAlreadyExistsError, NoSuchNamespaceError, NotImplementedError when the catalog would
+        lose its keys, and what ``commit`` raises.
         """
 
     def repoint(self, base: Base, location: str, output: TableOutput) -> Base:
@@ -176,7 +177,7 @@ class Commits(ABC):
         TableAlreadyExistsError, NoSuchNamespaceError, MetadataIntegrityError."""
         self.catalog.register_table(identifier, location)
 
-    def io(self, base: Base | Place) -> FileIO:
+    def io(self, base: Base | NewLocation) -> FileIO:
         """Return the storage of the table as the catalog's properties say, never the metadata's."""
         location = base.location
         if isinstance(base, Base) and not location:
@@ -184,7 +185,7 @@ class Commits(ABC):
             location = base.metadata["location"]
         return load_file_io(self.storage_properties(base), location)
 
-    def storage_properties(self, base: Base | Place) -> Properties:
+    def storage_properties(self, base: Base | NewLocation) -> Properties:
         return {**self.catalog.properties, **base.storage}
 
     def check(self, base: Base) -> None:
@@ -202,7 +203,7 @@ class Commits(ABC):
         check_still_encrypted(base.metadata, metadata, new_key_id)
         return metadata
 
-    def _refuse_foreign_code(self, base: Base | Place, metadata: Mapping[str, Any]) -> None:
+    def _refuse_foreign_code(self, base: Base | NewLocation, metadata: Mapping[str, Any]) -> None:
         refuse_redirection(metadata, self.storage_properties(base), base.location)
 
 
@@ -268,11 +269,11 @@ class FileCommits(Commits):
         updates: Sequence[Mapping[str, Any]],
         output: TableOutput,
         *,
-        place: Place | None = None,
+        new_location: NewLocation | None = None,
     ) -> Base:
         name = Catalog.identifier_to_tuple(identifier)
         metadata = apply_updates(None, plain_dicts(updates), now_ms=now_ms())
-        self._refuse_foreign_code(place or Place(metadata["location"]), metadata)
+        self._refuse_foreign_code(new_location or NewLocation(metadata["location"]), metadata)
         key_id = (metadata.get("properties") or {}).get(TABLE_KEY_ID) or None
         check_still_encrypted({}, metadata, key_id)
         staged = _write(metadata, next_metadata_location(metadata, None), output)

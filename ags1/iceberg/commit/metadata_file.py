@@ -13,7 +13,7 @@ from typing import Any
 
 from ..read.metadata import MAX_METADATA_SIZE
 from ..spec.java_json import hash_of, java_hash, java_print
-from ..storage.home import versions_beside
+from ..storage.table_folders import versions_beside
 
 __all__ = [
     "hash_of",

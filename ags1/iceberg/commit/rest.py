@@ -38,11 +38,12 @@ from ..pyiceberg.rest import (
     stage_rest_table,
 )
 from ..read.metadata import read_metadata, table_key_id
+from ..spec.constants import MAIN_BRANCH
 from ..spec.requirements import check_requirements
 from ..spec.table_keys import needed_keys
 from ..storage.output import TableOutput
 from ..storage.trust import Trust, rest_trust
-from .commits import Base, Commits, Place, ask_again, check_still_encrypted, plain_dicts
+from .commits import Base, Commits, NewLocation, ask_again, check_still_encrypted, plain_dicts
 from .updates import apply_updates
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ _OF_SNAPSHOTS = (
     "remove-snapshot-ref",
 )
 _FORMAT_VERSION = {"format-version": "3"}
-_NO_SNAPSHOT = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": None}
+_NO_SNAPSHOT = {"type": "assert-ref-snapshot-id", "ref": MAIN_BRANCH, "snapshot-id": None}
 # Of a server that did not do what it was asked to: a lost race, another client's turn, its rules.
 _DONE = (200, 201)
 _NOT_FOUND, _CONFLICT, _TOO_MANY = 404, 409, 429
@@ -77,13 +78,13 @@ class RestCommits(Commits):
         self.check(base)
         return base
 
-    def place(
+    def new_location(
         self,
         identifier: str | Identifier,
         location: str | None,
         schema: Schema,
         properties: Properties,
-    ) -> Place:
+    ) -> NewLocation:
         # The server stages the table: it says where and with which credentials, and forgets it.
         name = Catalog.identifier_to_tuple(identifier)
         request = {
@@ -94,7 +95,7 @@ class RestCommits(Commits):
             "properties": {k: str(v) for k, v in {**_FORMAT_VERSION, **properties}.items()},
         }
         metadata, _, config, storage = stage_rest_table(self.catalog, name, request)
-        return Place(str(location or metadata["location"]).rstrip("/"), config, storage)
+        return NewLocation(str(location or metadata["location"]).rstrip("/"), config, storage)
 
     def commit(
         self,
@@ -128,19 +129,19 @@ class RestCommits(Commits):
         updates: Sequence[Mapping[str, Any]],
         output: TableOutput,
         *,
-        place: Place | None = None,
+        new_location: NewLocation | None = None,
     ) -> Base:
         name = Catalog.identifier_to_tuple(identifier)
         sent = plain_dicts(updates)
         after = apply_updates(None, sent, now_ms=now_ms())
-        place = place or Place(after["location"])
-        self._refuse_foreign_code(place, after)
+        new_location = new_location or NewLocation(after["location"])
+        self._refuse_foreign_code(new_location, after)
         trust = Trust((after.get("properties") or {}).get(TABLE_KEY_ID) or None, is_server_s=True)
         check_still_encrypted({}, after, trust.key_id)
         # What depends on keys waits until the server has shown that it keeps them.
         later = [update for update in sent if _depends_on_keys(update, after)]
         begun = [update for update in sent if update not in later]
-        base = Base(name, after, "", trust, place.config, place.storage)
+        base = Base(name, after, "", trust, new_location.config, new_location.storage)
         metadata, location = self._commit(base, begun, [{"type": "assert-create"}], is_new=True)
         made = replace(base, metadata=metadata, location=location)
         try:
@@ -416,7 +417,7 @@ def _same_refs(metadata: Mapping[str, Any], required: list[Update]) -> list[Upda
     """Return requirements that no branch has moved, besides ``required``: a snapshot that came in
     between may need a key that is to go."""
     stated = {r.get("ref") for r in required if r["type"] == "assert-ref-snapshot-id"}
-    refs = {"main": None} | {
+    refs = {MAIN_BRANCH: None} | {
         name: ref["snapshot-id"] for name, ref in (metadata.get("refs") or {}).items()
     }
     return [

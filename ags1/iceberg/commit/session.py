@@ -22,9 +22,9 @@ from ...kms.client import KmsClient
 from ..pyiceberg.tables import BuiltTable
 from ..pyiceberg.versions import check_tested_for_writing
 from ..read.metadata import parse_metadata
-from ..storage.home import Home
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
+from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust, vouches
 from ..write.view import TableView
 from .commits import Base, Commits, made_whatever_comes
@@ -138,11 +138,11 @@ class TableSession(BuiltTable):
         return self.version.files
 
     @property
-    def home(self) -> Home:
+    def folders(self) -> TableFolders:
         """The folders in which the table's files may be deleted."""
         base = self.base()
         # A REST server need not say where its metadata lies; then it is its word that counts.
-        return Home.of(
+        return TableFolders.of(
             base.metadata,
             base.location,
             base.trust,

@@ -20,10 +20,11 @@ from ...errors import MetadataIntegrityError
 from ...keys.envelope import EncryptedKey
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..read.metadata import FORMAT_VERSION
+from ..spec.constants import MAIN_BRANCH
 from ..spec.java_json import in_java_order, schema_in_java_order
 from ..spec.json_fields import json_object, string, whole, wholes
 from ..spec.properties import property_text, refuse_reserved
-from ..spec.refs import MAIN, RETENTION, ref_of, refs_of
+from ..spec.refs import RETENTION, ref_of, refs_of
 from ..spec.shape import (
     FIRST_PARTITION_ID,
     LINEAGE,
@@ -324,7 +325,7 @@ class _Table:
         snapshot = self._by_id("snapshots", "snapshot-id").get(snapshot_id)
         if snapshot is None:
             raise ValueError(f"{name!r} cannot be set to snapshot {snapshot_id}: there is none")
-        if name == MAIN:
+        if name == MAIN_BRANCH:
             if ref["type"] != "branch":
                 raise ValueError("'main' is a branch and cannot become a tag")
             self._table["current-snapshot-id"] = snapshot_id
@@ -347,7 +348,7 @@ class _Table:
             self._is_changed = True
 
     def _drop_ref(self, name: str) -> None:
-        if name == MAIN:
+        if name == MAIN_BRANCH:
             self._table["current-snapshot-id"] = None
         self._table["refs"] = {n: ref for n, ref in self._table["refs"].items() if n != name}
 
@@ -434,7 +435,7 @@ class _Table:
         for name, ref in table["refs"].items():
             if ref["snapshot-id"] not in snapshots:
                 raise ValueError(f"the {ref['type']} {name!r} is at a snapshot that is not there")
-        main = table["refs"].get(MAIN)
+        main = table["refs"].get(MAIN_BRANCH)
         if (main and main["snapshot-id"]) != table["current-snapshot-id"]:
             raise ValueError("the current snapshot is not that of the branch 'main'")
 

@@ -15,7 +15,6 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from pyiceberg.io import FileIO
@@ -27,7 +26,7 @@ from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.manager import now_ms
 from ...kms.client import KmsClient, wraps_with_public_key
 from ...layout import DEFAULT_BLOCK_SIZE
-from ..read.records import FileRecord
+from ..read.records import ContentFile
 from ..storage.listing import list_files
 from ..storage.output import TableOutput
 from ..write.reencryption import Identity
@@ -82,7 +81,7 @@ class Journal:
                 self._kms, self._key_id, key_size=self._key_size, timestamp_ms=now_ms()
             )
 
-    def add(self, old: FileRecord, new: FileRecord) -> None:
+    def add(self, old: ContentFile, new: ContentFile) -> None:
         """Record that a file was rewritten. The record is durable after ``flush``, which this calls
         every 64 files and every five seconds."""
         if not self._is_kept:
@@ -109,7 +108,7 @@ class Journal:
         self._waiting.clear()
         self._last_part = time.monotonic()
 
-    def finished(self, files: Iterable[FileRecord]) -> dict[Identity, FileRecord]:
+    def finished(self, files: Iterable[ContentFile]) -> dict[Identity, ContentFile]:
         """Return the new record of each of ``files`` that an earlier run has rewritten, by the
         identity of the old one. The new file must exist and have the recorded size.
 
@@ -120,7 +119,7 @@ class Journal:
             return {}
         wanted = {(f.file_path, f.file_size_in_bytes, f.record_count): f for f in files}
         keks: dict[bytes, KeyEncryptionKey] = {}
-        found: dict[Identity, FileRecord] = {}
+        found: dict[Identity, ContentFile] = {}
         for location in self._parts():
             for note in self._read(location, keks):
                 old = wanted.get((note["source"], note["source-size"], note["rows"]))
@@ -173,7 +172,7 @@ class Journal:
         _log.warning("%s is skipped, its files are rewritten: %s", location, type(error).__name__)
         return []
 
-    def _is_there(self, new: FileRecord) -> bool:
+    def _is_there(self, new: ContentFile) -> bool:
         km = new.key
         if km is None or len(km.encryption_key) != self._key_size:
             return False
@@ -183,9 +182,10 @@ class Journal:
             return False
 
 
-def _noted(old: FileRecord, new: FileRecord) -> dict[str, Any]:
-    assert new.key_metadata is not None
-    sizes = new.column_sizes
+def _noted(old: ContentFile, new: ContentFile) -> dict[str, Any]:
+    assert new.key_bytes is not None
+    fields = new.fields()
+    sizes = fields["column_sizes"]
     return {
         "source": old.file_path,
         "source-size": old.file_size_in_bytes,
@@ -193,15 +193,14 @@ def _noted(old: FileRecord, new: FileRecord) -> dict[str, Any]:
         "path": new.file_path,
         "size": new.file_size_in_bytes,
         "column-sizes": None if sizes is None else list(sizes.items()),
-        "split-offsets": new.split_offsets,
-        "key-metadata": base64.b64encode(new.key_metadata).decode(),
+        "split-offsets": fields["split_offsets"],
+        "key-metadata": base64.b64encode(new.key_bytes).decode(),
     }
 
 
-def _renewed(old: FileRecord, note: Mapping[str, Any]) -> FileRecord:
+def _renewed(old: ContentFile, note: Mapping[str, Any]) -> ContentFile:
     sizes, offsets = note["column-sizes"], note["split-offsets"]
-    return replace(
-        old,
+    return old.replace(
         file_path=note["path"],
         file_size_in_bytes=note["size"],
         column_sizes=None if sizes is None else dict(sizes),

@@ -22,7 +22,7 @@ from pyroaring import BitMap64
 
 from ...errors import MetadataIntegrityError, NotEncryptedError
 from ..storage.table_files import TableFiles
-from .snapshots import ContentFile
+from .records import ContentFile
 
 VECTOR_TYPE = "deletion-vector-v1"
 VECTOR_MAGIC = bytes.fromhex("d1d33964")

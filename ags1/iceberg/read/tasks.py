@@ -47,7 +47,15 @@ from ..formats.avro import AvroFile, read_avro
 from ..formats.parquet_modules import check_algorithm
 from ..pyiceberg.arrow import column_projection_values, downcasts_ns_timestamps, project
 from ..spec.column_types import WKB, as_stored, check_readable, opaque_ids, readable
-from ..spec.constants import FILE_ID, PATH_FIELD_ID, POSITION_FIELD_ID, POSITION_ID, ROW_ID, SPEC_ID
+from ..spec.constants import (
+    FILE_ID,
+    PARQUET_FIELD_ID,
+    PATH_FIELD_ID,
+    POSITION_FIELD_ID,
+    POSITION_ID,
+    ROW_ID,
+    SPEC_ID,
+)
 from ..storage.table_files import TableFiles
 from .deletes import (
     DeletedKeys,
@@ -59,10 +67,9 @@ from .deletes import (
 )
 from .filters import RowFilter
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
-from .snapshots import ContentFile
+from .records import ContentFile
 
 _BUFFER_SIZE = 8 << 20
-_FIELD_ID = b"PARQUET:field_id"
 
 _LINEAGE = Schema(*(METADATA_COLUMNS[i] for i in sorted(LINEAGE_IDS)))
 _POSITION_DELETES = Schema(
@@ -592,7 +599,7 @@ def _struct(*fields: pa.Field) -> pa.DataType:
 
 
 def _field_without(field: pa.Field, ids: frozenset[int]) -> pa.Field | None:
-    if int((field.metadata or {}).get(_FIELD_ID, -1)) in ids:
+    if int((field.metadata or {}).get(PARQUET_FIELD_ID, -1)) in ids:
         return None
     kind = field.type
     if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == WKB:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
-from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from ... import oneshot
 from ...errors import (
@@ -33,6 +32,7 @@ from ...keys.manager import EncryptionManager
 from ...layout import DEFAULT_BLOCK_SIZE, MAGIC, build_header
 from ...reader import Reader
 from ..spec.constants import AVRO_MAGIC
+from .locations import is_encodable, local_path, mapped_location
 
 _HEADER = build_header(DEFAULT_BLOCK_SIZE)
 
@@ -141,8 +141,8 @@ class TableFiles(FileIO):
     def stored_location(self, location: str) -> str:
         """Return the present location of the file with this ``location`` in the metadata. Raises
         MetadataIntegrityError if no file can have that name."""
-        stored = moved(location, self.location_map)
-        if "\0" in stored or not _is_text(stored):
+        stored = mapped_location(location, self.location_map)
+        if "\0" in stored or not is_encodable(stored):
             raise MetadataIntegrityError("the location cannot be a file's name", file=location)
         return stored
 
@@ -247,28 +247,15 @@ class TableFiles(FileIO):
         """Return the path of a local file; None if it is not local. Raises MetadataIntegrityError
         as ``new_input``."""
         stored = self.stored_location(location)
-        if isinstance(self.inner, PyArrowFileIO):
-            try:
-                scheme, _, path = self.inner.parse_location(stored, self.inner.properties)
-            except ValueError as error:
-                raise MetadataIntegrityError(
-                    f"the location is not valid: {error}", file=location
-                ) from error
-            if scheme == "file":
-                return path
-        return None
+        try:
+            return local_path(self.inner, stored)
+        except ValueError as error:
+            raise MetadataIntegrityError(
+                f"the location is not valid: {error}", file=location
+            ) from error
 
     def __repr__(self) -> str:
         return f"TableFiles({type(self.inner).__name__}, {self.keys!r})"
-
-
-def _is_text(text: str) -> bool:
-    """Return whether the text can be encoded: JSON may have half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check_header(sealed: bytes) -> None:
@@ -281,20 +268,6 @@ def _check_header(sealed: bytes) -> None:
         )
     if len(sealed) >= len(_HEADER) and not sealed.startswith(_HEADER):
         raise FormatError("the blocks do not have 1 MiB, as Iceberg requires", offset=0)
-
-
-def moved(location: str, location_map: Mapping[str, str]) -> str:
-    """Return ``location`` with its longest prefix in ``location_map`` replaced."""
-    best = ""
-    for old in location_map:
-        prefix = old.rstrip("/")
-        if len(prefix) > len(best.rstrip("/")) and (
-            location == prefix or location.startswith(prefix + "/")
-        ):
-            best = old
-    if not best:
-        return location
-    return location_map[best].rstrip("/") + location[len(best.rstrip("/")) :]
 
 
 def _open_regular(path: str, flags: int) -> int:

@@ -21,9 +21,9 @@ from pyiceberg.table.snapshots import IsolationLevel, Operation
 from ..pyiceberg.expressions import InclusiveMetricsEvaluator
 from ..read.filters import as_sql
 from ..read.planning import path_of_all
-from ..read.records import FileRecord
+from ..read.records import ContentFile
 
-MayMatch = Callable[[FileRecord], bool]
+MayMatch = Callable[[ContentFile], bool]
 
 
 class ConflictError(ValidationException):
@@ -57,9 +57,9 @@ class Changes:
 
     snapshot_id: int
     operation: Operation
-    added: Sequence[FileRecord] = ()
-    removed: Sequence[FileRecord] = ()
-    deletes: Sequence[FileRecord] = ()
+    added: Sequence[ContentFile] = ()
+    removed: Sequence[ContentFile] = ()
+    deletes: Sequence[ContentFile] = ()
 
 
 def find_conflict(
@@ -103,7 +103,7 @@ def added_rows(changes: Changes, may_match: MayMatch) -> str | None:
 def removed_rows(changes: Changes, may_match: MayMatch, read: Read) -> str | None:
     """Data files that are gone: deleted, or rewritten, and the change knows only their old name."""
 
-    def counts(file: FileRecord) -> bool:
+    def counts(file: ContentFile) -> bool:
         return file.file_path in read.files or may_match(file)
 
     return _first("another writer removed the data file", filter(counts, changes.removed))
@@ -118,7 +118,7 @@ def new_deletes(changes: Changes, may_match: MayMatch, read: Read) -> str | None
     filter then. A rewrite of others' deletes no rows, but it may add vectors.
     """
 
-    def counts(file: FileRecord) -> bool:
+    def counts(file: ContentFile) -> bool:
         path = path_of_all(file)
         if path is not None:
             return path in read.files
@@ -137,5 +137,5 @@ def columns_of(
     return frozenset(extract_field_ids(bound))
 
 
-def _first(what: str, files: Iterable[FileRecord]) -> str | None:
+def _first(what: str, files: Iterable[ContentFile]) -> str | None:
     return next((f"{what} {file.file_path}" for file in files), None)

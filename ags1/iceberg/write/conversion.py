@@ -33,10 +33,9 @@ from pyiceberg.types import (
 from ...errors import UnsupportedTypeError
 from ..pyiceberg.arrow import check_arrow_schema, downcasts_ns_timestamps
 from ..spec.column_types import WKB, as_stored, writable
+from ..spec.constants import PARQUET_FIELD_ID
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
-
-_FIELD_ID = b"PARQUET:field_id"
 
 
 class _WellKnownBinary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types
@@ -150,7 +149,7 @@ class RowConversion:
         if isinstance(field.field_type, UnknownType) and name == "element":
             raise NotImplementedError(f"column {path!r}: a list of unknown is not stored")
         kind = self._arrow_type(field.field_type, None if source is None else source.type, path)
-        metadata = {_FIELD_ID: str(field.field_id).encode()}
+        metadata = {PARQUET_FIELD_ID: str(field.field_id).encode()}
         if field.doc:
             metadata[b"doc"] = field.doc.encode()
         return pa.field(name, kind, nullable=field.optional, metadata=metadata)

@@ -15,13 +15,13 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from pyiceberg.io import FileIO
+from pyiceberg.manifest import FileFormat
 from pyiceberg.table.locations import LocationProvider
 
 from ..._gcm import Checksum, random_bytes
@@ -34,7 +34,7 @@ from ...reader import Reader
 from ...writer import Writer
 from ..formats.avro import AvroFile
 from ..formats.parquet_transcription import ParquetContents, read_contents, transcribe_parquet
-from ..read.records import ADDED, Entry, FileRecord
+from ..read.records import ContentFile
 from ..storage.output import TableOutput
 
 _PIECE_SIZE = 4 << 20
@@ -43,7 +43,7 @@ _MAX_THREADS = 16
 
 Identity = tuple[str, int | None]
 # Called with a file's old record and its new one.
-Done: TypeAlias = "Callable[[FileRecord, FileRecord], None]"
+Done: TypeAlias = "Callable[[ContentFile, ContentFile], None]"
 
 
 class RewriteExecutor(Protocol):
@@ -51,7 +51,7 @@ class RewriteExecutor(Protocol):
 
     def rewrite(
         self,
-        files: Sequence[FileRecord],
+        files: Sequence[ContentFile],
         source: FileIO,
         output: TableOutput,
         manager: EncryptionManager,
@@ -78,14 +78,14 @@ class RewriteThreads:
 
     def rewrite(
         self,
-        files: Sequence[FileRecord],
+        files: Sequence[ContentFile],
         source: FileIO,
         output: TableOutput,
         manager: EncryptionManager,
         locations: LocationProvider,
         on_done: Done,
     ) -> None:
-        def rewrite(record: FileRecord) -> None:
+        def rewrite(record: ContentFile) -> None:
             location = new_location(record, locations)
             new = rewrite_file(record, source, output, location, manager)
             with self._lock:
@@ -100,60 +100,11 @@ class RewriteThreads:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-class FileRewriter:
-    """Rewrites the files of a table side by side, each once however often it is asked for.
-
-    ``rewritten`` has the new record of each file, by the old one's identity: when a commit has to
-    be tried again, what was written for it is used again. ``on_done`` is called after each file
-    with the old and the new record, by one thread at a time. ``threads`` is how many files are
-    rewritten at once, None for as many as there are CPUs; ``executor`` is used instead of them.
-    """
-
-    def __init__(
-        self,
-        output: TableOutput,
-        *,
-        threads: int | None = None,
-        on_done: Done | None = None,
-        executor: RewriteExecutor | None = None,
-    ) -> None:
-        self.rewritten: dict[Identity, FileRecord] = {}
-        self._output = output
-        self._executor = RewriteThreads(threads) if executor is None else executor
-        self._on_done = on_done
-
-    def rewrite(
-        self,
-        files: Iterable[FileRecord],
-        source: FileIO,
-        manager: EncryptionManager,
-        locations: LocationProvider,
-    ) -> None:
-        """Rewrite the files that are not yet. Raises what ``rewrite_file`` raises, for the first
-        that fails; those that were completed stay in ``rewritten``."""
-        missing = {f.identity: f for f in files if f.identity not in self.rewritten}
-        if missing:
-            self._executor.rewrite(
-                list(missing.values()), source, self._output, manager, locations, self._note
-            )
-
-    def _note(self, old: FileRecord, new: FileRecord) -> None:
-        self.rewritten[old.identity] = new
-        if self._on_done is not None:
-            self._on_done(old, new)
-
-    def entry(self, old: Entry) -> Entry:
-        """Return the entry with which a snapshot adds the rewritten file: its rows keep their
-        sequence number and their ids. Raises KeyError for a file that was not rewritten."""
-        new = replace(self.rewritten[old.file.identity], first_row_id=old.file.first_row_id)
-        return Entry(ADDED, None, old.sequence_number, None, new)
-
-
-def new_location(record: FileRecord, locations: LocationProvider, stem: str | None = None) -> str:
+def new_location(record: ContentFile, locations: LocationProvider, stem: str | None = None) -> str:
     """Return a new file's location: in the folder of the file that it replaces where this is one
     of the table's, so that paths that show partitions go on doing so. ``stem`` is its name without
     the suffix, None for one that no other file has."""
-    name = f"{stem or uuid.uuid4()}.{record.file_format.lower()}"
+    name = f"{stem or uuid.uuid4()}.{record.stored_format.name.lower()}"
     folder = record.file_path.rpartition("/")[0]
     own = locations.data_path.rstrip("/")
     is_own = folder == own or folder.startswith(own + "/")
@@ -161,12 +112,12 @@ def new_location(record: FileRecord, locations: LocationProvider, stem: str | No
 
 
 def rewrite_file(
-    record: FileRecord,
+    record: ContentFile,
     source: FileIO,
     output: TableOutput,
     location: str,
     manager: EncryptionManager,
-) -> FileRecord:
+) -> ContentFile:
     """Write a file's contents to ``location`` under a fresh key; return what to say of it.
 
     ``source`` is where the file of ``record`` lies: a ``TableFiles``, or any other FileIO for one
@@ -177,21 +128,21 @@ def rewrite_file(
     TruncatedError, FormatError, NotEncryptedError, MissingFileLengthError); NotImplementedError for
     ORC; ValueError for a Puffin file; OSError.
     """
-    if record.file_format not in ("PARQUET", "AVRO"):
-        if record.file_format == "PUFFIN":
+    if record.stored_format not in (FileFormat.PARQUET, FileFormat.AVRO):
+        if record.stored_format == FileFormat.PUFFIN:
             raise ValueError("a deletion vector names its data file and is not copied")
         raise NotImplementedError(
-            f"{record.file_path}: Iceberg has no encryption of {record.file_format} files"
+            f"{record.file_path}: Iceberg has no encryption of {record.stored_format.name} files"
         )
-    rewrite = _rewrite_parquet if record.file_format == "PARQUET" else _rewrite_avro
+    rewrite = _rewrite_parquet if record.stored_format == FileFormat.PARQUET else _rewrite_avro
     km = manager.new_file_key()
     with _named(record.file_path):
         return rewrite(record, source, output, location, km)
 
 
 def _rewrite_parquet(
-    record: FileRecord, source: FileIO, output: TableOutput, location: str, km: KeyMetadata
-) -> FileRecord:
+    record: ContentFile, source: FileIO, output: TableOutput, location: str, km: KeyMetadata
+) -> ContentFile:
     checksum, checksum_again = _checksums()
     with source.new_input(record.file_path).open() as stream, output.create(location) as file:
         old = _Ranges(stream)
@@ -204,19 +155,18 @@ def _rewrite_parquet(
         if before != after:
             raise _differs(location)
         _check_rows(record, after.rows)
-    return replace(
-        record,
+    return record.replace(
         file_path=location,
         file_size_in_bytes=after.size,
-        column_sizes=_column_sizes(record.column_sizes, after),
+        column_sizes=_column_sizes(record.fields()["column_sizes"], after),
         key_metadata=km.to_bytes(),
         split_offsets=after.split_offsets or None,
     )
 
 
 def _rewrite_avro(
-    record: FileRecord, source: FileIO, output: TableOutput, location: str, km: KeyMetadata
-) -> FileRecord:
+    record: ContentFile, source: FileIO, output: TableOutput, location: str, km: KeyMetadata
+) -> ContentFile:
     before, after = _checksums()
     with _plaintext(record, source) as text, output.create(location) as file:
         with Writer(file, km, block_size=DEFAULT_BLOCK_SIZE) as writer:
@@ -233,8 +183,7 @@ def _rewrite_avro(
             avro = AvroFile(reader)
             _check_rows(record, avro.rows_before(avro.size))
     assert km.file_length is not None
-    return replace(
-        record,
+    return record.replace(
         file_path=location,
         file_size_in_bytes=km.file_length,
         key_metadata=km.to_bytes(),
@@ -271,7 +220,7 @@ class _Ranges:
 
 
 @contextmanager
-def _plaintext(record: FileRecord, source: FileIO) -> Iterator[Any]:
+def _plaintext(record: ContentFile, source: FileIO) -> Iterator[Any]:
     """Open an Avro file's plaintext."""
     with source.new_input(record.file_path).open() as stream:
         km = record.key
@@ -307,7 +256,7 @@ def _named(location: str) -> Iterator[None]:
         raise
 
 
-def _key_with_length(record: FileRecord) -> KeyMetadata | None:
+def _key_with_length(record: ContentFile) -> KeyMetadata | None:
     km = record.key
     if km is not None and km.file_length is None:
         # The manifest tells it too, as well authenticated.
@@ -322,7 +271,7 @@ def _column_sizes(
     return old and {i: contents.column_sizes.get(i, size) for i, size in old.items()}
 
 
-def _check_rows(record: FileRecord, rows: int) -> None:
+def _check_rows(record: ContentFile, rows: int) -> None:
     if rows != record.record_count:
         raise MetadataIntegrityError(
             f"the file has {rows} rows, and its manifest says {record.record_count}",

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.typedef import Record
 
 from ... import __version__
-from ..read.records import DATA, EQUALITY_DELETES, FileRecord
+from ..read.records import DATA, EQUALITY_DELETES, ContentFile
 
 __all__ = ["ENVIRONMENT", "SummaryBuilder", "without_partitions"]
 
@@ -63,7 +62,7 @@ class _Counts:
     added_equality_deletes: int = 0
     removed_equality_deletes: int = 0
 
-    def add(self, file: FileRecord) -> None:
+    def add(self, file: ContentFile) -> None:
         rows = file.record_count
         self.added_files_size += _content_size(file)
         if file.content == DATA:
@@ -81,7 +80,7 @@ class _Counts:
         else:
             self.added_position_delete_files += 1
 
-    def remove(self, file: FileRecord) -> None:
+    def remove(self, file: ContentFile) -> None:
         rows = file.record_count
         self.removed_files_size += _content_size(file)
         if file.content == DATA:
@@ -118,12 +117,12 @@ class SummaryBuilder:
         self._partitions: set[str] = set()
         self._manifests: dict[str, str] = {}
 
-    def add(self, file: FileRecord) -> None:
+    def add(self, file: ContentFile) -> None:
         """Count a file that the snapshot adds. Raises ValueError for a spec the table has not."""
         self._counts.add(file)
         self._partitions.add(self._partition(file))
 
-    def remove(self, file: FileRecord) -> None:
+    def remove(self, file: ContentFile) -> None:
         """Count a file that the snapshot removes. Raises as ``add``."""
         self._counts.remove(file)
         self._partitions.add(self._partition(file))
@@ -167,16 +166,16 @@ class SummaryBuilder:
             summary[name] = str(value)
         return {**summary, **computed, **{k: v for k, v in environment.items() if k not in summary}}
 
-    def _partition(self, file: FileRecord) -> str:
+    def _partition(self, file: ContentFile) -> str:
         spec = self._specs.get(file.spec_id)
         if spec is None:
             raise ValueError(f"{file.file_path}: the table has no partition spec {file.spec_id}")
         try:
-            return spec.partition_to_path(Record(*file.partition), self._schema)
+            return spec.partition_to_path(file.partition, self._schema)
         except OverflowError:
             # Python's dates end with the year 9999, Iceberg's don't.
             names = (field.name for field in spec.fields)
-            return "/".join(f"{n}={v}" for n, v in zip(names, file.partition, strict=True))
+            return "/".join(f"{n}={v}" for n, v in zip(names, file.partition_values, strict=True))
 
 
 _RESERVED = frozenset(
@@ -196,7 +195,7 @@ def without_partitions(summary: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _content_size(file: FileRecord) -> int:
+def _content_size(file: ContentFile) -> int:
     # Several deletion vectors may lie in one file.
     if file.is_deletion_vector and file.content_size_in_bytes is not None:
         return file.content_size_in_bytes
