@@ -41,8 +41,8 @@ from ...errors import (
     NotEncryptedError,
     TruncatedError,
 )
-from ...formats.row_groups import row_group_starts
 from ...key_metadata import KeyMetadata
+from ...row_groups import row_group_starts
 from ..formats.avro import AvroFile, read_avro
 from ..formats.parquet_modules import check_algorithm
 from ..pyiceberg.arrow import column_projection_values, downcasts_ns_timestamps, project

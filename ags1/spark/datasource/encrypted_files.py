@@ -25,12 +25,11 @@ from ...reader import Reader
 from ..jobs.running import SUFFIX as LEDGER_SUFFIX
 from ..keys import FileKeys
 from ..paths import local_path
+from ..splits import grouped
 from ..storage.choice import absolute, find, storage_of
 from ..storage.protocol import REQUESTS, SourceFile
 
 _NONE: Mapping[str, str] = MappingProxyType({})
-# The cost of opening a file: bytes that could be read in that time.
-_OPEN_COST = 1 << 20
 
 
 class Listed(NamedTuple):
@@ -119,24 +118,13 @@ def plan(
 ) -> list[list[Part]]:
     """Return the parts for each task: a large file in several parts, several small files together.
     ``sidecars`` has the documents of sidecars by the files' paths."""
-    tasks: list[list[Part]] = []
-    gathered: list[Part] = []
-    weight = 0
-    for file in files:
-        size = file.size
-        count = max(1, round(size / part_size))
-        bounds = [size * n // count for n in range(count + 1)]
-        sidecar = sidecars.get(file.path)
-        parts = [Part(file, a, b, sidecar) for a, b in pairwise(bounds)]
-        if count > 1:
-            tasks += [[part] for part in parts]
-            continue
-        if gathered and weight + size > part_size:
-            tasks.append(gathered)
-            gathered, weight = [], 0
-        gathered += parts
-        weight += size + _OPEN_COST
-    return [*tasks, gathered] if gathered else tasks
+    return list(grouped(((_parts(f, part_size, sidecars), f.size) for f in files), part_size))
+
+
+def _parts(file: Listed, part_size: int, sidecars: Mapping[str, str]) -> list[Part]:
+    count = max(1, round(file.size / part_size))
+    bounds = [file.size * n // count for n in range(count + 1)]
+    return [Part(file, a, b, sidecars.get(file.path)) for a, b in pairwise(bounds)]
 
 
 @contextlib.contextmanager
