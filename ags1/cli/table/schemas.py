@@ -19,7 +19,7 @@ from pyiceberg.transforms import Transform, parse_transform
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from ...errors import FormatError
-from .inputs import new_input
+from .inputs import Input
 
 _FIRST_PARTITION_ID = 1000
 _MAX_SCHEMA_SIZE = 16 << 20
@@ -137,7 +137,7 @@ def schema_like(path: str, format_: str | None) -> Schema:
 
     from ...iceberg.pyiceberg.arrow import iceberg_schema
 
-    found = new_input(path, format_, None)
+    found = Input(path, format_, None)
     try:
         found.open()
         return _checked(iceberg_schema(found.schema))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -242,16 +242,16 @@ def _write(
         if expression is not None and not dry_run:
             _confirm_if_all(table, branch, expression, "Replace", yes=yes)
         with Report(out, inputs.size) as report:
-            inputs.report = report
+            readers = inputs.readers(report)
             if dry_run:
-                _check_rows(table, inputs)
+                _check_rows(table, readers)
                 if expression is not None:
                     facts |= _would_delete(table, branch, expression, "update")
             else:
                 transaction = table.transaction()
                 with transaction, warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    _write_groups(transaction, inputs, branch, expression)
+                    _write_groups(transaction, readers, branch, expression)
                     ids = _staged_ids(table, transaction)
                 made = _summaries(table, ids)
                 facts |= {
@@ -312,10 +312,13 @@ def _conversion(table: EncryptedTable, provided: pa.Schema) -> RowConversion:
 
 
 def _write_groups(
-    transaction: EncryptedTransaction, inputs: Inputs, branch: str, expression: Any
+    transaction: EncryptedTransaction,
+    readers: Iterable[pa.RecordBatchReader],
+    branch: str,
+    expression: Any,
 ) -> None:
     with _fitting():
-        for reader in inputs.readers():
+        for reader in readers:
             if expression is None:
                 transaction.append(reader, branch=branch)
             else:
@@ -323,9 +326,9 @@ def _write_groups(
                 expression = None
 
 
-def _check_rows(table: EncryptedTable, inputs: Inputs) -> None:
+def _check_rows(table: EncryptedTable, readers: Iterable[pa.RecordBatchReader]) -> None:
     with _fitting():
-        for reader in inputs.readers():
+        for reader in readers:
             conversion = _conversion(table, reader.schema)
             for batch in reader:
                 conversion.convert(batch)
