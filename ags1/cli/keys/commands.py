@@ -136,8 +136,8 @@ def rotate(name: str, kms: KmsOptions, out: Output) -> None:
     from .keyrings import keyring, keyring_settings
 
     info = keyring(keyring_settings(kms, "rotate")).rotate_key(name)
-    said = f"rotated the master key {info.key_id!r}, version {info.current_version}"
-    out.result(asdict(info), f"{said}; older versions still unwrap")
+    done = f"rotated the master key {info.key_id!r}, version {info.current_version}"
+    out.result(asdict(info), f"{done}; older versions still unwrap")
 
 
 @key.command()

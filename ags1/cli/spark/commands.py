@@ -105,7 +105,7 @@ def spark() -> None:
     """
 
 
-@spark.command()
+@spark.command(short_help="Encrypt files into a folder, each under a fresh key.")
 @_sources
 @_target
 @_ledger
@@ -152,7 +152,7 @@ def encrypt(
 
     settings, key_id = named_key(kms, key)
     config = kms_config(settings)
-    ledger_folder(ledger)  # told before Spark starts
+    ledger_folder(ledger)  # raises before Spark starts
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
         from ...spark.jobs import encrypt_files

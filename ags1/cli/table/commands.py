@@ -52,7 +52,7 @@ def table() -> None:
     """
 
 
-@table.command()
+@table.command(short_help="Show a table's snapshots and keys.")
 @options.opening
 @json_output
 def info(where: TableOptions, out: Output) -> None:
@@ -157,7 +157,7 @@ def scan(
         write(reader, file)
 
 
-@table.command()
+@table.command(short_help="List a snapshot's data and delete files.")
 @options.opening
 @_at_snapshot
 @_at_ref
@@ -179,7 +179,7 @@ def files(where: TableOptions, snapshot_id: int | None, ref: str | None, out: Ou
                 print_line(one_line(file_line(facts)))
 
 
-@table.command()
+@table.command(short_help="Check every block of every file of a table.")
 @options.opening
 @verifying.asking
 @options.threads
