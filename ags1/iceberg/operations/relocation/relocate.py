@@ -14,8 +14,8 @@ Each file appears complete or not at all. So if the process is killed, there are
 no metadata.json names them. The next attempt finds the copies by their names and sizes, and does
 not copy them again. It writes the other files under new names, and those of the killed attempt
 stay: ``verify_table`` reports them as orphans. If an attempt fails with an exception, it deletes
-the files that it has written anew, and its copies stay for the next attempt. The old table never
-changes.
+the files that it has written anew, and its copies stay for the next attempt (with
+``resume=False``, it deletes them too). The old table never changes.
 
 Java's ``RewriteTablePath`` does the same for unencrypted tables and refuses encrypted ones. This
 package does not know catalogs.
