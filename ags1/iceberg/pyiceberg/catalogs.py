@@ -12,6 +12,13 @@ from pyiceberg.typedef import Identifier, Properties
 from pyiceberg.utils.config import merge_config
 
 
+def is_a(catalog: Catalog, name: str) -> bool:
+    """Return whether ``catalog`` is PyIceberg's class ``name`` or a subclass of it."""
+    # Compared by name, because importing the class needs libraries that only its users have.
+    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(catalog).__mro__}
+    return ("pyiceberg", name) in names
+
+
 def configured_properties(name: str | None, properties: Mapping[str, Any]) -> dict[str, str]:
     """Return what PyIceberg's ``load_catalog`` takes for the properties of a catalog: those of the
     configuration file and the environment, overruled by the caller's."""
@@ -42,10 +49,3 @@ def default_table_location(catalog: Any, identifier: str | Identifier, location:
         location, Catalog.namespace_to_string(namespace), Catalog.table_name_from(identifier)
     )
     return found
-
-
-def is_a(catalog: Catalog, name: str) -> bool:
-    """Return whether ``catalog`` is PyIceberg's class ``name`` or a subclass of it."""
-    # Compared by name, because importing the class needs libraries that only its users have.
-    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(catalog).__mro__}
-    return ("pyiceberg", name) in names
