@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...errors import KmsConfigurationError, MetadataIntegrityError
+from ...kms.client import accepts_foreign_keys
 from ..kms.options import KmsOptions
 from .options import TableOptions
 
@@ -224,11 +225,6 @@ def newest_metadata(io: FileIO, folder: str) -> str:
             file=folder,
         )
     return newest[0]
-
-
-def accepts_foreign_keys(kms: KmsClient) -> bool:
-    """Whether a key id that stands in the metadata may be the key of whoever wrote it there."""
-    return bool(getattr(kms, "accepts_foreign_keys", True))
 
 
 def _kms(options: TableOptions) -> tuple[KmsClient, str | None]:

@@ -59,8 +59,6 @@ from .plan import Plan, make_plan
 from .rewriting import Rewriter
 from .workers import Workers
 
-__all__ = ["RelocationResult", "relocate"]
-
 _REMOTE_THREADS = 16
 
 
