@@ -44,7 +44,7 @@ from .commit.new_table import new_table_updates
 from .commit.session import version_of
 from .commit.updates import apply_updates
 from .operations.catalog_jobs import MigrationResult, migrate, move_or_copy
-from .operations.expire import everything
+from .operations.expire import expire_all
 from .operations.relocation.relocate import RelocationResult
 from .pyiceberg.arrow import iceberg_schema
 from .pyiceberg.catalogs import configured_properties, plain_file_io
@@ -571,9 +571,7 @@ class EncryptedCatalog(DelegatingCatalog):
             self.inner.purge_table(identifier)
             return
         folders = table.folders
-        found = everything(table.view().metadata).find_files(
-            table.files, table.metadata_location, folders=folders
-        )
+        found = expire_all(table.view().metadata).find_files(table.files, folders)
         output = table.output()
         self.inner.drop_table(identifier)
         failed = found.delete(output)

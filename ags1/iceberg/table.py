@@ -31,7 +31,8 @@ from ..kms.client import KmsClient
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .commit.session import TableSession, version_of
 from .maintenance import EncryptedMaintenance
-from .operations.expire import ExpiredFiles, expire
+from .operations.expire import expire
+from .operations.expired_files import ExpiredFiles
 from .operations.meter import Meter
 from .operations.rekey import Choice, Rekeying
 from .operations.rewrite import Rewriter
@@ -48,6 +49,7 @@ from .steps import ExpiryStep, KeyStep, SnapshotStep
 from .storage.trust import Trust
 from .transaction import EncryptedTransaction
 from .write.reencryption import RewriteExecutor, RewriteThreads
+from .write.view import TableView
 
 
 def open_table(
@@ -351,7 +353,7 @@ class EncryptedTable(TableSession):
                 retain_last=retain_last,
                 snapshot_ids=snapshot_ids,
             )
-            found = plan.find_files(view.files, self.metadata_location, folders=folders)
+            found = plan.find_files(view.files, folders)
             return Expiry(plan.snapshot_ids, plan.refs, found)
         step = ExpiryStep(
             lambda metadata: expire(
@@ -367,14 +369,8 @@ class EncryptedTable(TableSession):
         plan, view = step.plan, step.view
         if not delete_files:
             return Expiry(plan.snapshot_ids, plan.refs, ExpiredFiles())
-        found = plan.find_files(
-            view.files,
-            self.metadata_location,
-            folders=folders,
-            after=self.version.json,
-            after_files=self.files,
-        )
-        failed = found.delete(self.output(), progress=progress)
+        found = plan.find_files(view.files, folders, TableView(self.version.json, self.files))
+        failed = found.delete(self.output(), progress)
         return Expiry(plan.snapshot_ids, plan.refs, found, failed)
 
     def rekey(

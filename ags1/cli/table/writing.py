@@ -358,12 +358,10 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output
         if location is not None:
             line += f"; its metadata is {location}"
     else:
-        from ...iceberg.operations.expire import everything
+        from ...iceberg.operations.expire import expire_all
 
         encrypted = opened.load()
-        found = everything(encrypted.view().metadata).find_files(
-            encrypted.files, encrypted.metadata_location, folders=encrypted.folders
-        )
+        found = expire_all(encrypted.view().metadata).find_files(encrypted.files, encrypted.folders)
         facts |= {"files": len(found.locations), "left_behind": list(found.left_behind)}
         files = counted(len(found.locations), "file")
         if not dry_run:

@@ -30,9 +30,10 @@ from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
 from ..write.reencryption import RewriteExecutor, RewriteThreads
-from .expire import GC_ENABLED
+from .deletion import GC_ENABLED, may_share_files
 from .meter import Meter, Progress
-from .migrate import Migration, PlaintextFiles, plaintext_files
+from .migrate import Migration
+from .plaintext_files import PlaintextFiles, plaintext_files
 from .relocation.relocate import RelocationResult, relocate
 from .verify import verify_table
 from .verify.findings import Severity, TableVerification
@@ -239,7 +240,7 @@ def move_or_copy(
             "the table is not encrypted, and only encrypted tables can be relocated: migrate it "
             "first"
         )
-    if move and table.properties.get(GC_ENABLED, "true").lower() != "true":
+    if move and may_share_files(table.properties):
         raise ValidationException(
             f"the table cannot be moved: its property {GC_ENABLED!r} is not true, so other tables "
             "may have its files too. Copy it instead"

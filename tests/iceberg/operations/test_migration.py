@@ -31,7 +31,8 @@ from ags1.iceberg.commit.choice import commits_for
 from ags1.iceberg.commit.metadata_file import print_metadata
 from ags1.iceberg.commit.updates import apply_updates
 from ags1.iceberg.operations.journal import Journal
-from ags1.iceberg.operations.migrate import Migration, MigrationCommit, plaintext_files
+from ags1.iceberg.operations.migrate import Migration, MigrationCommit
+from ags1.iceberg.operations.plaintext_files import plaintext_files
 from ags1.iceberg.read.records import FileRecord, read_entries
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
