@@ -16,12 +16,13 @@ from iceberg_tables import memory_kms
 from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.schema import Schema
-from pyiceberg.table.locations import load_location_provider
 
 import ags1
 from ags1.iceberg.read.records import FileRecord
 from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.storage.table_files import TableFiles
 from ags1.iceberg.write.data_files import write_rows
+from ags1.iceberg.write.view import TableView
 from ags1.keys.manager import EncryptionManager
 
 
@@ -66,16 +67,8 @@ def write(
     metadata: dict[str, Any], data: Any, *, manager: EncryptionManager | None = None, **more: Any
 ) -> list[FileRecord]:
     output = more.pop("output", None) or TableOutput(PyArrowFileIO())
-    provider = load_location_provider(metadata["location"], metadata["properties"])
-    return write_rows(
-        metadata,
-        data,
-        output,
-        manager or new_manager(),
-        location_provider=provider,
-        write_uuid=uuid.uuid4(),
-        **more,
-    )
+    view = TableView(metadata, TableFiles(output.io, manager or new_manager()))
+    return write_rows(view, data, output, write_uuid=uuid.uuid4(), **more)
 
 
 def read_parquet(record: FileRecord) -> pa.Table:

@@ -39,7 +39,7 @@ class _RewriteManifests(Step):
         self._producer = producing.SnapshotProducer(output)
 
     def stage(self, view: TableView) -> Staged:
-        locations = producing.location_provider(view)
+        locations = view.locations
         records = []
         for number, manifest in enumerate(view.manifests):
             record = manifest_record(manifest)

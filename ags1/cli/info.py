@@ -22,16 +22,7 @@ from .options import json_output
 _BLOCKS = 4
 
 
-@click.command(
-    cls=Command,
-    short_help="Show versions, the CPU, the KMS chosen and a speed.",
-    epilog="""
-\b
-Examples:
-  ags1 info
-  ags1 info --seconds 0 --json | jq -r .libcrypto.version
-""",
-)
+@click.command(cls=Command, short_help="Show versions, the CPU, the KMS chosen and a speed.")
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 60),
@@ -42,7 +33,12 @@ Examples:
 @json_output
 def info(seconds: float, out: Output) -> int:
     """Show the libcrypto in use, where it comes from, and whether its FIPS provider is active; the
-    CPU's instructions for AES; and how fast this machine encrypts and decrypts."""
+    CPU's instructions for AES; and how fast this machine encrypts and decrypts.
+
+    Examples:
+      ags1 info
+      ags1 info --seconds 0 --json | jq -r .libcrypto.version
+    """
     facts = about(seconds)
     if out.as_json:
         out.result(facts)

@@ -58,7 +58,7 @@ from .write.data_files import write_rows
 from .write.deletes import find_deletes
 from .write.deletion_vectors import write_deletion_vectors
 from .write.plain_files import name_mapping_update, plain_file_records
-from .write.snapshot import FileChange, location_provider
+from .write.snapshot import FileChange
 from .write.upsert import Upsert
 from .write.view import TableView
 
@@ -371,13 +371,7 @@ class EncryptedTransaction(BuiltTransaction):
             self._catch_up()
             view = self._view
         try:
-            return write_rows(
-                view.metadata,
-                rows,
-                self.output,
-                view.manager,
-                location_provider=location_provider(view),
-            )
+            return write_rows(view, rows, self.output)
         except BaseException:
             self._give_up()
             raise
@@ -411,7 +405,7 @@ class EncryptedTransaction(BuiltTransaction):
             )
         vectors = write_deletion_vectors(
             self.output,
-            location_provider(view).new_data_location(f"{uuid.uuid4()}-deletes.puffin"),
+            view.locations.new_data_location(f"{uuid.uuid4()}-deletes.puffin"),
             {path: (found, entry.file) for path, (found, entry) in plan.vectors.items()},
             view.manager,
         )

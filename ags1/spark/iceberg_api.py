@@ -38,7 +38,8 @@ from ..iceberg.storage.output import TableOutput
 from ..iceberg.storage.table_files import TableFiles
 from ..iceberg.table import EncryptedTable, Rekeyed, open_table
 from ..iceberg.write.conversion import RowConversion
-from ..iceberg.write.data_files import WritePlan, write_rows
+from ..iceberg.write.data_files import write_rows
+from ..iceberg.write.plan import WritePlan
 from ..iceberg.write.reencryption import Done, new_location, rewrite_file
-from ..iceberg.write.snapshot import FileChange, location_provider
+from ..iceberg.write.snapshot import FileChange
 from ..iceberg.write.view import TableView

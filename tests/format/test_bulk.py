@@ -46,7 +46,7 @@ def sealed(tmp_path: Path) -> tuple[Path, KeyMetadata]:
 
 @pytest.fixture
 def eager_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "PROGRESS_SECONDS", 0.001)
+    monkeypatch.setattr("ags1.threads.WAIT_SECONDS", 0.001)
 
 
 @contextlib.contextmanager

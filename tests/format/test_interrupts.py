@@ -220,7 +220,7 @@ def test_bulk_under_a_storm_of_interrupts(
         file.truncate(24 * MIB)
     descriptors = Path("/proc/self/fd")
     before = len(list(descriptors.iterdir())) if descriptors.exists() else 0
-    monkeypatch.setattr("ags1.bulk.PROGRESS_SECONDS", 0.001)
+    monkeypatch.setattr("ags1.threads.WAIT_SECONDS", 0.001)
     storm = Storm()
     tried = 0
 

@@ -35,7 +35,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import ags1
 from ags1 import KeyMetadata, layout
-from ags1.filelike import PerProcess
+from ags1.process import PerProcess
 
 MIB = 1 << 20
 KEY, PREFIX = bytes(range(32)), b"sixteen byte aad"

@@ -13,9 +13,10 @@ from kms_contract import everything_said
 
 from ags1.errors import KmsConfigurationError
 from ags1.kms import LocalKms, from_properties, kms_types
+from ags1.kms.client import missing_library
 from ags1.kms.endpoints import ALLOW_PLAINTEXT_HTTP, InsecureEndpointWarning
 from ags1.kms.memory import MemoryKms
-from ags1.kms.properties import Properties, missing_library
+from ags1.kms.properties import Properties
 
 BUILT_IN = ["aws", "azure", "gcp", "local", "memory", "vault"]
 MEMORY = {"encryption.kms.key.m": "00" * 16}

@@ -6,9 +6,7 @@ each of its options, so that some have more than eight.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,12 +16,12 @@ import click
 from ... import errors
 from ...errors import Ags1Error
 from .. import console
-from ..console import Output, print_error, print_line
+from ..console import Output, print_error, print_json
 from ..exits import Group
 from ..kms import options
 from ..kms.options import KmsOptions, Target
 from ..options import no_fsync, output
-from ..report import Report
+from ..report import Report, bar
 from .session import kms_config, master, session
 from .tables import COMMANDS
 
@@ -64,20 +62,7 @@ _VERBS = {
 }
 
 
-@click.group(
-    "spark",
-    cls=Group,
-    short_help="Encrypt, decrypt, verify many files on Spark.",
-    epilog="""
-\b
-Examples:
-  ags1 spark encrypt warehouse sealed --ledger ledger
-  ags1 spark verify --ledger ledger
-  ags1 spark decrypt sealed copy --ledger ledger
-  ags1 spark rewrap --ledger ledger --to-key new
-  ags1 spark encrypt s3://raw/2026 s3://sealed/2026 --ledger ledger
-""",
-)
+@click.group("spark", cls=Group, short_help="Encrypt, decrypt, verify many files on Spark.")
 def spark() -> None:
     """Work on any number of files with Spark (pip install 'ags1[spark]', and Java).
 
@@ -87,18 +72,17 @@ def spark() -> None:
     or of another storage that fsspec knows. Each process uses the KMS and the storage under its own
     identity and finds its own credentials: a role, VAULT_TOKEN, a token file. A secret in
     AGS1_KMS_... or in the configuration is refused, because it would be sent to the executors.
+
+    Examples:
+      ags1 spark encrypt warehouse sealed --ledger ledger
+      ags1 spark verify --ledger ledger
+      ags1 spark decrypt sealed copy --ledger ledger
+      ags1 spark rewrap --ledger ledger --to-key new
+      ags1 spark encrypt s3://raw/2026 s3://sealed/2026 --ledger ledger
     """
 
 
-@spark.command(
-    epilog="""
-\b
-Examples:
-  ags1 spark encrypt warehouse sealed --ledger ledger
-  ags1 spark encrypt '/data/2026-*/*.avro' sealed --ledger ledger --master 'local[2]'
-  ags1 spark encrypt in sealed --ledger ledger --kms aws --key alias/files --json
-"""
-)
+@spark.command()
 @_sources
 @_target
 @_ledger
@@ -134,6 +118,11 @@ def encrypt(
     not changed since, and encrypts changed sources again. If a file fails, the ledger records it
     and the others are still done. Files that are encrypted already, links to folders, and what is
     not a file are skipped.
+
+    Examples:
+      ags1 spark encrypt warehouse sealed --ledger ledger
+      ags1 spark encrypt '/data/2026-*/*.avro' sealed --ledger ledger --master 'local[2]'
+      ags1 spark encrypt in sealed --ledger ledger --kms aws --key alias/files --json
     """
     from ...spark.paths import ledger_folder
     from ..kms.master_keys import named_key
@@ -161,14 +150,7 @@ def encrypt(
     return _run(work, master, out)
 
 
-@spark.command(
-    epilog="""
-\b
-Examples:
-  ags1 spark decrypt copy --ledger ledger          all that the ledger has
-  ags1 spark decrypt sealed copy --ledger ledger   these files, moved or not
-"""
-)
+@spark.command()
 @_some_sources
 @_target
 @_ledger
@@ -193,6 +175,10 @@ def decrypt(
 
     Without SOURCE, all files of the ledger are decrypted. A file appears under its name when every
     block has been verified. The ledger records which files are done, and the next run skips them.
+
+    Examples:
+      ags1 spark decrypt copy --ledger ledger          all that the ledger has
+      ags1 spark decrypt sealed copy --ledger ledger   these files, moved or not
     """
     config, key_ids = _opening(ledger, kms, keys)
 
@@ -214,14 +200,7 @@ def decrypt(
     return _run(work, master, out)
 
 
-@spark.command(
-    epilog="""
-\b
-Examples:
-  ags1 spark verify --ledger ledger
-  ags1 spark verify sealed --ledger ledger --json | jq -r 'select(.ok | not) | .file'
-"""
-)
+@spark.command()
 @_some_sources
 @_ledger
 @options.trusted_keys
@@ -239,6 +218,10 @@ def verify(
     """Check every block of the files in a ledger; write nothing.
 
     Without SOURCE, all files of the ledger are checked.
+
+    Examples:
+      ags1 spark verify --ledger ledger
+      ags1 spark verify sealed --ledger ledger --json | jq -r 'select(.ok | not) | .file'
     """
     config, key_ids = _opening(ledger, kms, keys)
 
@@ -252,14 +235,7 @@ def verify(
     return _run(work, master, out)
 
 
-@spark.command(
-    epilog="""
-\b
-Examples:
-  ags1 spark rewrap --ledger ledger                newest version of each one's key
-  ags1 spark rewrap --ledger ledger --to-key new   another key of the same KMS
-"""
-)
+@spark.command()
 @_ledger
 @options.trusted_keys
 @options.kms
@@ -282,6 +258,10 @@ def rewrap(
     (--to-kms), or without options under the newest version of their own master key. A wrapped key
     is replaced only when the new one has been unwrapped as a check. An interrupted run can be
     repeated. After the run, only older copies of the ledger still need the old master key.
+
+    Examples:
+      ags1 spark rewrap --ledger ledger                newest version of each one's key
+      ags1 spark rewrap --ledger ledger --to-key new   another key of the same KMS
     """
     from ..kms.master_keys import target_of
 
@@ -296,7 +276,7 @@ def rewrap(
             session,
             ledger=ledger,
             kms=config,
-            to_key_id=target.key_id,
+            to_key_id=target.to_key,
             to_kms=to_kms,
             key_ids=key_ids,
             durable=not no_fsync,
@@ -321,16 +301,7 @@ def _run(
     work: Callable[[Any, Callable[[int, int], None]], Summary], master: str | None, out: Output
 ) -> int:
     """Do a job in a session of Spark and report it."""
-    with session(master) as running, contextlib.ExitStack() as stack:
-        reports: list[Report] = []
-
-        def progress(done: int, total: int) -> None:
-            if not reports:
-                report = Report(out, total)
-                report.begin("")
-                reports.append(stack.enter_context(report))
-            reports[0].progress(done, total)
-
+    with session(master) as running, bar("", out) as progress:
         summary = work(running, progress)
     return _report(summary, out)
 
@@ -343,12 +314,12 @@ def _report(summary: Summary, out: Output) -> int:
         error: Exception = kind(failure.message) if is_ours else OSError(0, failure.message)
         report.failed(error, failure.path, failure.kind)
     if more := summary.failed - len(summary.failures):
-        print_error(f"ags1: {more} more files failed")
+        print_error(f"{more} more files failed")
     facts = dataclasses.asdict(summary)
     del facts["failures"]
     facts |= {"bytes_per_second": summary.bytes_per_second, "ok": not summary.failed}
     if out.as_json:
-        print_line(json.dumps(facts))
+        print_json(facts)
     else:
         out.result(facts, _line(summary))
     return report.exit_code

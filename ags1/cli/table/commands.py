@@ -19,9 +19,10 @@ from ...atomic import AtomicFile
 from ..console import BinaryOutput, Output, print_line
 from ..exits import Exit, Group, one_line
 from ..options import PATH, force, json_output, output, quiet
-from . import maintenance, options, writing
+from . import maintenance, options, verifying, writing
+from .creating import create
 from .options import TableOptions
-from .verifying import verify_and_tell
+from .verifying import VerifyingOptions, verify_and_report
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -36,35 +37,29 @@ _at_snapshot = click.option(
 _at_ref = click.option("--ref", metavar="NAME", help="Read this branch or tag.")
 
 
-@click.group(
-    "table",
-    cls=Group,
-    epilog="""
-\b
-Examples:
-  ags1 table info warehouse/db/flights
-  ags1 table verify s3://lake/db/flights --kms aws --key alias/tables
-  ags1 table scan db.flights --catalog prod --filter "day = '2026-01-31'"
-  ags1 table create db.flights --catalog prod --like flights.parquet
-  ags1 table append db.flights --catalog prod flights.parquet
-""",
-)
+@click.group("table", cls=Group)
 def table() -> None:
-    """Read, verify, write and maintain encrypted Iceberg tables."""
+    """Read, verify, write and maintain encrypted Iceberg tables.
+
+    Examples:
+      ags1 table info warehouse/db/flights
+      ags1 table verify s3://lake/db/flights --kms aws --key alias/tables
+      ags1 table scan db.flights --catalog prod --filter "day = '2026-01-31'"
+      ags1 table create db.flights --catalog prod --like flights.parquet
+      ags1 table append db.flights --catalog prod flights.parquet
+    """
 
 
-@table.command(
-    epilog="""
-\b
-Examples:
-  ags1 table info warehouse/db/flights
-  ags1 table info db.flights --catalog prod --json | jq .keks
-"""
-)
+@table.command()
 @options.opening
 @json_output
 def info(where: TableOptions, out: Output) -> int:
-    """Show a table's snapshots and keys, and what in it is unencrypted. This needs no key."""
+    """Show a table's snapshots and keys, and what in it is unencrypted. This needs no key.
+
+    Examples:
+      ags1 table info warehouse/db/flights
+      ags1 table info db.flights --catalog prod --json | jq .keks
+    """
     from .facts import describe_table, table_lines
     from .opening import open_table
 
@@ -77,17 +72,7 @@ def info(where: TableOptions, out: Output) -> int:
     return Exit.OK
 
 
-@table.command(
-    epilog="""
-\b
-Examples:
-  ags1 table scan warehouse/db/flights --limit 10
-  ags1 table scan db.flights --catalog prod --columns id,day --format csv
-  ags1 table scan db.flights --catalog prod --filter "id > 7 and day is not null" \\
-      --format jsonl | jq .id
-  ags1 table scan warehouse/db/flights --ref audit -o /secure/flights.parquet
-"""
-)
+@table.command()
 @options.opening
 @click.option(
     "--filter",
@@ -138,6 +123,13 @@ def scan(
     Rows are printed as they are read. A damaged file ends the output: it is complete only if the
     exit status is 0. With -o, the file is unencrypted and has the permissions that the umask gives
     it.
+
+    Examples:
+      ags1 table scan warehouse/db/flights --limit 10
+      ags1 table scan db.flights --catalog prod --columns id,day --format csv
+      ags1 table scan db.flights --catalog prod --filter "id > 7 and day is not null" \\
+          --format jsonl | jq .id
+      ags1 table scan warehouse/db/flights --ref audit -o /secure/flights.parquet
     """
     from .opening import open_table
     from .rows import BINARY, WRITERS
@@ -169,20 +161,18 @@ def scan(
     return Exit.OK
 
 
-@table.command(
-    epilog="""
-\b
-Examples:
-  ags1 table files warehouse/db/flights
-  ags1 table files db.flights --catalog prod --json | jq 'select(.encrypted | not)'
-"""
-)
+@table.command()
 @options.opening
 @_at_snapshot
 @_at_ref
 @output
 def files(where: TableOptions, snapshot_id: int | None, ref: str | None, out: Output) -> int:
-    """List a snapshot's data and delete files: whether they are encrypted, rows, sizes."""
+    """List a snapshot's data and delete files: whether they are encrypted, rows, sizes.
+
+    Examples:
+      ags1 table files warehouse/db/flights
+      ags1 table files db.flights --catalog prod --json | jq 'select(.encrypted | not)'
+    """
     from .facts import file_line, files_of_snapshot
     from .opening import open_table
 
@@ -194,30 +184,12 @@ def files(where: TableOptions, snapshot_id: int | None, ref: str | None, out: Ou
     return Exit.OK
 
 
-@table.command(
-    epilog="""
-\b
-Examples:
-  ags1 table verify warehouse/db/flights
-  ags1 table verify db.flights --catalog prod --strict --quiet || mail -s broken me
-  ags1 table verify s3://lake/db/flights --kms aws --key alias/tables --json \\
-      | jq '.findings[] | select(.severity == "error")'
-"""
-)
+@table.command()
 @options.opening
-@options.require_encrypted
-@options.strict
-@options.no_list
+@verifying.asking
 @options.threads
 @output
-def verify(
-    where: TableOptions,
-    require_encrypted: bool,
-    strict: bool,
-    no_list: bool,
-    threads: int | None,
-    out: Output,
-) -> int:
+def verify(where: TableOptions, asked: VerifyingOptions, threads: int | None, out: Output) -> int:
     """Check every block of every file of every snapshot, and list what is unencrypted.
 
     An error is a file that is damaged, changed or missing, or is unencrypted where the format
@@ -228,20 +200,20 @@ def verify(
 
     The metadata.json itself (schemas, which snapshots there are) is not authenticated by the
     table's keys. A note says so, unless --expect-sha256 or a Hive or REST catalog confirms it.
+
+    Examples:
+      ags1 table verify warehouse/db/flights
+      ags1 table verify db.flights --catalog prod --strict --quiet || mail -s broken me
+      ags1 table verify s3://lake/db/flights --kms aws --key alias/tables --json \\
+          | jq '.findings[] | select(.severity == "error")'
     """
 
-    def verified(opened: EncryptedTable, progress: Any) -> TableVerification:
+    def work(opened: EncryptedTable, **named: Any) -> TableVerification:
         from ...iceberg.operations.verify import verify_table
 
-        return verify_table(
-            opened,
-            threads=threads,
-            progress=progress,
-            require_encrypted=require_encrypted,
-            list_folders=not no_list,
-        )
+        return verify_table(opened, threads=threads, **named)
 
-    return verify_and_tell(where, verified, strict=strict, out=out)
+    return verify_and_report(where, asked, work, out)
 
 
 def _snapshot(opened: Table, snapshot_id: int | None, ref: str | None) -> Snapshot | None:
@@ -279,5 +251,5 @@ def _format_of(output: str | None) -> str:
     return known.get(suffix) or ("jsonl" if suffix in (".jsonl", ".ndjson", ".json") else "table")
 
 
-for _command in (*writing.COMMANDS, *maintenance.COMMANDS):
+for _command in (create, *writing.COMMANDS, *maintenance.COMMANDS):
     table.add_command(_command)

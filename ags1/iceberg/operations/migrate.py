@@ -44,7 +44,7 @@ from ..spec.constants import MAIN_BRANCH
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..write.reencryption import Done, RewriteExecutor
-from ..write.snapshot import FileChange, SnapshotProducer, location_provider
+from ..write.snapshot import FileChange, SnapshotProducer
 from ..write.summary import SummaryBuilder
 from ..write.view import TableView
 from .deletion import statistics_of
@@ -144,7 +144,7 @@ class Migration:
         key_id, requirements = self._manager.table_key_id, _requirements(metadata)
         if plan.rewrite.is_empty:
             return MigrationCommit(prefix, requirements, key_id, None, 0)
-        locations = location_provider(view)
+        locations = view.locations
         old = [entry.file for entry in plan.rewrite.files]
         self._resume(view, locations, old)
         source = TableFiles(self._io, self._manager)

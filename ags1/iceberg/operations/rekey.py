@@ -32,7 +32,7 @@ from ..read.snapshots import EncryptedManifest
 from ..read.tasks import TaskReader
 from ..storage.table_files import TableFiles
 from ..write.reencryption import Identity
-from ..write.snapshot import FileChange, location_provider
+from ..write.snapshot import FileChange
 from ..write.view import TableView
 from .rewrite import (
     Contents,
@@ -86,9 +86,7 @@ class Rekeying:
         """Rewrite the chosen files that are not rewritten yet; return the change to commit upon
         ``view``. Raises as ``plan`` and ``Rewriter.apply``."""
         self._chosen, plan = self._planned(view)
-        added, vectors = self._rewriter.apply(
-            plan, view.files, view.manager, location_provider(view)
-        )
+        added, vectors = self._rewriter.apply(plan, view.files, view.manager, view.locations)
         return FileChange(
             replaced=[*added, *vectors],
             removed=[*plan.files, *plan.superseded],

@@ -1,6 +1,6 @@
-"""Parquet files in the clear that a table takes over as they are.
+"""Records of unencrypted Parquet files that are added to a table as they are (``add_files``).
 
-Knows nothing of snapshots.
+It does not know snapshots.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ NAME_MAPPING = "schema.name-mapping.default"
 def plain_file_records(
     view: TableView, io: FileIO, paths: list[str], *, check_duplicates: bool
 ) -> list[FileRecord]:
-    """Return what manifests are to say of plain Parquet files of the table's current schema.
+    """Return records of plain Parquet files that have the table's current schema.
 
-    Raises ValueError when a path is named twice or the table has the file already (looked for
-    unless ``check_duplicates`` is False), when a file does not fit the schema or lies across
-    partitions, and OSError.
+    Raises ValueError if a path is named twice, if a file does not fit the schema or has rows of
+    several partitions, and, with ``check_duplicates``, if the table has the file already. Raises
+    OSError.
     """
     if len(set(paths)) != len(paths):
         raise ValueError("File paths must be unique")
@@ -45,7 +45,8 @@ def plain_file_records(
 
 
 def name_mapping_update(view: TableView) -> list[dict[str, object]]:
-    """Return the update that lets files without field ids be read, none where there is one."""
+    """Return the update that adds a name mapping, so that files without field IDs can be read. If
+    the table has one, no update is needed."""
     if view.parsed.name_mapping() is not None:
         return []
     mapping = view.schema.name_mapping.model_dump_json()

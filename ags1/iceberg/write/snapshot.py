@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyiceberg.table.locations import LocationProvider, load_location_provider
+from pyiceberg.table.locations import LocationProvider
 
 from ...errors import MetadataIntegrityError
 from ...keys.manager import EncryptionManager, now_ms
@@ -124,7 +124,7 @@ class SnapshotProducer:
         _check_counters(view)
         _check_definitions(view, change.added)
         schema_id = view.metadata["current-schema-id"]
-        locations = location_provider(view)
+        locations = view.locations
         kept, rewritten = self._without(view, change.removed)
         new = self._added_manifests(view, locations, change)
         new += self._write(view, locations, _as_added(change.deletes, self), _DELETE_MANIFEST)
@@ -395,11 +395,6 @@ def key_updates(manager: EncryptionManager, key_id: str) -> list[Update]:
     key = entries[key_id]
     keys = [entries[key.encrypted_by_id or ""], key]
     return [{"action": "add-encryption-key", "encryption-key": k.to_dict()} for k in keys]
-
-
-def location_provider(view: TableView) -> LocationProvider:
-    """Return what names the table's new files."""
-    return load_location_provider(view.metadata["location"], dict(view.properties))
 
 
 def _as_added(files: Iterable[FileRecord], producer: SnapshotProducer) -> list[Entry]:

@@ -34,7 +34,6 @@ from ..iceberg_api import (
     TableOutput,
     TableView,
     WritePlan,
-    location_provider,
     parse_row_filter,
     write_rows,
 )
@@ -90,11 +89,9 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         # Spark's timestamps with a zone are instants, whatever the session's zone.
         batches = (conform(batch, self._arrow) for batch in iterator)
         records = write_rows(
-            self._metadata,
+            view,
             batches,
             table.output(),
-            view.manager,
-            location_provider=location_provider(view),
             write_uuid=UUID(self._job_id),
             # Spark runs a task on each core.
             threads=1,
@@ -147,7 +144,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         table = open_of_options(dict(self._options))
         output = TableOutput(table.files.inner)
         output.discard([file.path for file in _files_of(messages)])
-        folder = location_provider(TableView(self._metadata, table.files)).data_path
+        folder = TableView(self._metadata, table.files).locations.data_path
         listed = output.listed(folder)
         if listed is None:
             _log.warning("%s cannot be listed: files of %s may be left", folder, self._job_id)

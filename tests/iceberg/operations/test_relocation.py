@@ -39,10 +39,12 @@ from ags1.errors import FormatError, NotEncryptedError
 from ags1.iceberg import EncryptedTable, open_table
 from ags1.iceberg.operations.relocation import relocate as relocation
 from ags1.iceberg.operations.relocation.destination import Destination
-from ags1.iceberg.operations.relocation.relocate import RelocationResult, is_seen_from, relocate
+from ags1.iceberg.operations.relocation.location_checks import is_seen_from
+from ags1.iceberg.operations.relocation.relocate import RelocationResult, relocate
 from ags1.iceberg.operations.verify import verify_table
 from ags1.iceberg.storage.listing import list_files
 from ags1.iceberg.storage.locations import normalized
+from ags1.iceberg.storage.output import TableOutput
 from ags1.keys.manager import EncryptionManager
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -460,7 +462,7 @@ def test_an_attempt_that_failed_is_resumed(tmp_path: Path, monkeypatch: pytest.M
     steps = 0
 
     def fail_at(step: int) -> Any:
-        write = relocation.TableOutput.write
+        write = TableOutput.write
 
         def failing(self: Any, location: str, data: bytes) -> None:
             nonlocal steps
@@ -474,7 +476,7 @@ def test_an_attempt_that_failed_is_resumed(tmp_path: Path, monkeypatch: pytest.M
     for step in (1, 6, 12):
         steps = 0
         with monkeypatch.context() as patch:
-            patch.setattr(relocation.TableOutput, "write", fail_at(step))
+            patch.setattr(TableOutput, "write", fail_at(step))
             with pytest.raises(OSError, match="No space left"):
                 relocate(old, str(place), threads=1)
         left = files_in(place)
@@ -532,7 +534,7 @@ def test_after_a_crash_there_are_orphans_and_no_harm(
     place = tmp_path / "new"
     with monkeypatch.context() as patch:
         # A process that is killed cleans nothing up.
-        patch.setattr(relocation.TableOutput, "discard", lambda self, locations: None)
+        patch.setattr(TableOutput, "discard", lambda self, locations: None)
         patch.setattr(relocation, "print_metadata", lambda metadata: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             relocate(old, str(place))
@@ -678,7 +680,7 @@ def test_places_that_are_one_are_refused(tmp_path: Path) -> None:
     assert set(map(normalized, result.old_files)) == {
         normalized(f"{tmp_path}/link/t/{name}") for name in files_in(tmp_path / "real" / "t")
     }
-    assert not is_seen_from(other, str(result.metadata_location))
+    assert not is_seen_from(other.view(), other.metadata_location, str(result.metadata_location))
 
 
 class AliasIO(FileIO):
@@ -716,11 +718,11 @@ def test_a_place_that_turns_out_to_be_the_old_one(tmp_path: Path, metadata: str)
     result = relocate(table, "alias://new", properties=alias)
     assert rows_of(reopened(result, properties=alias)) == rows_of(table)
     location = str(result.metadata_location)
-    assert not is_seen_from(table, location)
+    assert not is_seen_from(table.view(), table.metadata_location, location)
     name = location.rpartition("/")[2]
     (tmp_path / "t" / metadata).mkdir(exist_ok=True)
     (tmp_path / "t" / metadata / name).touch()
-    assert is_seen_from(table, location)
+    assert is_seen_from(table.view(), table.metadata_location, location)
 
 
 @pytest.mark.parametrize("kind", ["pyarrow.PyArrowFileIO", "fsspec.FsspecFileIO"])

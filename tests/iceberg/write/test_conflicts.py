@@ -575,7 +575,7 @@ def test_a_branch_that_was_rolled_back(table: EncryptedTable) -> None:
     [first, second] = table.snapshots()
     stale, appending = again(table), again(table)
     again(table).manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
-    with pytest.raises(ValidationException, match=f"not come from snapshot {second.snapshot_id}"):
+    with pytest.raises(ValidationException, match=f"snapshot {second.snapshot_id}.*not in the"):
         stale.delete("id = 2")
     # An append goes by nothing.
     appending.append(rows(60))
@@ -611,7 +611,7 @@ def test_damaged_metadata_does_not_lead_in_a_circle(table: EncryptedTable) -> No
         snapshot["parent-snapshot-id"] = parent
     again(table).append(rows(60))
     start = again(table).view().snapshot
-    with pytest.raises(ValidationException, match="does not come from"):
+    with pytest.raises(ValidationException, match="not in the history"):
         snapshots_since(start, view)
     assert snapshots_since(stale.view().snapshot, again(table).view()) == [start]
 

@@ -54,7 +54,7 @@ from pyiceberg.types import (
 from ags1.iceberg.formats.parquet_modules import verify_parquet
 from ags1.iceberg.read.records import read_entries
 from ags1.iceberg.storage.output import TableOutput
-from ags1.iceberg.write import data_files as module
+from ags1.iceberg.write.file_writer import FileWriter
 
 LONGS = [{"name": "id", "type": "long"}]
 COLUMNS: list[dict[str, Any]] = [
@@ -791,14 +791,14 @@ def test_when_a_thread_fails_no_file_is_left(
     tmp_path: Path, nth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = itertools.count()
-    write_whole = module._ParquetFile.write
+    write_whole = FileWriter.write
 
     def write_some(self: Any, rows: pa.Table) -> None:
         if next(count) == nth:
             raise OSError(28, "No space left on device")
         write_whole(self, rows)
 
-    monkeypatch.setattr(module._ParquetFile, "write", write_some)
+    monkeypatch.setattr(FileWriter, "write", write_some)
     properties = {"write.target-file-size-bytes": "50000"}
     with pytest.raises(OSError, match="No space"):
         write(metadata_of(tmp_path, LONGS, properties=properties), stream_of(10), threads=2)
@@ -820,7 +820,7 @@ def test_when_closing_fails_no_file_is_left(
 def test_ctrl_c_while_threads_write_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_whole = module._ParquetFile.write
+    write_whole = FileWriter.write
     main = threading.main_thread().ident
     assert main is not None
 
@@ -828,7 +828,7 @@ def test_ctrl_c_while_threads_write_leaves_no_file(
         write_whole(self, rows)
         signal.pthread_kill(main, signal.SIGINT)
 
-    monkeypatch.setattr(module._ParquetFile, "write", write_and_interrupt)
+    monkeypatch.setattr(FileWriter, "write", write_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         write(metadata_of(tmp_path, COLUMNS), rows(1000), threads=2)
     assert not files_in(tmp_path)
@@ -852,7 +852,7 @@ def test_a_key_of_a_failed_file_is_not_used_again(
     monkeypatch.setattr(manager, "new_file_key", noted)
     metadata = metadata_of(tmp_path, COLUMNS)
     with monkeypatch.context() as broken:
-        broken.setattr(module._ParquetFile, "write", fail)
+        broken.setattr(FileWriter, "write", fail)
         with pytest.raises(Trouble):
             write(metadata, rows(10), manager=manager)
     (record,) = write(metadata, rows(10), manager=manager)

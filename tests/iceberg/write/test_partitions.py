@@ -21,7 +21,9 @@ from pyiceberg.types import NestedField
 
 from ags1.iceberg.write import data_files as module
 from ags1.iceberg.write.conversion import RowConversion
+from ags1.iceberg.write.file_writer import FileWriter
 from ags1.iceberg.write.partitions import Partitioner
+from ags1.iceberg.write.plan import WritePlan
 
 DAY = dt.datetime(1970, 1, 1)
 # Of each type: values as Arrow takes them, before 1970 too, and as PyIceberg's transforms do.
@@ -245,7 +247,7 @@ def test_nan_is_one_partition_and_minus_zero_another_than_zero(
     batches = data.to_batches(max_chunksize=rows_at_once)
     metadata = metadata_of(tmp_path, columns, fields=fields)
     (whole,) = data.combine_chunks().to_batches()
-    assert len(list(module.WritePlan(metadata).partitioner.split(whole))) == 5
+    assert len(list(WritePlan(metadata).partitioner.split(whole))) == 5
     records = write(metadata, iter(batches))
     counts = {repr(record.partition[0]): record.record_count for record in records}
     assert counts == {"0.0": 1, "nan": 3, "-0.0": 1, "None": 1, "1.0": 1}
@@ -277,7 +279,7 @@ def test_more_partitions_than_may_be_open(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "_MAX_OPEN_FILES", 5)
     monkeypatch.setattr(module, "_MAX_WAITING", 20_000)
     open_now = most = 0
-    begin, end = module._ParquetFile.__init__, module._ParquetFile.close
+    begin, end = FileWriter.__init__, FileWriter.close
 
     def begin_counted(self: Any, *arguments: Any) -> None:
         nonlocal open_now, most
@@ -290,8 +292,8 @@ def test_more_partitions_than_may_be_open(tmp_path: Path, monkeypatch: pytest.Mo
         open_now -= 1
         return end(self)
 
-    monkeypatch.setattr(module._ParquetFile, "__init__", begin_counted)
-    monkeypatch.setattr(module._ParquetFile, "close", end_counted)
+    monkeypatch.setattr(FileWriter, "__init__", begin_counted)
+    monkeypatch.setattr(FileWriter, "close", end_counted)
     fields = [{"name": "b", "source-id": 1, "transform": "bucket[40]"}]
     columns = [{"name": "id", "type": "long"}]
     data = pa.table({"id": range(12_000)})

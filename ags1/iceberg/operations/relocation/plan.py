@@ -1,26 +1,38 @@
-"""What a relocation copies and what it writes anew, as the table's manifests say."""
+"""What a relocation copies and what it writes anew, as the table's manifests say.
+
+    metadata.json                          written anew, at the end
+      manifest list, one a snapshot        written anew: it names manifests
+        manifest                           written anew: it names the files below
+          deletion vectors (Puffin)        written anew: they name data files
+          position deletes                 written anew: they name data files
+          data file, equality deletes      copied as they are stored
+      statistics                           copied as they are stored
+
+A file may be named by many manifests, and is planned once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from pyiceberg.manifest import DataFileContent, FileFormat, ManifestEntryStatus
 
-from ....errors import FormatError, MetadataIntegrityError, NotEncryptedError, TruncatedError
+from ....errors import MetadataIntegrityError, NotEncryptedError
 from ....key_metadata import KeyMetadata
 from ...read.snapshots import ContentFile, EncryptedManifest, EncryptedSnapshot
 from ...storage.byte_meter import ByteMeter
 from ...storage.locations import Location, normalized
 from ...storage.table_files import TableFiles
-from ...storage.table_folders import FOLDER_PROPERTIES
-from .destination import Destination
-from .repoint import Paths
+from .job import Job
+
+# The fields of metadata.json that name statistics files.
+STATISTICS = ("statistics", "partition-statistics")
 
 
 class Copy(NamedTuple):
-    """A file to be copied. ``size`` in bytes; ``is_encrypted`` where tags tell if it is right."""
+    """A file to copy. ``size`` is in bytes. If ``is_encrypted``, tags show whether it is right."""
 
     source: str
     size: int
@@ -28,7 +40,7 @@ class Copy(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """A Puffin file of deletion vectors, and those of them that a snapshot has."""
+    """A Puffin file of deletion vectors, and those of its vectors that a snapshot has."""
 
     source: str
     km: KeyMetadata
@@ -43,89 +55,104 @@ class Deletes(NamedTuple):
     file_format: FileFormat
 
 
-class Found(NamedTuple):
-    """What one manifest names that is live."""
+class LiveFiles(NamedTuple):
+    """The live files that one manifest names."""
 
     copies: list[Copy]
     vectors: list[Vectors]
     deletes: list[Deletes]
 
 
-@dataclass(frozen=True, slots=True)
-class Rewritten:
-    """A file that was written anew, in the place of ``source``."""
-
-    source: str
-    location: str
-    km: KeyMetadata
-    paths: Paths | None = None
-
-    @property
-    def size(self) -> int:
-        return cast("int", self.km.file_length)
-
-
 @dataclass(slots=True)
 class Plan:
-    """All that is to be done."""
+    """All files that a relocation copies or writes anew.
+
+    ``statistics`` are the entries of metadata.json that the new table keeps.
+    ``dropped_statistics`` are the locations in the other entries.
+    """
 
     snapshots: list[EncryptedSnapshot] = field(default_factory=list)
     manifests: dict[str, EncryptedManifest] = field(default_factory=dict)
     copies: dict[Location, Copy] = field(default_factory=dict)
     vectors: dict[Location, Vectors] = field(default_factory=dict)
     deletes: dict[Location, Deletes] = field(default_factory=dict)
+    statistics: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     dropped_statistics: list[str] = field(default_factory=list)
+    copied_size: int = 0
 
     def add_manifest(self, manifest: EncryptedManifest) -> None:
-        """Add a manifest. Raises MetadataIntegrityError when two lists differ on its key."""
+        """Add a manifest. Raises MetadataIntegrityError if two lists have different keys for it."""
         known = self.manifests.setdefault(manifest.manifest_path, manifest)
-        if known.key != manifest.key:
-            raise MetadataIntegrityError(
-                "two manifest lists have different keys for this manifest",
-                file=manifest.manifest_path,
-            )
+        _check_same_key(known.key, manifest.key, manifest.manifest_path)
 
-    def add(self, found: Found) -> None:
-        """Add what a manifest names. Raises MetadataIntegrityError for a file that two entries do
-        not describe alike."""
-        for item in found.copies:
+    def add(self, files: LiveFiles) -> None:
+        """Add the files of a manifest. Raises MetadataIntegrityError if two entries describe a file
+        differently."""
+        for item in files.copies:
             self.add_copy(item)
-        for vectors in found.vectors:
-            here = self.vectors.setdefault(normalized(vectors.source), vectors)
-            if here is not vectors:
-                _check_same(here.km, vectors.km, vectors.source)
-                here.vectors.extend(vectors.vectors)
-        for deletes in found.deletes:
-            known_file = self.deletes.setdefault(normalized(deletes.source), deletes)
-            _check_same(known_file.km, deletes.km, deletes.source)
+        for vectors in files.vectors:
+            known = self.vectors.setdefault(normalized(vectors.source), vectors)
+            if known is not vectors:
+                _check_same_key(known.km, vectors.km, vectors.source)
+                known.vectors.extend(vectors.vectors)
+        for deletes in files.deletes:
+            first = self.deletes.setdefault(normalized(deletes.source), deletes)
+            _check_same_key(first.km, deletes.km, deletes.source)
 
     def add_copy(self, item: Copy) -> None:
-        """Add a file to be copied. Raises MetadataIntegrityError as ``add``."""
+        """Add a file to copy. Raises MetadataIntegrityError as ``add``."""
         known = self.copies.setdefault(normalized(item.source), item)
-        if known[1:] != item[1:]:
+        if known is item:
+            self.copied_size += item.size
+        elif known[1:] != item[1:]:
             raise MetadataIntegrityError(
-                "two entries say different things of this file", file=item.source
+                "two entries in the table's metadata describe this file differently",
+                file=item.source,
             )
 
     def sources(self) -> Iterator[str]:
-        """Yield the locations of all data and delete files and statistics."""
+        """Yield the locations of all data files, delete files and statistics."""
         yield from (item.source for item in self.copies.values())
         yield from (item.source for item in self.vectors.values())
         yield from (item.source for item in self.deletes.values())
 
     @property
-    def rewritten(self) -> int:
+    def rewritten_files(self) -> int:
+        """The number of files that are written anew, without metadata.json."""
         return sum(map(len, (self.snapshots, self.manifests, self.vectors, self.deletes)))
 
-    @property
-    def copied_size(self) -> int:
-        return sum(c.size for c in self.copies.values())
+
+def make_plan(job: Job) -> Plan:
+    """Read the table's manifests; return what its relocation has to do.
+
+    Statistics outside the table's folders are dropped. Raises MetadataIntegrityError,
+    NotEncryptedError, and what reading a manifest raises.
+    """
+    plan = Plan()
+    files, workers = job.files, job.workers
+    current = job.metadata.get("current-snapshot-id")
+    for entry in job.metadata.get("snapshots") or ():
+        if job.all_snapshots or entry["snapshot-id"] == current:
+            parsed = job.view.parsed.snapshot_by_id(entry["snapshot-id"])
+            plan.snapshots.append(cast("EncryptedSnapshot", parsed))
+    for manifests in workers.each(lambda snapshot: snapshot.manifests(files), plan.snapshots):
+        for manifest in manifests:
+            plan.add_manifest(cast("EncryptedManifest", manifest))
+    for live in workers.each(
+        lambda manifest: _live_files(manifest, files, workers.meter), plan.manifests.values()
+    ):
+        plan.add(live)
+        workers.total = plan.copied_size
+    _add_statistics(plan, job)
+    workers.total = plan.copied_size
+    job.destination.keep_apart(plan.sources())
+    return plan
 
 
-def read_manifest(manifest: EncryptedManifest, files: TableFiles, meter: ByteMeter) -> Found:
-    """Return what a manifest names that is live. Raises NotEncryptedError, and what reading one
-    raises."""
-    found = Found([], [], [])
+def _live_files(manifest: EncryptedManifest, files: TableFiles, meter: ByteMeter) -> LiveFiles:
+    """Return the live files that a manifest names. Raises NotEncryptedError if one is not encrypted
+    and must be, and what reading the manifest raises."""
+    live = LiveFiles([], [], [])
     puffins: dict[str, Vectors] = {}
     for entry in manifest.fetch_manifest_entry(files, discard_deleted=False):
         meter.add(0)
@@ -135,75 +162,42 @@ def read_manifest(manifest: EncryptedManifest, files: TableFiles, meter: ByteMet
         path, km = file.file_path, file.key
         if km is None and files.require_encrypted:
             raise NotEncryptedError(
-                "this data file is in the clear, and the caller requires encryption", file=path
+                "this data file is not encrypted, and the caller requires encryption", file=path
             )
         if km is None or file.content != DataFileContent.POSITION_DELETES:
-            found.copies.append(Copy(path, file.file_size_in_bytes, km is not None))
+            live.copies.append(Copy(path, file.file_size_in_bytes, km is not None))
         elif file.is_deletion_vector:
             if path not in puffins:
                 puffins[path] = Vectors(path, km, [])
-                found.vectors.append(puffins[path])
+                live.vectors.append(puffins[path])
             puffins[path].vectors.append(file)
         else:
-            found.deletes.append(Deletes(path, km, FileFormat(file.file_format)))
-    return found
+            live.deletes.append(Deletes(path, km, FileFormat(file.file_format)))
+    return live
 
 
-def distinct(vectors: Iterable[ContentFile]) -> Iterable[ContentFile]:
-    """Return deletion vectors of one file without those of which another says the same."""
-    found = {
-        (v.content_offset, v.content_size_in_bytes, v.referenced_data_file, v.record_count): v
-        for v in vectors
-    }
-    return found.values()
+def _add_statistics(plan: Plan, job: Job) -> None:
+    copied_snapshots = {snapshot.snapshot_id for snapshot in plan.snapshots}
+    for name in STATISTICS:
+        kept = plan.statistics[name] = []
+        for entry in job.metadata.get(name) or ():
+            if not job.all_snapshots and entry["snapshot-id"] not in copied_snapshots:
+                continue
+            location = entry["statistics-path"]
+            try:
+                is_usable = job.folders.has_statistics(location, job.files)
+            except FileNotFoundError:
+                is_usable = False
+            if is_usable:
+                plan.add_copy(Copy(location, int(entry["file-size-in-bytes"]), False))
+                kept.append(entry)
+            else:
+                # No reader needs statistics: Java reads the table without them if they are missing.
+                plan.dropped_statistics.append(location)
 
 
-def _check_same(one: KeyMetadata, other: KeyMetadata, location: str) -> None:
+def _check_same_key(one: KeyMetadata | None, other: KeyMetadata | None, location: str) -> None:
     if one != other:
-        raise MetadataIntegrityError("two entries have different keys for this file", file=location)
-
-
-def check_size(size: int, item: Copy) -> None:
-    """Raise TruncatedError or FormatError for a file that has not the size that it should have."""
-    if size < item.size:
-        raise TruncatedError(
-            f"the file has {size} bytes, and the metadata says {item.size}", file=item.source
+        raise MetadataIntegrityError(
+            "two entries in the table's metadata have different keys for this file", file=location
         )
-    if size > item.size:
-        raise FormatError(
-            f"the file has more than the {item.size} bytes that the metadata says",
-            file=item.source,
-        )
-
-
-def moved_properties(metadata: Mapping[str, Any], destination: Destination) -> dict[str, str]:
-    """Return the table's properties in its new place: folders below the old one are moved, and
-    those elsewhere dropped."""
-    properties = dict(metadata.get("properties") or {})
-    for name in FOLDER_PROPERTIES:
-        folder = properties.get(name)
-        if folder is None:
-            continue
-        moved = destination.inside(folder.rstrip("/"))
-        if moved is not None:
-            properties[name] = moved
-        else:
-            del properties[name]
-    return properties
-
-
-def refs_to(refs: Mapping[str, Any], kept: set[int]) -> dict[str, Any]:
-    """Return the branches and tags that are at snapshots which are kept."""
-    return {name: ref for name, ref in refs.items() if ref["snapshot-id"] in kept}
-
-
-def log_of(log: Iterable[dict[str, Any]], kept: set[int]) -> list[dict[str, Any]]:
-    """Return a snapshot log without what is gone, nor what was before: as Java keeps it, the log
-    says without a gap which snapshot was the current one."""
-    found: list[dict[str, Any]] = []
-    for entry in log:
-        if entry["snapshot-id"] in kept:
-            found.append(entry)
-        else:
-            found.clear()
-    return found
