@@ -23,7 +23,7 @@ from ...key_metadata import KeyMetadata
 from ...keys.keychain import find_sidecar
 from ...keys.sidecar import SUFFIX, Sidecar, sidecar_path
 from ...reader import Reader
-from ..jobs.running import SUFFIX as LEDGER_SUFFIX
+from ..jobs.selection import SUFFIX as LEDGER_SUFFIX
 from ..keys import FileKeys
 from ..paths import local_path
 from ..storage.choice import absolute, find, storage_of

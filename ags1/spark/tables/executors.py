@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 from pyiceberg.io import FileIO
 from pyiceberg.table.locations import LocationProvider
@@ -34,9 +35,10 @@ from ..iceberg_api import (
     Tick,
     new_location,
 )
+from ..jobs.group import JobGroup
 from .access import JobKey, new_job_id
 from .tasks import Checking, Failed, JobTable, OldFile, Rewriting, Rewritten, SentCheck
-from .waves import Waves
+from .waves import run_in_waves
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class SparkChecks:
         opt.refuse_secrets(options)
         self._table = table
         self._job_table = JobTable(new_job_id(), tuple(sorted(options.items())))
-        self._waves = Waves(spark, cores)
+        self._group = _job_group(spark, cores)
         self._bytes_done = spark.sparkContext.accumulator(0)
 
     def run(
@@ -72,7 +74,7 @@ class SparkChecks:
                 snapshots[number] = check.snapshot_ids
                 yield SentCheck.of(number, check, job), check.size
 
-        def told() -> None:
+        def tell() -> None:
             nonlocal known
             now = self._bytes_done.value
             meter.add(now - known)
@@ -80,7 +82,7 @@ class SparkChecks:
             tick()
 
         work = Checking(self._job_table, files.keys.table_key_id, key, self._bytes_done.add)
-        with closing(self._waves.run(sent(), work, told)) as results:
+        with closing(run_in_waves(self._group, sent(), work, tell)) as results:
             for number, outcome in results:
                 ids = snapshots.pop(number)
                 findings = [replace(finding, snapshot_ids=ids) for finding in outcome.findings]
@@ -130,7 +132,7 @@ class SparkRewrites:
         opt.refuse_secrets(options)
         self._job_id = new_job_id()
         self._job_table = JobTable(self._job_id, tuple(sorted(options.items())), is_plain)
-        self._waves = Waves(spark, cores)
+        self._group = _job_group(spark, cores)
         self._numbers = itertools.count()
         # The names of new files whose results counted, and the folders of new files.
         self._known: set[str] = set()
@@ -165,7 +167,7 @@ class SparkRewrites:
                 yield OldFile.of(number, location, file, job), file.file_size_in_bytes
 
         work = Rewriting(self._job_table, manager.table_key_id, key_size, key)
-        with closing(self._waves.run(sent(), work, _nothing)) as results:
+        with closing(run_in_waves(self._group, sent(), work, _nothing)) as results:
             result: Rewritten
             for result in results:
                 if isinstance(result, Failed):
@@ -184,7 +186,7 @@ class SparkRewrites:
 
     def __exit__(self, *error: object) -> None:
         if self._folders:
-            self._waves.wait_for_tasks()
+            self._group.wait_for_tasks()
         for folder, output in self._folders.items():
             try:
                 output.discard(self._strays(output, folder))
@@ -205,6 +207,10 @@ class SparkRewrites:
             for path in listed
             if _name(path).startswith(self._job_id) and _name(path) not in self._known
         ]
+
+
+def _job_group(spark: Any, cores: int | None) -> JobGroup:
+    return JobGroup(spark, f"ags1-{uuid4()}", "ags1: files of a table", cores)
 
 
 def _name(location: str) -> str:
