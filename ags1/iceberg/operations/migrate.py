@@ -68,13 +68,12 @@ class MigrationPlan:
 @dataclass(frozen=True, slots=True)
 class MigrationCommit:
     """The commit of a migration, in the REST specification's form. ``key_id`` is the table's new
-    master key. ``snapshot_id`` is None if the table has no files."""
+    master key."""
 
     updates: list[Update] = field(repr=False)
     requirements: list[Update]
     key_id: str
-    snapshot_id: int | None
-    rows: int
+    plan: MigrationPlan
 
 
 class Migration:
@@ -143,7 +142,7 @@ class Migration:
         view = self._view(metadata, prefix)
         key_id, requirements = self._manager.table_key_id, _requirements(metadata)
         if plan.rewrite.is_empty:
-            return MigrationCommit(prefix, requirements, key_id, None, 0)
+            return MigrationCommit(prefix, requirements, key_id, plan)
         locations = view.locations
         old = [entry.file for entry in plan.rewrite.files]
         self._resume(view, locations, old)
@@ -169,9 +168,7 @@ class Migration:
                 old_files = [*old, *(entry.file for entry in plan.rewrite.superseded)]
                 new_files = [entry.file for entry in change.replaced]
                 _summarize(update["snapshot"], view, old_files, new_files)
-        return MigrationCommit(
-            prefix + produced, requirements, key_id, self._producer.snapshot_id, rows
-        )
+        return MigrationCommit(prefix + produced, requirements, key_id, plan)
 
     def finish(self) -> None:
         """Delete the journal. Call this after the migration is certainly committed."""

@@ -357,7 +357,7 @@ def test_a_commit_in_between_is_not_lost(catalog: SqlCatalog) -> None:
         )
     base = commits.load("db.t", Trust())
     again = migration.produce(base.metadata)
-    assert again.rows == commit.rows + 10
+    assert again.plan.rows == commit.plan.rows + 10
     after = commits.commit(
         base, again.updates, again.requirements, TableOutput(IO), new_key_id="keyA"
     )
