@@ -385,13 +385,13 @@ def test_a_worker_that_is_killed_leaves_no_file_that_nobody_knows(
     expected = rows(table)
     monkeypatch.setattr(executors, "Rewriting", KilledRewriting)
     strays: list[str] = []
-    find = executors.SparkRewrites._strays
+    find = executors.SparkRewrites._unused
 
     def spying(*arguments: Any) -> list[str]:
         strays.extend(find(*arguments))
         return strays
 
-    monkeypatch.setattr(executors.SparkRewrites, "_strays", spying)
+    monkeypatch.setattr(executors.SparkRewrites, "_unused", spying)
 
     tables.rekey_table(session, "db.t", options)
 

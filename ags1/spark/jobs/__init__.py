@@ -59,10 +59,10 @@ def encrypt_files(
 ) -> Summary:
     """Encrypt files into the folder ``target``, each under a fresh key that the ledger holds.
 
-    ``FILE``, below the folder that was given, becomes ``target/FILE.ags1``. A file that is done
-    according to the ledger is left alone if source and target still are as the ledger has them. If
-    the source has changed, it is encrypted again with a new key and replaces the older target.
-    Files that are encrypted already are skipped. ``key_id`` is the master key; the driver and each
+    ``FILE``, below the folder that was given, becomes ``target/FILE.ags1``. If the ledger has a
+    file as done, and source and target have not changed, nothing is done. If the source has
+    changed, it is encrypted again with a new key and replaces the older target. Files that are
+    encrypted already are skipped. ``key_id`` is the master key; the driver and each
     executor process call the KMS once. ``overwrite`` replaces targets that the ledger does not
     know; ``durable`` syncs files before the ledger has them as done. ``plaintext_hmac`` stores an
     HMAC of each plaintext, for which it is read a second time. ``cores`` are those of the cluster,
@@ -70,7 +70,7 @@ def encrypt_files(
 
     Raises KmsError, OSError for a ledger or folder that cannot be used, ValueError. The failure of
     one file, or sources without any file, is in the summary and in the ledger, and stops no other.
-    There are more than eight arguments, because there is one for each option of the command.
+    There are more than eight arguments, because each is an option of the command.
     """
     root = absolute(_named(target, "target"))
     paths = _paths(sources)
@@ -100,10 +100,10 @@ def decrypt_files(
     """Decrypt files whose keys the ledger has into the folder ``target``, under their old names.
 
     ``sources`` None means all files of the ledger. Moved files may be given too, if they keep their
-    relative paths below the folder that is given. ``key_ids`` are the master keys to accept; they
-    have to be given if the KMS would unwrap with any user's. The same ledger notes what is done,
-    and the next job leaves that alone. Arguments, their number and errors are otherwise as in
-    ``encrypt_files``.
+    relative paths below the folder that is given. ``key_ids`` are the master keys to accept. They
+    have to be given if the KMS would unwrap with other users' keys too. The same ledger notes which
+    files are done, and the next job leaves those alone. The other arguments, their number and the
+    errors are those of ``encrypt_files``.
     """
     root = absolute(_named(target, "target"))
     keys = FileKeys.for_opening(kms, frozenset(key_ids))

@@ -75,7 +75,7 @@ class FailedFile:
 
 @dataclass(slots=True)
 class Summary:
-    """What a job has done. ``unchanged`` files were done already. ``size`` is the bytes of the
+    """The result of a job. ``unchanged`` files were done already. ``size`` is the bytes of the
     sources that were done now. ``failures`` has the first thousand."""
 
     operation: str
@@ -99,9 +99,9 @@ class Summary:
 
 
 class _Shared(NamedTuple):
-    """What the attempts at a file share: what its storage has staged for them and, if the file is
-    cut and encrypted, its key (which stays in the driver), the wrapped key, and the identity of the
-    source."""
+    """The values that all attempts at a file share. ``staged`` is what its storage has prepared for
+    them. If the file is cut and encrypted, there are its key (which stays in the driver), the
+    wrapped key, and the identity of the source."""
 
     staged: str | None
     km: KeyMetadata | None = None
@@ -164,16 +164,16 @@ class Job:
         return self
 
     def __exit__(self, *error: object) -> None:
-        broken_off = error[0] is not None
-        may_go_on = broken_off or self.group.has_failures
+        was_interrupted = error[0] is not None
+        tasks_may_run = was_interrupted or self.group.has_failures
         try:
             # Spark itself may have ended.
             with contextlib.suppress(Exception):
-                if may_go_on or self.group.speculates:
-                    may_go_on = not self.group.wait_for_tasks() or broken_off
+                if tasks_may_run or self.group.speculates:
+                    tasks_may_run = not self.group.wait_for_tasks() or was_interrupted
             # A pending batch needs its staged files: the next job settles it.
             if self.writes and not self._has_pending_batch:
-                if may_go_on:
+                if tasks_may_run:
                     # The ledger keeps its note, so the next job removes what late tasks leave.
                     staged = self.ledger.staged(self.id)
                     self._storage.clear(self.id, self._root, self._folders, staged)
@@ -208,8 +208,8 @@ class Job:
         cut = waves(items, self.group.cores, cost, file_cost, digests=digests)
         prepared = (self._prepared(wave, keys) for wave in cut)
         not_empty = (wave for wave in prepared if wave.tasks)
-        run = partial(self._run_wave, work=work)
-        with closing(self.group.run_waves(not_empty, run, self._tell)) as finished:
+        run = self.group.run_waves(not_empty, lambda wave: self._run_wave(wave, work), self._tell)
+        with closing(run) as finished:
             for wave, results in finished:
                 self._finish(wave, results)
         self._progress(self._total, self._total)
@@ -276,16 +276,15 @@ class Job:
         self._commit(failed)
         tasks = []
         for task in wave.tasks:
-            shared = [(piece, self._shared.get(piece.number)) for piece in task]
-            pieces = [
-                piece._replace(
-                    shared=its.staged,
-                    wrapped=its.wrapped or piece.wrapped,
-                    source_identity=its.identity,
-                )
-                for piece, its in shared
-                if its is not None
-            ]
+            pieces = []
+            for piece in task:
+                if (shared := self._shared.get(piece.number)) is not None:
+                    wrapped = shared.wrapped or piece.wrapped
+                    pieces.append(
+                        piece._replace(
+                            shared=shared.staged, wrapped=wrapped, source_identity=shared.identity
+                        )
+                    )
             if pieces:
                 tasks.append(pieces)
         return Wave(tasks, items, self._wave)
@@ -301,7 +300,7 @@ class Job:
         try:
             identity = identity_of(item.source)
         except OSError:
-            identity = "gone"  # no file has this identity
+            identity = "none"  # no file has this identity
         return _Shared(stage, km, as_text(document), document["key-id"], identity)
 
     def _spread(
@@ -327,7 +326,7 @@ class Job:
         for result in results:
             of_item.setdefault(result.number, []).append(result)
         rows = []
-        all_gone = True
+        all_discarded = True
         for item in wave.items:
             shared = self._shared.pop(item.number, _Shared(None))
             results = of_item[item.number]
@@ -338,10 +337,12 @@ class Job:
             if self.writes:
                 staged = [(result.first_block, result.staged or "") for result in results]
                 failed = row.status != DONE
-                all_gone &= self._storage.discard(item.target, shared.staged, staged, all_=failed)
+                all_discarded &= self._storage.discard(
+                    item.target, shared.staged, staged, all_=failed
+                )
             rows.append(row)
         self._commit(rows)
-        if wave.number and all_gone:
+        if wave.number and all_discarded:
             self.ledger.forget_staged(self.id, wave.number)
 
     def _whole(self, item: Item, shared: _Shared, results: list[Result]) -> Result:

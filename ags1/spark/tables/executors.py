@@ -1,8 +1,15 @@
 """Lets Spark's executors, instead of threads, do the work on each file of a table.
 
 ``verify_table`` checks files with ``SparkChecks``; migration and rekeying rewrite them with
-``SparkRewrites``. Planning, findings and the commit stay on the driver, as on one machine. Keys are
-sent wrapped, see ``tasks``.
+``SparkRewrites``. Planning, findings and the commit stay on the driver, as on one machine::
+
+    driver                                            executor (``tasks``)
+    opens the table by the job's options              opens it by the same options, once a process
+    JobKey: a key of the job, wrapped         ----->  has the KMS unwrap it, once a process
+    a file's record, its key wrapped          ----->  unwraps the file's key; checks the file, or
+       under the job's key                            rewrites it under a fresh key
+    adds the findings; commits the new files  <-----  findings, or the new file's record with its
+                                                      key wrapped under the job's key
 """
 
 from __future__ import annotations
@@ -67,7 +74,7 @@ class SparkChecks:
         key, job = self._job_key(files.keys)
         # By the number of a check: the snapshots that need the file. They are not sent.
         snapshots: dict[int, tuple[int, ...]] = {}
-        known = 0
+        counted = 0
 
         def sent() -> Iterator[tuple[SentCheck, int]]:
             for number, check in enumerate(checks):
@@ -75,10 +82,10 @@ class SparkChecks:
                 yield SentCheck.of(number, check, job), check.size
 
         def tell() -> None:
-            nonlocal known
+            nonlocal counted
             now = self._bytes_done.value
-            meter.add(now - known)
-            known = now
+            meter.add(now - counted)
+            counted = now
             tick()
 
         work = Checking(self._job_table, files.keys.table_key_id, key, self._bytes_done.add)
@@ -103,11 +110,11 @@ class SparkChecks:
                 continue
             tried.add(entry.encrypted_by_id)
             try:
-                return JobKey.under_snapshot_s(manager, entry.key_id)
+                return JobKey.under_kek_of(manager, entry.key_id)
             except KMS_UNUSABLE:
                 raise
             except Ags1Error:
-                # A finding already.
+                # ``verify_table`` has a finding of it already.
                 continue
         return None, None
 
@@ -134,8 +141,8 @@ class SparkRewrites:
         self._job_table = JobTable(self._job_id, tuple(sorted(options.items())), is_plain)
         self._group = _job_group(spark, cores)
         self._numbers = itertools.count()
-        # The names of new files whose results counted, and the folders of new files.
-        self._known: set[str] = set()
+        # The names of the new files that are used, and the folders of new files.
+        self._used: set[str] = set()
         self._folders: dict[str, TableOutput] = {}
 
     def rewrite(
@@ -176,7 +183,7 @@ class SparkRewrites:
                 old = under_way.pop(result.number)
                 new = result.replacing(old, job)
                 output.note(new.file_path)
-                self._known.add(_name(new.file_path))
+                self._used.add(_name(new.file_path))
                 on_done(old, new)
         if failure is not None:
             raise failure
@@ -189,7 +196,7 @@ class SparkRewrites:
             self._group.wait_for_tasks()
         for folder, output in self._folders.items():
             try:
-                output.discard(self._strays(output, folder))
+                output.discard(self._unused(output, folder))
             except (Ags1Error, OSError) as failure:
                 _log.warning(
                     "%s cannot be listed (%s): files of %s may be left",
@@ -198,14 +205,14 @@ class SparkRewrites:
                     self._job_id,
                 )
 
-    def _strays(self, output: TableOutput, folder: str) -> list[str]:
+    def _unused(self, output: TableOutput, folder: str) -> list[str]:
         listed = output.listed(folder)
         if listed is None:
             raise OSError(errno.ENOTSUP, "the storage cannot list files", folder)
         return [
             path
             for path in listed
-            if _name(path).startswith(self._job_id) and _name(path) not in self._known
+            if _name(path).startswith(self._job_id) and _name(path) not in self._used
         ]
 
 
