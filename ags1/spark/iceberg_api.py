@@ -22,16 +22,14 @@ from ..iceberg.operations.verify.progress import EstimatedProgress
 from ..iceberg.pyiceberg.arrow import iceberg_schema
 from ..iceberg.pyiceberg.catalogs import configured_properties
 from ..iceberg.pyiceberg.expressions import parse_row_filter
-from ..iceberg.pyiceberg.records import DATA_FILE
 from ..iceberg.read.filters import bound_filter
 from ..iceberg.read.metadata import parse_metadata
 from ..iceberg.read.metadata_columns import filtered_schema
-from ..iceberg.read.records import FileRecord
+from ..iceberg.read.records import ContentFile
 from ..iceberg.read.scan import EncryptedScan
-from ..iceberg.read.snapshots import ContentFile
 from ..iceberg.read.tasks import TaskReader
 from ..iceberg.spec.column_types import as_stored, check_readable
-from ..iceberg.spec.constants import POSITION_ID, ROW_ID
+from ..iceberg.spec.constants import MAIN_BRANCH, POSITION_ID, ROW_ID
 from ..iceberg.steps import SnapshotStep
 from ..iceberg.storage.byte_meter import ByteMeter
 from ..iceberg.storage.output import TableOutput

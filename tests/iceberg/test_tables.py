@@ -72,10 +72,11 @@ from ags1 import (
     NotEncryptedError,
 )
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
-from ags1.iceberg.read.records import manifest_record, read_entries
+from ags1.iceberg.read.records import read_entries
+from ags1.iceberg.steps import Attempt
 from ags1.iceberg.storage.locations import without_scheme
+from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import Decoded, TableFiles
-from ags1.iceberg.transaction import EncryptedTransaction
 from ags1.kms.memory import MemoryKms
 
 SCHEMA = Schema(
@@ -301,17 +302,17 @@ def test_each_manifest_is_read_once(
     assert len(manifests) == 6
 
     # Somebody else comes first, with what does not concern the change.
-    send = EncryptedTransaction._send
+    commit = Attempt.commit
 
-    def send_second(transaction: EncryptedTransaction) -> None:
-        monkeypatch.setattr(EncryptedTransaction, "_send", send)
+    def commit_second(attempt: Attempt, output: TableOutput) -> None:
+        monkeypatch.setattr(Attempt, "commit", commit)
         by_us = reads.copy()
         again(table).append(rows(-1))
         reads.clear()
         reads.update(by_us)
-        send(transaction)
+        commit(attempt, output)
 
-    monkeypatch.setattr(EncryptedTransaction, "_send", send_second)
+    monkeypatch.setattr(Attempt, "commit", commit_second)
     with counted_reads() as reads:
         READING[change](table)
     assert manifests <= reads.keys()
@@ -469,7 +470,7 @@ def test_what_comes_after_a_commit_takes_nothing_back(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(EncryptedTable, "_show", fail)
+        patched.setattr(EncryptedTable, "switch_to", fail)
         with pytest.raises(CommitStateUnknownException, match="was made"):
             table.append(rows(1))
     assert ids(again(table)) == [1]
@@ -885,11 +886,11 @@ def test_records_with_keys_are_not_pickled(table: EncryptedTable) -> None:
     view = table.view()
     [manifest] = view.manifests
     [entry] = read_entries(manifest, view.files)
-    for record in (manifest_record(manifest), entry, entry.file):
+    for record in (manifest, entry, entry.file):
         for work in (pickle.dumps, copy.deepcopy):
             with pytest.raises(TypeError, match="not pickled"):
                 work(record)
-        assert (entry.file.key_metadata or b"").hex() not in repr(record)
+        assert (entry.file.key_bytes or b"").hex() not in repr(record)
 
 
 # -- what is refused
@@ -1144,7 +1145,7 @@ def files_of(table: EncryptedTable) -> dict[tuple[int | None, int | None], bytes
     """Return the keys of the data files by their first row id and sequence number."""
     view = table.view()
     return {
-        (entry.file.first_row_id, entry.sequence_number): entry.file.key_metadata
+        (entry.file.first_row_id, entry.sequence_number): entry.file.key_bytes
         for manifest in view.manifests
         for entry in read_entries(manifest, view.files)
         if entry.file.content == 0

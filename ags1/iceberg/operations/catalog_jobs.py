@@ -24,7 +24,8 @@ from pyiceberg.typedef import Identifier
 from ...errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import TABLE_KEY_ID, EncryptionManager
 from ...kms.client import KmsClient
-from ..commit.commits import Base, Commits
+from ..commit.base import Base
+from ..commit.commits import Commits
 from ..commit.session import TableSession
 from ..read.metadata import read_metadata
 from ..storage.output import TableOutput
@@ -108,7 +109,7 @@ def migrate(
     commits = catalog.commits()
     base = commits.load(identifier, Trust())
     commits.check(base)
-    output = TableOutput(commits.io(base))
+    output = TableOutput(base.io(commits.catalog))
     removal = _PlaintextRemoval(
         catalog, key_id, output, verify if delete_plaintext and not dry_run else None
     )
@@ -282,6 +283,6 @@ def move_or_copy(
         commits.register(register_as, result.metadata_location, output)
     if move:
         old = TableOutput(files.inner, files.location_map)
-        commits.repoint(table.base(), result.metadata_location, output)
+        commits.repoint(table.version.base, result.metadata_location, output)
         old.discard([location for location in result.old_files if folders.has(location)])
     return result

@@ -38,7 +38,7 @@ from ...keys.manager import (
 )
 from ..commit.updates import apply_updates
 from ..read.metadata import FORMAT_VERSION
-from ..read.records import DATA, FileRecord
+from ..read.records import DATA, ContentFile
 from ..spec.column_types import with_types
 from ..spec.constants import MAIN_BRANCH
 from ..storage.output import TableOutput
@@ -49,7 +49,7 @@ from ..write.summary import SummaryBuilder
 from ..write.view import TableView
 from .deletion import statistics_of
 from .journal import Journal
-from .plain_snapshots import PlainReader, plain_manifests
+from .plain_snapshots import plain_manifests, plain_reader
 from .rewrite import RewritePlan, Rewriter, plan_rewrite, read_snapshot
 
 Update = dict[str, Any]
@@ -125,7 +125,7 @@ class Migration:
         parsed = _parsed(metadata)
         files = TableFiles(self._io, self._manager)
         manifests = plain_manifests(snapshot, self._io)
-        contents = read_snapshot(manifests, files, parsed, PlainReader(files, parsed))
+        contents = read_snapshot(manifests, files, parsed, plain_reader(files, parsed))
         plan = plan_rewrite(contents, contents.entries.keys())
         rows = sum(e.file.record_count for e in plan.files if e.file.content == DATA)
         return MigrationPlan(plan, rows, refs)
@@ -148,7 +148,7 @@ class Migration:
         self._resume(view, locations, old)
         source = TableFiles(self._io, self._manager)
         try:
-            added, vectors = self._rewriter.apply(plan.rewrite, source, self._manager, locations)
+            added, vectors = self._rewriter.apply(plan.rewrite, source, locations)
         finally:
             if self._journal is not None:
                 self._journal.flush()
@@ -183,18 +183,15 @@ class Migration:
         return unused + ([] if self._producer is None else list(self._producer.left_over))
 
     def _resume(
-        self, view: TableView, locations: LocationProvider, files: list[FileRecord]
+        self, view: TableView, locations: LocationProvider, files: list[ContentFile]
     ) -> None:
         if self._journal is not None:
             return
         self._journal = Journal(
-            self._io,
             self._output,
             f"{locations.metadata_path}/migration",
             str(view.metadata.get("table-uuid")),
-            self._manager.kms,
-            self._manager.table_key_id,
-            self._manager.data_key_length,
+            self._manager,
         )
         self._journal.prepare()
         finished = self._journal.finished(files)
@@ -204,7 +201,7 @@ class Migration:
                 if file.identity in finished:
                     self._on_done(file, finished[file.identity])
 
-    def _note(self, old: FileRecord, new: FileRecord) -> None:
+    def _note(self, old: ContentFile, new: ContentFile) -> None:
         assert self._journal is not None
         self._journal.add(old, new)
         if self._on_done is not None:
@@ -251,7 +248,7 @@ class _WholeTable(FileChange):
 
 
 def _summarize(
-    snapshot: dict[str, Any], view: TableView, old: list[FileRecord], new: list[FileRecord]
+    snapshot: dict[str, Any], view: TableView, old: list[ContentFile], new: list[ContentFile]
 ) -> None:
     """Make the snapshot's operation ``replace``: readers of changes skip such snapshots."""
     before = SummaryBuilder(view.specs, view.schema)

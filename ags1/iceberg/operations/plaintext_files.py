@@ -182,7 +182,7 @@ def _plaintext_files(
                 continue
             read.add(path)
             try:
-                entries = list(read_entries(manifest, io))
+                entries = read_entries(manifest, io)
             except _UNREADABLE:
                 unreadable.append(path)
                 continue

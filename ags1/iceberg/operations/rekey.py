@@ -27,7 +27,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ...errors import MetadataIntegrityError
-from ..read.records import FileRecord, read_entries
+from ..read.records import ContentFile, read_entries
 from ..read.snapshots import EncryptedManifest
 from ..read.tasks import TaskReader
 from ..storage.table_files import TableFiles
@@ -56,7 +56,7 @@ class Choice:
     encrypted.
     """
 
-    select: Callable[[FileRecord], bool] | None = None
+    select: Callable[[ContentFile], bool] | None = None
     row_filter: BooleanExpression = ALWAYS_TRUE
     case_sensitive: bool = True
     exposed: bool = False
@@ -86,7 +86,7 @@ class Rekeying:
         """Rewrite the chosen files that are not rewritten yet; return the change to commit upon
         ``view``. Raises as ``plan`` and ``Rewriter.apply``."""
         self._chosen, plan = self._planned(view)
-        added, vectors = self._rewriter.apply(plan, view.files, view.manager, view.locations)
+        added, vectors = self._rewriter.apply(plan, view.files, view.locations)
         return FileChange(
             replaced=[*added, *vectors],
             removed=[*plan.files, *plan.superseded],
@@ -151,14 +151,14 @@ def exposed_paths(snapshots: Iterable[Snapshot], files: TableFiles) -> frozenset
         return frozenset()
     pool = ExecutorFactory.get_or_create()
 
-    def listed(manifest: EncryptedManifest) -> list[FileRecord]:
+    def listed(manifest: EncryptedManifest) -> list[ContentFile]:
         return [e.file for e in read_entries(manifest, files, discard_deleted=False)]
 
     exposed = {
         file.identity: file
         for records in pool.map(listed, plaintext)
         for file in records
-        if file.key_metadata is not None
+        if file.is_encrypted
     }
 
     def check(manifest: EncryptedManifest) -> None:
@@ -177,7 +177,7 @@ def exposed_paths(snapshots: Iterable[Snapshot], files: TableFiles) -> frozenset
     return frozenset(path for path, _ in exposed)
 
 
-def _protected_values(file: FileRecord) -> tuple[object, ...]:
+def _protected_values(file: ContentFile) -> tuple[object, ...]:
     """Return the values of a file's entry that nobody may have changed."""
     km = file.key
     key = None if km is None else (km.encryption_key, km.aad_prefix)

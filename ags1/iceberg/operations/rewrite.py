@@ -20,12 +20,11 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFileContent, ManifestFile
 from pyiceberg.table import FileScanTask
 from pyiceberg.table.locations import LocationProvider
@@ -35,7 +34,7 @@ from pyroaring import BitMap64
 
 from ...keys.manager import EncryptionManager
 from ..read.planning import EncryptedPlanner
-from ..read.records import ADDED, POSITION_DELETES, Entry, FileRecord, read_entries
+from ..read.records import ADDED, POSITION_DELETES, ContentFile, ManifestEntry, read_entries
 from ..read.tasks import TaskReader
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
@@ -50,7 +49,7 @@ class Contents:
     """A snapshot's live files by identity. ``tasks`` are its data files with the deletes that apply
     to each. ``reader`` reads those deletes; its filter matches no row."""
 
-    entries: Mapping[Identity, Entry]
+    entries: Mapping[Identity, ManifestEntry]
     tasks: Mapping[Identity, FileScanTask]
     reader: TaskReader
 
@@ -60,7 +59,7 @@ class Vector:
     """A deletion vector to write for the data file of the entry ``of``. ``sequence_number`` is that
     of the newest deletes in it."""
 
-    of: Entry
+    of: ManifestEntry
     positions: BitMap64
     sequence_number: int
 
@@ -70,9 +69,9 @@ class RewritePlan:
     """The changes of a rewrite. ``files`` are the data and equality delete files to rewrite,
     ``vectors`` the deletion vectors to write, ``superseded`` the delete files to remove."""
 
-    files: list[Entry] = field(default_factory=list)
+    files: list[ManifestEntry] = field(default_factory=list)
     vectors: list[Vector] = field(default_factory=list)
-    superseded: list[Entry] = field(default_factory=list)
+    superseded: list[ManifestEntry] = field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -116,11 +115,11 @@ def read_snapshot(
     could not be told apart.
     """
 
-    def live(manifest: ManifestFile) -> list[Entry]:
-        return list(read_entries(manifest, files))
+    def live(manifest: ManifestFile) -> list[ManifestEntry]:
+        return read_entries(manifest, files)
 
     of_manifests = ExecutorFactory.get_or_create().map(live, manifests)
-    entries: dict[Identity, Entry] = {}
+    entries: dict[Identity, ManifestEntry] = {}
     for entry in itertools.chain.from_iterable(of_manifests):
         if entries.setdefault(entry.file.identity, entry) is not entry:
             raise ValidationException(
@@ -160,7 +159,7 @@ def plan_rewrite(contents: Contents, chosen: Collection[Identity]) -> RewritePla
         changed |= data_files_in(deleting)
     changed_paths = {name[0] for name in changed}
 
-    def is_superseded(name: Identity, file: FileRecord) -> bool:
+    def is_superseded(name: Identity, file: ContentFile) -> bool:
         if file.content != POSITION_DELETES:
             return False
         if name in chosen:
@@ -190,17 +189,16 @@ class Rewriter:
         on_done: Done | None = None,
     ) -> None:
         self.output = output
-        self.rewritten: dict[Identity, FileRecord] = {}
+        self.rewritten: dict[Identity, ContentFile] = {}
         self._executor = RewriteThreads() if executor is None else executor
         self._on_done = on_done
 
     def apply(
         self,
         plan: RewritePlan,
-        source: FileIO,
-        manager: EncryptionManager,
+        source: TableFiles,
         locations: LocationProvider,
-    ) -> tuple[list[Entry], list[Entry]]:
+    ) -> tuple[list[ManifestEntry], list[ManifestEntry]]:
         """Rewrite the plan's files that are not rewritten yet, and write its vectors. Return the
         manifest entries that add the files and the vectors to a snapshot.
 
@@ -211,25 +209,25 @@ class Rewriter:
         missing = {f.identity: f for f in files if f.identity not in self.rewritten}
         if missing:
             self._executor.rewrite(
-                list(missing.values()), source, self.output, manager, locations, self._note
+                list(missing.values()), source, self.output, locations, self._note
             )
         added = [self._added(entry) for entry in plan.files]
-        return added, self._write_vectors(plan.vectors, manager, locations)
+        return added, self._write_vectors(plan.vectors, source.keys, locations)
 
-    def _note(self, old: FileRecord, new: FileRecord) -> None:
+    def _note(self, old: ContentFile, new: ContentFile) -> None:
         self.rewritten[old.identity] = new
         if self._on_done is not None:
             self._on_done(old, new)
 
-    def _added(self, old: Entry) -> Entry:
+    def _added(self, old: ManifestEntry) -> ManifestEntry:
         """Return the entry of a rewritten file. Its rows keep their sequence number and IDs."""
-        new = replace(self.rewritten[old.file.identity], first_row_id=old.file.first_row_id)
-        return Entry(ADDED, None, old.sequence_number, None, new)
+        new = self.rewritten[old.file.identity].replace(first_row_id=old.file.first_row_id)
+        return ManifestEntry(ADDED, None, old.sequence_number, None, new)
 
     def _write_vectors(
         self, vectors: Sequence[Vector], manager: EncryptionManager, locations: LocationProvider
-    ) -> list[Entry]:
-        added: list[Entry] = []
+    ) -> list[ManifestEntry]:
+        added: list[ManifestEntry] = []
         rest = iter(vectors)
         while part := list(itertools.islice(rest, _VECTORS_PER_FILE)):
             old = [vector.of.file for vector in part]
@@ -241,7 +239,7 @@ class Rewriter:
                 manager,
             )
             added += [
-                Entry(ADDED, None, vector.sequence_number, None, record)
+                ManifestEntry(ADDED, None, vector.sequence_number, None, record)
                 for vector, record in zip(part, records, strict=True)
             ]
         return added

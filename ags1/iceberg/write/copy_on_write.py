@@ -25,7 +25,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 
 from ..read.metadata_columns import METADATA_COLUMNS
-from ..read.records import Entry, FileRecord
+from ..read.records import ContentFile, ManifestEntry
 from ..read.tasks import TaskReader
 from ..spec.column_types import check_readable
 from ..spec.constants import LAST_UPDATED_ID, ROW_ID
@@ -54,7 +54,7 @@ def is_copy_on_write(properties: Mapping[str, str], command: str) -> bool:
 
 def rewrite_without(
     view: TableView, plan: DeletePlan, output: TableOutput, committed_sequence_number: int
-) -> list[FileRecord]:
+) -> list[ContentFile]:
     """Rewrite the files that lose some of their rows by a plan; return the new files.
 
     Each new file has rows of one old file only. ``committed_sequence_number`` is the last one in
@@ -99,7 +99,7 @@ def _live_rows(
         path = task.file.file_path
         deleted, entry = plan.vectors[path]
         is_committed = (entry.sequence_number or 0) <= committed_sequence_number
-        for batch, positions in reader.left(_without_positions(task), deleted):
+        for batch, positions in reader.remaining(_without_positions(task), deleted):
             yield path, _inherited(batch, positions, entry) if is_committed else batch
 
 
@@ -109,7 +109,7 @@ def _without_positions(task: FileScanTask) -> FileScanTask:
     return FileScanTask(task.file, delete_files=deletes, residual=task.residual)
 
 
-def _inherited(batch: pa.RecordBatch, positions: pa.Array, entry: Entry) -> pa.RecordBatch:
+def _inherited(batch: pa.RecordBatch, positions: pa.Array, entry: ManifestEntry) -> pa.RecordBatch:
     """Return rows with their IDs and sequence numbers. What the file does not have comes from its
     entry. Files of an older format version may have no row IDs."""
     if entry.file.first_row_id is None:

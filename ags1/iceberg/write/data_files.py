@@ -9,7 +9,7 @@ Follow a batch from ``append()`` to the files:
         _Gathered                    -> in memory, until a partition has enough for a row group
     ---- WriterThreads -------------------------------------------------- a few threads from here on
           RollingWriter              -> files of the target size, one after the other
-            FileWriter               -> one Parquet or Avro file, fresh key -> FileRecord
+            FileWriter               -> one Parquet or Avro file, fresh key -> ContentFile
 
 The size of the rows that wait is bounded, and so is the number of open files. If anything fails, no
 file is left. The files' records go back to the caller, who commits them; this module does not know
@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from ...cpu import usable_cpus
 from ...errors import MetadataIntegrityError
-from ..read.records import FileRecord
+from ..read.records import ContentFile
 from ..storage.output import TableOutput
 from .conversion import Rows, as_batches
 from .file_writer import NewFiles
@@ -60,7 +60,7 @@ def write_rows(
     *,
     write_uuid: UUID | None = None,
     threads: int | None = None,
-) -> list[FileRecord]:
+) -> list[ContentFile]:
     """Write Arrow data as new data files of a table; return their records, for a commit.
 
     Columns are found by name; a missing column has its write default. The names of the files
@@ -137,7 +137,7 @@ class DataFileWriter:
         write_uuid: UUID | None = None,
         threads: int | None = None,
     ) -> None:
-        self.files: list[FileRecord] = []
+        self.files: list[ContentFile] = []
         self._plan = plan
         self._thread_count = threads or min(_MAX_THREADS, usable_cpus())
         self._conversion = plan.conversion(provided)

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.expressions.visitors import bind, extract_field_ids
-from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestFile
+from pyiceberg.manifest import DataFileContent, ManifestFile
+from pyiceberg.manifest import ManifestEntry as PyIcebergEntry
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 from pyiceberg.types import (
@@ -44,8 +45,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 from ..pyiceberg.expressions import StrictMetricsEvaluator
 from ..read.filters import as_sql
 from ..read.planning import EncryptedPlanner, path_of_all
-from ..read.records import Entry, read_entries
-from ..read.snapshots import ContentFile
+from ..read.records import ContentFile, ManifestEntry, read_entries
 from ..read.tasks import TaskReader
 from .view import TableView
 
@@ -85,9 +85,9 @@ class DeletePlan:
     files that may have rows that match.
     """
 
-    dropped: list[Entry] = field(default_factory=list)
-    vectors: dict[str, tuple[BitMap64, Entry]] = field(default_factory=dict)
-    superseded: list[Entry] = field(default_factory=list)
+    dropped: list[ManifestEntry] = field(default_factory=list)
+    vectors: dict[str, tuple[BitMap64, ManifestEntry]] = field(default_factory=dict)
+    superseded: list[ManifestEntry] = field(default_factory=list)
     matched_rows: int = 0
     changed: list[FileScanTask] = field(default_factory=list, repr=False, compare=False)
     read: frozenset[str] = field(default=frozenset(), compare=False)
@@ -165,18 +165,18 @@ class _Planner(EncryptedPlanner):
 
     def plan_manifest_entries(
         self, manifests: Iterable[ManifestFile]
-    ) -> Iterator[list[ManifestEntry]]:
+    ) -> Iterator[list[PyIcebergEntry]]:
         for manifest, entries in self.matching_entries(manifests):
             self._manifests |= {_identity(entry.data_file): manifest for entry in entries}
             yield entries
 
-    def entries(self, view: TableView, files: Iterable[Any]) -> Mapping[_Identity, Entry]:
+    def entries(self, view: TableView, files: Iterable[Any]) -> Mapping[_Identity, ManifestEntry]:
         """Return the entries of these files. Their manifests are read again as a whole, because row
         IDs are assigned over all entries of a manifest."""
         wanted = {_identity(file) for file in files}
         manifests = {m.manifest_path: m for m in map(self._manifests.__getitem__, wanted)}
 
-        def wanted_of(manifest: ManifestFile) -> list[Entry]:
+        def wanted_of(manifest: ManifestFile) -> list[ManifestEntry]:
             entries = read_entries(manifest, view.files)
             return [entry for entry in entries if entry.file.identity in wanted]
 

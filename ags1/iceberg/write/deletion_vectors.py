@@ -23,7 +23,7 @@ from pyroaring import BitMap64
 from ... import __version__
 from ...keys.manager import EncryptionManager
 from ..read.deletes import CARDINALITY, VECTOR_MAGIC, VECTOR_TYPE
-from ..read.records import POSITION_DELETES, FileRecord
+from ..read.records import POSITION_DELETES, ContentFile
 from ..spec.constants import POSITION_ID, PUFFIN_MAGIC
 from ..storage.output import TableOutput
 
@@ -34,9 +34,9 @@ _INHERITED = -1  # the snapshot ID or sequence number is that of the manifest en
 def write_deletion_vectors(
     output: TableOutput,
     location: str,
-    vectors: Mapping[str, tuple[BitMap64, FileRecord]],
+    vectors: Mapping[str, tuple[BitMap64, ContentFile]],
     manager: EncryptionManager,
-) -> list[FileRecord]:
+) -> list[ContentFile]:
     """Write a Puffin file of deletion vectors under a fresh key; return the vectors' records.
 
     ``vectors`` has by a data file's path the positions of its deleted rows and its record, in the
@@ -73,11 +73,11 @@ def write_deletion_vectors(
     km = output.write_encrypted(location, bytes(payload), manager.new_file_key())
     assert km.file_length is not None
     return [
-        FileRecord(
+        ContentFile.of(
             content=POSITION_DELETES,
             file_path=location,
             file_format="PUFFIN",
-            partition=data_file.partition,
+            partition=data_file.partition_values,
             record_count=len(positions),
             file_size_in_bytes=km.file_length,
             key_metadata=km.to_bytes(),

@@ -1,6 +1,6 @@
 """Writes one new data file of a table, encrypted under a fresh key.
 
-    FileWriter          location, key, row count, metrics; the FileRecord for the manifest
+    FileWriter          location, key, row count, metrics; the ContentFile for the manifest
       output.create()   the file appears complete under its name, or not at all
       _ParquetContent   a row group for each write(), by Parquet modular encryption; or
       _AvroContent      Avro blocks in an AGS1 stream
@@ -24,7 +24,7 @@ from pyiceberg.table.locations import LocationProvider
 from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
 from ..formats.avro_writer import AvroFileWriter
-from ..read.records import DATA, FileRecord
+from ..read.records import DATA, ContentFile
 from ..storage.output import TableOutput
 from .metrics import MetricsCollector
 from .plan import WritePlan
@@ -100,7 +100,7 @@ class FileWriter:
         self._content.write(rows, self._metrics)
         self._row_count += rows.num_rows
 
-    def close(self) -> FileRecord:
+    def close(self) -> ContentFile:
         """Complete the file and return its record. If that fails, no file is left."""
         try:
             km, split_offsets = self._content.close(self._metrics)
@@ -112,7 +112,7 @@ class FileWriter:
             raise
         assert km.file_length is not None
         order = self._plan.sort_order
-        return FileRecord(
+        return ContentFile.of(
             content=DATA,
             file_path=self._location,
             file_format=self._plan.file_format,

@@ -15,7 +15,7 @@ from pyiceberg.manifest import ManifestFile
 from pyiceberg.table.snapshots import ancestors_of
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from ..read.records import ADDED, DATA, DELETED, Entry, read_entries
+from ..read.records import ADDED, DATA, DELETED, ManifestEntry, read_entries
 from ..read.snapshots import EncryptedSnapshot
 from .conflicts import Changes, ConflictError, Read, find_conflict
 from .view import TableView
@@ -76,7 +76,7 @@ def _changes_of(snapshot: EncryptedSnapshot, view: TableView) -> Changes:
         )
     manifests = [m for m in snapshot.manifests(view.files) if m.added_snapshot_id == snapshot_id]
 
-    def own(manifest: ManifestFile) -> list[Entry]:
+    def own(manifest: ManifestFile) -> list[ManifestEntry]:
         entries = read_entries(manifest, view.files, discard_deleted=False)
         return [entry for entry in entries if entry.snapshot_id == snapshot_id]
 

@@ -3,7 +3,7 @@
 The next row group is as large as the table wants it, or as large as still fits into the file:
 
     target size   |------------------------------------------------------|  95 % full is enough
-    open file     |== row group ==|== row group ==|== fits ==|               -> FileRecord
+    open file     |== row group ==|== row group ==|== fits ==|               -> ContentFile
     next file     |== row group ==|= ...
 
 How many rows fit is estimated from the compression of the rows that are in the file already.
@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..read.records import FileRecord
+from ..read.records import ContentFile
 from .file_writer import FileWriter, NewFiles
 
 # A file is complete if it has this part of its target size: another row group would be too small.
@@ -29,7 +29,7 @@ class RollingWriter:
     """
 
     def __init__(self, new_files: NewFiles, partition: tuple[Any, ...]) -> None:
-        self.files: list[FileRecord] = []
+        self.files: list[ContentFile] = []
         self._new_files = new_files
         self._plan = new_files.plan
         self._partition = partition

@@ -22,15 +22,15 @@ from typing import Any, TypeAlias
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.table import ALWAYS_TRUE
-from pyiceberg.table.refs import MAIN_BRANCH
 
 from ...keys.manager import DEFAULT_DATA_KEY_LENGTH
 from .. import iceberg_api
 from ..iceberg_api import (
+    MAIN_BRANCH,
+    ContentFile,
     EncryptedCatalog,
     EncryptedTable,
     EstimatedProgress,
-    FileRecord,
     MigrationResult,
     Progress,
     Rekeyed,
@@ -126,7 +126,7 @@ def rekey_table(
     options: Options | None = None,
     row_filter: str | BooleanExpression = ALWAYS_TRUE,
     *,
-    select: Callable[[FileRecord], bool] | None = None,
+    select: Callable[[ContentFile], bool] | None = None,
     case_sensitive: bool = True,
     branch: str | None = MAIN_BRANCH,
     cores: int | None = None,

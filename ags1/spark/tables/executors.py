@@ -23,7 +23,6 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from pyiceberg.io import FileIO
 from pyiceberg.table.locations import LocationProvider
 
 from ...errors import KMS_UNUSABLE, Ags1Error
@@ -33,9 +32,9 @@ from .. import options as opt
 from ..iceberg_api import (
     ByteMeter,
     Check,
+    ContentFile,
     Done,
     EncryptedTable,
-    FileRecord,
     Outcome,
     TableFiles,
     TableOutput,
@@ -147,20 +146,20 @@ class SparkRewrites:
 
     def rewrite(
         self,
-        files: Sequence[FileRecord],
-        source: FileIO,
+        files: Sequence[ContentFile],
+        source: TableFiles,
         output: TableOutput,
-        manager: EncryptionManager,
         locations: LocationProvider,
         on_done: Done,
     ) -> None:
         output.check_process()
+        manager = source.keys
         key = JobKey.by_kms(manager)
         job = key.open(manager.cache)
         # The driver says how long keys have to be; tasks do not find out for themselves.
         key_size = len(manager.new_file_key().encryption_key)
         self._folders[locations.data_path] = output
-        under_way: dict[int, FileRecord] = {}
+        under_way: dict[int, ContentFile] = {}
         failure: Exception | None = None
 
         def sent() -> Iterator[tuple[OldFile, int]]:

@@ -52,7 +52,7 @@ from pyiceberg.types import (
 
 import ags1
 from ags1.errors import Ags1Error, FormatError, TruncatedError
-from ags1.iceberg.formats import avro
+from ags1.iceberg.formats import avro, avro_container
 from ags1.iceberg.formats._avro import Decoder, Layout, Step
 from ags1.iceberg.formats.avro import AvroFile, plan_splits, read_avro
 
@@ -745,7 +745,7 @@ def test_splits_that_adjoin_have_each_row_once(count: int) -> None:
 def test_a_split_has_the_blocks_whose_marker_begins_in_it(
     chunk_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(avro, "_CHUNK_SIZE", chunk_size)
+    monkeypatch.setattr(avro_container, "_CHUNK_SIZE", chunk_size)
     schema = record((1, "n", "int"))
     data = container(schema, [(1, varint(n)) for n in range(4)])
     table = Schema(NestedField(1, "n", IntegerType(), True))
@@ -788,7 +788,7 @@ def test_threads_hand_on_what_one_of_them_raises(monkeypatch: pytest.MonkeyPatch
 
 def test_threads_do_not_run_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(avro, "_MIN_PIECE_SIZE", 1000)
-    monkeypatch.setattr(avro, "_CHUNK_SIZE", 500)
+    monkeypatch.setattr(avro_container, "_CHUNK_SIZE", 500)
     asked: list[int] = []
 
     class Counted(Ranged):

@@ -28,7 +28,7 @@ from ags1.iceberg.commit.metadata_file import print_metadata
 from ags1.iceberg.commit.updates import apply_updates
 from ags1.iceberg.operations.rekey import Choice, Rekeying
 from ags1.iceberg.operations.rewrite import Rewriter
-from ags1.iceberg.read.records import FileRecord, read_entries
+from ags1.iceberg.read.records import ContentFile, read_entries
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
 from ags1.iceberg.write.snapshot import SnapshotProducer
@@ -65,7 +65,7 @@ def ids(table: EncryptedTable) -> list[int]:
     return found
 
 
-def live(table: EncryptedTable) -> dict[str, FileRecord]:
+def live(table: EncryptedTable) -> dict[str, ContentFile]:
     """The files of the current snapshot, by path."""
     view = table.view().exposed()
     return {
@@ -85,7 +85,7 @@ def errors(table: EncryptedTable) -> dict[str, int]:
     return {f.kind: result.finding_counts[f.kind] for f in result.findings if f.severity == "error"}
 
 
-def opens(file: FileRecord, km: KeyMetadata) -> bool:
+def opens(file: ContentFile, km: KeyMetadata) -> bool:
     """Whether a key opens a file, whatever its entry says."""
     path = file.file_path.removeprefix("file://")
     try:
@@ -99,7 +99,7 @@ def opens(file: FileRecord, km: KeyMetadata) -> bool:
     return True
 
 
-def key(file: FileRecord) -> KeyMetadata:
+def key(file: ContentFile) -> KeyMetadata:
     assert file.key is not None
     return file.key
 

@@ -19,8 +19,8 @@ from ags1.iceberg.commit.metadata_file import print_metadata
 from ags1.iceberg.commit.updates import apply_updates
 from ags1.iceberg.operations.rekey import Choice, Rekeying
 from ags1.iceberg.operations.rewrite import Rewriter
-from ags1.iceberg.read.records import Entry, FileRecord, read_entries
-from ags1.iceberg.steps import SnapshotStep
+from ags1.iceberg.read.records import ContentFile, ManifestEntry, read_entries
+from ags1.iceberg.steps import RecomputedSnapshotStep
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
 from ags1.iceberg.write.deletion_vectors import write_deletion_vectors
@@ -49,7 +49,7 @@ class Bed:
         manager = EncryptionManager.from_metadata(self.metadata, memory_kms(), table_key_id="keyA")
         return TableView(self.metadata, TableFiles(IO, manager, location_map=self.location_map))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ManifestEntry]:
         view = self.view()
         return [e for m in view.manifests for e in read_entries(m, view.files)]
 
@@ -96,12 +96,12 @@ def made(folder: Path) -> tuple[TableMaker, Callable[[], Bed]]:
     return table, finish
 
 
-def key_of(entry: Entry) -> bytes:
+def key_of(entry: ManifestEntry) -> bytes:
     assert entry.file.key is not None
     return entry.file.key.encryption_key
 
 
-def lineage(entries: list[Entry]) -> list[Any]:
+def lineage(entries: list[ManifestEntry]) -> list[Any]:
     """What identifies rows: of each data file its first row id, rows and sequence number."""
     return sorted(
         (e.file.first_row_id, e.file.record_count, e.sequence_number)
@@ -271,7 +271,7 @@ def test_files_in_the_clear_are_encrypted(tmp_path: Path) -> None:
     table, finish = made(tmp_path / "t")
     table.commit(table.add_parquet(some(0, 10), encrypted=False), table.add_parquet(some(10, 10)))
     bed = finish()
-    bed.rekey(select=lambda file: file.key_metadata is None)
+    bed.rekey(select=lambda file: not file.is_encrypted)
     path = str(bed.path)
     opened = open_table(path, memory_kms(), expected_key_id="keyA", require_encrypted=True)
     assert sorted(opened.scan().to_arrow()["id"].to_pylist()) == list(range(20))
@@ -323,7 +323,7 @@ def test_files_that_went_in_between_are_left_over(tmp_path: Path) -> None:
     table.commit(*files)
     table.commit(*table.add_deletion_vectors({files[1]["file_path"]: [1]}))
     bed = finish()
-    step = SnapshotStep(bed.output, bed.rekeying().change, {}, "main", anew=True)
+    step = RecomputedSnapshotStep(bed.output, bed.rekeying().change, "main")
     step.stage(bed.view())
     lost = set(bed.output.written)
     gone = next(e for e in bed.entries() if e.file.file_path == files[0]["file_path"])
@@ -343,7 +343,14 @@ def test_rows_added_in_between_are_not_chosen(tmp_path: Path) -> None:
     bed = finish()
     rekeying = bed.rekeying()
     rekeying.change(bed.view())
-    added = FileRecord(0, f"{table.location}/data/absent.parquet", "PARQUET", (), 1, 1)
+    added = ContentFile.of(
+        content=0,
+        file_path=f"{table.location}/data/absent.parquet",
+        file_format="PARQUET",
+        partition=(),
+        record_count=1,
+        file_size_in_bytes=1,
+    )
     bed.commit(lambda view: FileChange(added=[added]))
     plan = rekeying.plan(bed.view())
     assert added.file_path not in {e.file.file_path for e in plan.files}

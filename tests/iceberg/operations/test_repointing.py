@@ -43,7 +43,7 @@ from ags1.iceberg.operations.relocation.repoint import (
     repoint_records,
 )
 from ags1.iceberg.pyiceberg.records import read_avro_records
-from ags1.iceberg.read.records import ADDED, DELETED, Entry, FileRecord
+from ags1.iceberg.read.records import ADDED, DELETED, ContentFile, ManifestEntry
 from ags1.iceberg.read.snapshots import MANIFEST
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.write.manifests import DATA_MANIFEST, write_manifest
@@ -80,7 +80,7 @@ def manifest(folder: Path, codec: str) -> bytes:
     fields = (PartitionField(n, 999 + n, IdentityTransform(), f"p{n}") for n, _ in kinds)
     partitions = [tuple(value for _, value in VALUES), (None,) * len(VALUES)]
     files = [
-        FileRecord(
+        ContentFile.of(
             content=0,
             file_path=f"file:/t/data/{n}.parquet",
             file_format="PARQUET",
@@ -97,7 +97,10 @@ def manifest(folder: Path, codec: str) -> bytes:
     record = write_manifest(
         TableOutput(PyArrowFileIO()),
         str(folder / "m.avro"),
-        [Entry(ADDED, None, None, None, files[0]), Entry(DELETED, 1, 2, 3, files[1])],
+        [
+            ManifestEntry(ADDED, None, None, None, files[0]),
+            ManifestEntry(DELETED, 1, 2, 3, files[1]),
+        ],
         spec=PartitionSpec(*fields),
         schema=schema,
         schema_json=schema.model_dump(),
@@ -106,9 +109,9 @@ def manifest(folder: Path, codec: str) -> bytes:
         manager=manager,
         codec=codec,
     )
-    assert record.key_metadata is not None
+    assert record.key_bytes is not None
     sealed = (folder / "m.avro").read_bytes()
-    return ags1.decrypt(sealed, KeyMetadata.from_bytes(record.key_metadata))
+    return ags1.decrypt(sealed, KeyMetadata.from_bytes(record.key_bytes))
 
 
 def to_elsewhere(row: Row) -> None:

@@ -35,8 +35,7 @@ from ags1.iceberg.read.records import (
     DATA,
     EQUALITY_DELETES,
     POSITION_DELETES,
-    FileRecord,
-    file_record,
+    ContentFile,
 )
 from ags1.iceberg.write.conflicts import Changes, Read, columns_of, find_conflict
 from ags1.iceberg.write.history import snapshots_since
@@ -116,7 +115,7 @@ def files_left(table: EncryptedTable) -> None:
 # -- the rules, without a table
 
 
-def data_file(name: str, *, low: int | None = None, high: int | None = None) -> FileRecord:
+def data_file(name: str, *, low: int | None = None, high: int | None = None) -> ContentFile:
     """A data file with ids from ``low`` to ``high``, or of which nothing is known."""
     bounds: dict[str, Any] = {}
     if low is not None and high is not None:
@@ -124,11 +123,28 @@ def data_file(name: str, *, low: int | None = None, high: int | None = None) -> 
             "lower_bounds": {1: low.to_bytes(8, "little")},
             "upper_bounds": {1: high.to_bytes(8, "little")},
         }
-    return FileRecord(DATA, name, "PARQUET", (), 10, 100, **bounds)
+    return ContentFile.of(
+        content=DATA,
+        file_path=name,
+        file_format="PARQUET",
+        partition=(),
+        record_count=10,
+        file_size_in_bytes=100,
+        **bounds,
+    )
 
 
-def delete_file(content: int, of: str | None = None, **more: Any) -> FileRecord:
-    return FileRecord(content, "deletes", "PUFFIN", (), 1, 100, referenced_data_file=of, **more)
+def delete_file(content: int, of: str | None = None, **more: Any) -> ContentFile:
+    return ContentFile.of(
+        content=content,
+        file_path="deletes",
+        file_format="PUFFIN",
+        partition=(),
+        record_count=1,
+        file_size_in_bytes=100,
+        referenced_data_file=of,
+        **more,
+    )
 
 
 def conflict(
@@ -208,7 +224,15 @@ def test_other_delete_files_count_by_their_metrics(content: int, isolation: Isol
 
 def test_a_filter_is_meant_as_in_sql() -> None:
     nulls = {"value_counts": {1: 10}, "null_value_counts": {1: 10}}
-    only_nulls = FileRecord(DATA, "new", "PARQUET", (), 10, 100, **nulls)
+    only_nulls = ContentFile.of(
+        content=DATA,
+        file_path="new",
+        file_format="PARQUET",
+        partition=(),
+        record_count=10,
+        file_size_in_bytes=100,
+        **nulls,
+    )
     changes = Changes(7, Operation.APPEND, added=[only_nulls])
     assert conflict(changes, "id != 5") is None
     assert conflict(changes, "id is null") is not None
@@ -659,7 +683,7 @@ def test_a_sort_order_or_schema_that_another_writer_removed(table: EncryptedTabl
     added = [task.file for task in again(table).scan("id >= 60").plan_files()]
     producer = SnapshotProducer(table.output())
     with pytest.raises(ValidationException, match="Cannot find sort order 1 for data file"):
-        producer.produce(view, FileChange(added=[file_record(file) for file in added]))
+        producer.produce(view, FileChange(added=added))
     files_left(table)
 
 
@@ -701,7 +725,7 @@ def test_a_delete_that_finds_nothing_has_read_the_table_too(table: EncryptedTabl
     transaction.delete("id = 20")
     transaction.set_properties({"a": "b"})
     # A REST server takes a commit upon any version of which its requirements hold.
-    assert "assert-ref-snapshot-id" in {r["type"] for r in transaction._staged_requirements}
+    assert "assert-ref-snapshot-id" in {r["type"] for r in transaction._attempt.requirements}
     stale = again(table)
     table.append(rows(20))
     with pytest.raises(ValidationException):

@@ -32,7 +32,7 @@ from table_maker import TableMaker
 
 import ags1
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, verify_table
-from ags1.iceberg.read.records import Entry, read_entries
+from ags1.iceberg.read.records import ManifestEntry, read_entries
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ags1.kms.memory.KeysInPropertiesWarning",
@@ -83,12 +83,12 @@ def contents(table: Table) -> dict[int, Any]:
     return state
 
 
-def entries(table: EncryptedTable) -> list[Entry]:
+def entries(table: EncryptedTable) -> list[ManifestEntry]:
     view = again(table).view()
     return [entry for manifest in view.manifests for entry in read_entries(manifest, view.files)]
 
 
-def raw(entry: Entry) -> list[dict[str, Any]]:
+def raw(entry: ManifestEntry) -> list[dict[str, Any]]:
     """Return all rows of a data file, as it is stored."""
     path = Path(entry.file.file_path.removeprefix("file://"))
     km = entry.file.key
@@ -214,7 +214,7 @@ def test_nothing_is_left_of_deleted_rows(catalog: EncryptedCatalog, file_format:
     found = [row["id"] for entry in entries(table) for row in raw(entry)]
     assert sorted(found) == [1, 2, 4, 5]
     assert lineage(table) == {n: before[n] for n in found}
-    keys = {entry.file.key_metadata for entry in entries(table)}
+    keys = {entry.file.key_bytes for entry in entries(table)}
     assert len(keys) == 2
     [other] = [e for e in entries(table) if e.file.first_row_id == before[4][0]]
     assert other.sequence_number == 2
@@ -335,7 +335,7 @@ def test_rows_of_an_older_schema_spec_and_order(catalog: EncryptedCatalog) -> No
         assert {row["n"] for row in raw(entry)} == {None}
     after = lineage(table)
     assert after == {n: before[n] for n in (1, 2, 4, 5)}
-    assert len({e.file.partition for e in data}) == len(data) > 1
+    assert len({e.file.partition_values for e in data}) == len(data) > 1
     check_whole(table)
 
 

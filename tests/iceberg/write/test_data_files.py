@@ -85,7 +85,7 @@ def test_a_table_is_one_file_that_arrow_reads_with_its_key(tmp_path: Path, key_s
     assert len(record.key.encryption_key) == key_size
     assert record.key.file_length == record.file_size_in_bytes == os.path.getsize(record.file_path)
     assert (record.content, record.file_format, record.record_count) == (0, "PARQUET", 1000)
-    assert (record.partition, record.spec_id, record.sort_order_id) == ((), 0, 0)
+    assert (record.partition_values, record.spec_id, record.sort_order_id) == ((), 0, 0)
     assert record.split_offsets == (4,)
     assert record.first_row_id is None
 
@@ -138,9 +138,9 @@ def test_files_have_field_ids_and_no_key_in_their_repr(tmp_path: Path) -> None:
     element = schema.field("l").type.value_field
     assert element.metadata[b"PARQUET:field_id"] == b"9"
     assert element.type.field(0).metadata[b"PARQUET:field_id"] == b"5"
-    assert record.key_metadata is not None
+    assert record.key_bytes is not None
     assert record.key is not None
-    for secret in (record.key_metadata, record.key.encryption_key):
+    for secret in (record.key_bytes, record.key.encryption_key):
         assert repr(secret) not in repr(record)
 
 
@@ -655,7 +655,7 @@ def test_metrics_are_those_that_java_had_for_the_same_rows(tmp_path: Path) -> No
                 "split_offsets",
                 "sort_order_id",
             ):
-                found, expected = getattr(ours, name), getattr(java, name)
+                found, expected = ours.fields()[name], java.fields()[name]
                 if isinstance(found, dict):
                     assert dict(found) == dict(expected), name
                 else:

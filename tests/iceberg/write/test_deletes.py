@@ -14,13 +14,13 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pytest
+from data_files import all_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from iceberg_tables import TABLES, copied, memory_kms, metadata_file, open_fixture
@@ -63,7 +63,7 @@ from ags1 import AuthenticationError, KeyMetadata, MetadataIntegrityError, __ver
 from ags1.iceberg import open_table
 from ags1.iceberg.pyiceberg.expressions import residual_evaluator
 from ags1.iceberg.read.filters import as_sql
-from ags1.iceberg.read.records import DATA, Entry, FileRecord, read_entries
+from ags1.iceberg.read.records import DATA, ContentFile, ManifestEntry, read_entries
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.write.deletes import DeletePlan, find_deletes
 from ags1.iceberg.write.deletion_vectors import vector_blob, write_deletion_vectors
@@ -138,7 +138,7 @@ class Lake:
         unbound = parse(row_filter) if isinstance(row_filter, str) else row_filter
         return find_deletes(self.view(), unbound, **more)
 
-    def write(self, plan: DeletePlan) -> list[FileRecord]:
+    def write(self, plan: DeletePlan) -> list[ContentFile]:
         location = f"{self.maker.location}/data/{next(self._numbers):05}-deletes.puffin"
         return write_deletion_vectors(
             TableOutput(PyArrowFileIO()), location, files_of(plan), self.maker.manager
@@ -179,16 +179,16 @@ class Lake:
             "key_metadata": None,
         }
 
-    def _entry(self, record: FileRecord) -> MakerEntry:
+    def _entry(self, record: ContentFile) -> MakerEntry:
         names = [field["name"] for field in self.maker.specs[record.spec_id]["fields"]]
         return {
             "content": record.content,
             "file_path": record.file_path,
-            "file_format": record.file_format,
-            "partition": dict(zip(names, record.partition, strict=True)),
+            "file_format": record.file_format.name,
+            "partition": dict(zip(names, record.partition_values, strict=True)),
             "record_count": record.record_count,
             "file_size_in_bytes": record.file_size_in_bytes,
-            "key_metadata": record.key_metadata,
+            "key_metadata": record.key_bytes,
             "spec_id": record.spec_id,
             "referenced_data_file": record.referenced_data_file,
             "content_offset": record.content_offset,
@@ -200,11 +200,11 @@ def identity(file: Mapping[str, Any]) -> tuple[str, int | None]:
     return file["file_path"], file.get("content_offset")
 
 
-def files_of(plan: DeletePlan) -> dict[str, tuple[BitMap64, FileRecord]]:
+def files_of(plan: DeletePlan) -> dict[str, tuple[BitMap64, ContentFile]]:
     return {path: (found, entry.file) for path, (found, entry) in plan.vectors.items()}
 
 
-def paths(entries: Iterable[Entry]) -> set[str]:
+def paths(entries: Iterable[ManifestEntry]) -> set[str]:
     return {entry.file.file_path for entry in entries}
 
 
@@ -216,7 +216,7 @@ def positions(plan: DeletePlan) -> dict[str, list[int]]:
     return {path: list(found) for path, (found, _) in plan.vectors.items()}
 
 
-def opened(record: FileRecord) -> bytes:
+def opened(record: ContentFile) -> bytes:
     """Return the plaintext of the Puffin file that a record is of."""
     km = record.key
     assert km is not None
@@ -648,7 +648,7 @@ def test_partitions_of_two_specs(tmp_path: Path) -> None:
     plan = lake.find("id in (1, 4)")
     assert positions(plan) == {old["file_path"]: [1], new["file_path"]: [1]}
     by_path = {record.referenced_data_file: record for record in lake.write(plan)}
-    assert {path: (r.spec_id, r.partition) for path, r in by_path.items()} == {
+    assert {path: (r.spec_id, r.partition_values) for path, r in by_path.items()} == {
         old["file_path"]: (0, (1,)),
         new["file_path"]: (spec_id, (2,)),
     }
@@ -692,7 +692,7 @@ def test_damaged_files_are_errors(tmp_path: Path, pattern: str) -> None:
 # -- the files of vectors
 
 
-def java_vectors(table: Any) -> list[tuple[FileRecord, bytes]]:
+def java_vectors(table: Any) -> list[tuple[ContentFile, bytes]]:
     """Return the records of all vectors in a table's history, and their Puffin files' plaintext."""
     found = {}
     for snapshot in table.metadata.snapshots:
@@ -715,7 +715,7 @@ def bitmap(blob: bytes) -> BitMap64:
 
 def test_vectors_are_javas_to_the_byte(tmp_path: Path) -> None:
     table = open_fixture("mor_dv")
-    by_file: dict[str, list[tuple[FileRecord, bytes]]] = {}
+    by_file: dict[str, list[tuple[ContentFile, bytes]]] = {}
     for record, payload in java_vectors(table):
         by_file.setdefault(record.file_path, []).append((record, payload))
     assert sorted(map(len, by_file.values())) == [1, 1, 2]
@@ -728,19 +728,19 @@ def test_vectors_are_javas_to_the_byte(tmp_path: Path) -> None:
             end = record.content_offset + record.content_size_in_bytes
             blob = payload[record.content_offset : end]
             assert vector_blob(bitmap(blob)) == blob
-            data_file = replace(record, content=DATA, file_path=record.referenced_data_file)
+            data_file = record.replace(content=DATA, file_path=record.referenced_data_file)
             vectors[str(record.referenced_data_file)] = bitmap(blob), data_file
         ours = write_deletion_vectors(
             TableOutput(PyArrowFileIO()), f"file://{tmp_path}/{number}.puffin", vectors, keys()
         )
         assert as_written_by(f"ags1 {__version__}", payload) == opened(ours[0])
         for mine, (javas, _) in zip(ours, found, strict=True):
-            assert mine == replace(
-                javas,
+            expected = javas.replace(
                 file_path=mine.file_path,
                 file_size_in_bytes=mine.file_size_in_bytes,
-                key_metadata=mine.key_metadata,
+                key_metadata=mine.key_bytes,
             )
+            assert all_fields(mine) == all_fields(expected)
 
 
 def as_written_by(writer: str, puffin: bytes) -> bytes:
@@ -756,8 +756,16 @@ def keys(data_key_length: int = 16) -> EncryptionManager:
     return EncryptionManager(memory_kms(), "keyA", data_key_length=data_key_length)
 
 
-def data_file(path: str = "file:/t/data/1.parquet", **more: Any) -> FileRecord:
-    return FileRecord(DATA, path, "PARQUET", (), 10, 100, **more)
+def data_file(path: str = "file:/t/data/1.parquet", **more: Any) -> ContentFile:
+    return ContentFile.of(
+        content=DATA,
+        file_path=path,
+        file_format="PARQUET",
+        partition=(),
+        record_count=10,
+        file_size_in_bytes=100,
+        **more,
+    )
 
 
 @pytest.mark.parametrize(

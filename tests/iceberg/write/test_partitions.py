@@ -213,8 +213,8 @@ def test_each_file_has_the_rows_of_one_partition_in_their_order(
     for record in records:
         assert record.spec_id == 3
         found = read_parquet(record)
-        p, day, d, bucket, truncated, gone = record.partition
-        key = repr(record.partition)
+        p, day, d, bucket, truncated, gone = record.partition_values
+        key = repr(record.partition_values)
         assert key not in seen
         seen.add(key)
         assert set(found["p"].to_pylist()) == {p}
@@ -256,7 +256,7 @@ def test_nan_is_one_partition_and_minus_zero_another_than_zero(
 def test_a_table_of_dropped_fields_only_is_one_partition(tmp_path: Path) -> None:
     fields = [{"name": "p", "source-id": 2, "transform": "void"}]
     (record,) = write(metadata_of(tmp_path, COLUMNS, fields=fields), rows(10))
-    assert record.partition == (None,)
+    assert record.partition_values == (None,)
     assert read_parquet(record)["id"].to_pylist() == list(range(10))
 
 

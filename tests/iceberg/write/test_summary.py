@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from pyiceberg.table.snapshots import (
     update_snapshot_summaries,
 )
 from pyiceberg.transforms import DayTransform, IdentityTransform
-from pyiceberg.typedef import Record
 from pyiceberg.types import DateType, LongType, NestedField, StringType
 
 import ags1
@@ -34,7 +32,7 @@ from ags1.iceberg.read.records import (
     DELETED,
     EQUALITY_DELETES,
     POSITION_DELETES,
-    FileRecord,
+    ContentFile,
 )
 from ags1.iceberg.write.summary import ENVIRONMENT, SummaryBuilder
 from ags1.keys.manager import EncryptionManager
@@ -74,7 +72,7 @@ def java_snapshots() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
 
 def changes(
     name: str, metadata: dict[str, Any], snapshot: dict[str, Any]
-) -> Iterator[tuple[int, FileRecord]]:
+) -> Iterator[tuple[int, ContentFile]]:
     """The entries that a snapshot's own manifests have of it: status and file."""
     manager = EncryptionManager.from_metadata(metadata, memory_kms(), table_key_id="keyA")
 
@@ -88,11 +86,14 @@ def changes(
         for entry in records(manifest["manifest_path"], key):
             if entry["snapshot_id"] == snapshot["snapshot-id"]:
                 file = entry["data_file"]
-                names = {field.name for field in dataclasses.fields(FileRecord)}
+                names = set(ContentFile.names)
                 values = {k: v for k, v in file.items() if k in names and k != "partition"}
                 partition = tuple(file["partition"].values())
                 spec_id = manifest["partition_spec_id"]
-                yield entry["status"], FileRecord(**values, partition=partition, spec_id=spec_id)
+                yield (
+                    entry["status"],
+                    ContentFile.of(**values, partition=partition, spec_id=spec_id),
+                )
 
 
 @pytest.mark.parametrize(
@@ -128,15 +129,15 @@ def test_java_s_summary_comes_out_again(
 
 def file_of(
     content: int = DATA, spec_id: int = 0, partition: tuple[Any, ...] = (), **more: Any
-) -> FileRecord:
+) -> ContentFile:
     values = {"file_path": "f", "file_format": "PARQUET", "record_count": 10} | more
     size = values.pop("file_size_in_bytes", 100)
-    return FileRecord(
+    return ContentFile.of(
         content=content, partition=partition, file_size_in_bytes=size, spec_id=spec_id, **values
     )
 
 
-def vector(rows: int, size: int) -> FileRecord:
+def vector(rows: int, size: int) -> ContentFile:
     return file_of(
         POSITION_DELETES,
         file_format="PUFFIN",
@@ -183,7 +184,7 @@ FILES = st.builds(
     before=st.none() | st.integers(0, 5000),
 )
 def test_pyiceberg_counts_the_same(
-    added: list[FileRecord], removed: list[FileRecord], before: int | None
+    added: list[ContentFile], removed: list[ContentFile], before: int | None
 ) -> None:
     ours = SummaryBuilder(SPECS, SCHEMA)
     theirs = SnapshotSummaryCollector()
@@ -205,12 +206,12 @@ def test_pyiceberg_counts_the_same(
     assert summary == wanted
 
 
-def as_pyiceberg_s(file: FileRecord) -> DataFile:
+def as_pyiceberg_s(file: ContentFile) -> DataFile:
     return DataFile.from_args(
         content=DataFileContent(file.content),
         file_path=file.file_path,
         file_format=FileFormat.PARQUET,
-        partition=Record(*file.partition),
+        partition=file.partition,
         record_count=file.record_count,
         file_size_in_bytes=file.file_size_in_bytes,
     )

@@ -28,7 +28,7 @@ from ....key_metadata import KeyMetadata
 from ....layout import DEFAULT_BLOCK_SIZE, MAGIC
 from ...formats.parquet_modules import WINDOW_SIZE, VerifiedParquet, verify_parquet
 from ...read.deletes import read_deletion_vector
-from ...read.snapshots import ContentFile
+from ...read.records import ContentFile
 from ...spec.constants import (
     AVRO_MAGIC,
     ENCRYPTED_PARQUET_MAGIC,

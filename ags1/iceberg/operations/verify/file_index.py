@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from ...._gcm import random_bytes
 from ....errors import MetadataIntegrityError
 from ....key_metadata import KeyMetadata
-from ...read.snapshots import ContentFile
+from ...read.records import ContentFile
 from ...storage.locations import without_scheme
 from ...storage.table_files import TableFiles
 from .findings import Findings

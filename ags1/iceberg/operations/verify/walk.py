@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeAlias, TypeVar, cast
 
-from pyiceberg.manifest import DataFileContent
+from pyiceberg.manifest import DataFileContent, ManifestEntryStatus
 
 from ....errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError, MetadataIntegrityError
 from ....key_metadata import KeyMetadata
 from ...commit.session import TableSession
-from ...pyiceberg.records import ManifestEntry, ManifestEntryStatus, read_avro_records
+from ...pyiceberg.records import read_avro_records
+from ...read.records import ContentFile, ManifestEntry
 from ...read.snapshots import (
     MANIFEST,
     MANIFEST_LIST,
-    ContentFile,
     EncryptedManifest,
     EncryptedSnapshot,
     unreadable,
@@ -256,7 +256,7 @@ class TableWalk:
         is_current = self._metadata.current_snapshot_id in ids
         for entry in _parsed_manifest(manifest, data):
             counts[entry.status] += 1
-            file = cast("ContentFile", entry.data_file)
+            file = entry.file
             file.conceal()
             if exposed is not None and file.is_encrypted:
                 exposed.add(self._index.name(file.file_path))

@@ -1,9 +1,10 @@
 # cython: freethreading_compatible=True
-"""Decodes Avro's binary encoding from bytes in memory, and never reads beyond them.
+"""Decodes single values of Avro's binary encoding, and never reads beyond the bytes given.
 
-``CheckedDecoder`` has the methods of PyIceberg's ``BinaryDecoder``. PyIceberg's own compiled one
-checks no length, so a truncated manifest makes it read other memory or end the process. It also
-reads a double as a float. Follows the Avro specification, "Binary Encoding".
+``CheckedDecoder`` reads the headers of containers and of blocks, and the records of manifests. It
+has the methods of PyIceberg's ``BinaryDecoder``. PyIceberg's own compiled one checks no length, so
+a truncated manifest makes it read other memory or end the process. It also reads a double as a
+float. Follows the Avro specification, "Binary Encoding".
 """
 
 from cpython cimport array
@@ -13,11 +14,13 @@ from libc.string cimport memcpy
 
 import array
 
+from ...errors import FormatError
+
 cdef array.array LONGS = array.array("q")
 
 
 cdef class CheckedDecoder:
-    """Reads values one after the other. Raises EOFError where the bytes end first, and ValueError
+    """Reads values one after the other. Raises EOFError where the bytes end first, and FormatError
     for a number of more than 64 bits."""
 
     cdef bytes _data
@@ -32,9 +35,9 @@ cdef class CheckedDecoder:
     cdef const unsigned char *take(self, int64_t size) except NULL:
         cdef const unsigned char *taken = self._at
         if size < 0:
-            raise ValueError(f"a length is negative: {size}")
+            raise FormatError(f"a length is negative: {size}")
         if size > self._end - taken:
-            raise EOFError(f"{size} bytes are wanted, and {self._end - taken} are left")
+            raise EOFError(f"{size} bytes are wanted, but {self._end - taken} are left")
         self._at = taken + size
         return taken
 
@@ -48,7 +51,7 @@ cdef class CheckedDecoder:
             byte = self._at[0]
             self._at += 1
             if shift == 63 and byte > 1:
-                raise ValueError("a number has more than 64 bits")
+                raise FormatError("a number has more than 64 bits")
             value |= <uint64_t>(byte & 0x7F) << shift
             if byte < 0x80:
                 return <int64_t>(value >> 1) ^ -<int64_t>(value & 1)
@@ -73,7 +76,7 @@ cdef class CheckedDecoder:
     def read_ints(self, int64_t count):
         # Each takes a byte at least.
         if not 0 <= count <= self._end - self._at:
-            raise EOFError(f"{count} numbers are wanted, and {self._end - self._at} bytes are left")
+            raise EOFError(f"{count} numbers are wanted, but {self._end - self._at} bytes are left")
         cdef array.array numbers = array.clone(LONGS, count, zero=False)
         cdef int64_t i
         for i in range(count):
