@@ -36,6 +36,19 @@ def statistics_of(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[st
             yield name, entry
 
 
+def statistics_updates(
+    metadata: Mapping[str, Any], snapshot_ids: Collection[int] | None = None
+) -> list[dict[str, Any]]:
+    """Return the updates that remove the statistics files of snapshots (None: all) from the
+    metadata, in the REST specification's form."""
+    ids = dict.fromkeys((name, entry["snapshot-id"]) for name, entry in statistics_of(metadata))
+    return [
+        {"action": f"remove-{name}", "snapshot-id": snapshot_id}
+        for name, snapshot_id in ids
+        if snapshot_ids is None or snapshot_id in snapshot_ids
+    ]
+
+
 def delete_files(
     locations: Collection[str],
     output: TableOutput,

@@ -29,7 +29,7 @@ from ..spec.table_keys import Requirement, Update, unmoved_refs
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
 from ..write.view import TableView
-from .deletion import GC_ENABLED, may_share_files, statistics_of
+from .deletion import GC_ENABLED, may_share_files, statistics_updates
 from .expired_files import ExpiredFiles, find_expired_files
 
 MAX_SNAPSHOT_AGE_MS = "history.expire.max-snapshot-age-ms"
@@ -229,12 +229,6 @@ def _plan(
     updates: list[Update] = [{"action": "remove-snapshot-ref", "ref-name": name} for name in refs]
     if snapshot_ids:
         updates.append({"action": "remove-snapshots", "snapshot-ids": list(snapshot_ids)})
-    with_statistics = {(name, entry["snapshot-id"]) for name, entry in statistics_of(metadata)}
-    for name in ("statistics", "partition-statistics"):
-        updates += (
-            {"action": f"remove-{name}", "snapshot-id": snapshot_id}
-            for snapshot_id in snapshot_ids
-            if (name, snapshot_id) in with_statistics
-        )
+    updates += statistics_updates(metadata, set(snapshot_ids))
     requirements = unmoved_refs(metadata)
     return ExpiryPlan(updates, requirements, tuple(snapshot_ids), tuple(refs), metadata)

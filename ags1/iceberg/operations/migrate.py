@@ -47,7 +47,7 @@ from ..write.reencryption import Done, RewriteExecutor
 from ..write.snapshot import FileChange, SnapshotProducer
 from ..write.summary import SummaryBuilder
 from ..write.view import TableView
-from .deletion import statistics_of
+from .deletion import statistics_updates
 from .journal import Journal
 from .plain_snapshots import plain_manifests, plain_reader
 from .rewrite import RewritePlan, Rewriter, plan_rewrite, read_snapshot
@@ -221,9 +221,7 @@ class Migration:
                 },
             }
         )
-        statistics = {(name, entry["snapshot-id"]) for name, entry in statistics_of(metadata)}
-        for name, snapshot_id in sorted(statistics):
-            updates.append({"action": f"remove-{name}", "snapshot-id": snapshot_id})
+        updates += statistics_updates(metadata)
         for name in _refs(metadata):
             updates.append({"action": "remove-snapshot-ref", "ref-name": name})
         ids = [snapshot["snapshot-id"] for snapshot in metadata.get("snapshots") or ()]
