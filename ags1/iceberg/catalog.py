@@ -45,7 +45,7 @@ from .commit.outcome import after_commit
 from .commit.session import version_of
 from .commit.updates import apply_updates
 from .operations.catalog_jobs import MigrationResult, migrate, move_or_copy
-from .operations.expire import everything
+from .operations.expire import expire_all
 from .operations.relocation.relocate import RelocationResult
 from .pyiceberg.arrow import iceberg_schema
 from .pyiceberg.catalogs import configured_properties, is_a, plain_file_io
@@ -474,9 +474,7 @@ class EncryptedCatalog(DelegatingCatalog):
             self.inner.purge_table(identifier)
             return
         folders = table.folders
-        files = everything(table.view().metadata).find_files(
-            table.files, table.metadata_location, folders=folders
-        )
+        files = expire_all(table.view().metadata).find_files(table.files, folders)
         output = table.output()
         self.inner.drop_table(identifier)
         failed = files.delete(output)
