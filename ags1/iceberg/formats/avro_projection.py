@@ -45,7 +45,8 @@ from pyiceberg.types import (
 
 from ags1.errors import FormatError
 
-from ._avro import Decoder, Layout, Memory, Step
+from ._avro import ColumnLayout, Decoder, Instruction, Step
+from ._avro_columns import Layout, Memory
 
 MAX_DEPTH = 64
 MAX_STEPS = 100_000
@@ -161,13 +162,12 @@ class Projection:
             mapping = list(name_mapping)
         compiler = _Compiler(missing_values or {})
         self._nodes = compiler.rows(avro_schema, schema.as_struct(), arrow, mapping)
-        self._program = [(step, end, c, a, b) for step, end, c, a, b in compiler.program]
-        self._columns = [(layout, w, bool(n), end) for layout, w, n, end in compiler.columns]
-        self._names, self._symbols = compiler.names, compiler.symbols
+        self._program, self._columns = compiler.program, compiler.columns
+        self._symbols = compiler.symbols
 
     def decoder(self) -> Decoder:
         """Return a new decoder, one for each thread."""
-        return Decoder(self._program, self._columns, self._names, self._symbols)
+        return Decoder(self._program, self._columns, self._symbols)
 
     def batch(self, decoder: Decoder, rows: int) -> pa.RecordBatch:
         """Return what ``decoder`` holds, which is that many rows."""
@@ -201,9 +201,8 @@ class _Compiler:
     """Goes through the file's schema in the order of the values in a row."""
 
     def __init__(self, missing_values: Mapping[int, Any]) -> None:
-        self.program: list[list[int]] = []
-        self.columns: list[list[int]] = []
-        self.names: list[str] = []
+        self.program: list[Instruction] = []
+        self.columns: list[ColumnLayout] = []
         self.symbols: list[bytes] = []
         self._missing_values = missing_values
         self._named: dict[str, tuple[dict[str, Any], str]] = {}
@@ -224,22 +223,23 @@ class _Compiler:
 
     # -- the two lists
 
-    def _step(self, step: Step, path: str, column: int = -1, a: int = 0, b: int = 0) -> int:
+    def _step(self, step: Step, path: str, column: int = -1, **parameters: int) -> Instruction:
         if len(self.program) >= MAX_STEPS:
             raise FormatError("the file's schema is too large")
-        self.program.append([step, len(self.program) + 1, column, a, b])
-        self.names.append(path)
-        return len(self.program) - 1
+        end = len(self.program) + 1
+        self.program.append(Instruction(step, path, end, column, **parameters))
+        return self.program[-1]
 
-    def _end(self, step: int) -> None:
-        self.program[step][1] = len(self.program)
+    def _end(self, instruction: Instruction) -> None:
+        instruction.end = len(self.program)
 
     def _column(self, layout: Layout, target: _Target, width: int = 0) -> int:
-        self.columns.append([layout, width, not target.required, len(self.columns) + 1])
+        end = len(self.columns) + 1
+        self.columns.append(ColumnLayout(layout, end, width, not target.required))
         return len(self.columns) - 1
 
     def _end_column(self, column: int) -> None:
-        self.columns[column][3] = len(self.columns)
+        self.columns[column].end = len(self.columns)
 
     # -- the types
 
@@ -325,13 +325,13 @@ class _Compiler:
         if len(branches) == 1:
             step, inside = self._step(Step.ONLY, path), branches[0]
         elif len(branches) == 2 and len(null) == 1:
-            step = self._step(Step.OPTION, path, a=null[0])
+            step = self._step(Step.OPTION, path, null_branch=null[0])
             inside = branches[1 - null[0]]
         else:
             raise FormatError(f"{path}: Iceberg knows no unions but those of null and one type")
         node = self._value(inside, namespace, target, path, mapping)
         if isinstance(node, _Column):
-            self.program[step][2] = node.number
+            step.column = node.number
         self._end(step)
         return node
 
@@ -519,13 +519,13 @@ class _Compiler:
     def _primitive(
         self, kind: str, definition: dict[str, Any], target: _Target | None, path: str
     ) -> _Node | None:
-        a = b = 0
+        parameters = {}
         if kind == "fixed":
-            a = _size(definition, path)
+            parameters["size"] = _size(definition, path)
         elif kind == "enum":
-            a, b = self._enum(definition, path)
+            parameters = self._enum(definition, path)
         if target is None:
-            self._step(_SKIPPED[kind], path, -1, a, b)
+            self._step(_SKIPPED[kind], path, **parameters)
             return None
         found = (
             _decimal(kind, definition, target.type, path)
@@ -536,12 +536,13 @@ class _Compiler:
             raise _mismatch(path, definition.get("logicalType") or kind, target.type)
         step, factor_or_digits = found
         if step is Step.SCALED:
-            a = factor_or_digits
-            b = _DAY_SECONDS * 10**6 if isinstance(target.type, TimeType) else 0
+            parameters["factor"] = factor_or_digits
+            if isinstance(target.type, TimeType):
+                parameters["below"] = _DAY_SECONDS * 10**6
         elif step in (Step.DECIMAL_BYTES, Step.DECIMAL_FIXED):
-            b = factor_or_digits
+            parameters["digits"] = factor_or_digits
         column = self._leaf(target)
-        self._step(step, path, column, a, b)
+        self._step(step, path, column, **parameters)
         return _Column(target.arrow, column)
 
     def _leaf(self, target: _Target) -> int:
@@ -554,7 +555,7 @@ class _Compiler:
             return self._column(Layout.VARIABLE, target)
         return self._column(Layout.WIDE, target, arrow.bit_width // 8)
 
-    def _enum(self, definition: dict[str, Any], path: str) -> tuple[int, int]:
+    def _enum(self, definition: dict[str, Any], path: str) -> dict[str, int]:
         symbols = definition.get("symbols")
         if not isinstance(symbols, list) or not all(isinstance(s, str) and s for s in symbols):
             raise FormatError(f"{path}: an enum has no symbols")
@@ -563,7 +564,7 @@ class _Compiler:
             self.symbols += [symbol.encode() for symbol in symbols]
         except UnicodeEncodeError:
             raise FormatError(f"{path}: a symbol of an enum is not UTF-8") from None
-        return first, len(symbols)
+        return {"first_symbol": first, "symbol_count": len(symbols)}
 
 
 # Where a file's fields have no ids: the table's mapping of the names at that place.
