@@ -60,22 +60,21 @@ class App(Group):
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else prog_name
-            console.print_error(
-                f"{command}: {one_line(error.format_message())} (see: {command} --help)"
-            )
+            message = one_line(error.format_message())
+            console.write_error(f"{command}: {message} (see: {command} --help)\n")
             return Exit.USAGE
         except DeclinedError:
-            console.print_error(f"{prog_name}: nothing was changed")
+            console.print_error("nothing was changed")
             return Exit.DECLINED
         except click.Abort as error:  # at a prompt, which hides why
             if isinstance(error.__context__, Terminated):
                 return Exit.TERMINATED
-            console.print_error(f"{prog_name}: interrupted")
+            console.print_error("interrupted")
             return Exit.INTERRUPTED
         except OSError as error:
             # click's own printing of help failed.
             console.forget_output()
-            console.print_error(f"ags1: {one_line(describe(error, console.STDOUT).message)}")
+            console.print_error(describe(error, console.STDOUT).message)
             return Exit.IO
         return int(code)
 
@@ -95,13 +94,13 @@ class App(Group):
         except Terminated:
             return Exit.TERMINATED
         except KeyboardInterrupt:
-            console.print_error("ags1: interrupted")
+            console.print_error("interrupted")
             return Exit.INTERRUPTED
         except EXPECTED as error:
             failure = describe(error)
             if failure.file == console.STDOUT:
                 console.forget_output()
-            console.print_error(f"ags1: {one_line(failure.message)}")
+            console.print_error(failure.message)
             return failure.exit_code
         except Exception as error:
             if os.environ.get("AGS1_DEBUG"):
@@ -109,7 +108,7 @@ class App(Group):
 
                 traceback.print_exc()
             console.print_error(
-                f"ags1: internal error: {type(error).__name__}: {one_line(str(error))}. This is a "
+                f"internal error: {type(error).__name__}: {error}. This is a "
                 "mistake in ags1. AGS1_DEBUG=1 shows where it happened"
             )
             return Exit.INTERNAL
@@ -206,17 +205,16 @@ def app() -> None:
 
 @app.command(
     short_help="Print the script for completion in a shell.",
-    epilog="""
-\b
-Examples:
-  eval "$(ags1 completion bash)"                                 in ~/.bashrc
-  eval "$(ags1 completion zsh)"                                  in ~/.zshrc
-  ags1 completion fish > ~/.config/fish/completions/ags1.fish
-""",
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> int:
-    """Print the script that makes a shell complete commands, options and files of ags1."""
+def completion(shell: str) -> None:
+    """Print the script that makes a shell complete commands, options and files of ags1.
+
+    Examples:
+      eval "$(ags1 completion bash)"                                 in ~/.bashrc
+      eval "$(ags1 completion zsh)"                                  in ~/.zshrc
+      ags1 completion fish > ~/.config/fish/completions/ags1.fish
+    """
     from click.shell_completion import get_completion_class
 
     script = get_completion_class(shell)
@@ -224,7 +222,6 @@ def completion(shell: str) -> int:
     completer = script(app, {}, "ags1", "_AGS1_COMPLETE")
     # Not its source(): that runs the shell to see its version.
     console.print_line(completer.source_template % completer.source_vars())
-    return Exit.OK
 
 
 for _command in (*COMMANDS, keygen, info, key, spark, table):

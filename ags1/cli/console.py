@@ -9,7 +9,8 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .exits import ReaderGoneError, one_line
 
@@ -80,9 +81,14 @@ def size(number: float) -> str:
     return f"{number:.0f} bytes" if units[0] == "bytes" else f"{number:.1f} {units[0]}"
 
 
+def print_json(facts: Mapping[str, Any]) -> None:
+    """Write an object of JSON as a line to standard output."""
+    print_line(json.dumps(facts))
+
+
 def print_error(text: str) -> None:
-    """Write a line to standard error."""
-    write_error(text + "\n")
+    """Write a line with the program's name to standard error."""
+    write_error(f"ags1: {one_line(text)}\n")
 
 
 def write_error(text: str) -> None:
@@ -92,7 +98,8 @@ def write_error(text: str) -> None:
         sys.stderr.flush()
 
 
-class Output(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Output:
     """What ``--json`` and ``--quiet`` say of a command's output."""
 
     as_json: bool = False
@@ -101,14 +108,14 @@ class Output(NamedTuple):
     def result(self, facts: Mapping[str, Any], line: str | None = None) -> None:
         """Print a result: as JSON, or as ``line`` if there is one and nobody asked for silence."""
         if self.as_json:
-            print_line(json.dumps({**facts, "ok": True}))
+            print_json({**facts, "ok": True})
         elif line is not None and not self.quiet:
             print_line(one_line(line))
 
     def note(self, text: str) -> None:
         """Print what is neither a result nor a failure on standard error; nothing for JSON."""
         if not self.as_json and not self.quiet:
-            print_error(f"ags1: {one_line(text)}")
+            print_error(text)
 
 
 def forget_output() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import errno
+import inspect
 import os
+import re
 from typing import Any, NamedTuple
 
 import click
@@ -15,10 +17,7 @@ from ..errors import (
     FormatError,
     KeyMetadataError,
     KeyReuseError,
-    KmsAccessDeniedError,
-    KmsConfigurationError,
     KmsError,
-    KmsUnavailableError,
     MetadataIntegrityError,
     MissingFileLengthError,
     TruncatedError,
@@ -66,17 +65,28 @@ Exit status:
   cannot be used. The exit status is that of the first failure. If a table has
   several errors, it is that of the gravest: 7, then 3, 4, 5, 6.
 """
+_EXAMPLES = re.compile(r"\n\nExamples:((?:\n  .+)+)")
 
 
 class Command(click.Command):
-    """A command whose help ends with the exit statuses."""
+    """A command whose help ends with the examples of its docstring and the exit statuses."""
 
-    def __init__(self, name: str | None, *, epilog: str = "", **more: Any) -> None:
-        super().__init__(name, epilog=f"{epilog}\n{EXIT_STATUS}", **more)
+    def __init__(self, name: str | None, *, help: str | None = None, **more: Any) -> None:
+        text, examples = _help_and_examples(help)
+        super().__init__(name, help=text, epilog=f"{examples}\n\n{EXIT_STATUS}", **more)
 
 
 class Group(click.Group):
-    """A group of commands. Without a command, it prints its help and exits with ``Exit.USAGE``."""
+    """A group of commands, whose help ends with the examples of its docstring.
+
+    Without a command, it prints its help and exits with ``Exit.USAGE``.
+    """
+
+    def __init__(
+        self, name: str | None, *, help: str | None = None, epilog: str = "", **more: Any
+    ) -> None:
+        text, examples = _help_and_examples(help)
+        super().__init__(name, help=text, epilog=f"{epilog}\n{examples}", **more)
 
     command_class = Command
 
@@ -85,6 +95,15 @@ class Group(click.Group):
             click.echo(ctx.get_help(), err=True)
             ctx.exit(Exit.USAGE)
         return super().parse_args(ctx, args)
+
+
+def _help_and_examples(docstring: str | None) -> tuple[str, str]:
+    """Return a docstring's help, and its examples such that click does not wrap their lines."""
+    text = inspect.cleandoc(docstring or "")
+    match = _EXAMPLES.search(text)
+    if match is None:
+        return text, ""
+    return text[: match.start()] + text[match.end() :], f"\b\nExamples:{match[1]}"
 
 
 class DeclinedError(click.Abort):
@@ -101,8 +120,6 @@ class Terminated(KeyboardInterrupt):
 
 # What the work on a file may raise; anything else is a mistake of ours.
 EXPECTED = (Ags1Error, OSError, MemoryError)
-# What would fail for the next file, too, maybe after a long time-out.
-KMS_UNUSABLE = (KmsUnavailableError, KmsAccessDeniedError, KmsConfigurationError)
 
 # The library names its parameters; here they are options.
 _OPTIONS = {

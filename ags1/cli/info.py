@@ -14,7 +14,7 @@ from .. import __version__, cpu, layout
 from .._gcm import BlockCipher, libcrypto, random_bytes
 from ..errors import KmsError
 from .console import Output, print_line
-from .exits import Command, Exit
+from .exits import Command
 from .kms.options import KmsOptions
 from .options import json_output
 
@@ -22,16 +22,7 @@ from .options import json_output
 _BLOCKS = 4
 
 
-@click.command(
-    cls=Command,
-    short_help="Show versions, the CPU, the KMS chosen and a speed.",
-    epilog="""
-\b
-Examples:
-  ags1 info
-  ags1 info --seconds 0 --json | jq -r .libcrypto.version
-""",
-)
+@click.command(cls=Command, short_help="Show versions, the CPU, the KMS chosen and a speed.")
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 60),
@@ -40,15 +31,19 @@ Examples:
     help="How long to measure the speed; 0 measures nothing.",
 )
 @json_output
-def info(seconds: float, out: Output) -> int:
+def info(seconds: float, out: Output) -> None:
     """Show the libcrypto in use, where it comes from, and whether its FIPS provider is active; the
-    CPU's instructions for AES; and how fast this machine encrypts and decrypts."""
+    CPU's instructions for AES; and how fast this machine encrypts and decrypts.
+
+    Examples:
+      ags1 info
+      ags1 info --seconds 0 --json | jq -r .libcrypto.version
+    """
     facts = about(seconds)
     if out.as_json:
         out.result(facts)
     else:
         print_line(as_text(facts))
-    return Exit.OK
 
 
 def about(speed_seconds: float) -> dict[str, Any]:

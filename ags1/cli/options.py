@@ -6,14 +6,15 @@ import functools
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import fields
+from typing import Any, TypeAlias
 
 import click
 
 from .console import Output
 from .exits import DeclinedError
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def size(
@@ -70,6 +71,28 @@ def _has_terminal() -> bool:
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
+def grouped(name: str, kind: Any, *options: Decorator) -> Decorator:
+    """Return a decorator that adds ``options`` to a command, which takes them as one object.
+
+    The object is the argument ``name``. ``kind`` is its dataclass: its fields have the names of the
+    options' parameters. A field keeps its default if the command does not have its option.
+    """
+    parameters = [field.name for field in fields(kind)]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def collecting(*arguments: Any, **given: Any) -> Any:
+            values = {key: given.pop(key) for key in parameters if key in given}
+            return command(*arguments, **given, **{name: kind(**values)})
+
+        decorated: Callable[..., Any] = collecting
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
 _json = click.option(
     "--json",
     "as_json",
@@ -79,29 +102,6 @@ _json = click.option(
 _quiet = click.option(
     "-q", "--quiet", is_flag=True, help="Print no progress, notes, warnings or OK lines."
 )
-
-
-def _collecting(command: Command, *added: Callable[[Command], Command]) -> Command:
-    @functools.wraps(command)
-    def collecting(*given: Any, as_json: bool = False, quiet: bool = False, **more: Any) -> Any:
-        return command(*given, out=Output(as_json, quiet), **more)
-
-    decorated: Any = collecting
-    for option in added:
-        decorated = option(decorated)
-    return decorated  # type: ignore[no-any-return]
-
-
-def json_output(command: Command) -> Command:
-    """Add ``--json``; the command takes it as ``out``."""
-    return _collecting(command, _json)
-
-
-def quiet(command: Command) -> Command:
-    """Add ``--quiet``; the command takes it as ``out``."""
-    return _collecting(command, _quiet)
-
-
-def output(command: Command) -> Command:
-    """Add ``--quiet`` and ``--json``; the command takes them as ``out``."""
-    return _collecting(command, _json, _quiet)
+json_output = grouped("out", Output, _json)
+quiet = grouped("out", Output, _quiet)
+output = grouped("out", Output, _quiet, _json)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from .console import STDOUT, Output, print_error, print_line, size, write_error
-from .exits import Exit, describe, one_line
+from .console import STDOUT, Output, print_error, print_json, size, write_error
+from .exits import Exit, Failure, describe, one_line
 
 # Shorter runs end before the line would have been read.
 _LINE_DELAY_SECONDS = 0.5
@@ -98,12 +98,8 @@ class Report:
             raise error
         self.exit_code = self.exit_code or failure.exit_code
         self._hide_line()
-        print_error(f"ags1: {one_line(failure.message)}")
-        if self._out.as_json:
-            details = {
-                name: value for name, value in failure._asdict().items() if value is not None
-            }
-            print_line(json.dumps({"file": file, "ok": False, "error": details}))
+        print_error(failure.message)
+        self._print_json(file, failure)
 
     def not_tried(self, files: Sequence[str]) -> None:
         """Report files that are left alone because the KMS, as the last failure told, cannot be
@@ -111,27 +107,45 @@ class Report:
         if files:
             self._hide_line()
             number = "1 more file" if len(files) == 1 else f"{len(files)} more files"
-            print_error(f"ags1: {number} not tried, because the KMS cannot be used")
-        if self._out.as_json:
-            for file in files:
-                error = {
-                    "exit_code": Exit.KEYS,
-                    "message": f"{file}: not tried, because the KMS cannot be used",
-                    "kind": "NotTried",
-                    "file": file,
-                }
-                print_line(json.dumps({"file": file, "ok": False, "error": error}))
+            print_error(f"{number} not tried, because the KMS cannot be used")
+        for file in files:
+            message = f"{file}: not tried, because the KMS cannot be used"
+            self._print_json(file, Failure(Exit.KEYS, message, "NotTried", file))
 
     def note(self, text: str) -> None:
         """Tell something that is no failure on standard error, unless silence was asked for."""
         if not self._out.quiet:
             self._hide_line()
-            print_error(f"ags1: {one_line(text)}")
+            print_error(text)
+
+    def _print_json(self, file: str, failure: Failure) -> None:
+        if self._out.as_json:
+            error = {name: value for name, value in failure._asdict().items() if value is not None}
+            print_json({"file": file, "ok": False, "error": error})
 
     def _hide_line(self) -> None:
         if self._has_line:
             write_error("\r\033[K")
             self._has_line = False
+
+
+@contextlib.contextmanager
+def bar(name: str, out: Output) -> Iterator[Callable[[int, int | None], None]]:
+    """Yield a function that shows the progress of one work on ``name``.
+
+    It takes the bytes that are done and, as they are known once the work has begun, those of all.
+    """
+    with contextlib.ExitStack() as stack:
+        report: Report | None = None
+
+        def progress(done_size: int, total_size: int | None) -> None:
+            nonlocal report
+            if report is None:
+                report = stack.enter_context(Report(out, total_size))
+                report.begin(name)
+            report.progress(done_size)
+
+        yield progress
 
 
 def shortened(text: str, size: int = _MAX_NAME) -> str:

@@ -6,22 +6,24 @@ so that some have more than eight.
 
 from __future__ import annotations
 
-import functools
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from ..console import BinaryOutput, Output, print_line
 from ..exits import Command
 from ..kms.options import KmsOptions, kms, new_key, trusted_keys
-from ..options import PATH, force, json_output, no_fsync, output, size
+from ..options import PATH, force, grouped, json_output, no_fsync, output, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ...key_metadata import KeyMetadata
     from ..report import Report
     from .sources import Job, Plan
+    from .unsealing import Reading
 
 
 _sources = click.argument("sources", nargs=-1, required=True, type=PATH, metavar="FILE...")
@@ -48,7 +50,8 @@ _max_block_size = click.option(
 )
 
 
-class _Given(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Given:
     """What the options say of how encrypted files are opened."""
 
     keys: tuple[str, ...]
@@ -58,25 +61,7 @@ class _Given(NamedTuple):
     threads: int | None
 
 
-def _opening(command: Callable[..., int]) -> Any:
-    """Add the options of ``_Given``; the command takes them as ``given``."""
-
-    @functools.wraps(command)
-    def collecting(
-        *arguments: Any,
-        keys: tuple[str, ...],
-        kms: KmsOptions,
-        sidecar: str | None,
-        max_block_size: int,
-        threads: int | None,
-        **more: Any,
-    ) -> int:
-        given = _Given(keys, kms, sidecar, max_block_size, threads)
-        return command(*arguments, given=given, **more)
-
-    return trusted_keys(kms(_sidecar(_max_block_size(_threads(collecting)))))
-
-
+_opening = grouped("given", _Given, trusted_keys, kms, _sidecar, _max_block_size, _threads)
 _output = click.option(
     "-o",
     "--output",
@@ -86,19 +71,7 @@ _output = click.option(
 )
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 encrypt a.avro                    makes a.avro.ags1 and a.avro.ags1.keys
-  ags1 encrypt a.avro -o /backup/a.ags1  names the output; the sidecar is beside it
-  ags1 encrypt *.avro --key backup-2026  each file with a key of its own
-  ags1 encrypt warehouse -o sealed       a folder's files, into the same tree
-  tar c docs | ags1 encrypt - -o docs.tar.ags1
-  pg_dump db | ags1 encrypt - --sidecar db.keys | ssh host 'cat > db.ags1'
-""",
-)
+@click.command(cls=Command)
 @_sources
 @_output
 @new_key
@@ -153,6 +126,14 @@ def encrypt(
     sidecar keeps its keys and gets the new file's key.
 
     The KMS is called once for a run. With another KMS than local, name the master key with --key.
+
+    Examples:
+      ags1 encrypt a.avro                    makes a.avro.ags1 and a.avro.ags1.keys
+      ags1 encrypt a.avro -o /backup/a.ags1  names the output; the sidecar is beside it
+      ags1 encrypt *.avro --key backup-2026  each file with a key of its own
+      ags1 encrypt warehouse -o sealed       a folder's files, into the same tree
+      tar c docs | ags1 encrypt - -o docs.tar.ags1
+      pg_dump db | ags1 encrypt - --sidecar db.keys | ssh host 'cat > db.ags1'
     """
     from ...layout import plaintext_size
     from ..kms.master_keys import sealing_keychain
@@ -198,17 +179,7 @@ def encrypt(
     return for_each(plan, work, out)
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 decrypt a.avro.ags1               makes a.avro
-  ags1 decrypt a.ags1 -o copy.avro       names the output
-  ags1 decrypt sealed -o warehouse       a folder's files, into the same tree
-  ssh host cat db.ags1 | ags1 decrypt - --sidecar db.keys | psql db
-""",
-)
+@click.command(cls=Command)
 @_sources
 @_output
 @_opening
@@ -233,20 +204,20 @@ def decrypt(
     A file appears under its name when every block has been verified. '-' reads standard input and
     needs --sidecar. It writes to standard output, unless -o says otherwise. There each block is
     written as soon as it is verified: the output is whole only if the exit status is 0.
+
+    Examples:
+      ags1 decrypt a.avro.ags1               makes a.avro
+      ags1 decrypt a.ags1 -o copy.avro       names the output
+      ags1 decrypt sealed -o warehouse       a folder's files, into the same tree
+      ssh host cat db.ags1 | ags1 decrypt - --sidecar db.keys | psql db
     """
-    from ..kms.master_keys import opening_keychain
-    from .running import for_each
     from .sources import plan_decryption
-    from .unsealing import Reading, key_metadata
     from .unsealing import decrypt as unseal
 
     _refuse_json_beside_data(out, sources, output)
     plan = plan_decryption(sources, output, given.sidecar)
-    keychain = opening_keychain(given.kms, given.keys)
 
-    def work(job: Job, report: Report) -> None:
-        km = key_metadata(job, keychain)
-        how = Reading(given.threads, given.max_block_size, report.progress)
+    def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
         size = unseal(job, km, how, durable=not no_fsync, overwrite=force)
         report.succeeded(
             {
@@ -258,19 +229,10 @@ def decrypt(
             }
         )
 
-    return for_each(plan, work, out)
+    return _for_each_opened(plan, given, work, out)
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 cat a.csv.ags1 | wc -l
-  ags1 cat a.bin.ags1 --offset 1M --length 16 | xxd
-  ags1 cat part1.ags1 part2.ags1 > whole
-""",
-)
+@click.command(cls=Command)
 @_sources
 @click.option(
     "--offset",
@@ -298,37 +260,28 @@ def cat(
     With --offset and --length (one file only), only the blocks that hold the range are read and
     verified. Each block is printed as soon as it is verified: the output is whole only if the exit
     status is 0. A range beyond the end prints nothing.
+
+    Examples:
+      ags1 cat a.csv.ags1 | wc -l
+      ags1 cat a.bin.ags1 --offset 1M --length 16 | xxd
+      ags1 cat part1.ags1 part2.ags1 > whole
     """
-    from ..kms.master_keys import opening_keychain
-    from .running import for_each
     from .sources import plan_reading
-    from .unsealing import Reading, copy_out, key_metadata
+    from .unsealing import copy_out
 
     plan = plan_reading(sources, given.sidecar)
     if (offset or length is not None) and len(plan.jobs) > 1:
         raise click.UsageError("--offset and --length take one file, not several")
-    keychain = opening_keychain(given.kms, given.keys)
     stdout = BinaryOutput()
 
-    def work(job: Job, report: Report) -> None:
-        km = key_metadata(job, keychain)
-        how = Reading(given.threads, given.max_block_size, report.progress)
+    def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
         copy_out(job, km, how, stdout, offset=offset, length=length)
         stdout.flush()
 
-    return for_each(plan, work, Output(quiet=True))
+    return _for_each_opened(plan, given, work, Output(quiet=True))
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 verify a.avro.ags1
-  ags1 verify sealed --quiet && echo all good
-  ags1 verify sealed --json | jq -r 'select(.ok | not) | .file'
-""",
-)
+@click.command(cls=Command)
 @_sources
 @_opening
 @output
@@ -348,19 +301,19 @@ def verify(
     the file by their own.
 
     A folder stands for all files in it and below it whose names end in .ags1.
+
+    Examples:
+      ags1 verify a.avro.ags1
+      ags1 verify sealed --quiet && echo all good
+      ags1 verify sealed --json | jq -r 'select(.ok | not) | .file'
     """
-    from ..kms.master_keys import opening_keychain
-    from .running import for_each
     from .sources import plan_reading
-    from .unsealing import Reading, key_metadata
     from .unsealing import verify as check
 
     plan = plan_reading(sources, given.sidecar)
-    keychain = opening_keychain(given.kms, given.keys)
 
-    def work(job: Job, report: Report) -> None:
-        km = key_metadata(job, keychain)
-        size = check(job, km, Reading(given.threads, given.max_block_size, report.progress))
+    def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
+        size = check(job, km, how)
         report.succeeded(
             {
                 "file": job.source,
@@ -371,19 +324,10 @@ def verify(
             f"{job.source_name}: OK",
         )
 
-    return for_each(plan, work, out)
+    return _for_each_opened(plan, given, work, out)
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 inspect a.avro.ags1
-  ags1 inspect a.avro.ags1 --blocks
-  ags1 inspect sealed --json | jq .keys[].master_key_id
-""",
-)
+@click.command(cls=Command)
 @_sources
 @click.option("--blocks", is_flag=True, help="List every block: offset, size and nonce.")
 @_sidecar
@@ -394,6 +338,11 @@ def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, out: Ou
     These are the file's header, its sizes and its blocks. From the sidecar come the ids of the
     file's key, of the key encryption key (KEK) that wraps it, and of the master key that wraps the
     KEK. None of this is authenticated; 'ags1 verify' authenticates a file.
+
+    Examples:
+      ags1 inspect a.avro.ags1
+      ags1 inspect a.avro.ags1 --blocks
+      ags1 inspect sealed --json | jq .keys[].master_key_id
     """
     from ...errors import KeyMetadataError
     from ..report import shortened
@@ -425,6 +374,26 @@ def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, out: Ou
             report.succeeded(result)
 
     return for_each(plan_reading(sources, sidecar), work, Output(as_json=out.as_json))
+
+
+def _for_each_opened(
+    plan: Plan,
+    given: _Given,
+    work: Callable[[Job, Report, KeyMetadata, Reading], None],
+    out: Output,
+) -> int:
+    """Do ``work`` for every encrypted file of a plan; it gets the file's key, too."""
+    from ..kms.master_keys import opening_keychain
+    from .running import for_each
+    from .unsealing import Reading, key_metadata
+
+    keychain = opening_keychain(given.kms, given.keys)
+
+    def opened(job: Job, report: Report) -> None:
+        how = Reading(given.threads, given.max_block_size, report.progress)
+        work(job, report, key_metadata(job, keychain), how)
+
+    return for_each(plan, opened, out)
 
 
 def _refuse_json_beside_data(out: Output, sources: tuple[str, ...], output: str | None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import Output, print_line
-from ..exits import Command, Exit, Group
+from ..exits import Command, Group
 from ..kms import options
 from ..kms.options import KmsOptions, Target
 from ..options import PATH, json_output, no_fsync, output
@@ -25,23 +25,12 @@ if TYPE_CHECKING:
 _name = click.argument("name", metavar="NAME")
 
 
-@click.command(
-    cls=Command,
-    short_help="Make a master key in a keyring.",
-    epilog="""
-\b
-Examples:
-  ags1 keygen                            a key 'default' in the default keyring
-  ags1 keygen --name backup-2026         another one beside it
-  ags1 keygen --keyring /mnt/usb/k.json  a keyring of its own
-  ags1 keygen --passphrase               a new keyring that a passphrase protects
-""",
-)
+@click.command(cls=Command, short_help="Make a master key in a keyring.")
 @click.option("--name", default="default", show_default=True, help="The master key's name.")
 @options.keyring
 @options.new_passphrase
 @json_output
-def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> int:
+def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> None:
     """Make a master key in a keyring: the short form of 'ags1 key create'.
 
     The key is added to the keyring. If there is no keyring, it is made (mode 0600). A key that
@@ -51,6 +40,12 @@ def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> int
     As ssh does with private keys, ags1 refuses your keyring if others can read or write it; 'chmod
     600' mends that. If a keyring belongs to another user (root may have mounted it as a secret),
     ags1 refuses it only if others can write it.
+
+    Examples:
+      ags1 keygen                            a key 'default' in the default keyring
+      ags1 keygen --name backup-2026         another one beside it
+      ags1 keygen --keyring /mnt/usb/k.json  a keyring of its own
+      ags1 keygen --passphrase               a new keyring that a passphrase protects
     """
     from ..kms.master_keys import settings_of
     from .keyrings import keyring_for_new_key
@@ -63,65 +58,48 @@ def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> int
         {"keyring": path, "name": name, "version": version},
         f"made the master key {name!r} in {path}; if it is lost, nothing can be decrypted",
     )
-    return Exit.OK
 
 
 @click.group(
-    "key",
-    short_help="Manage master keys; move sidecars to another master key.",
-    cls=Group,
-    epilog="""
-\b
-Examples:
-  ags1 key create backup-2026
-  ags1 key list
-  ags1 key rotate default && ags1 key rewrap sealed
-  ags1 key rewrap sealed --to-kms vault --to-key backup
-""",
+    "key", short_help="Manage master keys; move sidecars to another master key.", cls=Group
 )
 def key() -> None:
     """Manage the master keys of a keyring, and wrap sidecars under another master key or KMS.
 
     For the keys of another KMS, use its own tools: aws, az, gcloud or vault.
+
+    Examples:
+      ags1 key create backup-2026
+      ags1 key list
+      ags1 key rotate default && ags1 key rewrap sealed
+      ags1 key rewrap sealed --to-kms vault --to-key backup
     """
 
 
-@key.command(
-    "list",
-    short_help="List the master keys.",
-    epilog="""
-\b
-Examples:
-  ags1 key list
-  ags1 key list --json | jq -r .key_id
-""",
-)
+@key.command("list", short_help="List the master keys.")
 @options.kms
 @json_output
-def list_(kms: KmsOptions, out: Output) -> int:
-    """List the master keys of a keyring: name, algorithm, current version."""
+def list_(kms: KmsOptions, out: Output) -> None:
+    """List the master keys of a keyring: name, algorithm, current version.
+
+    Examples:
+      ags1 key list
+      ags1 key list --json | jq -r .key_id
+    """
     from .keyrings import keyring, keyring_settings
 
     for info in keyring(keyring_settings(kms, "list")).list_keys():
         facts = asdict(info)
         del facts["versions"]
         out.result(facts, f"{info.key_id}  {info.algorithm}  version {info.current_version}")
-    return Exit.OK
 
 
-@key.command(
-    epilog="""
-\b
-Examples:
-  ags1 key create default
-  ags1 key create default --passphrase --keyring /mnt/usb/k.json
-"""
-)
+@key.command()
 @_name
 @options.kms
 @options.new_passphrase
 @json_output
-def create(name: str, kms: KmsOptions, passphrase: bool, out: Output) -> int:
+def create(name: str, kms: KmsOptions, passphrase: bool, out: Output) -> None:
     """Make a master key in a keyring.
 
     A key that exists is never replaced, because what it has wrapped would be lost. If there is no
@@ -129,49 +107,40 @@ def create(name: str, kms: KmsOptions, passphrase: bool, out: Output) -> int:
     the settings (kms.local.passphrase-file), a new keyring is protected by the passphrase. Whenever
     the keyring is used, the passphrase is read from the settings or asked for on the terminal. If
     the settings have a passphrase, a keyring without one is refused.
+
+    Examples:
+      ags1 key create default
+      ags1 key create default --passphrase --keyring /mnt/usb/k.json
     """
     from .keyrings import keyring_for_new_key, keyring_settings
 
     chosen = keyring_settings(kms, "create")
     info = keyring_for_new_key(chosen, protect=passphrase).create_key(name)
     out.result(asdict(info), f"made the master key {name!r}")
-    return Exit.OK
 
 
-@key.command(
-    epilog="""
-\b
-Examples:
-  ags1 key rotate default
-  ags1 key rotate default && ags1 key rewrap sealed
-"""
-)
+@key.command()
 @_name
 @options.kms
 @json_output
-def rotate(name: str, kms: KmsOptions, out: Output) -> int:
+def rotate(name: str, kms: KmsOptions, out: Output) -> None:
     """Make a new version of a master key in a keyring.
 
     From now on, the new version wraps. Older versions stay and unwrap what they have wrapped. 'ags1
     key rewrap' wraps sidecars under the new version.
+
+    Examples:
+      ags1 key rotate default
+      ags1 key rotate default && ags1 key rewrap sealed
     """
     from .keyrings import keyring, keyring_settings
 
     info = keyring(keyring_settings(kms, "rotate")).rotate_key(name)
-    said = f"rotated the master key {info.key_id!r}, version {info.current_version}"
-    out.result(asdict(info), f"{said}; older versions still unwrap")
-    return Exit.OK
+    done = f"rotated the master key {info.key_id!r}, version {info.current_version}"
+    out.result(asdict(info), f"{done}; older versions still unwrap")
 
 
-@key.command(
-    epilog="""
-\b
-Examples:
-  ags1 key protect
-  ags1 key protect --keyring /mnt/usb/k.json --new-passphrase-file new.txt
-  ags1 key protect --remove
-"""
-)
+@key.command()
 @options.kms
 @click.option(
     "--new-passphrase-file",
@@ -181,12 +150,17 @@ Examples:
 )
 @click.option("--remove", is_flag=True, help="Remove the passphrase.")
 @json_output
-def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, out: Output) -> int:
+def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, out: Output) -> None:
     """Set, change or remove the passphrase of a keyring.
 
     If there is an old passphrase, it is read from the property kms.local.passphrase-file or asked
     for on the terminal. Earlier copies of the keyring do not change: if somebody else has one,
     rotate its keys.
+
+    Examples:
+      ags1 key protect
+      ags1 key protect --keyring /mnt/usb/k.json --new-passphrase-file new.txt
+      ags1 key protect --remove
     """
     from ...kms import default_keyring_path, remove_passphrase, set_passphrase
     from ...kms.local import check_names
@@ -217,27 +191,21 @@ def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, out:
         had_one = set_passphrase(path, new, old)
         done = "changed the passphrase of" if had_one else "set a passphrase for"
     out.result({"keyring": path, "protected": not remove}, f"{done} the keyring {path}")
-    return Exit.OK
 
 
-@key.command(
-    "export-public-info",
-    short_help="Print what is public about master keys.",
-    epilog="""
-\b
-Examples:
-  ags1 key export-public-info > keys.json
-  ags1 key export-public-info default --keyring /mnt/usb/k.json | diff keys.json -
-""",
-)
+@key.command("export-public-info", short_help="Print what is public about master keys.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @options.kms
-def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> int:
+def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> None:
     """Print what is public about the master keys of a keyring, as JSON.
 
     Without NAME, all keys are printed: their versions with times and fingerprints. Nothing secret
     is printed, and not where the keyring is. Use it for audits, and to compare the keys of two
     places.
+
+    Examples:
+      ags1 key export-public-info > keys.json
+      ags1 key export-public-info default --keyring /mnt/usb/k.json | diff keys.json -
     """
     from .keyrings import keyring, keyring_settings
 
@@ -245,20 +213,9 @@ def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> int:
     wanted = names or tuple(opened.names())
     keys = [asdict(opened.describe_key(name)) for name in wanted]
     print_line(json.dumps({"kms": "local", "keys": keys}, indent=2))
-    return Exit.OK
 
 
-@key.command(
-    short_help="Wrap the keys in sidecars again.",
-    epilog="""
-\b
-Examples:
-  ags1 key rewrap sealed                     newest version of each one's key
-  ags1 key rewrap sealed --to-key new        another key of the same KMS
-  ags1 key rewrap a.ags1.keys --to-kms vault --to-key backup
-  ags1 key rewrap sealed --kms aws --key alias/old --to-key alias/new --dry-run
-""",
-)
+@key.command(short_help="Wrap the keys in sidecars again.")
 @click.argument("sources", nargs=-1, required=True, type=PATH, metavar="SIDECAR|FOLDER...")
 @options.kms
 @options.trusted_keys
@@ -287,6 +244,12 @@ def rewrap(
     encrypt the same files with --force meanwhile. After the run, these files no longer need the old
     master key. Older copies of their sidecars (backups) still do, and whoever has used a copy to
     get a file's key still has that key.
+
+    Examples:
+      ags1 key rewrap sealed                     newest version of each one's key
+      ags1 key rewrap sealed --to-key new        another key of the same KMS
+      ags1 key rewrap a.ags1.keys --to-kms vault --to-key backup
+      ags1 key rewrap sealed --kms aws --key alias/old --to-key alias/new --dry-run
     """
     from ...keys.cache import KekCache
     from ...keys.keychain import Keychain
@@ -303,14 +266,14 @@ def rewrap(
     source = connect(settings)
     wrapping = source if other is None else connect(other)
     trusted = trusted_keys(settings, source, keys)
-    if trusted is not None and target.key_id is not None and other is None:
-        trusted |= {target.key_id}
-    if plan.jobs and target.key_id is not None:
+    if trusted is not None and target.to_key is not None and other is None:
+        trusted |= {target.to_key}
+    if plan.jobs and target.to_key is not None:
         # A key that cannot be used is one failure of the run.
-        Keychain(wrapping, target.key_id).prepare()
+        Keychain(wrapping, target.to_key).prepare()
     how = Rewrapping(
         Keychain(source, "", trusted_key_ids=trusted),
-        target.key_id,
+        target.to_key,
         None if other is None else wrapping,
         KekCache(wrapping),
         dry_run=dry_run,

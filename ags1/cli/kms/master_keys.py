@@ -16,6 +16,7 @@ import click
 from ...errors import KmsAccessDeniedError
 from ...keys.keychain import Keychain
 from ...kms import KmsClient, LocalKms, default_keyring_path, from_properties, settings
+from ...kms.client import accepts_foreign_keys
 from ...kms.local import check_names
 from ...kms.registry import KMS_IMPL, KMS_TYPE, is_built_in
 from ...kms.secret import discreet
@@ -37,11 +38,8 @@ def settings_of(options: KmsOptions) -> Settings:
         if variable not in warned:
             warned.add(variable)
             hint = f"did you mean {near}?" if near else "'ags1 --help' says how they are named"
-            print_error(
-                f"ags1: the environment variable {one_line(variable)} is unknown and ignored: "
-                f"{hint}"
-            )
-    given = from_options(options.kms_type, options.properties, options.keyring)
+            print_error(f"the environment variable {variable} is unknown and ignored: {hint}")
+    given = from_options(options.kms_type, options.kms_properties, options.keyring)
     environment = settings.from_environment(os.environ)
     return settings.resolve(given, environment, settings.read_file(os.environ))
 
@@ -76,15 +74,16 @@ def target_of(target: Target) -> Settings | None:
 
     Raises click.UsageError for an option without another one that it needs, KmsError.
     """
-    if target.key_id == "":  # a shell's variable that is not set
+    if target.to_key == "":  # a shell's variable that is not set
         raise click.UsageError("--to-key is empty: name a master key")
-    if target.kms is None:
+    kms = target.kms
+    if kms is None:
         return None
-    if from_options(target.kms.kms_type, target.kms.properties, None).kind is None:
+    if from_options(kms.kms_type, kms.kms_properties, None).kind is None:
         raise click.UsageError("--to-kms-property needs --to-kms")
-    if target.key_id is None:
+    if target.to_key is None:
         raise click.UsageError("--to-kms needs --to-key")
-    return settings_of(target.kms)
+    return settings_of(kms)
 
 
 def connect(chosen: Settings) -> KmsClient:
@@ -113,7 +112,7 @@ def client(chosen: Settings) -> KmsClient:
             kms = guarded(kms, chosen.kms_name)
     for warning in caught:
         if issubclass(warning.category, UserWarning):
-            print_error(f"ags1: {one_line(str(warning.message))}")
+            print_error(str(warning.message))
     return kms
 
 
@@ -201,7 +200,7 @@ def trusted_keys(chosen: Settings, kms: KmsClient, keys: tuple[str, ...]) -> fro
     """
     if keys:
         return frozenset(keys)
-    if not getattr(kms, "accepts_foreign_keys", True):
+    if not accepts_foreign_keys(kms):
         return None
     if not chosen.key_id:
         raise click.UsageError(

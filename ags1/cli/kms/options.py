@@ -5,16 +5,11 @@ Which KMSs there are is found out when one is named: help has to be quick.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from ..options import PATH
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from ..options import PATH, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +17,25 @@ class KmsOptions:
     """What ``--kms``, ``--kms-property`` and ``--keyring`` say."""
 
     kms_type: str | None = None
-    properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    kms_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     keyring: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What ``--to-key``, ``--to-kms`` and ``--to-kms-property`` say: the master key to wrap under,
+    and its KMS if that is another one."""
+
+    to_key: str | None = None
+    to_kms: str | None = None
+    to_kms_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def kms(self) -> KmsOptions | None:
+        """The other KMS, None for the one that the keys are under already."""
+        if self.to_kms is None and not self.to_kms_properties:
+            return None
+        return KmsOptions(self.to_kms, self.to_kms_properties)
 
 
 class _KmsType(click.ParamType):  # type: ignore[type-arg]
@@ -131,47 +143,5 @@ _TARGET = (
 )
 
 
-def kms(command: Command) -> Command:
-    """Add ``--kms``, ``--kms-property`` and ``--keyring``; the command takes them as ``kms``."""
-
-    @functools.wraps(command)
-    def collecting(
-        *arguments: Any,
-        kms_type: str | None,
-        kms_properties: tuple[tuple[str, str], ...],
-        keyring: str | None,
-        **options: Any,
-    ) -> Any:
-        return command(*arguments, kms=KmsOptions(kms_type, kms_properties, keyring), **options)
-
-    decorated: Any = _kms_type(_kms_property(keyring(collecting)))
-    return decorated  # type: ignore[no-any-return]
-
-
-class Target(NamedTuple):
-    """What ``--to-key``, ``--to-kms`` and ``--to-kms-property`` say: the master key to wrap under,
-    and its KMS if that is another one."""
-
-    key_id: str | None
-    kms: KmsOptions | None
-
-
-def target(command: Command) -> Command:
-    """Add the options of a ``Target``; the command takes them as ``target``."""
-
-    @functools.wraps(command)
-    def collecting(
-        *arguments: Any,
-        to_key: str | None,
-        to_kms: str | None,
-        to_kms_properties: tuple[tuple[str, str], ...],
-        **options: Any,
-    ) -> Any:
-        is_other = to_kms is not None or bool(to_kms_properties)
-        kms = KmsOptions(to_kms, to_kms_properties) if is_other else None
-        return command(*arguments, target=Target(to_key, kms), **options)
-
-    decorated: Any = collecting
-    for option in reversed(_TARGET):
-        decorated = option(decorated)
-    return decorated  # type: ignore[no-any-return]
+kms = grouped("kms", KmsOptions, _kms_type, _kms_property, keyring)
+target = grouped("target", Target, *_TARGET)

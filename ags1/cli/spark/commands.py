@@ -6,11 +6,9 @@ each of its options, so that some have more than eight.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,18 +16,17 @@ import click
 from ... import errors
 from ...errors import Ags1Error
 from .. import console
-from ..console import Output, print_error, print_line
+from ..console import Output, print_error, print_json
 from ..exits import Group
 from ..kms import options
 from ..kms.options import KmsOptions, Target
-from ..options import no_fsync, output
-from ..report import Report
+from ..options import grouped, no_fsync, output
+from ..report import Report, bar
 from .session import kms_config, master, session
 from .tables import COMMANDS
 
 if TYPE_CHECKING:
     from ...spark.jobs import Summary
-    from ...spark.keys import KmsConfig
 
 
 class _NamedPath(click.Path):
@@ -56,6 +53,30 @@ _force = click.option(
 _sources = click.argument("sources", nargs=-1, required=True, type=_PATH, metavar="SOURCE...")
 _some_sources = click.argument("sources", nargs=-1, type=_PATH, metavar="[SOURCE]...")
 _target = click.argument("target", type=_PATH, metavar="TARGET")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What the options say of the ledger to open, and of the keys to accept."""
+
+    ledger: str
+    keys: tuple[str, ...]
+    kms: KmsOptions
+
+    def opening(self) -> dict[str, Any]:
+        """Return the arguments by which Spark's jobs open the ledger. Raises before Spark starts
+        what would fail in each of them: OSError, click.UsageError, KmsError."""
+        from ...spark.paths import ledger_folder
+        from ..kms.master_keys import settings_of, trusted_keys
+
+        os.listdir(ledger_folder(self.ledger))
+        settings = settings_of(self.kms)
+        config = kms_config(settings)
+        key_ids = trusted_keys(settings, config.client(), self.keys) or frozenset()
+        return {"ledger": self.ledger, "kms": config, "key_ids": key_ids}
+
+
+_reading = grouped("reading", _Reading, _ledger, options.trusted_keys, options.kms)
 _VERBS = {
     "encrypt": "encrypted",
     "decrypt": "decrypted",
@@ -64,20 +85,7 @@ _VERBS = {
 }
 
 
-@click.group(
-    "spark",
-    cls=Group,
-    short_help="Encrypt, decrypt, verify many files on Spark.",
-    epilog="""
-\b
-Examples:
-  ags1 spark encrypt warehouse sealed --ledger ledger
-  ags1 spark verify --ledger ledger
-  ags1 spark decrypt sealed copy --ledger ledger
-  ags1 spark rewrap --ledger ledger --to-key new
-  ags1 spark encrypt s3://raw/2026 s3://sealed/2026 --ledger ledger
-""",
-)
+@click.group("spark", cls=Group, short_help="Encrypt, decrypt, verify many files on Spark.")
 def spark() -> None:
     """Work on any number of files with Spark (pip install 'ags1[spark]', and Java).
 
@@ -87,18 +95,17 @@ def spark() -> None:
     or of another storage that fsspec knows. Each process uses the KMS and the storage under its own
     identity and finds its own credentials: a role, VAULT_TOKEN, a token file. A secret in
     AGS1_KMS_... or in the configuration is refused, because it would be sent to the executors.
+
+    Examples:
+      ags1 spark encrypt warehouse sealed --ledger ledger
+      ags1 spark verify --ledger ledger
+      ags1 spark decrypt sealed copy --ledger ledger
+      ags1 spark rewrap --ledger ledger --to-key new
+      ags1 spark encrypt s3://raw/2026 s3://sealed/2026 --ledger ledger
     """
 
 
-@spark.command(
-    epilog="""
-\b
-Examples:
-  ags1 spark encrypt warehouse sealed --ledger ledger
-  ags1 spark encrypt '/data/2026-*/*.avro' sealed --ledger ledger --master 'local[2]'
-  ags1 spark encrypt in sealed --ledger ledger --kms aws --key alias/files --json
-"""
-)
+@spark.command(short_help="Encrypt files into a folder, each under a fresh key.")
 @_sources
 @_target
 @_ledger
@@ -134,13 +141,18 @@ def encrypt(
     not changed since, and encrypts changed sources again. If a file fails, the ledger records it
     and the others are still done. Files that are encrypted already, links to folders, and what is
     not a file are skipped.
+
+    Examples:
+      ags1 spark encrypt warehouse sealed --ledger ledger
+      ags1 spark encrypt '/data/2026-*/*.avro' sealed --ledger ledger --master 'local[2]'
+      ags1 spark encrypt in sealed --ledger ledger --kms aws --key alias/files --json
     """
     from ...spark.paths import ledger_folder
     from ..kms.master_keys import named_key
 
     settings, key_id = named_key(kms, key)
     config = kms_config(settings)
-    ledger_folder(ledger)  # told before Spark starts
+    ledger_folder(ledger)  # raises before Spark starts
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
         from ...spark.jobs import encrypt_files
@@ -161,19 +173,10 @@ def encrypt(
     return _run(work, master, out)
 
 
-@spark.command(
-    epilog="""
-\b
-Examples:
-  ags1 spark decrypt copy --ledger ledger          all that the ledger has
-  ags1 spark decrypt sealed copy --ledger ledger   these files, moved or not
-"""
-)
+@spark.command()
 @_some_sources
 @_target
-@_ledger
-@options.trusted_keys
-@options.kms
+@_reading
 @master
 @_force
 @no_fsync
@@ -181,9 +184,7 @@ Examples:
 def decrypt(
     sources: tuple[str, ...],
     target: str,
-    ledger: str,
-    keys: tuple[str, ...],
-    kms: KmsOptions,
+    reading: _Reading,
     master: str | None,
     force: bool,
     no_fsync: bool,
@@ -193,8 +194,12 @@ def decrypt(
 
     Without SOURCE, all files of the ledger are decrypted. A file appears under its name when every
     block has been verified. The ledger records which files are done, and the next run skips them.
+
+    Examples:
+      ags1 spark decrypt copy --ledger ledger          all that the ledger has
+      ags1 spark decrypt sealed copy --ledger ledger   these files, moved or not
     """
-    config, key_ids = _opening(ledger, kms, keys)
+    opening = reading.opening()
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
         from ...spark.jobs import decrypt_files
@@ -203,74 +208,52 @@ def decrypt(
             session,
             sources or None,
             target,
-            ledger=ledger,
-            kms=config,
-            key_ids=key_ids,
             overwrite=force,
             durable=not no_fsync,
             progress=progress,
+            **opening,
         )
 
     return _run(work, master, out)
 
 
-@spark.command(
-    epilog="""
-\b
-Examples:
-  ags1 spark verify --ledger ledger
-  ags1 spark verify sealed --ledger ledger --json | jq -r 'select(.ok | not) | .file'
-"""
-)
+@spark.command()
 @_some_sources
-@_ledger
-@options.trusted_keys
-@options.kms
+@_reading
 @master
 @output
 def verify(
     sources: tuple[str, ...],
-    ledger: str,
-    keys: tuple[str, ...],
-    kms: KmsOptions,
+    reading: _Reading,
     master: str | None,
     out: Output,
 ) -> int:
     """Check every block of the files in a ledger; write nothing.
 
     Without SOURCE, all files of the ledger are checked.
+
+    Examples:
+      ags1 spark verify --ledger ledger
+      ags1 spark verify sealed --ledger ledger --json | jq -r 'select(.ok | not) | .file'
     """
-    config, key_ids = _opening(ledger, kms, keys)
+    opening = reading.opening()
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
         from ...spark.jobs import verify_files
 
-        return verify_files(
-            session, sources or None, ledger=ledger, kms=config, key_ids=key_ids, progress=progress
-        )
+        return verify_files(session, sources or None, progress=progress, **opening)
 
     return _run(work, master, out)
 
 
-@spark.command(
-    epilog="""
-\b
-Examples:
-  ags1 spark rewrap --ledger ledger                newest version of each one's key
-  ags1 spark rewrap --ledger ledger --to-key new   another key of the same KMS
-"""
-)
-@_ledger
-@options.trusted_keys
-@options.kms
+@spark.command()
+@_reading
 @options.target
 @master
 @no_fsync
 @output
 def rewrap(
-    ledger: str,
-    keys: tuple[str, ...],
-    kms: KmsOptions,
+    reading: _Reading,
     target: Target,
     master: str | None,
     no_fsync: bool,
@@ -282,11 +265,15 @@ def rewrap(
     (--to-kms), or without options under the newest version of their own master key. A wrapped key
     is replaced only when the new one has been unwrapped as a check. An interrupted run can be
     repeated. After the run, only older copies of the ledger still need the old master key.
+
+    Examples:
+      ags1 spark rewrap --ledger ledger                newest version of each one's key
+      ags1 spark rewrap --ledger ledger --to-key new   another key of the same KMS
     """
     from ..kms.master_keys import target_of
 
     other = target_of(target)
-    config, key_ids = _opening(ledger, kms, keys)
+    opening = reading.opening()
     to_kms = None if other is None else kms_config(other)
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
@@ -294,43 +281,20 @@ def rewrap(
 
         return rewrap_ledger(
             session,
-            ledger=ledger,
-            kms=config,
-            to_key_id=target.key_id,
+            to_key_id=target.to_key,
             to_kms=to_kms,
-            key_ids=key_ids,
             durable=not no_fsync,
+            **opening,
         )
 
     return _run(work, master, out)
-
-
-def _opening(
-    ledger: str, options: KmsOptions, keys: tuple[str, ...]
-) -> tuple[KmsConfig, frozenset[str]]:
-    from ...spark.paths import ledger_folder
-    from ..kms.master_keys import settings_of, trusted_keys
-
-    os.listdir(ledger_folder(ledger))  # told before Spark starts
-    settings = settings_of(options)
-    config = kms_config(settings)
-    return config, trusted_keys(settings, config.client(), keys) or frozenset()
 
 
 def _run(
     work: Callable[[Any, Callable[[int, int], None]], Summary], master: str | None, out: Output
 ) -> int:
     """Do a job in a session of Spark and report it."""
-    with session(master) as running, contextlib.ExitStack() as stack:
-        reports: list[Report] = []
-
-        def progress(done: int, total: int) -> None:
-            if not reports:
-                report = Report(out, total)
-                report.begin("")
-                reports.append(stack.enter_context(report))
-            reports[0].progress(done, total)
-
+    with session(master) as running, bar("", out) as progress:
         summary = work(running, progress)
     return _report(summary, out)
 
@@ -343,12 +307,12 @@ def _report(summary: Summary, out: Output) -> int:
         error: Exception = kind(failure.message) if is_ours else OSError(0, failure.message)
         report.failed(error, failure.path, failure.kind)
     if more := summary.failed - len(summary.failures):
-        print_error(f"ags1: {more} more files failed")
-    facts = dataclasses.asdict(summary)
+        print_error(f"{more} more files failed")
+    facts = asdict(summary)
     del facts["failures"]
     facts |= {"bytes_per_second": summary.bytes_per_second, "ok": not summary.failed}
     if out.as_json:
-        print_line(json.dumps(facts))
+        print_json(facts)
     else:
         out.result(facts, _line(summary))
     return report.exit_code

@@ -10,7 +10,7 @@ import click
 
 from ...errors import Ags1Error
 from ..console import print_error
-from ..exits import ReaderGoneError, one_line
+from ..exits import ReaderGoneError
 
 
 class CommitConflictError(Ags1Error):
@@ -48,7 +48,7 @@ def failures(table: str) -> Iterator[None]:
         )
         cause = error.__cause__
         if isinstance(cause, KeyboardInterrupt):
-            print_error(f"ags1: {one_line(str(unknown))}")
+            print_error(str(unknown))
             raise cause from None
         raise unknown from None
     except NotImplementedError as error:

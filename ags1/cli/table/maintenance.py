@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,12 +17,15 @@ from ..console import Output, counted
 from ..exits import Command
 from ..kms.options import Target, target
 from ..options import confirm, output, yes
-from ..report import Report
-from . import options
+from ..report import bar
+from . import migrating, options, rekeying
+from .catalogs import ChangedCatalog
+from .migrating import MigrationOptions, migrate_and_report
 from .options import TableOptions
+from .rekeying import RekeyingOptions, rekey_and_report
 
 if TYPE_CHECKING:
-    from ...iceberg import EncryptedTable
+    from ...iceberg import EncryptedCatalog, EncryptedTable
     from ...iceberg.operations.catalog_jobs import MigrationResult
     from ...iceberg.table import Rekeyed
 
@@ -62,116 +64,32 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
             )
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table migrate db.flights --catalog prod --key tables --dry-run
-  ags1 table migrate db.flights --catalog prod --key tables
-  ags1 table migrate db.flights --catalog prod --key tables --delete-plaintext --yes
-""",
-)
-@options.migrating
-@options.data_key_length
-@options.delete_plaintext
-@options.drop_refs
+@click.command(cls=Command, short_help="Encrypt an unencrypted table in its place.")
+@migrating.opening
 @options.threads
-@options.dry_run("Print what would be encrypted.")
-@yes
+@migrating.asking
 @output
-def migrate(
-    where: TableOptions,
-    data_key_length: str,
-    delete_plaintext: bool,
-    drop_refs: bool,
-    threads: int | None,
-    dry_run: bool,
-    yes: bool,
-    out: Output,
-) -> int:
+def migrate(where: TableOptions, threads: int | None, asked: MigrationOptions, out: Output) -> None:
     """Encrypt an unencrypted table of any format version in its place.
 
     Every file is encrypted and read back. Then one commit makes the table an encrypted table of
     format version 3. Rows keep their order and ids. The table loses its earlier snapshots, because
     they are unencrypted. If a run was interrupted, repeat the command: it continues the run. The
     unencrypted files stay unless --delete-plaintext is given; --json lists them.
+
+    Examples:
+      ags1 table migrate db.flights --catalog prod --key tables --dry-run
+      ags1 table migrate db.flights --catalog prod --key tables
+      ags1 table migrate db.flights --catalog prod --key tables --delete-plaintext --yes
     """
-    from .catalogs import ChangedCatalog
 
-    opened = ChangedCatalog(where)
-    told = MigrationOptions(dry_run, delete_plaintext)
-    told.confirm(opened.identifier, yes=yes)
-    with Bar(opened.identifier, out) as bar:
-        done = opened.catalog.migrate_table(
-            opened.identifier,
-            opened.new_key_id(),
-            data_key_length=int(data_key_length),
-            drop_refs=drop_refs,
-            threads=threads,
-            delete_plaintext=delete_plaintext,
-            dry_run=dry_run,
-            progress=bar,
-        )
-    tell_migration(opened.identifier, done, told, out)
-    return 0
+    def work(catalog: EncryptedCatalog, *table_and_key: str, **named: Any) -> MigrationResult:
+        return catalog.migrate_table(*table_and_key, threads=threads, **named)
+
+    migrate_and_report(where, asked, work, out)
 
 
-class MigrationOptions(NamedTuple):
-    """What was asked of a migration."""
-
-    dry_run: bool
-    delete_plaintext: bool
-
-    def confirm(self, table: str, *, yes: bool) -> None:
-        """Ask before files are deleted."""
-        if self.delete_plaintext and not self.dry_run:
-            question = f"Delete the unencrypted files of {table} once it is encrypted?"
-            confirm(question, yes=yes)
-
-
-def tell_migration(table: str, done: MigrationResult, asked: MigrationOptions, out: Output) -> None:
-    """Print what a migration did, or would do."""
-    dry_run, delete_plaintext = asked
-    left = done.plaintext
-    facts: dict[str, Any] = {
-        "table": table,
-        "dry_run": dry_run,
-        "files": done.files,
-        "size": done.size,
-        "rows": done.rows,
-        "dropped_refs": list(done.dropped_refs),
-    }
-    would = "would be " if dry_run else ""
-    line = (
-        f"{table}: {counted(done.files, 'file')} of {done.size} bytes and "
-        f"{counted(done.rows, 'row')} {would}encrypted"
-    )
-    if left is not None:
-        stay = done.failed if delete_plaintext else left.inside
-        facts |= {
-            "plaintext_deleted": len(left.inside) - len(stay) if delete_plaintext else 0,
-            "plaintext_left": list(stay),
-            "plaintext_outside": list(left.outside),
-            "unreadable": list(left.unreadable),
-        }
-        number = len(stay) + len(left.outside)
-        if number:
-            line += f"; {counted(number, 'unencrypted file')} left (--json lists them)"
-    out.result(facts, line)
-
-
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table rotate db.flights --catalog prod
-  ags1 table rotate db.flights --catalog prod --rewrap
-  ags1 table rotate db.flights --catalog prod --to-key new
-  ags1 table rotate db.flights --catalog prod --to-kms vault --to-key tables --dry-run
-""",
-)
+@click.command(cls=Command)
 @options.changing()
 @click.option("--rewrap", is_flag=True, help="Wrap under the newest version of the master key.")
 @target
@@ -183,19 +101,24 @@ def rotate(
     target: Target,
     dry_run: bool,
     out: Output,
-) -> int:
+) -> None:
     """Replace or rewrap the keys that wrap a table's keys. Files and snapshots do not change.
 
     Without options, a new key encryption key (KEK) replaces all others. With --rewrap, --to-key or
     --to-kms, the KEKs stay and are wrapped again. After --to-kms, configure the catalog for the new
     KMS. Earlier metadata files still hold the old wrapped keys.
+
+    Examples:
+      ags1 table rotate db.flights --catalog prod
+      ags1 table rotate db.flights --catalog prod --rewrap
+      ags1 table rotate db.flights --catalog prod --to-key new
+      ags1 table rotate db.flights --catalog prod --to-kms vault --to-key tables --dry-run
     """
     from ...iceberg.spec import table_keys as rotation
     from ..kms.master_keys import connect, target_of
-    from .catalogs import ChangedCatalog
 
-    to_key = target.key_id
-    if rewrap and target != Target(None, None):
+    to_key = target.to_key
+    if rewrap and target != Target():
         raise click.UsageError("--rewrap and --to-key exclude each other: give one of them")
     other = target_of(target)
     kms = None if other is None else connect(other)
@@ -236,35 +159,17 @@ def rotate(
         f"{counted(len(keks), 'KEK')} over the keys of {counted(facts['snapshots'], 'snapshot')}"
     )
     out.result(facts, line)
-    return 0
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table rekey db.flights --catalog prod
-  ags1 table rekey db.flights --catalog prod --filter "day < '2026-01-31'" --dry-run
-  ags1 table rekey db.flights --catalog prod --exposed
-""",
-)
+@click.command(cls=Command)
 @options.changing()
-@options.row_filter
 @_exposed
-@options.branch
 @options.threads
-@options.dry_run("Print what would be rewritten.")
+@rekeying.asking
 @output
 def rekey(
-    where: TableOptions,
-    row_filter: str | None,
-    exposed: bool,
-    branch: str,
-    threads: int | None,
-    dry_run: bool,
-    out: Output,
-) -> int:
+    where: TableOptions, exposed: bool, threads: int | None, asked: RekeyingOptions, out: Output
+) -> None:
     """Rewrite files under fresh keys, in one commit. Unencrypted files are encrypted.
 
     Rows keep their order, ids and sequence numbers. Earlier snapshots still have the old files
@@ -272,61 +177,20 @@ def rekey(
 
     Before 1.12, Iceberg's rewrite_manifests writes plaintext manifests, which expose the keys of
     the files that they list. 'ags1 table verify' finds them, and --exposed mends the table.
+
+    Examples:
+      ags1 table rekey db.flights --catalog prod
+      ags1 table rekey db.flights --catalog prod --filter "day < '2026-01-31'" --dry-run
+      ags1 table rekey db.flights --catalog prod --exposed
     """
-    from .catalogs import ChangedCatalog
 
-    table = ChangedCatalog(where).load()
-    name = ".".join(table.name())
-    expression = files_filter(table, row_filter)
-    with Bar(name, out) as bar:
-        done = table.rekey(
-            expression,
-            branch=branch,
-            exposed=exposed,
-            threads=threads,
-            dry_run=dry_run,
-            progress=bar,
-        )
-    tell_rekeying(name, branch, done, out, dry_run=dry_run)
-    return 0
+    def work(table: EncryptedTable, files: Any, **named: Any) -> Rekeyed:
+        return table.rekey(files, exposed=exposed, threads=threads, **named)
+
+    rekey_and_report(where, asked, work, out)
 
 
-def files_filter(table: EncryptedTable, row_filter: str | None) -> Any:
-    """Return the filter that ``--filter`` gives. Raises click.UsageError."""
-    from pyiceberg.expressions import AlwaysTrue
-
-    from .filters import parsed_filter
-
-    return AlwaysTrue() if row_filter is None else parsed_filter(table, row_filter, "--filter")
-
-
-def tell_rekeying(name: str, branch: str, done: Rekeyed, out: Output, *, dry_run: bool) -> None:
-    """Print what a rekeying did, or would do."""
-    facts: dict[str, Any] = {
-        "table": name,
-        "branch": branch,
-        "dry_run": dry_run,
-        "files": done.files,
-        "size": done.size,
-        "manifests": done.manifests,
-    }
-    would = "would be " if dry_run else ""
-    line = f"{name}: {counted(done.files, 'file')} of {done.size} bytes {would}under fresh keys"
-    if done.manifests:
-        line += f", {counted(done.manifests, 'plaintext manifest')} {would}encrypted"
-    out.result(facts, line)
-
-
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table relocate db.flights s3://other/db/flights --catalog prod --move --yes
-  ags1 table relocate db.flights /backup/flights --catalog prod --current-only --verify
-  ags1 table relocate db.flights /copy/flights --catalog prod --register-as db.copy
-""",
-)
+@click.command(cls=Command, short_help="Copy or move a table to another location.")
 @options.changing()
 @click.argument("new_location", metavar="NEW_LOCATION")
 @click.option(
@@ -366,15 +230,18 @@ def relocate(
     dry_run: bool,
     yes: bool,
     out: Output,
-) -> int:
+) -> None:
     """Copy or move a table to another location, which may be in another storage.
 
     Data files are copied byte by byte and keep their keys. Files that name other files are
     rewritten. Without --move and --register-as, the copy is in no catalog; the output says where
     its metadata.json is. If a run was interrupted, repeat the command: it continues the run.
-    """
-    from .catalogs import ChangedCatalog
 
+    Examples:
+      ags1 table relocate db.flights s3://other/db/flights --catalog prod --move --yes
+      ags1 table relocate db.flights /backup/flights --catalog prod --current-only --verify
+      ags1 table relocate db.flights /copy/flights --catalog prod --register-as db.copy
+    """
     if move and register_as is not None:
         raise click.UsageError("--move and --register-as exclude each other: give one of them")
     opened = ChangedCatalog(where)
@@ -382,7 +249,7 @@ def relocate(
     if move and not dry_run:
         question = f"Move {opened.identifier} to {new_location} and delete its old files?"
         confirm(question, yes=yes)
-    with Bar(opened.identifier, out) as bar:
+    with bar(opened.identifier, out) as progress:
         done = opened.catalog.relocate_table(
             opened.identifier,
             new_location,
@@ -393,7 +260,7 @@ def relocate(
             threads=threads,
             verify=verify or move,
             dry_run=dry_run,
-            progress=bar,
+            progress=progress,
         )
     facts: dict[str, Any] = {
         "table": opened.identifier,
@@ -412,19 +279,9 @@ def relocate(
     copy = "the table" if move else "the copy"
     line += f"; {copy} {'would be' if dry_run else 'is'} {done.metadata_location or done.location}"
     out.result(facts, line)
-    return 0
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table expire db.flights --catalog prod --older-than 7d --retain-last 10 --dry-run
-  ags1 table expire db.flights --catalog prod --older-than 2026-01-31T12:00:00Z
-  ags1 table expire db.flights --catalog prod --snapshot 4530519338837612000 --yes
-""",
-)
+@click.command(cls=Command)
 @options.changing()
 @click.option(
     "--older-than",
@@ -461,13 +318,16 @@ def expire(
     dry_run: bool,
     yes: bool,
     out: Output,
-) -> int:
+) -> None:
     """Remove old snapshots, and delete the files that only they use. The command asks first.
 
     The snapshots' keys stay in the metadata until 'ags1 table prune-keys' removes them.
-    """
-    from .catalogs import ChangedCatalog
 
+    Examples:
+      ags1 table expire db.flights --catalog prod --older-than 7d --retain-last 10 --dry-run
+      ags1 table expire db.flights --catalog prod --older-than 2026-01-31T12:00:00Z
+      ags1 table expire db.flights --catalog prod --snapshot 4530519338837612000 --yes
+    """
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
     if not dry_run:
@@ -493,69 +353,37 @@ def expire(
     if done.left_behind:
         line += f", {counted(len(done.left_behind), 'file')} left behind (--json lists them)"
     out.result(facts, line)
-    return 0
 
 
 @click.command(
-    "prune-keys",
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table prune-keys db.flights --catalog prod --dry-run
-  ags1 table prune-keys db.flights --catalog prod --yes
-""",
+    "prune-keys", cls=Command, short_help="Remove the wrapped keys that nothing refers to."
 )
 @options.changing()
 @options.dry_run("Print which keys would be removed.")
 @yes
 @output
-def prune_keys(where: TableOptions, dry_run: bool, yes: bool, out: Output) -> int:
+def prune_keys(where: TableOptions, dry_run: bool, yes: bool, out: Output) -> None:
     """Remove the wrapped keys that nothing refers to from a table's metadata. The command asks
-    first."""
+    first.
+
+    Examples:
+      ags1 table prune-keys db.flights --catalog prod --dry-run
+      ags1 table prune-keys db.flights --catalog prod --yes
+    """
     from ...iceberg.spec import table_keys as rotation
-    from .catalogs import ChangedCatalog
 
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
     if dry_run:
         view = table.view()
-        gone = [key.key_id for key in rotation.prune(view.metadata, view.manager).removed]
+        removed = [key.key_id for key in rotation.prune(view.metadata, view.manager).removed]
     else:
         confirm(f"Remove the keys of {name} that nothing refers to?", yes=yes)
-        gone = table.prune_keys()
+        removed = table.prune_keys()
     would = "would be " if dry_run else ""
-    facts = {"table": name, "dry_run": dry_run, "key_ids": gone}
-    line = f"{name}: {counted(len(gone), 'key')} {would}removed"
+    facts = {"table": name, "dry_run": dry_run, "key_ids": removed}
+    line = f"{name}: {counted(len(removed), 'key')} {would}removed"
     out.result(facts, line)
-    return 0
-
-
-class Bar:
-    """A progress bar over a table's bytes, of which the total is known once the work has begun."""
-
-    def __init__(self, name: str, out: Output) -> None:
-        self._name = name
-        self._out = out
-        self._report: Report | None = None
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __call__(self, done_size: int, total_size: int | None) -> None:
-        if self._report is None:
-            self._report = Report(self._out, total_size)
-            self._report.begin(self._name)
-        self._report.progress(done_size)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._report is not None:
-            self._report.__exit__(kind, error, trace)
 
 
 COMMANDS = (migrate, rotate, rekey, relocate, expire, prune_keys)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...errors import KmsConfigurationError, MetadataIntegrityError
+from ...kms.client import accepts_foreign_keys
 from ..kms.options import KmsOptions
 from .options import TableOptions
 
@@ -139,7 +140,7 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
 
     from ...iceberg import open_table as open_from_metadata
     from ...iceberg.read.metadata import read_metadata, table_key_id
-    from ...iceberg.storage.listing import place
+    from ...iceberg.storage.locations import without_scheme
     from ...iceberg.storage.trust import Trust
 
     location = options.table if ":" in options.table else os.path.abspath(options.table)
@@ -164,7 +165,12 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
                     "table's with --key, AGS1_KMS_KEY, or key in the configuration"
                 )
     stated = str(metadata.get("location") or "").rstrip("/")
-    if folder is not None and stated and not location_map and place(stated) != place(folder):
+    if (
+        folder is not None
+        and stated
+        and not location_map
+        and without_scheme(stated) != without_scheme(folder)
+    ):
         location_map[stated] = folder
         note(f"the table was moved here from {stated}")
     return open_from_metadata(
@@ -186,13 +192,13 @@ def newest_metadata(io: FileIO, folder: str) -> str:
     """
     from ...iceberg.storage.listing import list_files
 
-    found = list_files(io, f"{folder}/metadata")
-    if found is None:
+    files = list_files(io, f"{folder}/metadata")
+    if files is None:
         raise click.UsageError(
             f"{type(io).__name__} cannot list the files of {folder}: name the metadata.json"
         )
     hint, numbered = None, []
-    for location in found:
+    for location in files:
         name = location.rpartition("/")[2]
         if name == "version-hint.text":
             hint = location
@@ -219,11 +225,6 @@ def newest_metadata(io: FileIO, folder: str) -> str:
             file=folder,
         )
     return newest[0]
-
-
-def accepts_foreign_keys(kms: KmsClient) -> bool:
-    """Whether a key id that stands in the metadata may be the key of whoever wrote it there."""
-    return bool(getattr(kms, "accepts_foreign_keys", True))
 
 
 def _kms(options: TableOptions) -> tuple[KmsClient, str | None]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import click
 
-from ..console import STDOUT, print_error, print_line
-from ..exits import EXPECTED, describe, one_line
+from ..console import STDOUT, print_error, print_json
+from ..exits import EXPECTED, Exit, describe
 from ..kms.options import KmsOptions
 from ..kms.options import kms as kms_options
+from ..options import Decorator, grouped
 from .failures import failures
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _TABLE_HELP = """\
     TABLE is the location of a metadata.json or of a table's folder, or with --catalog the name
@@ -72,10 +70,10 @@ def unique(
     ctx: click.Context, param: click.Parameter, pairs: tuple[tuple[str, str], ...]
 ) -> dict[str, str]:
     """Return pairs as a dict. Raises click.BadParameter for a name that is there twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise click.BadParameter("a name is given twice: give it once.")
-    return found
+    return values
 
 
 TABLE_PROPERTY = _Pair("NAME=VALUE, such as write.parquet.compression-codec=zstd")
@@ -132,51 +130,40 @@ _TABLE_OPTIONS = (
 )
 
 
-def _reporting(command: Callable[..., int]) -> Callable[..., int]:
-    """Tell failures over the table with our exit codes, and as JSON, too, where --json is given."""
+def _reporting(command: Callable[..., int | None]) -> Callable[..., int]:
+    """Report failures of work on the table, with --json also as JSON, and return the exit code."""
 
     @functools.wraps(command)
-    def guarded(*arguments: Any, where: TableOptions, **more: Any) -> int:
+    def guarded(*, where: TableOptions, **more: Any) -> int:
         try:
             with failures(where.table):
-                return int(command(*arguments, where=where, **more))
+                return command(where=where, **more) or Exit.OK
         except EXPECTED as error:
             failure = describe(error, where.table)
             if failure.file == STDOUT:
                 raise
-            print_error(f"ags1: {one_line(failure.message)}")
+            print_error(failure.message)
             if more.get("as_json"):
                 code = int(failure.exit_code)
                 details = {"kind": failure.kind, "message": failure.message}
-                print_line(json.dumps({"ok": False, "exit_code": code, "error": details}))
+                print_json({"ok": False, "exit_code": code, "error": details})
             return failure.exit_code
 
     return guarded
 
 
-def _naming(options: Sequence[Callable[[Any], Any]], text: str) -> Callable[[Command], Command]:
-    """Return what adds ``options`` to a command, and ``text`` to its help. The command takes them
-    as ``where``, and its failures are told."""
+def _naming(text: str, *options: Decorator) -> Decorator:
+    """Return a decorator that adds ``options`` to a command, and ``text`` to its help. The command
+    takes them as ``where``, and its failures are reported."""
 
-    def decorate(command: Command) -> Command:
-        reported = _reporting(command)
-
-        @functools.wraps(command)
-        def collecting(*arguments: Any, **given: Any) -> int:
-            named = {name: given.pop(name) for name in _FIELDS if name in given}
-            return reported(*arguments, where=TableOptions(**named), **given)
-
-        decorated: Any = collecting
-        for option in reversed(options):
-            decorated = option(decorated)
-        decorated.__doc__ = f"{(command.__doc__ or '').rstrip()}\n\n{text}"
-        return decorated  # type: ignore[no-any-return]
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        command.__doc__ = f"{command.__doc__}\n\n{text}"
+        return grouped("where", TableOptions, *options)(_reporting(command))
 
     return decorate
 
 
-_FIELDS = tuple(field.name for field in fields(TableOptions))
-opening = _naming(_TABLE_OPTIONS, _TABLE_HELP)
+opening = _naming(_TABLE_HELP, *_TABLE_OPTIONS)
 _EXPECTED_KEY = click.option(
     "--key",
     "--expect-key-id",
@@ -186,40 +173,29 @@ _EXPECTED_KEY = click.option(
 )
 
 
-def changing(
-    *, key: Callable[[Any], Any] = _EXPECTED_KEY, mapped: bool = True
-) -> Callable[[Command], Command]:
+def changing(*, key: Decorator = _EXPECTED_KEY, mapped: bool = True) -> Decorator:
     """Return what adds the options that say which table of which catalog is changed.
 
     ``key`` is the option for ``key_id``. Only a table that exists can be ``mapped``.
     """
-    added = [click.argument("table", metavar="NAME"), _CATALOG, kms_options, key]
-    return _naming(
-        [*added, _MAP, _IO_PROPERTY] if mapped else [*added, _IO_PROPERTY], _CHANGING_HELP
-    )
+    name = click.argument("table", metavar="NAME")
+    map_ = (_MAP,) if mapped else ()
+    return _naming(_CHANGING_HELP, name, _CATALOG, kms_options, key, *map_, _IO_PROPERTY)
 
 
-migrating = changing(
-    key=click.option(
-        "--key", "key_id", required=True, metavar="NAME", help="The master key for the table."
-    ),
-    mapped=False,
-)
 threads = click.option(
     "--threads",
     type=click.IntRange(1, 1024),
     metavar="N",
     help="Worker threads.  [default: one for each CPU, more over a network]",
 )
+input_format = click.option(
+    "--input-format",
+    type=click.Choice(["parquet", "arrow", "csv", "jsonl", "avro"]),
+    help="The format of FILE.  [default: by the end of its name; for - arrow]",
+)
 branch = click.option(
     "--branch", default="main", metavar="NAME", help="Change this branch.  [default: main]"
-)
-row_filter = click.option(
-    "--filter",
-    "row_filter",
-    metavar="EXPR",
-    help="Rewrite only data files that may have such rows, in PyIceberg's syntax.  [default: all "
-    "files]",
 )
 data_key_length = click.option(
     "--data-key-length",
@@ -227,27 +203,13 @@ data_key_length = click.option(
     default="16",
     help="Size of the data files' keys in bytes.  [default: 16]",
 )
-delete_plaintext = click.option(
-    "--delete-plaintext",
-    is_flag=True,
-    help="Delete the unencrypted files after the commit. The command asks first.",
-)
-drop_refs = click.option(
-    "--drop-refs", is_flag=True, help="Drop all branches but main, and all tags."
-)
 require_encrypted = click.option(
     "--require-encrypted",
     is_flag=True,
     help="Refuse unencrypted data files. The format allows them.",
 )
-strict = click.option("--strict", is_flag=True, help="Warnings are failures, too.")
-no_list = click.option(
-    "--no-list",
-    is_flag=True,
-    help="Do not search the table's folder for files that no snapshot uses.",
-)
 
 
-def dry_run(text: str) -> Callable[[Command], Command]:
+def dry_run(text: str) -> Decorator:
     """Return what adds ``--dry-run``; ``text`` is its help."""
     return click.option("--dry-run", is_flag=True, help=text)

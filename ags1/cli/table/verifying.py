@@ -5,22 +5,25 @@ Knows nothing of where the files are looked at.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import click
+
 from ...errors import NotEncryptedError
-from ..console import Output, counted, print_error, print_line
+from ..console import Output, counted, print_error, print_json, print_line
 from ..exits import Exit, one_line
+from ..options import grouped
 from ..report import Report
+from . import options
+from .opening import open_table
 from .options import TableOptions
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from ...iceberg import EncryptedTable
-    from ...iceberg.operations.findings import Finding, TableVerification
-    from ...iceberg.operations.verify import Progress
+    from ...iceberg.operations.verify.findings import Finding, TableVerification
 
 # All other kinds mean that data is not what was encrypted, or is unencrypted where it must not be.
 _EXIT = {
@@ -38,30 +41,49 @@ _EXIT = {
 }
 
 
-def verify_and_tell(
+@dataclass(frozen=True, slots=True)
+class VerifyingOptions:
+    """What counts as an error, and where to look for it."""
+
+    require_encrypted: bool
+    strict: bool
+    no_list: bool
+
+
+asking = grouped(
+    "asked",
+    VerifyingOptions,
+    options.require_encrypted,
+    click.option("--strict", is_flag=True, help="Warnings are failures, too."),
+    click.option(
+        "--no-list",
+        is_flag=True,
+        help="Do not search the table's folder for files that no snapshot uses.",
+    ),
+)
+
+
+def verify_and_report(
     where: TableOptions,
-    verify: Callable[[EncryptedTable, Progress], TableVerification],
-    *,
-    strict: bool,
+    asked: VerifyingOptions,
+    verify: Callable[..., TableVerification],
     out: Output,
 ) -> int:
     """Open a table, have it verified and print what was found; return the exit code.
 
-    ``verify`` gets the table, and what is to be told of the bytes that are done.
+    ``verify`` gets the table and, by name, the arguments that all verifications take.
     """
-    from .opening import open_table
-
-    result = _verified(where, open_table(where, out.note), verify, out)
-    code = exit_code(result, strict=strict)
+    result = _verified(where, asked, open_table(where, out.note), verify, out)
+    code = exit_code(result, strict=asked.strict)
     if out.as_json:
         facts = {**result.to_dict(), "ok": code == Exit.OK, "exit_code": int(code)}
-        print_line(json.dumps(facts))
+        print_json(facts)
         return code
     for finding in result.findings:
         if not out.quiet or finding.severity == "error":
             print_line(line(finding))
     if code != Exit.OK:
-        print_error(f"ags1: {one_line(where.table)}: {summary(result)}")
+        print_error(f"{where.table}: {summary(result)}")
     else:
         out.result({}, f"{where.table}: OK: {summary(result)}")
     return code
@@ -69,8 +91,9 @@ def verify_and_tell(
 
 def _verified(
     where: TableOptions,
+    asked: VerifyingOptions,
     opened: Table,
-    verify: Callable[[EncryptedTable, Progress], TableVerification],
+    verify: Callable[..., TableVerification],
     out: Output,
 ) -> TableVerification:
     from ...iceberg import EncryptedTable
@@ -83,13 +106,18 @@ def _verified(
         )
     with Report(out, estimated_size(opened)) as report:
         report.begin(where.table)
-        return verify(opened, report.progress)
+        return verify(
+            opened,
+            require_encrypted=asked.require_encrypted,
+            list_folders=not asked.no_list,
+            progress=report.progress,
+        )
 
 
 def exit_code(result: TableVerification, *, strict: bool) -> Exit:
     """Return the code of the gravest finding; OK if there are no errors, nor warnings with
     ``strict``."""
-    from ...iceberg.operations.findings import SEVERITIES, Severity
+    from ...iceberg.operations.verify.findings import SEVERITIES, Severity
 
     grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     codes = [
@@ -111,7 +139,7 @@ def line(finding: Finding) -> str:
 
 def summary(result: TableVerification) -> str:
     """Return what was verified, in one line."""
-    from ...iceberg.operations.findings import Severity
+    from ...iceberg.operations.verify.findings import Severity
 
     parts = [
         counted(result.snapshots, "snapshot"),

@@ -1,7 +1,6 @@
-"""The commands ``ags1 table create|append|overwrite|delete|drop``: tables made, filled and emptied.
+"""The commands ``ags1 table append|overwrite|delete|drop``: tables filled and emptied.
 
-Each command imports what it runs on: start-up time, and PyIceberg and Arrow are optional. It has a
-parameter for each of its options, so that some have more than eight.
+PyIceberg and Arrow are imported when a command runs: start-up time, and they are optional.
 """
 
 from __future__ import annotations
@@ -9,264 +8,114 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...errors import Ags1Error
 from ..console import Output, counted
 from ..exits import Command
-from ..options import PATH, confirm, output, yes
+from ..options import PATH, confirm, grouped, output, yes
 from ..report import Report
 from . import options
+from .catalogs import ChangedCatalog
+from .filters import parsed_filter
 from .options import TableOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyiceberg.schema import Schema
 
     from ...iceberg import EncryptedTable
     from ...iceberg.transaction import EncryptedTransaction
     from ...iceberg.write.conversion import RowConversion
-    from .catalogs import ChangedCatalog
     from .inputs import Inputs
 
-_input_format = click.option(
-    "--input-format",
-    type=click.Choice(["parquet", "arrow", "csv", "jsonl", "avro"]),
-    help="The format of FILE.  [default: by the end of its name; for - arrow]",
-)
-_new_key = click.option(
-    "--key",
-    "key_id",
-    metavar="NAME",
-    help="The table's master key.  [default: encryption.trusted-key-ids of the catalog if that is "
-    "one, $AGS1_KMS_KEY, the configuration's key, or in a keyring 'default']",
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The files whose rows are written, and their format where their names do not tell it."""
+
+    files: tuple[str, ...]
+    input_format: str | None
+
+
+_rows = grouped(
+    "rows",
+    Rows,
+    click.argument("files", nargs=-1, required=True, type=PATH, metavar="FILE..."),
+    options.input_format,
 )
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table create db.flights --catalog prod --like flights.parquet --create-namespace
-  ags1 table create db.t --catalog prod --column "id long not null" --column "v string" \\
-      --column "ts timestamptz" --partition "bucket[16](id)" --partition "month(ts)" \\
-      --sort "ts desc" --key tables --data-key-length 32
-  ags1 table create db.t --catalog prod --schema t.json --format avro --dry-run
-""",
-)
-@options.changing(key=_new_key, mapped=False)
-@click.option(
-    "--schema", "schema_file", type=PATH, metavar="FILE", help="A schema in Iceberg's JSON."
-)
-@click.option(
-    "--like",
-    type=PATH,
-    metavar="FILE",
-    help="A file of rows. The table gets its columns.",
-)
-@click.option(
-    "--column",
-    "columns",
-    multiple=True,
-    metavar="'NAME TYPE [not null]'",
-    help="A column of one of Iceberg's types: long, decimal(9,2), list<string>, "
-    "struct<a: int, b: map<string, double>>; may be repeated.",
-)
-@click.option(
-    "--partition",
-    "partitions",
-    multiple=True,
-    metavar="TERM",
-    help="A column, or one transformed: bucket[16](id), truncate[4](s), year|month|day|hour(ts); "
-    "may be repeated.",
-)
-@click.option(
-    "--sort",
-    "sorts",
-    multiple=True,
-    metavar="'TERM [asc|desc] [nulls first|last]'",
-    help="Sort the rows of a file by this; may be repeated.",
-)
-@options.data_key_length
-@click.option(
-    "--format",
-    "file_format",
-    type=click.Choice(["parquet", "avro"]),
-    default="parquet",
-    help="Format of the data files.  [default: parquet]",
-)
-@click.option(
-    "--property",
-    "properties",
-    type=options.TABLE_PROPERTY,
-    multiple=True,
-    callback=options.unique,
-    metavar="NAME=VALUE",
-    help="A table property, such as write.target-file-size-bytes=134217728; may be repeated.",
-)
-@click.option(
-    "--location", metavar="LOCATION", help="The table's folder.  [default: the catalog's]"
-)
-@click.option("--create-namespace", is_flag=True, help="Create the namespace if it does not exist.")
-@_input_format
-@options.dry_run("Print what would be created.")
-@output
-def create(
-    where: TableOptions,
-    schema_file: str | None,
-    like: str | None,
-    columns: tuple[str, ...],
-    partitions: tuple[str, ...],
-    sorts: tuple[str, ...],
-    data_key_length: str,
-    file_format: str,
-    properties: dict[str, str],
-    location: str | None,
-    create_namespace: bool,
-    input_format: str | None,
-    dry_run: bool,
-    out: Output,
-) -> int:
-    """Create an encrypted table, of format version 3.
-
-    Its columns come from --schema, from the file of --like, or from --column. The master key is
-    used once, to check that it works.
-    """
-    from .catalogs import ChangedCatalog
-    from .schemas import partition_spec, sort_order
-
-    schema = _new_schema(schema_file, like, columns, input_format)
-    spec, order = partition_spec(partitions, schema), sort_order(sorts, schema)
-    _refuse_own(properties)
-    opened = ChangedCatalog(where)
-    key_id = opened.new_key_id()
-    facts: dict[str, Any] = {
-        "table": opened.identifier,
-        "dry_run": dry_run,
-        "key_id": key_id,
-        "data_key_length": int(data_key_length),
-        "format": file_format,
-        "schema": schema.model_dump(mode="json", by_alias=True, exclude_none=True),
-        "partitions": [f"{field.name}: {field.transform}" for field in spec.fields],
-    }
-    if dry_run:
-        out.result(facts, _would_create(facts, schema))
-        return 0
-    if create_namespace:
-        _ensure_namespace(opened)
-    table = opened.catalog.create_table(
-        opened.identifier,
-        schema,
-        location=location,
-        partition_spec=spec,
-        sort_order=order,
-        properties={
-            **properties,
-            "format-version": "3",
-            "encryption.key-id": key_id,
-            "encryption.data-key-length": data_key_length,
-            "write.format.default": file_format,
-        },
-    )
-    facts |= {"location": table.location(), "metadata_location": table.metadata_location}
-    line = f"{opened.identifier} created under {key_id}, at {table.location()}"
-    out.result(facts, line)
-    return 0
-
-
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table append db.flights --catalog prod january.parquet february.parquet
-  ags1 table append db.flights --catalog prod flights.csv --branch audit
-  ags1 table append db.flights --catalog prod - < flights.arrows
-""",
-)
+@click.command(cls=Command)
 @options.changing()
-@click.argument("files", nargs=-1, required=True, type=PATH, metavar="FILE...")
-@_input_format
+@_rows
 @options.branch
 @options.dry_run("Read all rows and check that they fit the table, but write nothing.")
 @output
 def append(
     where: TableOptions,
-    files: tuple[str, ...],
-    input_format: str | None,
+    rows: Rows,
     branch: str,
     dry_run: bool,
     out: Output,
-) -> int:
+) -> None:
     """Append the rows of files, all in one commit.
 
     Files are Parquet, Arrow (IPC files and streams; Feather), CSV with a header, JSON lines or
     Avro. '-' is an Arrow stream on standard input. Columns are matched by name. CSV and JSON lines
     have the form that 'ags1 table scan' prints: an empty cell is null, binary is base64.
+
+    Examples:
+      ags1 table append db.flights --catalog prod january.parquet february.parquet
+      ags1 table append db.flights --catalog prod flights.csv --branch audit
+      ags1 table append db.flights --catalog prod - < flights.arrows
     """
-    rows = Rows(files, input_format)
-    return _write(where, rows, None, branch, out, dry_run=dry_run, yes=True)
+    _write(where, rows, None, branch, out, dry_run=dry_run, yes=True)
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table overwrite db.flights --catalog prod all.parquet
-  ags1 table overwrite db.flights --catalog prod january.csv --filter "month = '2026-01'"
-  ags1 table overwrite db.flights --catalog prod january.csv --filter "month = 1" --dry-run
-""",
-)
+@click.command(cls=Command)
 @options.changing()
-@click.argument("files", nargs=-1, required=True, type=PATH, metavar="FILE...")
 @click.option(
     "--filter",
     "row_filter",
     metavar="EXPR",
     help="The rows to replace, in PyIceberg's syntax.  [default: all]",
 )
-@_input_format
+@_rows
 @options.branch
 @options.dry_run("Read all rows and print what would change, but write nothing.")
 @yes
 @output
 def overwrite(
     where: TableOptions,
-    files: tuple[str, ...],
+    rows: Rows,
     row_filter: str | None,
-    input_format: str | None,
     branch: str,
     dry_run: bool,
     yes: bool,
     out: Output,
-) -> int:
+) -> None:
     """Replace rows by the rows of files, in one commit.
 
     The rows for which --filter is true are replaced. Without --filter, all rows are replaced, and
     the command asks first. The files are as for 'ags1 table append'. Earlier snapshots still have
     the replaced rows until 'ags1 table expire' removes those snapshots.
+
+    Examples:
+      ags1 table overwrite db.flights --catalog prod all.parquet
+      ags1 table overwrite db.flights --catalog prod january.csv --filter "month = '2026-01'"
+      ags1 table overwrite db.flights --catalog prod january.csv --filter "month = 1" --dry-run
     """
-    rows = Rows(files, input_format)
     # An empty filter is a shell's variable that is not set, and does not mean all rows.
-    replaced = _ALL if row_filter is None else row_filter
-    return _write(where, rows, replaced, branch, out, dry_run=dry_run, yes=yes)
+    replaced = "true" if row_filter is None else row_filter
+    _write(where, rows, replaced, branch, out, dry_run=dry_run, yes=yes)
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table delete db.flights "carrier = 'XX'" --catalog prod --dry-run
-  ags1 table delete db.flights "carrier = 'XX' and day < '2026-01-31'" --catalog prod
-""",
-)
+@click.command(cls=Command, short_help="Delete the rows for which a filter is true.")
 @options.changing()
 @click.argument("row_filter", metavar="FILTER")
 @options.branch
@@ -280,16 +129,18 @@ def delete(
     dry_run: bool,
     yes: bool,
     out: Output,
-) -> int:
+) -> None:
     """Delete the rows for which FILTER, in PyIceberg's syntax, is true.
 
     If FILTER is true for every row, the command asks first. A file that loses all its rows is
     dropped; in the others a deletion vector marks the deleted rows, or they are rewritten without
     them if the table's write.delete.mode is copy-on-write. Earlier snapshots still have the rows
     until 'ags1 table expire' removes those snapshots.
+
+    Examples:
+      ags1 table delete db.flights "carrier = 'XX'" --catalog prod --dry-run
+      ags1 table delete db.flights "carrier = 'XX' and day < '2026-01-31'" --catalog prod
     """
-    from .catalogs import ChangedCatalog
-    from .filters import parsed_filter
 
     table = ChangedCatalog(where).load()
     expression = parsed_filter(table, row_filter, "FILTER")
@@ -300,7 +151,7 @@ def delete(
         _confirm_if_all(table, branch, expression, "Delete", yes=yes)
         transaction = table.transaction()
         with transaction, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that nothing matched is told here
+            warnings.simplefilter("ignore")  # the line below says that nothing matched
             transaction.delete(expression, branch=branch)
             made = _staged_ids(table, transaction)
         summaries = _summaries(table, made)
@@ -316,31 +167,25 @@ def delete(
         files = counted(facts["rewritten_files"], "file")
         line += f", {files} {would}written with the rows that stay"
     out.result(facts, line)
-    return 0
 
 
-@click.command(
-    cls=Command,
-    epilog="""
-\b
-Examples:
-  ags1 table drop db.flights --catalog prod
-  ags1 table drop db.flights --catalog prod --purge --dry-run
-  ags1 table drop db.flights --catalog prod --purge --yes
-""",
-)
+@click.command(cls=Command)
 @options.changing(mapped=False)
 @click.option("--purge", is_flag=True, help="Also delete the table's files.")
 @options.dry_run("Print what would be deleted.")
 @yes
 @output
-def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output) -> int:
+def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output) -> None:
     """Remove a table from its catalog. The command asks first.
 
     Without --purge, the files stay, and 'ags1 table scan' can read the table by its metadata.json.
     With --purge, the files of all snapshots are deleted; files that failed writers left stay.
+
+    Examples:
+      ags1 table drop db.flights --catalog prod
+      ags1 table drop db.flights --catalog prod --purge --dry-run
+      ags1 table drop db.flights --catalog prod --purge --yes
     """
-    from .catalogs import ChangedCatalog
 
     opened = ChangedCatalog(where, keys=purge)
     facts: dict[str, Any] = {"table": opened.identifier, "purge": purge, "dry_run": dry_run}
@@ -361,72 +206,53 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output
         from ...iceberg.operations.expire import everything
 
         encrypted = opened.load()
-        found = everything(encrypted.view().metadata).find_files(
-            encrypted.files, encrypted.metadata_location, home=encrypted.home
+        files = everything(encrypted.view().metadata).find_files(
+            encrypted.files, encrypted.metadata_location, folders=encrypted.folders
         )
-        facts |= {"files": len(found.locations), "left_behind": list(found.left_behind)}
-        files = counted(len(found.locations), "file")
+        facts |= {"files": len(files.locations), "left_behind": list(files.left_behind)}
+        number = counted(len(files.locations), "file")
         if not dry_run:
-            confirm(f"Drop {opened.identifier} and delete its {files}?", yes=yes)
+            confirm(f"Drop {opened.identifier} and delete its {number}?", yes=yes)
             opened.catalog.purge_table(opened.identifier)
-        line += f", {files} {would}deleted"
-        if found.left_behind:
-            out.note(f"{counted(len(found.left_behind), 'file')} left behind (--json lists them)")
+        line += f", {number} {would}deleted"
+        if files.left_behind:
+            out.note(f"{counted(len(files.left_behind), 'file')} left behind (--json lists them)")
     out.result(facts, line)
-    return 0
-
-
-# -- rows
-
-
-class Rows(NamedTuple):
-    """The files whose rows are written, and their format where their names do not tell it."""
-
-    files: tuple[str, ...]
-    format: str | None
-
-
-_ALL = object()
 
 
 def _write(
     where: TableOptions,
     rows: Rows,
-    replaced: object,
+    replaced: str | None,
     branch: str,
     out: Output,
     *,
     dry_run: bool,
     yes: bool,
-) -> int:
+) -> None:
     """Append rows; replace those for which the filter ``replaced`` is true, None for none."""
-    from pyiceberg.expressions import AlwaysTrue
-
-    from .catalogs import ChangedCatalog
-    from .filters import parsed_filter
+    from ...iceberg.spec.constants import MAIN_BRANCH
     from .inputs import Inputs
 
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
-    expression: Any = AlwaysTrue() if replaced is _ALL else None
-    if isinstance(replaced, str):
-        expression = parsed_filter(table, replaced, "--filter")
+    expression = None if replaced is None else parsed_filter(table, replaced, "--filter")
     facts: dict[str, Any] = {"table": name, "branch": branch, "dry_run": dry_run}
-    with Inputs(rows.files, rows.format, table.schema()) as inputs:
+    with Inputs(rows.files, rows.input_format, table.schema()) as inputs:
         _check_columns(table, inputs)
         if expression is not None and not dry_run:
             _confirm_if_all(table, branch, expression, "Replace", yes=yes)
         with Report(out, inputs.size) as report:
-            inputs.report = report
+            readers = inputs.readers(report)
             if dry_run:
-                _check_rows(table, inputs)
+                _check_rows(table, readers)
                 if expression is not None:
                     facts |= _would_delete(table, branch, expression, "update")
             else:
                 transaction = table.transaction()
                 with transaction, warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    _write_groups(transaction, inputs, branch, expression)
+                    _write_groups(transaction, readers, branch, expression)
                     ids = _staged_ids(table, transaction)
                 made = _summaries(table, ids)
                 facts |= {
@@ -443,10 +269,9 @@ def _write(
         line += f" in {counted(facts['files'], 'file')}"
     if expression is not None:
         line += f", {counted(facts['deleted_rows'], 'row')} {would}deleted"
-    if branch != "main":
+    if branch != MAIN_BRANCH:
         line += f", on the branch {branch}"
     out.result(facts, line)
-    return 0
 
 
 def _confirm_if_all(
@@ -456,11 +281,13 @@ def _confirm_if_all(
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.expressions.visitors import bind
 
+    from ...iceberg.spec.constants import MAIN_BRANCH
+
     # Bound: "id is not null" is true for every row if the column is required.
     if isinstance(bind(table.schema(), expression, case_sensitive=True), AlwaysTrue):
         name = ".".join(table.name())
-        place = name if branch == "main" else f"{name}, branch {branch}"
-        confirm(f"{verb} all rows of {place}?", yes=yes)
+        rows_of = name if branch == MAIN_BRANCH else f"{name}, branch {branch}"
+        confirm(f"{verb} all rows of {rows_of}?", yes=yes)
 
 
 def _check_columns(table: EncryptedTable, inputs: Inputs) -> None:
@@ -482,16 +309,19 @@ def _check_columns(table: EncryptedTable, inputs: Inputs) -> None:
 
 
 def _conversion(table: EncryptedTable, provided: pa.Schema) -> RowConversion:
-    from ...iceberg.write.data_files import WritePlan
+    from ...iceberg.write.plan import WritePlan
 
     return WritePlan(table.view().metadata).conversion(provided)
 
 
 def _write_groups(
-    transaction: EncryptedTransaction, inputs: Inputs, branch: str, expression: Any
+    transaction: EncryptedTransaction,
+    readers: Iterable[pa.RecordBatchReader],
+    branch: str,
+    expression: Any,
 ) -> None:
     with _fitting():
-        for reader in inputs.readers():
+        for reader in readers:
             if expression is None:
                 transaction.append(reader, branch=branch)
             else:
@@ -499,9 +329,9 @@ def _write_groups(
                 expression = None
 
 
-def _check_rows(table: EncryptedTable, inputs: Inputs) -> None:
+def _check_rows(table: EncryptedTable, readers: Iterable[pa.RecordBatchReader]) -> None:
     with _fitting():
-        for reader in inputs.readers():
+        for reader in readers:
             conversion = _conversion(table, reader.schema)
             for batch in reader:
                 conversion.convert(batch)
@@ -540,12 +370,12 @@ def _would_delete(
     from ...iceberg.write.deletes import find_deletes
 
     rewrites = is_copy_on_write(table.properties, command)
-    found = find_deletes(table.view().at(branch), expression)
-    rewritten = len(found.vectors) if rewrites else 0
+    deletes = find_deletes(table.view().at(branch), expression)
+    rewritten = len(deletes.vectors) if rewrites else 0
     return {
-        "deleted_rows": found.matched_rows,
-        "dropped_files": len(found.dropped) + rewritten,
-        "marked_files": len(found.vectors) - rewritten,
+        "deleted_rows": deletes.matched_rows,
+        "dropped_files": len(deletes.dropped) + rewritten,
+        "marked_files": len(deletes.vectors) - rewritten,
         "rewritten_files": rewritten,
     }
 
@@ -560,8 +390,8 @@ def _staged_ids(table: EncryptedTable, transaction: EncryptedTransaction) -> set
 def _summaries(table: EncryptedTable, snapshot_ids: Collection[int]) -> list[dict[str, str]]:
     """Return the summaries of snapshots that were committed: where another writer was first, there
     may be nothing left to delete."""
-    found = (s for s in table.metadata.snapshots if s.snapshot_id in snapshot_ids)
-    return [dict(s.summary.additional_properties) for s in found if s.summary is not None]
+    made = (s for s in table.metadata.snapshots if s.snapshot_id in snapshot_ids)
+    return [dict(s.summary.additional_properties) for s in made if s.summary is not None]
 
 
 def _sum(summaries: list[dict[str, str]], name: str) -> int:
@@ -581,50 +411,4 @@ def _deleted(summaries: list[dict[str, str]], appended: int) -> dict[str, Any]:
     }
 
 
-# -- new tables
-
-
-def _new_schema(
-    schema_file: str | None, like: str | None, columns: tuple[str, ...], input_format: str | None
-) -> Schema:
-    from .schemas import schema_like, schema_of_columns, schema_of_json
-
-    if (schema_file is not None) + (like is not None) + bool(columns) != 1:
-        raise click.UsageError("the table needs columns: give one of --schema, --like and --column")
-    if schema_file is not None:
-        return schema_of_json(schema_file)
-    if like is not None:
-        return schema_like(like, input_format)
-    return schema_of_columns(columns)
-
-
-def _refuse_own(properties: dict[str, str]) -> None:
-    """Raise click.UsageError for a property that the command sets itself."""
-    own = ("encryption.", "write.format.default", "format-version")
-    for name in properties:
-        if name.startswith(own):
-            raise click.UsageError(
-                f"--property {name}: it is set by another option or cannot be chosen"
-            )
-
-
-def _would_create(facts: dict[str, Any], schema: Schema) -> str:
-    columns = ", ".join(
-        f"{field.name} {field.field_type}{' not null' if field.required else ''}"
-        for field in schema.fields
-    )
-    line = f"{facts['table']} would be created under {facts['key_id']}: {columns}"
-    by = ", ".join(facts["partitions"])
-    return f"{line}, partitioned by {by}" if by else line
-
-
-def _ensure_namespace(opened: ChangedCatalog) -> None:
-    from pyiceberg.exceptions import NamespaceAlreadyExistsError
-
-    namespace = opened.identifier.rpartition(".")[0]
-    if not opened.catalog.namespace_exists(namespace):
-        with suppress(NamespaceAlreadyExistsError):  # somebody else was faster
-            opened.catalog.create_namespace(namespace)
-
-
-COMMANDS = (create, append, overwrite, delete, drop)
+COMMANDS = (append, overwrite, delete, drop)

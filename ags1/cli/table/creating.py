@@ -1,0 +1,215 @@
+"""The command ``ags1 table create``: a new encrypted table, from options or like a file of rows.
+
+The command imports PyIceberg and Arrow when it runs: start-up time, and they are optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..console import Output
+from ..exits import Command
+from ..options import PATH, grouped, output
+from . import options
+from .catalogs import ChangedCatalog
+from .options import TableOptions
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+
+_new_key = click.option(
+    "--key",
+    "key_id",
+    metavar="NAME",
+    help="The table's master key.  [default: encryption.trusted-key-ids of the catalog if that is "
+    "one, $AGS1_KMS_KEY, the configuration's key, or in a keyring 'default']",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _NewTable:
+    """What the options say of the table that is to be made."""
+
+    schema_file: str | None
+    like: str | None
+    columns: tuple[str, ...]
+    partitions: tuple[str, ...]
+    sorts: tuple[str, ...]
+    data_key_length: str
+    file_format: str
+    properties: Mapping[str, str]
+    location: str | None
+    create_namespace: bool
+    input_format: str | None
+
+
+_new_table = grouped(
+    "new",
+    _NewTable,
+    click.option(
+        "--schema", "schema_file", type=PATH, metavar="FILE", help="A schema in Iceberg's JSON."
+    ),
+    click.option(
+        "--like",
+        type=PATH,
+        metavar="FILE",
+        help="A file of rows. The table gets its columns.",
+    ),
+    click.option(
+        "--column",
+        "columns",
+        multiple=True,
+        metavar="'NAME TYPE [not null]'",
+        help="A column of one of Iceberg's types: long, decimal(9,2), list<string>, "
+        "struct<a: int, b: map<string, double>>; may be repeated.",
+    ),
+    click.option(
+        "--partition",
+        "partitions",
+        multiple=True,
+        metavar="TERM",
+        help="A column, or one transformed: bucket[16](id), truncate[4](s), "
+        "year|month|day|hour(ts); may be repeated.",
+    ),
+    click.option(
+        "--sort",
+        "sorts",
+        multiple=True,
+        metavar="'TERM [asc|desc] [nulls first|last]'",
+        help="Sort the rows of a file by this; may be repeated.",
+    ),
+    options.data_key_length,
+    click.option(
+        "--format",
+        "file_format",
+        type=click.Choice(["parquet", "avro"]),
+        default="parquet",
+        help="Format of the data files.  [default: parquet]",
+    ),
+    click.option(
+        "--property",
+        "properties",
+        type=options.TABLE_PROPERTY,
+        multiple=True,
+        callback=options.unique,
+        metavar="NAME=VALUE",
+        help="A table property, such as write.target-file-size-bytes=134217728; may be repeated.",
+    ),
+    click.option(
+        "--location", metavar="LOCATION", help="The table's folder.  [default: the catalog's]"
+    ),
+    click.option(
+        "--create-namespace", is_flag=True, help="Create the namespace if it does not exist."
+    ),
+    options.input_format,
+)
+
+
+@click.command(cls=Command)
+@options.changing(key=_new_key, mapped=False)
+@_new_table
+@options.dry_run("Print what would be created.")
+@output
+def create(where: TableOptions, new: _NewTable, dry_run: bool, out: Output) -> None:
+    """Create an encrypted table, of format version 3.
+
+    Its columns come from --schema, from the file of --like, or from --column. The master key is
+    used once, to check that it works.
+
+    Examples:
+      ags1 table create db.flights --catalog prod --like flights.parquet --create-namespace
+      ags1 table create db.t --catalog prod --column "id long not null" --column "v string" \\
+          --column "ts timestamptz" --partition "bucket[16](id)" --partition "month(ts)" \\
+          --sort "ts desc" --key tables --data-key-length 32
+      ags1 table create db.t --catalog prod --schema t.json --format avro --dry-run
+    """
+    from .schemas import partition_spec, sort_order
+
+    schema = _schema(new)
+    spec, order = partition_spec(new.partitions, schema), sort_order(new.sorts, schema)
+    _refuse_own(new.properties)
+    opened = ChangedCatalog(where)
+    key_id = opened.new_key_id()
+    facts: dict[str, Any] = {
+        "table": opened.identifier,
+        "dry_run": dry_run,
+        "key_id": key_id,
+        "data_key_length": int(new.data_key_length),
+        "format": new.file_format,
+        "schema": schema.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "partitions": [f"{field.name}: {field.transform}" for field in spec.fields],
+    }
+    if dry_run:
+        out.result(facts, _would_create(facts, schema))
+        return
+    with _namespace(opened, create=new.create_namespace):
+        table = opened.catalog.create_table(
+            opened.identifier,
+            schema,
+            location=new.location,
+            partition_spec=spec,
+            sort_order=order,
+            properties={
+                **new.properties,
+                "format-version": "3",
+                "encryption.key-id": key_id,
+                "encryption.data-key-length": new.data_key_length,
+                "write.format.default": new.file_format,
+            },
+        )
+    facts |= {"location": table.location(), "metadata_location": table.metadata_location}
+    out.result(facts, f"{opened.identifier} created under {key_id}, at {table.location()}")
+
+
+def _schema(new: _NewTable) -> Schema:
+    from .schemas import schema_like, schema_of_columns, schema_of_json
+
+    if (new.schema_file is not None) + (new.like is not None) + bool(new.columns) != 1:
+        raise click.UsageError("the table needs columns: give one of --schema, --like and --column")
+    if new.schema_file is not None:
+        return schema_of_json(new.schema_file)
+    if new.like is not None:
+        return schema_like(new.like, new.input_format)
+    return schema_of_columns(new.columns)
+
+
+def _refuse_own(properties: Mapping[str, str]) -> None:
+    """Raise click.UsageError for a property that the command sets itself."""
+    own = ("encryption.", "write.format.default", "format-version")
+    for name in properties:
+        if name.startswith(own):
+            raise click.UsageError(
+                f"--property {name}: it is set by another option or cannot be chosen"
+            )
+
+
+def _would_create(facts: dict[str, Any], schema: Schema) -> str:
+    columns = ", ".join(
+        f"{field.name} {field.field_type}{' not null' if field.required else ''}"
+        for field in schema.fields
+    )
+    line = f"{facts['table']} would be created under {facts['key_id']}: {columns}"
+    by = ", ".join(facts["partitions"])
+    return f"{line}, partitioned by {by}" if by else line
+
+
+@contextmanager
+def _namespace(opened: ChangedCatalog, *, create: bool) -> Iterator[None]:
+    """Create the table's namespace if it does not exist, or say that this can be done."""
+    from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchNamespaceError
+
+    namespace = opened.identifier.rpartition(".")[0]
+    if create and not opened.catalog.namespace_exists(namespace):
+        with suppress(NamespaceAlreadyExistsError):  # somebody else was faster
+            opened.catalog.create_namespace(namespace)
+    try:
+        yield
+    except NoSuchNamespaceError:
+        raise click.UsageError(
+            f"the catalog has no namespace {namespace!r}: --create-namespace creates it"
+        ) from None

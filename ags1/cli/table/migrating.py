@@ -1,0 +1,113 @@
+"""A table encrypted in its place by a command: the options, the question, and what is printed.
+
+Knows nothing of where the files are encrypted: ``ags1 table migrate`` does it in this process, and
+``ags1 spark migrate`` on Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..console import Output, counted
+from ..options import confirm, grouped, yes
+from ..report import bar
+from . import options
+from .catalogs import ChangedCatalog
+from .options import TableOptions
+
+if TYPE_CHECKING:
+    from ...iceberg.operations.catalog_jobs import MigrationResult
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationOptions:
+    """What is asked of a migration."""
+
+    data_key_length: str
+    delete_plaintext: bool
+    drop_refs: bool
+    dry_run: bool
+    yes: bool
+
+
+opening = options.changing(
+    key=click.option(
+        "--key", "key_id", required=True, metavar="NAME", help="The master key for the table."
+    ),
+    mapped=False,
+)
+asking = grouped(
+    "asked",
+    MigrationOptions,
+    options.data_key_length,
+    click.option(
+        "--delete-plaintext",
+        is_flag=True,
+        help="Delete the unencrypted files after the commit. The command asks first.",
+    ),
+    click.option("--drop-refs", is_flag=True, help="Drop all branches but main, and all tags."),
+    options.dry_run("Print what would be encrypted."),
+    yes,
+)
+
+
+def migrate_and_report(
+    where: TableOptions,
+    asked: MigrationOptions,
+    migrate: Callable[..., MigrationResult],
+    out: Output,
+) -> None:
+    """Have a table encrypted and print what was done.
+
+    ``migrate`` gets the catalog, the table's name, the master key and, by name, the arguments that
+    all migrations take.
+    """
+    opened = ChangedCatalog(where)
+    if asked.delete_plaintext and not asked.dry_run:
+        question = f"Delete the unencrypted files of {opened.identifier} once it is encrypted?"
+        confirm(question, yes=asked.yes)
+    with bar(opened.identifier, out) as progress:
+        result = migrate(
+            opened.catalog,
+            opened.identifier,
+            opened.new_key_id(),
+            data_key_length=int(asked.data_key_length),
+            drop_refs=asked.drop_refs,
+            delete_plaintext=asked.delete_plaintext,
+            dry_run=asked.dry_run,
+            progress=progress,
+        )
+    _report(opened.identifier, result, asked, out)
+
+
+def _report(table: str, done: MigrationResult, asked: MigrationOptions, out: Output) -> None:
+    left = done.plaintext
+    facts: dict[str, Any] = {
+        "table": table,
+        "dry_run": asked.dry_run,
+        "files": done.files,
+        "size": done.size,
+        "rows": done.rows,
+        "dropped_refs": list(done.dropped_refs),
+    }
+    would = "would be " if asked.dry_run else ""
+    line = (
+        f"{table}: {counted(done.files, 'file')} of {done.size} bytes and "
+        f"{counted(done.rows, 'row')} {would}encrypted"
+    )
+    if left is not None:
+        remaining = done.failed if asked.delete_plaintext else left.inside
+        facts |= {
+            "plaintext_deleted": len(left.inside) - len(remaining) if asked.delete_plaintext else 0,
+            "plaintext_left": list(remaining),
+            "plaintext_outside": list(left.outside),
+            "unreadable": list(left.unreadable),
+        }
+        number = len(remaining) + len(left.outside)
+        if number:
+            line += f"; {counted(number, 'unencrypted file')} left (--json lists them)"
+    out.result(facts, line)

@@ -1,0 +1,77 @@
+"""A table whose files get fresh keys by a command: the options, and what is printed.
+
+Knows nothing of where the files are rewritten: ``ags1 table rekey`` does it in this process, and
+``ags1 spark rekey`` on Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..console import Output, counted
+from ..options import grouped
+from ..report import bar
+from . import options
+from .catalogs import ChangedCatalog
+from .filters import parsed_filter
+from .options import TableOptions
+
+if TYPE_CHECKING:
+    from ...iceberg.table import Rekeyed
+
+
+@dataclass(frozen=True, slots=True)
+class RekeyingOptions:
+    """Which files of which branch get fresh keys."""
+
+    row_filter: str | None
+    branch: str
+    dry_run: bool
+
+
+asking = grouped(
+    "asked",
+    RekeyingOptions,
+    click.option(
+        "--filter",
+        "row_filter",
+        metavar="EXPR",
+        help="Rewrite only data files that may have such rows, in PyIceberg's syntax.  "
+        "[default: all files]",
+    ),
+    options.branch,
+    options.dry_run("Print what would be rewritten."),
+)
+
+
+def rekey_and_report(
+    where: TableOptions, asked: RekeyingOptions, rekey: Callable[..., Rekeyed], out: Output
+) -> None:
+    """Have files rewritten under fresh keys and print what was done.
+
+    ``rekey`` gets the table, the filter and, by name, the arguments that all rekeyings take.
+    """
+    table = ChangedCatalog(where).load()
+    name = ".".join(table.name())
+    files = parsed_filter(
+        table, "true" if asked.row_filter is None else asked.row_filter, "--filter"
+    )
+    with bar(name, out) as progress:
+        done = rekey(table, files, branch=asked.branch, dry_run=asked.dry_run, progress=progress)
+    facts: dict[str, Any] = {
+        "table": name,
+        "branch": asked.branch,
+        "dry_run": asked.dry_run,
+        "files": done.files,
+        "size": done.size,
+        "manifests": done.manifests,
+    }
+    would = "would be " if asked.dry_run else ""
+    line = f"{name}: {counted(done.files, 'file')} of {done.size} bytes {would}under fresh keys"
+    if done.manifests:
+        line += f", {counted(done.manifests, 'plaintext manifest')} {would}encrypted"
+    out.result(facts, line)

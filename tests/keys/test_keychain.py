@@ -1,0 +1,208 @@
+"""The keys of a run: which sidecars are trusted, and what the KMS is asked for many of them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ags1 import AuthenticationError, KeyMetadata, KeyMetadataError, KmsUnwrapError, encrypt
+from ags1.keys import EncryptedKey, Keychain, KeyEncryptionKey, Sidecar, read_sidecar, write_sidecar
+from ags1.keys.keychain import key_of_file
+from ags1.kms import LocalKms, create_key
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*for tests and demonstrations")
+
+
+class Counting(LocalKms):
+    """A keyring that counts what it is asked."""
+
+    calls = 0
+
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
+        self.calls += 1
+        return super().wrap_key(key, key_id)
+
+    def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
+        self.calls += 1
+        return super().unwrap_key(wrapped_key, key_id)
+
+    def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
+        self.calls += 1
+        return super().wrap_key(super().unwrap_key(wrapped_key, key_id), key_id)
+
+
+@pytest.fixture
+def keyring(tmp_path: Path) -> Callable[[str], Counting]:
+    def make(name: str) -> Counting:
+        path = str(tmp_path / f"{name}.json")
+        for key_id in ("default", "other"):
+            create_key(path, key_id)
+        return Counting(path)
+
+    return make
+
+
+def sealed(keychain: Keychain, folder: Path, count: int) -> dict[str, KeyMetadata]:
+    made = {}
+    for n in range(count):
+        km = KeyMetadata.generate(32).with_file_length(n + 36)
+        made[str(folder / f"{n}.keys")] = km
+        write_sidecar(str(folder / f"{n}.keys"), keychain.seal(km))
+    return made
+
+
+def test_the_key_of_a_file_object_is_found_and_the_object_is_at_its_beginning_again(
+    keyring: Callable[[str], Counting],
+) -> None:
+    (old, old_km), (new, new_km) = encrypt(b"old"), encrypt(b"new")
+    kek = KeyEncryptionKey.generate(keyring("a"), "default", key_size=32)
+    sidecar = Sidecar.seal(new_km, kek).with_keys_of(Sidecar.seal(old_km, kek))
+    for data, km in ((old, old_km), (new, new_km)):
+        file = io.BytesIO(data)
+        assert key_of_file(sidecar, lambda entry: kek, file) == km
+        assert file.read() == data
+    assert key_of_file(sidecar, lambda entry: kek, None) == new_km
+
+
+def test_one_kek_seals_a_run_and_one_call_opens_it(
+    tmp_path: Path, keyring: Callable[[str], Counting]
+) -> None:
+    kms = keyring("a")
+    made = sealed(Keychain(kms), tmp_path, 50)
+    assert kms.calls == 1
+    reader = Keychain(kms)
+    assert {path: reader.open(path, None) for path in made} == made
+    assert kms.calls == 2
+
+
+def test_sidecars_of_one_kek_are_rewrapped_by_three_calls(
+    tmp_path: Path, keyring: Callable[[str], Counting]
+) -> None:
+    kms = keyring("a")
+    made = sealed(Keychain(kms), tmp_path, 50)
+    kms.calls = 0
+    mover = Keychain(kms)
+    for path in made:
+        write_sidecar(path, mover.rewrap(path, "other"), overwrite=True, durable=False)
+    assert kms.calls == 3
+    reader = Keychain(kms, trusted_key_ids={"other"})
+    assert {path: reader.open(path, None) for path in made} == made
+    # The same keychain moves a sidecar to several master keys, and to another KMS.
+    (path, km), *_ = made.items()
+    mover, elsewhere = Keychain(kms), keyring("b")
+    for master_key_id, target in (("default", kms), ("other", kms), ("other", elsewhere)):
+        moved = mover.rewrap(path, master_key_id, target)
+        assert [entry.encrypted_by_id for entry in moved.kek_entries] == [master_key_id]
+        write_sidecar(str(tmp_path / "moved"), moved, overwrite=True)
+        assert Keychain(target).open(str(tmp_path / "moved"), None) == km
+
+
+def test_a_sidecar_that_opens_nothing_is_not_rewrapped(
+    tmp_path: Path, keyring: Callable[[str], Counting]
+) -> None:
+    kms = keyring("a")
+    ((path, _),) = sealed(Keychain(kms), tmp_path, 1).items()
+    sidecar = read_sidecar(path)
+    (wrapped,) = sidecar.file_keys
+    bad = bytearray(wrapped.encrypted_key_metadata)
+    bad[-1] ^= 1
+    entry = EncryptedKey(wrapped.key_id, bytes(bad), wrapped.encrypted_by_id)
+    write_sidecar(path, sidecar.with_entries([entry]), overwrite=True)
+    for call in (
+        lambda: Keychain(kms).rewrap(path, "other"),
+        lambda: Keychain(kms).open(path, None),
+    ):
+        with pytest.raises(AuthenticationError) as caught:
+            call()
+        assert caught.value.file == path
+
+
+def test_of_two_file_keys_the_one_that_the_sidecar_names_comes_first(
+    tmp_path: Path, keyring: Callable[[str], Counting]
+) -> None:
+    keychain = Keychain(keyring("a"))
+    (path, old), (_, new) = sealed(keychain, tmp_path, 2).items()
+    both = json.loads(keychain.seal(new).with_keys_of(read_sidecar(path)).to_bytes())
+    for entries in (both["encryption-keys"], both["encryption-keys"][::-1]):
+        (tmp_path / "both").write_text(json.dumps(both | {"encryption-keys": entries}))
+        assert keychain.open(str(tmp_path / "both"), None) == new
+    assert old != new
+    (tmp_path / "both").write_text(json.dumps(both | {"key-id": "nothing"}))
+    with pytest.raises(KeyMetadataError):
+        keychain.open(str(tmp_path / "both"), None)
+
+
+def test_the_same_name_in_another_keyring_is_another_key(
+    tmp_path: Path, keyring: Callable[[str], Counting]
+) -> None:
+    old, new = keyring("a"), keyring("b")
+    ((path, km),) = sealed(Keychain(old), tmp_path, 1).items()
+    write_sidecar(path, Keychain(old).rewrap(path, "default", new), overwrite=True)
+    assert Keychain(new).open(path, None) == km
+    with pytest.raises(KmsUnwrapError):
+        Keychain(old).open(path, None)
+
+
+def test_only_trusted_master_keys_are_used(
+    tmp_path: Path, keyring: Callable[[str], Counting]
+) -> None:
+    kms = keyring("a")
+    ((path, km),) = sealed(Keychain(kms, "other"), tmp_path, 1).items()
+    assert Keychain(kms).open(path, None) == km
+    kms.calls = 0
+    with pytest.raises(KeyMetadataError, match="'other', which is not among those to trust"):
+        Keychain(kms, trusted_key_ids={"default"}).open(path, None)
+    assert not kms.calls
+
+
+def test_where_a_name_may_be_a_strangers_only_the_own_is_used(
+    tmp_path: Path, keyring: Callable[[str], Counting]
+) -> None:
+    """As with AWS: whoever replaces a file and its sidecar could name a key of their own."""
+
+    class Worldwide(Counting):
+        accepts_foreign_keys = True
+
+    kms = Worldwide(keyring("a").path)
+    ((path, km),) = sealed(Keychain(kms, "other"), tmp_path, 1).items()
+    with pytest.raises(KeyMetadataError, match="not among those to trust"):
+        Keychain(kms, "default").open(path, None)
+    assert Keychain(kms, "other").open(path, None) == km
+    assert Keychain(kms, "x", trusted_key_ids={"other"}).open(path, None) == km
+
+
+def test_a_client_that_does_not_say_is_taken_for_a_worldwide_one(
+    tmp_path: Path, keyring: Callable[[str], Counting]
+) -> None:
+    kms = keyring("a")
+
+    class Silent:
+        supports_key_generation = False
+        wrap_key = staticmethod(kms.wrap_key)
+        unwrap_key = staticmethod(kms.unwrap_key)
+        generate_key = staticmethod(kms.generate_key)
+        close = staticmethod(kms.close)
+
+    ((path, _),) = sealed(Keychain(kms, "other"), tmp_path, 1).items()
+    with pytest.raises(KeyMetadataError, match="not among those to trust"):
+        Keychain(Silent(), "default").open(path, None)
+
+
+def test_a_forked_child_seals_under_a_kek_of_its_own(
+    tmp_path: Path,
+    keyring: Callable[[str], Counting],
+    in_a_fork: Callable[[Callable[[], object]], None],
+) -> None:
+    kms = keyring("a")
+    keychain = Keychain(kms)
+    parents = keychain.seal(KeyMetadata.generate(32).with_file_length(36)).kek_entries
+
+    def child() -> None:
+        km = KeyMetadata.generate(32).with_file_length(36)
+        assert keychain.seal(km).kek_entries != parents
+
+    in_a_fork(child)
