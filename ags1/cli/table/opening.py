@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...errors import KmsConfigurationError, MetadataIntegrityError
+from ...kms.client import accepts_foreign_keys
 from ..kms.options import KmsOptions
 from .options import TableOptions
 
@@ -191,13 +192,13 @@ def newest_metadata(io: FileIO, folder: str) -> str:
     """
     from ...iceberg.storage.listing import list_files
 
-    found = list_files(io, f"{folder}/metadata")
-    if found is None:
+    files = list_files(io, f"{folder}/metadata")
+    if files is None:
         raise click.UsageError(
             f"{type(io).__name__} cannot list the files of {folder}: name the metadata.json"
         )
     hint, numbered = None, []
-    for location in found:
+    for location in files:
         name = location.rpartition("/")[2]
         if name == "version-hint.text":
             hint = location
@@ -224,11 +225,6 @@ def newest_metadata(io: FileIO, folder: str) -> str:
             file=folder,
         )
     return newest[0]
-
-
-def accepts_foreign_keys(kms: KmsClient) -> bool:
-    """Whether a key id that stands in the metadata may be the key of whoever wrote it there."""
-    return bool(getattr(kms, "accepts_foreign_keys", True))
 
 
 def _kms(options: TableOptions) -> tuple[KmsClient, str | None]:
