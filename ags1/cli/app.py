@@ -207,7 +207,7 @@ def app() -> None:
     short_help="Print the script for completion in a shell.",
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> int:
+def completion(shell: str) -> None:
     """Print the script that makes a shell complete commands, options and files of ags1.
 
     Examples:
@@ -222,7 +222,6 @@ def completion(shell: str) -> int:
     completer = script(app, {}, "ags1", "_AGS1_COMPLETE")
     # Not its source(): that runs the shell to see its version.
     console.print_line(completer.source_template % completer.source_vars())
-    return Exit.OK
 
 
 for _command in (*COMMANDS, keygen, info, key, spark, table):

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from .console import STDOUT, Output, print_error, print_json, size, write_error
-from .exits import Exit, describe, one_line
+from .exits import Exit, Failure, describe, one_line
 
 # Shorter runs end before the line would have been read.
 _LINE_DELAY_SECONDS = 0.5
@@ -99,11 +99,7 @@ class Report:
         self.exit_code = self.exit_code or failure.exit_code
         self._hide_line()
         print_error(failure.message)
-        if self._out.as_json:
-            details = {
-                name: value for name, value in failure._asdict().items() if value is not None
-            }
-            print_json({"file": file, "ok": False, "error": details})
+        self._print_json(file, failure)
 
     def not_tried(self, files: Sequence[str]) -> None:
         """Report files that are left alone because the KMS, as the last failure told, cannot be
@@ -112,21 +108,20 @@ class Report:
             self._hide_line()
             number = "1 more file" if len(files) == 1 else f"{len(files)} more files"
             print_error(f"{number} not tried, because the KMS cannot be used")
-        if self._out.as_json:
-            for file in files:
-                error = {
-                    "exit_code": Exit.KEYS,
-                    "message": f"{file}: not tried, because the KMS cannot be used",
-                    "kind": "NotTried",
-                    "file": file,
-                }
-                print_json({"file": file, "ok": False, "error": error})
+        for file in files:
+            message = f"{file}: not tried, because the KMS cannot be used"
+            self._print_json(file, Failure(Exit.KEYS, message, "NotTried", file))
 
     def note(self, text: str) -> None:
         """Tell something that is no failure on standard error, unless silence was asked for."""
         if not self._out.quiet:
             self._hide_line()
             print_error(text)
+
+    def _print_json(self, file: str, failure: Failure) -> None:
+        if self._out.as_json:
+            error = {name: value for name, value in failure._asdict().items() if value is not None}
+            print_json({"file": file, "ok": False, "error": error})
 
     def _hide_line(self) -> None:
         if self._has_line:

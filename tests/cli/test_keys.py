@@ -52,7 +52,10 @@ from .test_files import (
 
 __all__ = ["home"]
 
-pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning"),
+    pytest.mark.usefixtures("cheap_scrypt"),
+]
 
 KEYS = {"keyA": b"0123456789012345", "keyB": b"1123456789012345"}
 MEMORY = [

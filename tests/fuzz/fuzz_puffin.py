@@ -11,7 +11,12 @@ with harness.instrumented():
     from pyroaring import BitMap64
 
     from ags1.errors import MetadataIntegrityError
-    from ags1.iceberg.read.deletes import VECTOR_MAGIC, VECTOR_TYPE, read_deletion_vector, rows_kept
+    from ags1.iceberg.read.deletes import (
+        VECTOR_MAGIC,
+        VECTOR_TYPE,
+        not_deleted,
+        read_deletion_vector,
+    )
     from ags1.iceberg.read.records import ContentFile
     from ags1.iceberg.write.deletion_vectors import vector_blob
 
@@ -71,7 +76,7 @@ def TestOneInput(data: bytes) -> None:
     positions = list(found)
     assert len(positions) == len(found)
     assert positions == sorted(set(positions))
-    mask = rows_kept(found, 0, 100)
+    mask = not_deleted(found, 0, 100)
     deleted = [n for n in range(100) if n in found]
     kept = [True] * 100 if mask is None else mask.to_pylist()
     assert deleted == [n for n in range(100) if not kept[n]]

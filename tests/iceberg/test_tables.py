@@ -73,9 +73,10 @@ from ags1 import (
 )
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, load_catalog, verify_table
 from ags1.iceberg.read.records import read_entries
+from ags1.iceberg.steps import Attempt
 from ags1.iceberg.storage.locations import without_scheme
+from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import Decoded, TableFiles
-from ags1.iceberg.transaction import EncryptedTransaction
 from ags1.kms.memory import MemoryKms
 
 SCHEMA = Schema(
@@ -301,17 +302,17 @@ def test_each_manifest_is_read_once(
     assert len(manifests) == 6
 
     # Somebody else comes first, with what does not concern the change.
-    send = EncryptedTransaction._send
+    commit = Attempt.commit
 
-    def send_second(transaction: EncryptedTransaction) -> None:
-        monkeypatch.setattr(EncryptedTransaction, "_send", send)
+    def commit_second(attempt: Attempt, output: TableOutput) -> None:
+        monkeypatch.setattr(Attempt, "commit", commit)
         by_us = reads.copy()
         again(table).append(rows(-1))
         reads.clear()
         reads.update(by_us)
-        send(transaction)
+        commit(attempt, output)
 
-    monkeypatch.setattr(EncryptedTransaction, "_send", send_second)
+    monkeypatch.setattr(Attempt, "commit", commit_second)
     with counted_reads() as reads:
         READING[change](table)
     assert manifests <= reads.keys()
@@ -469,7 +470,7 @@ def test_what_comes_after_a_commit_takes_nothing_back(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(EncryptedTable, "_show", fail)
+        patched.setattr(EncryptedTable, "switch_to", fail)
         with pytest.raises(CommitStateUnknownException, match="was made"):
             table.append(rows(1))
     assert ids(again(table)) == [1]

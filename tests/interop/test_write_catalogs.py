@@ -53,8 +53,9 @@ from sqlalchemy.orm import Session
 from ags1 import MetadataIntegrityError
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.commit import sql as commit_sql
+from ags1.iceberg.commit.base import Base
 from ags1.iceberg.commit.choice import commits_for
-from ags1.iceberg.commit.commits import Base, Commits
+from ags1.iceberg.commit.commits import Commits
 from ags1.iceberg.commit.new_table import new_table_updates
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.trust import Trust
@@ -132,12 +133,15 @@ def created(commits: Commits, name: str, location: Path, **properties: str) -> B
     new_location = commits.new_location(identifier, f"file:{location}", SCHEMA, settings)
     updates = new_table_updates(SCHEMA, SPEC, ORDER, new_location.location, settings, uuid.uuid4())
     return commits.create(
-        identifier, updates, TableOutput(commits.io(new_location)), new_location=new_location
+        identifier,
+        updates,
+        TableOutput(new_location.io(commits.catalog)),
+        new_location=new_location,
     )
 
 
 def commit(commits: Commits, base: Base, **properties: str) -> Base:
-    return commits.commit(base, setting(**properties), [], TableOutput(commits.io(base)))
+    return commits.commit(base, setting(**properties), [], TableOutput(base.io(commits.catalog)))
 
 
 def test_spark_and_we_take_turns_at_a_hive_table(

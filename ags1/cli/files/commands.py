@@ -18,8 +18,12 @@ from ..kms.options import KmsOptions, kms, new_key, trusted_keys
 from ..options import PATH, force, grouped, json_output, no_fsync, output, size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...key_metadata import KeyMetadata
     from ..report import Report
     from .sources import Job, Plan
+    from .unsealing import Reading
 
 
 _sources = click.argument("sources", nargs=-1, required=True, type=PATH, metavar="FILE...")
@@ -207,19 +211,13 @@ def decrypt(
       ags1 decrypt sealed -o warehouse       a folder's files, into the same tree
       ssh host cat db.ags1 | ags1 decrypt - --sidecar db.keys | psql db
     """
-    from ..kms.master_keys import opening_keychain
-    from .running import for_each
     from .sources import plan_decryption
-    from .unsealing import Reading, key_metadata
     from .unsealing import decrypt as unseal
 
     _refuse_json_beside_data(out, sources, output)
     plan = plan_decryption(sources, output, given.sidecar)
-    keychain = opening_keychain(given.kms, given.keys)
 
-    def work(job: Job, report: Report) -> None:
-        km = key_metadata(job, keychain)
-        how = Reading(given.threads, given.max_block_size, report.progress)
+    def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
         size = unseal(job, km, how, durable=not no_fsync, overwrite=force)
         report.succeeded(
             {
@@ -231,7 +229,7 @@ def decrypt(
             }
         )
 
-    return for_each(plan, work, out)
+    return _for_each_opened(plan, given, work, out)
 
 
 @click.command(cls=Command)
@@ -268,24 +266,19 @@ def cat(
       ags1 cat a.bin.ags1 --offset 1M --length 16 | xxd
       ags1 cat part1.ags1 part2.ags1 > whole
     """
-    from ..kms.master_keys import opening_keychain
-    from .running import for_each
     from .sources import plan_reading
-    from .unsealing import Reading, copy_out, key_metadata
+    from .unsealing import copy_out
 
     plan = plan_reading(sources, given.sidecar)
     if (offset or length is not None) and len(plan.jobs) > 1:
         raise click.UsageError("--offset and --length take one file, not several")
-    keychain = opening_keychain(given.kms, given.keys)
     stdout = BinaryOutput()
 
-    def work(job: Job, report: Report) -> None:
-        km = key_metadata(job, keychain)
-        how = Reading(given.threads, given.max_block_size, report.progress)
+    def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
         copy_out(job, km, how, stdout, offset=offset, length=length)
         stdout.flush()
 
-    return for_each(plan, work, Output(quiet=True))
+    return _for_each_opened(plan, given, work, Output(quiet=True))
 
 
 @click.command(cls=Command)
@@ -314,18 +307,13 @@ def verify(
       ags1 verify sealed --quiet && echo all good
       ags1 verify sealed --json | jq -r 'select(.ok | not) | .file'
     """
-    from ..kms.master_keys import opening_keychain
-    from .running import for_each
     from .sources import plan_reading
-    from .unsealing import Reading, key_metadata
     from .unsealing import verify as check
 
     plan = plan_reading(sources, given.sidecar)
-    keychain = opening_keychain(given.kms, given.keys)
 
-    def work(job: Job, report: Report) -> None:
-        km = key_metadata(job, keychain)
-        size = check(job, km, Reading(given.threads, given.max_block_size, report.progress))
+    def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
+        size = check(job, km, how)
         report.succeeded(
             {
                 "file": job.source,
@@ -336,7 +324,7 @@ def verify(
             f"{job.source_name}: OK",
         )
 
-    return for_each(plan, work, out)
+    return _for_each_opened(plan, given, work, out)
 
 
 @click.command(cls=Command)
@@ -386,6 +374,26 @@ def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, out: Ou
             report.succeeded(result)
 
     return for_each(plan_reading(sources, sidecar), work, Output(as_json=out.as_json))
+
+
+def _for_each_opened(
+    plan: Plan,
+    given: _Given,
+    work: Callable[[Job, Report, KeyMetadata, Reading], None],
+    out: Output,
+) -> int:
+    """Do ``work`` for every encrypted file of a plan; it gets the file's key, too."""
+    from ..kms.master_keys import opening_keychain
+    from .running import for_each
+    from .unsealing import Reading, key_metadata
+
+    keychain = opening_keychain(given.kms, given.keys)
+
+    def opened(job: Job, report: Report) -> None:
+        how = Reading(given.threads, given.max_block_size, report.progress)
+        work(job, report, key_metadata(job, keychain), how)
+
+    return for_each(plan, opened, out)
 
 
 def _refuse_json_beside_data(out: Output, sources: tuple[str, ...], output: str | None) -> None:

@@ -28,7 +28,7 @@ def for_each(plan: Plan, work: Callable[[Job, Report], None], out: Output) -> in
             report.note(f"{job.source_name}: {job.target} and its sidecar exist: skipped")
             result = {"file": job.source, "output": job.target, "sidecar": job.sidecar}
             report.succeeded({**result, "skipped": True})
-        said_last = ""
+        last_failure = ""
         for number, job in enumerate(plan.jobs, 1):
             report.begin(job.source_name)
             try:
@@ -38,11 +38,11 @@ def for_each(plan: Plan, work: Callable[[Job, Report], None], out: Output) -> in
             except EXPECTED as error:
                 report.failed(error, job.source_name)
                 # Not a subclass: a key of the KMS, or a wrapped key, is the matter there.
-                said = error.message if type(error) is KmsError else ""
-                if isinstance(error, KMS_UNUSABLE) or (said and said == said_last):
-                    report.not_tried([left.source_name for left in plan.jobs[number:]])
+                failure = error.message if type(error) is KmsError else ""
+                if isinstance(error, KMS_UNUSABLE) or (failure and failure == last_failure):
+                    report.not_tried([other.source_name for other in plan.jobs[number:]])
                     break
-                said_last = said
+                last_failure = failure
             else:
-                said_last = ""
+                last_failure = ""
     return report.exit_code

@@ -13,9 +13,10 @@ disk after each step, and what opens it, if ``--force`` replaces a file:
     4. the sidecar loses the old key    the new file   new key              the new file
     ==================================  =============  ===================  =====================
 
-Each step is on the disk before the next one begins. If a run is killed, the disk stays as after its
-last step. If a run fails before step 3, it puts the sidecar back as it was. If it fails later, the
-new pair stays. The other beginnings:
+Each step is on the disk before the next one begins (not with ``--no-fsync``). If a run is killed,
+the disk stays as after its last step, and before step 3 also the temporary file stays. If a run
+fails before step 3, it removes the temporary file and puts the sidecar back as it was. If it fails
+later, the new file stays, and so does its sidecar. The other beginnings:
 
     ==================================  =========================================================
     What is there at the start          What is different
@@ -27,6 +28,20 @@ new pair stays. The other beginnings:
     a sidecar without a file, and       The sidecar keeps its old keys in step 4, because the
     ``--skip-existing``                 file that they open may only have been moved.
     ==================================  =========================================================
+
+Standard output cannot be taken back, and its reader sees the stream end only when we close it. So
+the sidecar is written when all but the last bytes are sent:
+
+    ==================================  ==================  =====================================
+    After this step                     ``--sidecar FILE``  What was sent
+    ==================================  ==================  =====================================
+    1. the stream but its last bytes    as before the run   a part, which nothing decrypts
+    2. the sidecar                      new key             a part, which is refused as truncated
+    3. the last bytes                   new key             the whole file
+    ==================================  ==================  =====================================
+
+If a run fails before step 3, it puts the sidecar back as it was. ``--force`` replaces a sidecar
+here without its old keys: which stream they open, nobody knows.
 """
 
 from __future__ import annotations

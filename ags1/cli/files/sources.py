@@ -66,7 +66,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Source:
     path: str
     # Its path below the folder that was named; its own name if it was named itself.
     relative_path: str
@@ -96,25 +96,25 @@ def plan_encryption(
             "to encrypt to standard output, say with --sidecar FILE where the keys go"
         )
     plan = Plan()
-    for found in _find(sources, plan, _is_encrypted, "is encrypted already"):
-        if found.is_named and not found.is_pipe and not again:
+    for file in _find(sources, plan, _is_encrypted, "is encrypted already"):
+        if file.is_named and not file.is_pipe and not again:
             try:
-                refused = _is_encrypted(found.path)
+                refused = _is_encrypted(file.path)
             except OSError as error:
-                plan.problems.append((found.path, error))
+                plan.problems.append((file.path, error))
                 continue
             if refused and skip_existing:
-                plan.notes.append(f"{found.path}: is encrypted already: skipped")
+                plan.notes.append(f"{file.path}: is encrypted already: skipped")
                 continue
             if refused:
                 problem = OSError(
                     errno.EINVAL, "is encrypted already (--again encrypts it once more)"
                 )
-                plan.problems.append((found.path, problem))
+                plan.problems.append((file.path, problem))
                 continue
-        target, makes_folder = _target(found, sources, output, lambda name: name + SUFFIX)
+        target, makes_folder = _target(file, sources, output, lambda name: name + SUFFIX)
         keys = sidecar if sidecar is not None else sidecar_path(target)
-        plan.jobs.append(Job(found.path, target, keys, found.size, found.is_pipe, makes_folder))
+        plan.jobs.append(Job(file.path, target, keys, file.size, file.is_pipe, makes_folder))
     _check(plan, sources, output, sidecar)
     if skip_existing:
         plan.done = [job for job in plan.jobs if has_results(job)]
@@ -137,17 +137,17 @@ def plan_decryption(sources: tuple[str, ...], output: str | None, sidecar: str |
     if output is None and sources == (STREAM,):
         output = STREAM
     plan = Plan()
-    for found in _find(sources, plan, _is_not_encrypted):
-        if output is None and not found.is_pipe and not found.path.endswith(SUFFIX):
+    for file in _find(sources, plan, _is_not_encrypted):
+        if output is None and not file.is_pipe and not file.path.endswith(SUFFIX):
             # Before asking for an output's name, which would not help.
             try:
-                refuse_other_files(found.path)
+                refuse_other_files(file.path)
             except (OSError, FormatError) as error:
-                plan.problems.append((found.path, error))
+                plan.problems.append((file.path, error))
                 continue
-        target, makes_folder = _target(found, sources, output, _without_suffix)
-        keys = _sidecar_of(found, sidecar)
-        plan.jobs.append(Job(found.path, target, keys, found.size, found.is_pipe, makes_folder))
+        target, makes_folder = _target(file, sources, output, _without_suffix)
+        keys = _sidecar_of(file, sidecar)
+        plan.jobs.append(Job(file.path, target, keys, file.size, file.is_pipe, makes_folder))
     _check(plan, sources, output, sidecar)
     return plan
 
@@ -155,9 +155,9 @@ def plan_decryption(sources: tuple[str, ...], output: str | None, sidecar: str |
 def plan_reading(sources: tuple[str, ...], sidecar: str | None) -> Plan:
     """Plan to read the encrypted files ``sources`` and write no file."""
     plan = Plan()
-    for found in _find(sources, plan, _is_not_encrypted):
-        keys = _sidecar_of(found, sidecar)
-        plan.jobs.append(Job(found.path, None, keys, found.size, found.is_pipe))
+    for file in _find(sources, plan, _is_not_encrypted):
+        keys = _sidecar_of(file, sidecar)
+        plan.jobs.append(Job(file.path, None, keys, file.size, file.is_pipe))
     _check(plan, sources, None, sidecar)
     return plan
 
@@ -166,12 +166,10 @@ def plan_rewrapping(sources: tuple[str, ...]) -> Plan:
     """Plan to change sidecars: the files named, and in folders all ``*.ags1.keys``."""
     plan = Plan()
     kind = f"{SUFFIX}{SIDECAR_SUFFIX} file"
-    for found in _find(sources, plan, _is_no_sidecar, kind=kind):
-        if found.is_pipe:
-            raise click.UsageError(
-                f"{found.path} is not a regular file: name a sidecar or a folder"
-            )
-        plan.jobs.append(Job(found.path, None, found.path, found.size))
+    for file in _find(sources, plan, _is_no_sidecar, kind=kind):
+        if file.is_pipe:
+            raise click.UsageError(f"{file.path} is not a regular file: name a sidecar or a folder")
+        plan.jobs.append(Job(file.path, None, file.path, file.size))
     return plan
 
 
@@ -204,13 +202,13 @@ def _find(
     reason: str | None = None,
     *,
     kind: str | None = None,
-) -> Iterator[_Found]:
+) -> Iterator[_Source]:
     """Yield the files that ``sources`` mean; in folders, those that are not ``passed_over``."""
     for source in sources:
         if source == STREAM:
             if len(sources) > 1:
                 raise click.UsageError("'-' (standard input) has to be the only source")
-            yield _Found(STREAM, STREAM, is_pipe=True, is_named=True)
+            yield _Source(STREAM, STREAM, is_pipe=True, is_named=True)
             continue
         try:
             status = os.stat(source)
@@ -220,12 +218,12 @@ def _find(
         if not stat.S_ISDIR(status.st_mode):
             is_pipe = not stat.S_ISREG(status.st_mode)
             size = 0 if is_pipe else status.st_size
-            yield _Found(source, os.path.basename(source), size, is_pipe, is_named=True)
+            yield _Source(source, os.path.basename(source), size, is_pipe, is_named=True)
             continue
         empty = True
-        for found in _walk(source, plan, passed_over, reason):
+        for file in _walk(source, plan, passed_over, reason):
             empty = False
-            yield found
+            yield file
         if empty:
             kind = kind or ("file to encrypt" if reason else f"{SUFFIX} file")
             error = FileNotFoundError(errno.ENOENT, f"no {kind} in this folder", source)
@@ -234,7 +232,7 @@ def _find(
 
 def _walk(
     folder: str, plan: Plan, passed_over: Callable[[str], bool], reason: str | None
-) -> Iterator[_Found]:
+) -> Iterator[_Source]:
     def unreadable(error: OSError) -> None:
         plan.problems.append((str(error.filename), error))
 
@@ -261,26 +259,26 @@ def _walk(
             if not stat.S_ISREG(status.st_mode):
                 plan.notes.append(f"{path}: not a regular file: skipped")
                 continue
-            yield _Found(path, os.path.relpath(path, folder), status.st_size)
+            yield _Source(path, os.path.relpath(path, folder), status.st_size)
 
 
 def _target(
-    found: _Found, sources: tuple[str, ...], output: str | None, renamed: Callable[[str], str]
+    file: _Source, sources: tuple[str, ...], output: str | None, renamed: Callable[[str], str]
 ) -> tuple[str, bool]:
     """Return where the result goes, and whether its folder may have to be made."""
     if output is None:
-        if found.is_pipe:
-            raise click.UsageError(f"{found.path} is not a regular file: name the output with -o")
-        folder, name = os.path.split(found.path)
+        if file.is_pipe:
+            raise click.UsageError(f"{file.path} is not a regular file: name the output with -o")
+        folder, name = os.path.split(file.path)
         return os.path.join(folder, renamed(name)), False
-    into_folder = sources != (found.path,) or output.endswith("/") or os.path.isdir(output)
+    into_folder = sources != (file.path,) or output.endswith("/") or os.path.isdir(output)
     if output == STREAM or not into_folder:
         return output, False
-    if found.is_pipe:
+    if file.is_pipe:
         raise click.UsageError(
             f"{output} is a folder, and this input has no name: give the output a file's name"
         )
-    return os.path.join(output, renamed(found.relative_path)), True
+    return os.path.join(output, renamed(file.relative_path)), True
 
 
 def _without_suffix(name: str) -> str:
@@ -290,12 +288,12 @@ def _without_suffix(name: str) -> str:
     return plain
 
 
-def _sidecar_of(found: _Found, sidecar: str | None) -> str:
+def _sidecar_of(file: _Source, sidecar: str | None) -> str:
     if sidecar is not None:
         return sidecar
-    if found.is_pipe:
+    if file.is_pipe:
         raise click.UsageError("to read from a pipe, say with --sidecar FILE where the keys are")
-    return sidecar_path(found.path)
+    return sidecar_path(file.path)
 
 
 def _is_encrypted(path: str) -> bool:

@@ -1,8 +1,22 @@
 """Decrypting, printing and verifying one encrypted file.
 
-No byte is written before its block is verified. A file gets its name when all of it is verified.
-What is written to standard output cannot be taken back: there, the exit status tells whether the
-output is complete.
+No byte leaves this module before its block is verified. What is on the disk after each step of
+``decrypt``, which changes neither the encrypted file nor its sidecar:
+
+    ==================================  =====================  ==================================
+    After this step                     FILE                   .ags1-*.tmp beside it
+    ==================================  =====================  ==================================
+    0. the run starts                   as before the run      none
+    1. a block is verified and written  as before the run      the plaintext of verified blocks
+    2. every block is verified          as before the run      all of the plaintext
+    3. the temporary file is renamed    all of the plaintext   none
+    ==================================  =====================  ==================================
+
+If a run fails before step 3, it removes the temporary file. If it is killed, the temporary file
+stays, with plaintext in it; nobody can read it who could not read FILE. If it is interrupted in
+step 3, FILE is removed again, unless it has replaced an older file (``--force``).
+
+Standard output cannot be taken back: there, the exit status tells whether the output is complete.
 """
 
 from __future__ import annotations

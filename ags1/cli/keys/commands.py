@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import Output, print_line
-from ..exits import Command, Exit, Group
+from ..exits import Command, Group
 from ..kms import options
 from ..kms.options import KmsOptions, Target
 from ..options import PATH, json_output, no_fsync, output
@@ -30,7 +30,7 @@ _name = click.argument("name", metavar="NAME")
 @options.keyring
 @options.new_passphrase
 @json_output
-def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> int:
+def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> None:
     """Make a master key in a keyring: the short form of 'ags1 key create'.
 
     The key is added to the keyring. If there is no keyring, it is made (mode 0600). A key that
@@ -58,7 +58,6 @@ def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> int
         {"keyring": path, "name": name, "version": version},
         f"made the master key {name!r} in {path}; if it is lost, nothing can be decrypted",
     )
-    return Exit.OK
 
 
 @click.group(
@@ -80,7 +79,7 @@ def key() -> None:
 @key.command("list", short_help="List the master keys.")
 @options.kms
 @json_output
-def list_(kms: KmsOptions, out: Output) -> int:
+def list_(kms: KmsOptions, out: Output) -> None:
     """List the master keys of a keyring: name, algorithm, current version.
 
     Examples:
@@ -93,7 +92,6 @@ def list_(kms: KmsOptions, out: Output) -> int:
         facts = asdict(info)
         del facts["versions"]
         out.result(facts, f"{info.key_id}  {info.algorithm}  version {info.current_version}")
-    return Exit.OK
 
 
 @key.command()
@@ -101,7 +99,7 @@ def list_(kms: KmsOptions, out: Output) -> int:
 @options.kms
 @options.new_passphrase
 @json_output
-def create(name: str, kms: KmsOptions, passphrase: bool, out: Output) -> int:
+def create(name: str, kms: KmsOptions, passphrase: bool, out: Output) -> None:
     """Make a master key in a keyring.
 
     A key that exists is never replaced, because what it has wrapped would be lost. If there is no
@@ -119,14 +117,13 @@ def create(name: str, kms: KmsOptions, passphrase: bool, out: Output) -> int:
     chosen = keyring_settings(kms, "create")
     info = keyring_for_new_key(chosen, protect=passphrase).create_key(name)
     out.result(asdict(info), f"made the master key {name!r}")
-    return Exit.OK
 
 
 @key.command()
 @_name
 @options.kms
 @json_output
-def rotate(name: str, kms: KmsOptions, out: Output) -> int:
+def rotate(name: str, kms: KmsOptions, out: Output) -> None:
     """Make a new version of a master key in a keyring.
 
     From now on, the new version wraps. Older versions stay and unwrap what they have wrapped. 'ags1
@@ -139,9 +136,8 @@ def rotate(name: str, kms: KmsOptions, out: Output) -> int:
     from .keyrings import keyring, keyring_settings
 
     info = keyring(keyring_settings(kms, "rotate")).rotate_key(name)
-    said = f"rotated the master key {info.key_id!r}, version {info.current_version}"
-    out.result(asdict(info), f"{said}; older versions still unwrap")
-    return Exit.OK
+    done = f"rotated the master key {info.key_id!r}, version {info.current_version}"
+    out.result(asdict(info), f"{done}; older versions still unwrap")
 
 
 @key.command()
@@ -154,7 +150,7 @@ def rotate(name: str, kms: KmsOptions, out: Output) -> int:
 )
 @click.option("--remove", is_flag=True, help="Remove the passphrase.")
 @json_output
-def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, out: Output) -> int:
+def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, out: Output) -> None:
     """Set, change or remove the passphrase of a keyring.
 
     If there is an old passphrase, it is read from the property kms.local.passphrase-file or asked
@@ -195,13 +191,12 @@ def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, out:
         had_one = set_passphrase(path, new, old)
         done = "changed the passphrase of" if had_one else "set a passphrase for"
     out.result({"keyring": path, "protected": not remove}, f"{done} the keyring {path}")
-    return Exit.OK
 
 
 @key.command("export-public-info", short_help="Print what is public about master keys.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @options.kms
-def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> int:
+def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> None:
     """Print what is public about the master keys of a keyring, as JSON.
 
     Without NAME, all keys are printed: their versions with times and fingerprints. Nothing secret
@@ -218,7 +213,6 @@ def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> int:
     wanted = names or tuple(opened.names())
     keys = [asdict(opened.describe_key(name)) for name in wanted]
     print_line(json.dumps({"kms": "local", "keys": keys}, indent=2))
-    return Exit.OK
 
 
 @key.command(short_help="Wrap the keys in sidecars again.")

@@ -6,9 +6,9 @@ each of its options, so that some have more than eight.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,14 +20,13 @@ from ..console import Output, print_error, print_json
 from ..exits import Group
 from ..kms import options
 from ..kms.options import KmsOptions, Target
-from ..options import no_fsync, output
+from ..options import grouped, no_fsync, output
 from ..report import Report, bar
 from .session import kms_config, master, session
 from .tables import COMMANDS
 
 if TYPE_CHECKING:
     from ...spark.jobs import Summary
-    from ...spark.keys import KmsConfig
 
 
 class _NamedPath(click.Path):
@@ -54,6 +53,30 @@ _force = click.option(
 _sources = click.argument("sources", nargs=-1, required=True, type=_PATH, metavar="SOURCE...")
 _some_sources = click.argument("sources", nargs=-1, type=_PATH, metavar="[SOURCE]...")
 _target = click.argument("target", type=_PATH, metavar="TARGET")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What the options say of the ledger to open, and of the keys to accept."""
+
+    ledger: str
+    keys: tuple[str, ...]
+    kms: KmsOptions
+
+    def opening(self) -> dict[str, Any]:
+        """Return the arguments by which Spark's jobs open the ledger. Raises before Spark starts
+        what would fail in each of them: OSError, click.UsageError, KmsError."""
+        from ...spark.paths import ledger_folder
+        from ..kms.master_keys import settings_of, trusted_keys
+
+        os.listdir(ledger_folder(self.ledger))
+        settings = settings_of(self.kms)
+        config = kms_config(settings)
+        key_ids = trusted_keys(settings, config.client(), self.keys) or frozenset()
+        return {"ledger": self.ledger, "kms": config, "key_ids": key_ids}
+
+
+_reading = grouped("reading", _Reading, _ledger, options.trusted_keys, options.kms)
 _VERBS = {
     "encrypt": "encrypted",
     "decrypt": "decrypted",
@@ -82,7 +105,7 @@ def spark() -> None:
     """
 
 
-@spark.command()
+@spark.command(short_help="Encrypt files into a folder, each under a fresh key.")
 @_sources
 @_target
 @_ledger
@@ -129,7 +152,7 @@ def encrypt(
 
     settings, key_id = named_key(kms, key)
     config = kms_config(settings)
-    ledger_folder(ledger)  # told before Spark starts
+    ledger_folder(ledger)  # raises before Spark starts
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
         from ...spark.jobs import encrypt_files
@@ -153,9 +176,7 @@ def encrypt(
 @spark.command()
 @_some_sources
 @_target
-@_ledger
-@options.trusted_keys
-@options.kms
+@_reading
 @master
 @_force
 @no_fsync
@@ -163,9 +184,7 @@ def encrypt(
 def decrypt(
     sources: tuple[str, ...],
     target: str,
-    ledger: str,
-    keys: tuple[str, ...],
-    kms: KmsOptions,
+    reading: _Reading,
     master: str | None,
     force: bool,
     no_fsync: bool,
@@ -180,7 +199,7 @@ def decrypt(
       ags1 spark decrypt copy --ledger ledger          all that the ledger has
       ags1 spark decrypt sealed copy --ledger ledger   these files, moved or not
     """
-    config, key_ids = _opening(ledger, kms, keys)
+    opening = reading.opening()
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
         from ...spark.jobs import decrypt_files
@@ -189,12 +208,10 @@ def decrypt(
             session,
             sources or None,
             target,
-            ledger=ledger,
-            kms=config,
-            key_ids=key_ids,
             overwrite=force,
             durable=not no_fsync,
             progress=progress,
+            **opening,
         )
 
     return _run(work, master, out)
@@ -202,16 +219,12 @@ def decrypt(
 
 @spark.command()
 @_some_sources
-@_ledger
-@options.trusted_keys
-@options.kms
+@_reading
 @master
 @output
 def verify(
     sources: tuple[str, ...],
-    ledger: str,
-    keys: tuple[str, ...],
-    kms: KmsOptions,
+    reading: _Reading,
     master: str | None,
     out: Output,
 ) -> int:
@@ -223,30 +236,24 @@ def verify(
       ags1 spark verify --ledger ledger
       ags1 spark verify sealed --ledger ledger --json | jq -r 'select(.ok | not) | .file'
     """
-    config, key_ids = _opening(ledger, kms, keys)
+    opening = reading.opening()
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
         from ...spark.jobs import verify_files
 
-        return verify_files(
-            session, sources or None, ledger=ledger, kms=config, key_ids=key_ids, progress=progress
-        )
+        return verify_files(session, sources or None, progress=progress, **opening)
 
     return _run(work, master, out)
 
 
 @spark.command()
-@_ledger
-@options.trusted_keys
-@options.kms
+@_reading
 @options.target
 @master
 @no_fsync
 @output
 def rewrap(
-    ledger: str,
-    keys: tuple[str, ...],
-    kms: KmsOptions,
+    reading: _Reading,
     target: Target,
     master: str | None,
     no_fsync: bool,
@@ -266,7 +273,7 @@ def rewrap(
     from ..kms.master_keys import target_of
 
     other = target_of(target)
-    config, key_ids = _opening(ledger, kms, keys)
+    opening = reading.opening()
     to_kms = None if other is None else kms_config(other)
 
     def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
@@ -274,27 +281,13 @@ def rewrap(
 
         return rewrap_ledger(
             session,
-            ledger=ledger,
-            kms=config,
             to_key_id=target.to_key,
             to_kms=to_kms,
-            key_ids=key_ids,
             durable=not no_fsync,
+            **opening,
         )
 
     return _run(work, master, out)
-
-
-def _opening(
-    ledger: str, options: KmsOptions, keys: tuple[str, ...]
-) -> tuple[KmsConfig, frozenset[str]]:
-    from ...spark.paths import ledger_folder
-    from ..kms.master_keys import settings_of, trusted_keys
-
-    os.listdir(ledger_folder(ledger))  # told before Spark starts
-    settings = settings_of(options)
-    config = kms_config(settings)
-    return config, trusted_keys(settings, config.client(), keys) or frozenset()
 
 
 def _run(
@@ -315,7 +308,7 @@ def _report(summary: Summary, out: Output) -> int:
         report.failed(error, failure.path, failure.kind)
     if more := summary.failed - len(summary.failures):
         print_error(f"{more} more files failed")
-    facts = dataclasses.asdict(summary)
+    facts = asdict(summary)
     del facts["failures"]
     facts |= {"bytes_per_second": summary.bytes_per_second, "ok": not summary.failed}
     if out.as_json:

@@ -63,7 +63,7 @@ def session(master: str | None) -> Iterator[Any]:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("ags1").config("spark.ui.showConsoleProgress", "false")
     if not os.environ.get("AGS1_DEBUG"):
-        builder = builder.config("spark.log.level", "FATAL")  # failures are told once
+        builder = builder.config("spark.log.level", "FATAL")  # ags1 reports failures itself
     if master is not None:
         builder = builder.master(master)
     try:
@@ -71,8 +71,8 @@ def session(master: str | None) -> Iterator[Any]:
     except PySparkRuntimeError as error:
         raise OSError(errno.EIO, f"Spark did not start: {error}") from None
     except Py4JJavaError as error:  # a master that it does not understand, say
-        said = error.java_exception.getMessage()
-        raise OSError(errno.EIO, f"Spark did not start: {said}") from None
+        message = error.java_exception.getMessage()
+        raise OSError(errno.EIO, f"Spark did not start: {message}") from None
     try:
         yield made
     finally:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from ...iceberg.table import Rekeyed
 
 
-@click.command("verify-table", cls=Command)
+@click.command(
+    "verify-table", cls=Command, short_help="Check every block of every file of a table."
+)
 @options.opening
 @verifying.asking
 @master
@@ -56,7 +58,7 @@ def verify_table(
     return verify_and_report(where, asked, work, out)
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Encrypt an unencrypted table in its place.")
 @migrating.opening
 @migrating.asking
 @master
@@ -118,19 +120,19 @@ def _executors_options(where: TableOptions) -> dict[str, str]:
     from ...spark.options import refuse_secrets
     from ..kms.master_keys import settings_of
 
-    found = {f"catalog.{name}": text for name, text in where.io_properties.items()}
+    known = {f"catalog.{name}": text for name, text in where.io_properties.items()}
     if where.catalog is None:
-        found |= dict(kms_config(settings_of(where.kms)).properties)
+        known |= dict(kms_config(settings_of(where.kms)).properties)
     else:
-        found["catalog"] = where.catalog
+        known["catalog"] = where.catalog
         configured = configured_properties(where.catalog, where.io_properties)
         has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
         if where.kms != KmsOptions() or not has_kms:
             # Above the catalog's own, and above what is set for everything.
             kms = kms_config(settings_of(where.kms)).properties
-            found |= {f"catalog.{name}": text for name, text in kms}
-    refuse_secrets(found)
-    return found
+            known |= {f"catalog.{name}": text for name, text in kms}
+    refuse_secrets(known)
+    return known
 
 
 COMMANDS = (verify_table, migrate, rekey)

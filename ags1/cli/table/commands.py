@@ -8,7 +8,6 @@ parameter for each of its options, so that some have more than eight.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -16,11 +15,14 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import click
 
 from ...atomic import AtomicFile
-from ..console import BinaryOutput, Output, print_line
-from ..exits import Exit, Group, one_line
+from ..console import BinaryOutput, Output, print_json, print_line
+from ..exits import Group, one_line
 from ..options import PATH, force, json_output, output, quiet
 from . import maintenance, options, verifying, writing
 from .creating import create
+from .facts import describe_table, file_line, files_of_snapshot, table_lines
+from .filters import parsed_filter
+from .opening import open_table
 from .options import TableOptions
 from .verifying import VerifyingOptions, verify_and_report
 
@@ -50,26 +52,22 @@ def table() -> None:
     """
 
 
-@table.command()
+@table.command(short_help="Show a table's snapshots and keys.")
 @options.opening
 @json_output
-def info(where: TableOptions, out: Output) -> int:
+def info(where: TableOptions, out: Output) -> None:
     """Show a table's snapshots and keys, and what in it is unencrypted. This needs no key.
 
     Examples:
       ags1 table info warehouse/db/flights
       ags1 table info db.flights --catalog prod --json | jq .keks
     """
-    from .facts import describe_table, table_lines
-    from .opening import open_table
-
     facts = describe_table(open_table(where, out.note, keys=False))
     if out.as_json:
         out.result(facts)
     else:
         for line in table_lines(facts):
             print_line(one_line(line))
-    return Exit.OK
 
 
 @table.command()
@@ -117,7 +115,7 @@ def scan(
     force: bool,
     require_encrypted: bool,
     out: Output,
-) -> int:
+) -> None:
     """Print a table's rows, decrypted.
 
     Rows are printed as they are read. A damaged file ends the output: it is complete only if the
@@ -131,7 +129,6 @@ def scan(
           --format jsonl | jq .id
       ags1 table scan warehouse/db/flights --ref audit -o /secure/flights.parquet
     """
-    from .opening import open_table
     from .rows import BINARY, WRITERS
 
     format_ = format_ or _format_of(output)
@@ -142,7 +139,7 @@ def scan(
     opened = open_table(where, out.note, require_encrypted=require_encrypted)
     chosen = _snapshot(opened, snapshot_id, ref)
     reader = opened.scan(
-        row_filter=_expression(opened, row_filter),
+        row_filter=parsed_filter(opened, row_filter or "true", "--filter", of_scan=True),
         selected_fields=tuple(columns.split(",")) if columns else ("*",),
         snapshot_id=None if chosen is None else chosen.snapshot_id,
         limit=limit,
@@ -152,39 +149,37 @@ def scan(
         stdout = cast("IO[bytes]", BinaryOutput())
         write(reader, stdout)
         stdout.flush()
-        return Exit.OK
+        return
     with (
         AtomicFile(output, overwrite=force) as target,
         os.fdopen(target.fd, "wb", closefd=False) as file,
     ):
         write(reader, file)
-    return Exit.OK
 
 
-@table.command()
+@table.command(short_help="List a snapshot's data and delete files.")
 @options.opening
 @_at_snapshot
 @_at_ref
 @output
-def files(where: TableOptions, snapshot_id: int | None, ref: str | None, out: Output) -> int:
+def files(where: TableOptions, snapshot_id: int | None, ref: str | None, out: Output) -> None:
     """List a snapshot's data and delete files: whether they are encrypted, rows, sizes.
 
     Examples:
       ags1 table files warehouse/db/flights
       ags1 table files db.flights --catalog prod --json | jq 'select(.encrypted | not)'
     """
-    from .facts import file_line, files_of_snapshot
-    from .opening import open_table
-
     opened = open_table(where, out.note)
     chosen = _snapshot(opened, snapshot_id, ref) or opened.current_snapshot()
     if chosen is not None:
         for facts in files_of_snapshot(opened, chosen):
-            print_line(json.dumps(facts) if out.as_json else one_line(file_line(facts)))
-    return Exit.OK
+            if out.as_json:
+                print_json(facts)
+            else:
+                print_line(one_line(file_line(facts)))
 
 
-@table.command()
+@table.command(short_help="Check every block of every file of a table.")
 @options.opening
 @verifying.asking
 @options.threads
@@ -221,28 +216,14 @@ def _snapshot(opened: Table, snapshot_id: int | None, ref: str | None) -> Snapsh
     if snapshot_id is not None and ref is not None:
         raise click.UsageError("--snapshot and --ref name two snapshots: name one")
     if ref is not None:
-        found = opened.snapshot_by_name(ref)
-        if found is None:
-            raise click.UsageError(
-                f"the table has no branch or tag {ref!r}: 'ags1 table info' lists them"
-            )
-        return found
-    if snapshot_id is not None:
-        found = opened.snapshot_by_id(snapshot_id)
-        if found is None:
-            raise click.UsageError(
-                f"the table has no snapshot {snapshot_id}: 'ags1 table info' lists them"
-            )
-        return found
-    return None
-
-
-def _expression(opened: Table, text: str | None) -> Any:
-    from pyiceberg.expressions import AlwaysTrue
-
-    from .filters import parsed_filter
-
-    return parsed_filter(opened, text, "--filter", of_scan=True) if text else AlwaysTrue()
+        named, chosen = f"branch or tag {ref!r}", opened.snapshot_by_name(ref)
+    elif snapshot_id is not None:
+        named, chosen = f"snapshot {snapshot_id}", opened.snapshot_by_id(snapshot_id)
+    else:
+        return None
+    if chosen is None:
+        raise click.UsageError(f"the table has no {named}: 'ags1 table info' lists them")
+    return chosen
 
 
 def _format_of(output: str | None) -> str:

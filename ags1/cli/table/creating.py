@@ -5,8 +5,8 @@ The command imports PyIceberg and Arrow when it runs: start-up time, and they ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -147,22 +147,21 @@ def create(where: TableOptions, new: _NewTable, dry_run: bool, out: Output) -> N
     if dry_run:
         out.result(facts, _would_create(facts, schema))
         return
-    if new.create_namespace:
-        _ensure_namespace(opened)
-    table = opened.catalog.create_table(
-        opened.identifier,
-        schema,
-        location=new.location,
-        partition_spec=spec,
-        sort_order=order,
-        properties={
-            **new.properties,
-            "format-version": "3",
-            "encryption.key-id": key_id,
-            "encryption.data-key-length": new.data_key_length,
-            "write.format.default": new.file_format,
-        },
-    )
+    with _namespace(opened, create=new.create_namespace):
+        table = opened.catalog.create_table(
+            opened.identifier,
+            schema,
+            location=new.location,
+            partition_spec=spec,
+            sort_order=order,
+            properties={
+                **new.properties,
+                "format-version": "3",
+                "encryption.key-id": key_id,
+                "encryption.data-key-length": new.data_key_length,
+                "write.format.default": new.file_format,
+            },
+        )
     facts |= {"location": table.location(), "metadata_location": table.metadata_location}
     out.result(facts, f"{opened.identifier} created under {key_id}, at {table.location()}")
 
@@ -199,10 +198,18 @@ def _would_create(facts: dict[str, Any], schema: Schema) -> str:
     return f"{line}, partitioned by {by}" if by else line
 
 
-def _ensure_namespace(opened: ChangedCatalog) -> None:
-    from pyiceberg.exceptions import NamespaceAlreadyExistsError
+@contextmanager
+def _namespace(opened: ChangedCatalog, *, create: bool) -> Iterator[None]:
+    """Create the table's namespace if it does not exist, or say that this can be done."""
+    from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchNamespaceError
 
     namespace = opened.identifier.rpartition(".")[0]
-    if not opened.catalog.namespace_exists(namespace):
+    if create and not opened.catalog.namespace_exists(namespace):
         with suppress(NamespaceAlreadyExistsError):  # somebody else was faster
             opened.catalog.create_namespace(namespace)
+    try:
+        yield
+    except NoSuchNamespaceError:
+        raise click.UsageError(
+            f"the catalog has no namespace {namespace!r}: --create-namespace creates it"
+        ) from None

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
+    from ...keys import EncryptedKey
+
 _DAY_MS = 24 * 60 * 60 * 1000
 _MAX_DIGITS = 18
 _CONTENTS = {0: "data", 1: "position-deletes", 2: "equality-deletes"}
@@ -25,55 +27,42 @@ def describe_table(table: Table) -> dict[str, Any]:
 
     metadata = table.metadata
     current = metadata.current_snapshot()
-    encrypted = isinstance(table, EncryptedTable)
-    facts: dict[str, Any] = {
+    keys = table.files.keys if isinstance(table, EncryptedTable) else None
+    entries = () if keys is None else keys.encryption_keys
+    keks = {entry.key_id: entry.encrypted_by_id for entry in entries}
+    statistics = (*metadata.statistics, *metadata.partition_statistics)
+    return {
         "table_uuid": str(metadata.table_uuid),
         "format_version": metadata.format_version,
         "location": metadata.location,
         "metadata_location": table.metadata_location,
-        "encrypted": encrypted,
-        "key_id": None,
-        "data_key_length": None,
+        "encrypted": keys is not None,
+        "key_id": None if keys is None else keys.table_key_id,
+        "data_key_length": None if keys is None else keys.data_key_length,
         "current_snapshot_id": None if current is None else current.snapshot_id,
         "refs": {
             name: {"type": ref.snapshot_ref_type.value, "snapshot_id": ref.snapshot_id}
             for name, ref in sorted(metadata.refs.items())
         },
-        "keks": _keks(table) if isinstance(table, EncryptedTable) else [],
-        "snapshots": [],
-        "plain_statistics": [
-            statistics.statistics_path
-            for statistics in (*metadata.statistics, *metadata.partition_statistics)
-        ],
+        "keks": [_kek(entry) for entry in (() if keys is None else keys.key_encryption_keys)],
+        "snapshots": [_snapshot(snapshot, keks) for snapshot in metadata.snapshots],
+        "plain_statistics": [file.statistics_path for file in statistics],
     }
-    keks: dict[str, str | None] = {}
-    if isinstance(table, EncryptedTable):
-        keys = table.files.keys
-        facts["key_id"] = keys.table_key_id
-        facts["data_key_length"] = keys.data_key_length
-        keks = {entry.key_id: entry.encrypted_by_id for entry in keys.encryption_keys}
-    facts["snapshots"] = [_snapshot(snapshot, keks) for snapshot in metadata.snapshots]
-    return facts
 
 
-def _keks(table: Any) -> list[dict[str, Any]]:
+def _kek(entry: EncryptedKey) -> dict[str, Any]:
     from ...keys.manager import KEK_LIFETIME_MS
 
-    found = []
-    for entry in table.files.keys.key_encryption_keys:
-        made_ms = _number(entry.timestamp)
-        age_ms = None if made_ms is None else time.time_ns() // 1_000_000 - made_ms
-        found.append(
-            {
-                "kek_id": entry.key_id,
-                "master_key_id": entry.encrypted_by_id,
-                "created": made_ms and _time(made_ms),
-                "age_days": None if age_ms is None else age_ms // _DAY_MS,
-                "expires": made_ms and _time(made_ms + KEK_LIFETIME_MS),
-                "expired": age_ms is not None and age_ms >= KEK_LIFETIME_MS,
-            }
-        )
-    return found
+    made_ms = _number(entry.timestamp)
+    age_ms = None if made_ms is None else time.time_ns() // 1_000_000 - made_ms
+    return {
+        "kek_id": entry.key_id,
+        "master_key_id": entry.encrypted_by_id,
+        "created": made_ms and _time(made_ms),
+        "age_days": None if age_ms is None else age_ms // _DAY_MS,
+        "expires": made_ms and _time(made_ms + KEK_LIFETIME_MS),
+        "expired": age_ms is not None and age_ms >= KEK_LIFETIME_MS,
+    }
 
 
 def _snapshot(snapshot: Snapshot, keks: dict[str, str | None]) -> dict[str, Any]:

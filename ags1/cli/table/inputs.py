@@ -14,7 +14,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..report import Report
 
+_Opened: TypeAlias = "tuple[pa.Schema, Iterator[pa.RecordBatch]]"
 _SUFFIXES = {
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -40,7 +41,6 @@ _SUFFIXES = {
     ".json": "jsonl",
     ".avro": "avro",
 }
-_FORMATS: dict[str, type[Input]] = {}
 _BATCH_ROWS = 65536
 # A value has to fit into a block.
 _CSV_BLOCK_SIZE = 8 << 20
@@ -48,276 +48,255 @@ _ARROW_FILE = b"ARROW1"
 
 
 class Input:
-    """A file of rows. ``schema`` is Arrow's, of the batches; ``done_size`` is how many bytes of
-    ``size`` are read, about.
+    """A file of rows; ``-`` is standard input, Arrow's stream unless ``format_`` says otherwise.
 
-    ``table_schema`` has the types of columns in text; without it, Arrow guesses them.
+    ``schema`` is Arrow's, of the batches; ``done_size`` is how many bytes of ``size`` are read,
+    about. ``table_schema`` has the types of columns in text; without it, Arrow guesses them. Raises
+    ValueError for a name that does not tell the format.
     """
 
-    def __init__(self, name: str, table_schema: Schema | None) -> None:
+    def __init__(self, name: str, format_: str | None, table_schema: Schema | None) -> None:
         self.name = STDIN if name == "-" else name
+        self.path = name
+        self.table_schema = table_schema
         self.done_size = 0
         self.schema = pa.schema([])
         # A pipe cannot be opened a second time.
         self.is_file = False
         self.size: int | None = None
-        self._path = name
-        self._table_schema = table_schema
+        self._read = _FORMATS[format_ or _format_of(name)]
         self._stack = ExitStack()
-        self._is_open = False
+        self._batches: Iterator[pa.RecordBatch] | None = None
 
     def open(self) -> None:
         """Open the file, if it is not, and read its schema. Raises as ``batches``."""
-        if self._is_open:
+        if self._batches is not None:
             return
-        self._is_open = True
         self.done_size = 0
-        with _failures(self.name):
-            try:
-                self._open()
-            except BaseException:
-                self.close()
-                raise
+        with _failures(self.name), ExitStack() as self._stack:
+            self.schema, self._batches = self._read(self, self._open())
+            names = self.schema.names
+            for name in names:
+                if names.count(name) > 1:
+                    raise FormatError(f"the file has the column {name!r} twice: rename one")
+            self._stack = self._stack.pop_all()
 
     def close(self) -> None:
         """Close the file. It can be opened again."""
+        self._batches = None
         self._stack.close()
-        self._is_open = False
-
-    def _open(self) -> None:
-        if self._path == "-":
-            raw: Any = binary_input()
-        else:
-            status = os.stat(self._path)
-            if stat.S_ISDIR(status.st_mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._path)
-            self.is_file = stat.S_ISREG(status.st_mode)
-            self.size = status.st_size if self.is_file else None
-            raw = self._stack.enter_context(io.FileIO(self._path))
-        self._file = _Counted(raw, self._count)
-        self._begin()
-        names = self.schema.names
-        for name in names:
-            if names.count(name) > 1:
-                raise FormatError(f"the file has the column {name!r} twice: rename one")
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows. Raises Ags1Error with the file's name for a file that is damaged or cut,
-        ValueError for text that does not fit the table, OSError."""
+        """Yield the rows of an open file. Raises Ags1Error with the file's name for a file that is
+        damaged or cut, ValueError for text that does not fit the table, OSError."""
+        assert self._batches is not None
         with _failures(self.name):
-            yield from self._batches()
+            yield from self._batches
 
-    def _count(self, size: int) -> None:
-        self.done_size += size
-
-    def _begin(self) -> None:
-        raise NotImplementedError
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        raise NotImplementedError
-
-    def _need_file(self) -> None:
+    def need_file(self) -> None:
+        """Raise ValueError for a pipe."""
         if not self.is_file:
             raise ValueError("this format is read from files, not from a pipe: name a file")
 
+    def arrow_file(self) -> pa.NativeFile:
+        """Open the file for Arrow, which seeks in it. Raises ValueError for a pipe."""
+        self.need_file()
+        return self._stack.enter_context(pa.OSFile(self.path))
 
-class _Parquet(Input):
-    def _begin(self) -> None:
-        import pyarrow.parquet as pq
+    def advance(self, done: int, total: int) -> None:
+        """Take that ``done`` parts of ``total`` are read."""
+        self.done_size = (self.size or 0) * done // max(total, 1)
 
-        self._need_file()
-        source = self._stack.enter_context(pa.OSFile(self._path))
-        self._parquet = pq.ParquetFile(source, pre_buffer=False)
-        self.schema = self._parquet.schema_arrow
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        rows, size = self._parquet.metadata.num_rows, self.size or 0
-        done = 0
-        for batch in self._parquet.iter_batches(_BATCH_ROWS):
-            yield batch
-            done += batch.num_rows
-            self.done_size = size * done // max(rows, 1)
-
-
-class _Arrow(Input):
-    def _begin(self) -> None:
-        self._groups: Any = None
-        if self.is_file and self._file.read(len(_ARROW_FILE)) == _ARROW_FILE:
-            source = self._stack.enter_context(pa.OSFile(self._path))
-            self._groups = pa.ipc.open_file(source)
-            self.schema = self._groups.schema
-            return
-        if self.is_file:
-            self._file.seek(0)
-            self.done_size = 0
-        self._stream = pa.ipc.open_stream(self._file)
-        self.schema = self._stream.schema
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        if self._groups is None:
-            yield from self._stream
-            if self._file.has_ended:
-                # Arrow stops at the stream's end mark, and takes the file's end for another. Then a
-                # stream that was cut would pass for a whole one.
-                raise FormatError("the stream ends without its end mark: it is truncated")
-            return
-        for number in range(self._groups.num_record_batches):
-            yield self._groups.get_batch(number)
-            self.done_size = (self.size or 0) * (number + 1) // self._groups.num_record_batches
+    def _open(self) -> _Counted:
+        if self.path == "-":
+            return _Counted(binary_input(), self)
+        status = os.stat(self.path)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
+        self.is_file = stat.S_ISREG(status.st_mode)
+        self.size = status.st_size if self.is_file else None
+        return _Counted(self._stack.enter_context(io.FileIO(self.path)), self)
 
 
-class _Csv(Input):
-    def _begin(self) -> None:
-        from pyarrow import csv
-
-        texts = self._texts = TextColumns(self._table_schema)
-        self._csv = csv.open_csv(
-            self._file,
-            read_options=csv.ReadOptions(block_size=_CSV_BLOCK_SIZE),
-            parse_options=csv.ParseOptions(newlines_in_values=True),
-            convert_options=csv.ConvertOptions(
-                column_types=texts.csv_types,
-                # 'NA' is a country.
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            ),
-        )
-        self.schema = texts.schema_of_csv(self._csv.schema)
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._csv:
-            yield self._texts.of_csv(batch, self.schema)
-
-
-class _JsonLines(Input):
-    def _begin(self) -> None:
-        if self._table_schema is None:
-            from pyarrow import json
-
-            self.schema = json.open_json(self._file).schema
-            return
-        self._texts = TextColumns(self._table_schema)
-        lines = enumerate(io.BufferedReader(self._file, 1 << 20), 1)
-        self._rows = self._texts.json_rows(lines)
-        self._first = next(self._rows, [])
-        self.schema = self._texts.schema_of_json(self._first)
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        first, self._first = self._first, []
-        for rows in itertools.chain([first], self._rows):
-            if rows:
-                yield self._texts.of_json(rows, self.schema)
-
-
-class _Avro(Input):
-    def _begin(self) -> None:
-        from pyiceberg.io.pyarrow import schema_to_pyarrow
-
-        from ...iceberg.formats.avro import AvroFile
-        from ...iceberg.formats.avro_schema import iceberg_schema_of_avro
-
-        self._need_file()
-        self._avro = AvroFile(self._file)
-        self._schema, self._names = iceberg_schema_of_avro(self._avro.schema)
-        self.schema = schema_to_pyarrow(self._schema)
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        for _, batch in self._avro.read(self._schema, name_mapping=self._names, positions=False):
-            yield batch
-
-
-_FORMATS.update(parquet=_Parquet, arrow=_Arrow, csv=_Csv, jsonl=_JsonLines, avro=_Avro)
-
-
-def new_input(name: str, format_: str | None, table_schema: Schema | None) -> Input:
-    """Return the file ``name``, not opened yet; ``-`` is standard input, Arrow's stream unless
-    ``format_`` says otherwise. Raises ValueError for a name that does not tell the format."""
-    if format_ is None:
-        suffix = os.path.splitext(name)[1].lower()
-        format_ = "arrow" if name == "-" else _SUFFIXES.get(suffix)
-    if format_ is None:
+def _format_of(name: str) -> str:
+    if name == "-":
+        return "arrow"
+    suffix = os.path.splitext(name)[1].lower()
+    if suffix not in _SUFFIXES:
         known = ", ".join(sorted(_SUFFIXES))
         raise ValueError(f"{name}: its name does not end in one of {known}: give --input-format")
-    return _FORMATS[format_](name, table_schema)
+    return _SUFFIXES[suffix]
+
+
+# Each of these opens a file of one format, and returns the schema and the batches.
+
+
+def _parquet(source: Input, file: _Counted) -> _Opened:
+    import pyarrow.parquet as pq
+
+    opened = pq.ParquetFile(source.arrow_file(), pre_buffer=False)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        done = 0
+        for batch in opened.iter_batches(_BATCH_ROWS):
+            yield batch
+            done += batch.num_rows
+            source.advance(done, opened.metadata.num_rows)
+
+    return opened.schema_arrow, batches()
+
+
+def _arrow(source: Input, file: _Counted) -> _Opened:
+    if source.is_file:
+        if file.read(len(_ARROW_FILE)) == _ARROW_FILE:
+            return _arrow_file(source)
+        file.seek(0)
+        source.done_size = 0
+    stream = pa.ipc.open_stream(file)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from stream
+        if file.has_ended:
+            # Arrow stops at the stream's end mark, and takes the file's end for another. Then a
+            # stream that was cut would pass for a whole one.
+            raise FormatError("the stream ends without its end mark: it is truncated")
+
+    return stream.schema, batches()
+
+
+def _arrow_file(source: Input) -> _Opened:
+    opened = pa.ipc.open_file(source.arrow_file())
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number in range(opened.num_record_batches):
+            yield opened.get_batch(number)
+            source.advance(number + 1, opened.num_record_batches)
+
+    return opened.schema, batches()
+
+
+def _csv(source: Input, file: _Counted) -> _Opened:
+    from pyarrow import csv
+
+    texts = TextColumns(source.table_schema)
+    opened = csv.open_csv(
+        file,
+        read_options=csv.ReadOptions(block_size=_CSV_BLOCK_SIZE),
+        parse_options=csv.ParseOptions(newlines_in_values=True),
+        convert_options=csv.ConvertOptions(
+            column_types=texts.csv_types,
+            # 'NA' is a country.
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+    schema = texts.schema_of_csv(opened.schema)
+    return schema, (texts.of_csv(batch, schema) for batch in opened)
+
+
+def _json_lines(source: Input, file: _Counted) -> _Opened:
+    if source.table_schema is None:
+        from pyarrow import json
+
+        return json.open_json(file).schema, iter(())
+    texts = TextColumns(source.table_schema)
+    rows = texts.json_rows(enumerate(io.BufferedReader(file, 1 << 20), 1))
+    first = next(rows, [])
+    schema = texts.schema_of_json(first)
+    some = itertools.chain([first], rows)
+    return schema, (texts.of_json(part, schema) for part in some if part)
+
+
+def _avro(source: Input, file: _Counted) -> _Opened:
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    from ...iceberg.formats.avro import AvroFile
+    from ...iceberg.formats.avro_schema import iceberg_schema_of_avro
+
+    source.need_file()
+    avro = AvroFile(file)
+    schema, names = iceberg_schema_of_avro(avro.schema)
+    rows = avro.read(schema, name_mapping=names, positions=False)
+    return schema_to_pyarrow(schema), (batch for _, batch in rows)
+
+
+_FORMATS: dict[str, Callable[[Input, _Counted], _Opened]] = {
+    "parquet": _parquet,
+    "arrow": _arrow,
+    "csv": _csv,
+    "jsonl": _json_lines,
+    "avro": _avro,
+}
 
 
 class Inputs:
     """Several files of rows as a few streams, one for each set of columns that they have.
 
     ``groups`` are the schema and the files of each. ``size`` is that of all files in bytes, None
-    where it cannot be known. A context manager. ``report`` is told how far the reading is.
-
-    Entering it raises as ``Input.batches``.
+    where it cannot be known. ``rows`` counts those that were read. A context manager; entering it
+    raises as ``Input.batches``.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        format_: str | None,
-        table_schema: Schema,
-    ) -> None:
-        self.report: Report | None = None
+    def __init__(self, names: Sequence[str], format_: str | None, table_schema: Schema) -> None:
         self._required = {field.name for field in table_schema.fields if field.required}
-        self._inputs = [new_input(name, format_, table_schema) for name in names]
+        self._inputs = [Input(name, format_, table_schema) for name in names]
         self.groups: list[tuple[pa.Schema, list[Input]]] = []
         self.rows = 0
 
     def __enter__(self) -> Inputs:
-        try:
-            for found in self._inputs:
-                found.open()
-                self._sort_in(found)
-                if found.is_file:
+        with ExitStack() as stack:
+            stack.callback(self.__exit__)
+            for source in self._inputs:
+                source.open()
+                self._add_to_group(source)
+                if source.is_file:
                     # There may be more of them than a process can have open.
-                    found.close()
-        except BaseException:
-            self.__exit__()
-            raise
+                    source.close()
+            stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for found in self._inputs:
-            found.close()
+        for source in self._inputs:
+            source.close()
 
     @property
     def size(self) -> int | None:
-        sizes = [found.size for found in self._inputs]
+        sizes = [source.size for source in self._inputs]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
-    def readers(self) -> Iterator[pa.RecordBatchReader]:
-        """Yield each group's rows. While they are read, they raise as ``Input.batches``; ``rows``
-        counts them."""
+    def readers(self, report: Report) -> Iterator[pa.RecordBatchReader]:
+        """Yield each group's rows. While they are read, they raise as ``Input.batches``."""
         for schema, inputs in self.groups:
-            yield pa.RecordBatchReader.from_batches(schema, self._rows_of(schema, inputs))
+            rows = self._rows_of(schema, inputs, report)
+            yield pa.RecordBatchReader.from_batches(schema, rows)
 
-    def _sort_in(self, found: Input) -> None:
+    def _add_to_group(self, source: Input) -> None:
         # Most files say of no column that it has no nulls. Whether there are any is seen later.
         schema = pa.schema(
             pa.field(f.name, f.type, f.nullable and f.name not in self._required)
-            for f in found.schema
+            for f in source.schema
         )
         for number, (known, inputs) in enumerate(self.groups):
             both = _of_both(known, schema)
             if both is not None:
-                self.groups[number] = both, [*inputs, found]
+                self.groups[number] = both, [*inputs, source]
                 return
-        self.groups.append((schema, [found]))
+        self.groups.append((schema, [source]))
 
-    def _rows_of(self, schema: pa.Schema, inputs: Iterable[Input]) -> Iterator[pa.RecordBatch]:
-        for found in inputs:
-            found.open()
-            if self.report is not None:
-                self.report.begin(found.name)
-            for batch in found.batches():
+    def _rows_of(
+        self, schema: pa.Schema, inputs: Iterable[Input], report: Report
+    ) -> Iterator[pa.RecordBatch]:
+        for source in inputs:
+            source.open()
+            report.begin(source.name)
+            for batch in source.batches():
                 if batch.num_rows:
                     self.rows += batch.num_rows
                     yield _as(batch, schema)
-                if self.report is not None:
-                    self.report.progress(found.done_size)
-            found.close()
-            if self.report is not None:
-                self.report.progress(found.size or found.done_size)
+                report.progress(source.done_size)
+            source.close()
+            report.progress(source.size or source.done_size)
 
 
 def _of_both(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
@@ -348,9 +327,9 @@ class _Counted(io.RawIOBase):
     """A file that tells how much is read of it, and ``has_ended`` once more was wanted than it
     has."""
 
-    def __init__(self, file: IO[bytes], count: Callable[[int], None]) -> None:
+    def __init__(self, file: BinaryIO | io.FileIO, source: Input) -> None:
         self._of = file
-        self._count = count
+        self._source = source
         self.has_ended = False
 
     def readable(self) -> bool:
@@ -376,7 +355,7 @@ class _Counted(io.RawIOBase):
                 break
             view[done : done + len(part)] = part
             done += len(part)
-        self._count(done)
+        self._source.done_size += done
         return done
 
 

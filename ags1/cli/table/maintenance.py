@@ -64,7 +64,7 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
             )
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Encrypt an unencrypted table in its place.")
 @migrating.opening
 @options.threads
 @migrating.asking
@@ -190,7 +190,7 @@ def rekey(
     rekey_and_report(where, asked, work, out)
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Copy or move a table to another location.")
 @options.changing()
 @click.argument("new_location", metavar="NEW_LOCATION")
 @click.option(
@@ -355,7 +355,9 @@ def expire(
     out.result(facts, line)
 
 
-@click.command("prune-keys", cls=Command)
+@click.command(
+    "prune-keys", cls=Command, short_help="Remove the wrapped keys that nothing refers to."
+)
 @options.changing()
 @options.dry_run("Print which keys would be removed.")
 @yes
@@ -374,13 +376,13 @@ def prune_keys(where: TableOptions, dry_run: bool, yes: bool, out: Output) -> No
     name = ".".join(table.name())
     if dry_run:
         view = table.view()
-        gone = [key.key_id for key in rotation.prune(view.metadata, view.manager).removed]
+        removed = [key.key_id for key in rotation.prune(view.metadata, view.manager).removed]
     else:
         confirm(f"Remove the keys of {name} that nothing refers to?", yes=yes)
-        gone = table.prune_keys()
+        removed = table.prune_keys()
     would = "would be " if dry_run else ""
-    facts = {"table": name, "dry_run": dry_run, "key_ids": gone}
-    line = f"{name}: {counted(len(gone), 'key')} {would}removed"
+    facts = {"table": name, "dry_run": dry_run, "key_ids": removed}
+    line = f"{name}: {counted(len(removed), 'key')} {would}removed"
     out.result(facts, line)
 
 

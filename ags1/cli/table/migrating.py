@@ -100,14 +100,14 @@ def _report(table: str, done: MigrationResult, asked: MigrationOptions, out: Out
         f"{counted(done.rows, 'row')} {would}encrypted"
     )
     if left is not None:
-        stay = done.failed if asked.delete_plaintext else left.inside
+        remaining = done.failed if asked.delete_plaintext else left.inside
         facts |= {
-            "plaintext_deleted": len(left.inside) - len(stay) if asked.delete_plaintext else 0,
-            "plaintext_left": list(stay),
+            "plaintext_deleted": len(left.inside) - len(remaining) if asked.delete_plaintext else 0,
+            "plaintext_left": list(remaining),
             "plaintext_outside": list(left.outside),
             "unreadable": list(left.unreadable),
         }
-        number = len(stay) + len(left.outside)
+        number = len(remaining) + len(left.outside)
         if number:
             line += f"; {counted(number, 'unencrypted file')} left (--json lists them)"
     out.result(facts, line)

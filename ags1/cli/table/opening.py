@@ -192,13 +192,13 @@ def newest_metadata(io: FileIO, folder: str) -> str:
     """
     from ...iceberg.storage.listing import list_files
 
-    found = list_files(io, f"{folder}/metadata")
-    if found is None:
+    files = list_files(io, f"{folder}/metadata")
+    if files is None:
         raise click.UsageError(
             f"{type(io).__name__} cannot list the files of {folder}: name the metadata.json"
         )
     hint, numbered = None, []
-    for location in found:
+    for location in files:
         name = location.rpartition("/")[2]
         if name == "version-hint.text":
             hint = location

@@ -70,10 +70,10 @@ def unique(
     ctx: click.Context, param: click.Parameter, pairs: tuple[tuple[str, str], ...]
 ) -> dict[str, str]:
     """Return pairs as a dict. Raises click.BadParameter for a name that is there twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise click.BadParameter("a name is given twice: give it once.")
-    return found
+    return values
 
 
 TABLE_PROPERTY = _Pair("NAME=VALUE, such as write.parquet.compression-codec=zstd")

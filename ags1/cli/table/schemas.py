@@ -19,7 +19,7 @@ from pyiceberg.transforms import Transform, parse_transform
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from ...errors import FormatError
-from .inputs import new_input
+from .inputs import Input
 
 _FIRST_PARTITION_ID = 1000
 _MAX_SCHEMA_SIZE = 16 << 20
@@ -80,7 +80,9 @@ def parse_type(text: str, ids: Iterator[int]) -> IcebergType:
                 {"id": 1, "name": "c", "type": text.lower(), "required": False}
             )
         except (ValueError, TypeError):
-            raise ValueError(f"{text!r} is not a type of Iceberg") from None
+            raise ValueError(
+                f"{text!r} is not a type of Iceberg, such as long, decimal(9, 2) or list<int>"
+            ) from None
         return field.field_type
     kind, parts = match[1].lower(), _split(match[2])
     if kind == "list" and len(parts) == 1:
@@ -137,14 +139,14 @@ def schema_like(path: str, format_: str | None) -> Schema:
 
     from ...iceberg.pyiceberg.arrow import iceberg_schema
 
-    found = new_input(path, format_, None)
+    file = Input(path, format_, None)
     try:
-        found.open()
-        return _checked(iceberg_schema(found.schema))
+        file.open()
+        return _checked(iceberg_schema(file.schema))
     except UnsupportedPyArrowTypeException as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
     finally:
-        found.close()
+        file.close()
 
 
 def _checked(schema: Schema) -> Schema:

@@ -51,9 +51,9 @@ class TextColumns:
         """What Arrow is to read CSV's columns as."""
         return self._types | dict.fromkeys(self._in_text, pa.string())
 
-    def schema_of_csv(self, found: pa.Schema) -> pa.Schema:
-        """Return the schema of a CSV file's batches; ``found`` is what Arrow reads."""
-        return pa.schema([(f.name, self._in_text.get(f.name, f.type)) for f in found])
+    def schema_of_csv(self, read: pa.Schema) -> pa.Schema:
+        """Return the schema of a CSV file's batches; ``read`` is what Arrow reads."""
+        return pa.schema([(f.name, self._in_text.get(f.name, f.type)) for f in read])
 
     def of_csv(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Return a batch that Arrow has read as one of ``schema``. Raises ValueError."""
@@ -92,8 +92,8 @@ class TextColumns:
         """Return the schema of a JSON file's batches, of which ``first`` is the first one: the
         table's columns, but for those with a default that no row there has."""
         present = {name for _, row in first for name in row}
-        kept = [name for name in self._types if name in present or name not in self._defaults]
-        return pa.schema([(name, self._types[name]) for name in kept])
+        names = [name for name in self._types if name in present or name not in self._defaults]
+        return pa.schema([(name, self._types[name]) for name in names])
 
     def of_json(self, rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
         """Return rows as a batch of ``schema``. Raises ValueError, with the line's number."""
@@ -212,10 +212,10 @@ def _flat(values: list[Any]) -> tuple[list[int | None], list[Any]]:
 
 
 def _time(value: Any) -> datetime.time:
-    found = datetime.time.fromisoformat(value)
-    if found.tzinfo is not None:
+    time = datetime.time.fromisoformat(value)
+    if time.tzinfo is not None:
         raise ValueError
-    return found
+    return time
 
 
 def _integer(value: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -115,7 +115,7 @@ def overwrite(
     _write(where, rows, replaced, branch, out, dry_run=dry_run, yes=yes)
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Delete the rows for which a filter is true.")
 @options.changing()
 @click.argument("row_filter", metavar="FILTER")
 @options.branch
@@ -151,7 +151,7 @@ def delete(
         _confirm_if_all(table, branch, expression, "Delete", yes=yes)
         transaction = table.transaction()
         with transaction, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that nothing matched is told here
+            warnings.simplefilter("ignore")  # the line below says that nothing matched
             transaction.delete(expression, branch=branch)
             made = _staged_ids(table, transaction)
         summaries = _summaries(table, made)
@@ -206,17 +206,17 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output
         from ...iceberg.operations.expire import everything
 
         encrypted = opened.load()
-        found = everything(encrypted.view().metadata).find_files(
+        files = everything(encrypted.view().metadata).find_files(
             encrypted.files, encrypted.metadata_location, folders=encrypted.folders
         )
-        facts |= {"files": len(found.locations), "left_behind": list(found.left_behind)}
-        files = counted(len(found.locations), "file")
+        facts |= {"files": len(files.locations), "left_behind": list(files.left_behind)}
+        number = counted(len(files.locations), "file")
         if not dry_run:
-            confirm(f"Drop {opened.identifier} and delete its {files}?", yes=yes)
+            confirm(f"Drop {opened.identifier} and delete its {number}?", yes=yes)
             opened.catalog.purge_table(opened.identifier)
-        line += f", {files} {would}deleted"
-        if found.left_behind:
-            out.note(f"{counted(len(found.left_behind), 'file')} left behind (--json lists them)")
+        line += f", {number} {would}deleted"
+        if files.left_behind:
+            out.note(f"{counted(len(files.left_behind), 'file')} left behind (--json lists them)")
     out.result(facts, line)
 
 
@@ -243,16 +243,16 @@ def _write(
         if expression is not None and not dry_run:
             _confirm_if_all(table, branch, expression, "Replace", yes=yes)
         with Report(out, inputs.size) as report:
-            inputs.report = report
+            readers = inputs.readers(report)
             if dry_run:
-                _check_rows(table, inputs)
+                _check_rows(table, readers)
                 if expression is not None:
                     facts |= _would_delete(table, branch, expression, "update")
             else:
                 transaction = table.transaction()
                 with transaction, warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    _write_groups(transaction, inputs, branch, expression)
+                    _write_groups(transaction, readers, branch, expression)
                     ids = _staged_ids(table, transaction)
                 made = _summaries(table, ids)
                 facts |= {
@@ -286,8 +286,8 @@ def _confirm_if_all(
     # Bound: "id is not null" is true for every row if the column is required.
     if isinstance(bind(table.schema(), expression, case_sensitive=True), AlwaysTrue):
         name = ".".join(table.name())
-        place = name if branch == MAIN_BRANCH else f"{name}, branch {branch}"
-        confirm(f"{verb} all rows of {place}?", yes=yes)
+        rows_of = name if branch == MAIN_BRANCH else f"{name}, branch {branch}"
+        confirm(f"{verb} all rows of {rows_of}?", yes=yes)
 
 
 def _check_columns(table: EncryptedTable, inputs: Inputs) -> None:
@@ -315,10 +315,13 @@ def _conversion(table: EncryptedTable, provided: pa.Schema) -> RowConversion:
 
 
 def _write_groups(
-    transaction: EncryptedTransaction, inputs: Inputs, branch: str, expression: Any
+    transaction: EncryptedTransaction,
+    readers: Iterable[pa.RecordBatchReader],
+    branch: str,
+    expression: Any,
 ) -> None:
     with _fitting():
-        for reader in inputs.readers():
+        for reader in readers:
             if expression is None:
                 transaction.append(reader, branch=branch)
             else:
@@ -326,9 +329,9 @@ def _write_groups(
                 expression = None
 
 
-def _check_rows(table: EncryptedTable, inputs: Inputs) -> None:
+def _check_rows(table: EncryptedTable, readers: Iterable[pa.RecordBatchReader]) -> None:
     with _fitting():
-        for reader in inputs.readers():
+        for reader in readers:
             conversion = _conversion(table, reader.schema)
             for batch in reader:
                 conversion.convert(batch)
@@ -367,12 +370,12 @@ def _would_delete(
     from ...iceberg.write.deletes import find_deletes
 
     rewrites = is_copy_on_write(table.properties, command)
-    found = find_deletes(table.view().at(branch), expression)
-    rewritten = len(found.vectors) if rewrites else 0
+    deletes = find_deletes(table.view().at(branch), expression)
+    rewritten = len(deletes.vectors) if rewrites else 0
     return {
-        "deleted_rows": found.matched_rows,
-        "dropped_files": len(found.dropped) + rewritten,
-        "marked_files": len(found.vectors) - rewritten,
+        "deleted_rows": deletes.matched_rows,
+        "dropped_files": len(deletes.dropped) + rewritten,
+        "marked_files": len(deletes.vectors) - rewritten,
         "rewritten_files": rewritten,
     }
 
@@ -387,8 +390,8 @@ def _staged_ids(table: EncryptedTable, transaction: EncryptedTransaction) -> set
 def _summaries(table: EncryptedTable, snapshot_ids: Collection[int]) -> list[dict[str, str]]:
     """Return the summaries of snapshots that were committed: where another writer was first, there
     may be nothing left to delete."""
-    found = (s for s in table.metadata.snapshots if s.snapshot_id in snapshot_ids)
-    return [dict(s.summary.additional_properties) for s in found if s.summary is not None]
+    made = (s for s in table.metadata.snapshots if s.snapshot_id in snapshot_ids)
+    return [dict(s.summary.additional_properties) for s in made if s.summary is not None]
 
 
 def _sum(summaries: list[dict[str, str]], name: str) -> int:

@@ -27,7 +27,7 @@ from .avro_container import MAX_BLOCK_SIZE, Container, Pread, parse_schema
 from .avro_projection import Projection
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    pass
 
 __all__ = ["AvroFile", "plan_splits", "read_avro"]
 
@@ -156,10 +156,6 @@ class AvroFile:
                 position = end_row
             if expected is not None and position < expected:
                 raise TruncatedError(f"the file has {position} rows, but should have {expected}")
-
-    def blocks(self) -> Iterator[tuple[int, Buffer]]:
-        """Yield the count of rows of each block, and their bytes, decompressed."""
-        return self._container.blocks(0, self.size)
 
     def rows_before(self, start: int) -> int:
         """Return how many rows lie in the blocks of the splits before ``start``."""

@@ -23,7 +23,8 @@ from pyiceberg.typedef import Identifier
 from ...errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import TABLE_KEY_ID, EncryptionManager
 from ...kms.client import KmsClient
-from ..commit.commits import Base, Commits
+from ..commit.base import Base
+from ..commit.commits import Commits
 from ..commit.session import TableSession
 from ..read.metadata import read_metadata
 from ..storage.output import TableOutput
@@ -107,7 +108,7 @@ def migrate(
     commits = catalog.commits()
     base = commits.load(identifier, Trust())
     commits.check(base)
-    output = TableOutput(commits.io(base))
+    output = TableOutput(base.io(commits.catalog))
     if (base.metadata.get("properties") or {}).get(TABLE_KEY_ID):
         return _finish(catalog, base, key_id, output, None if dry_run else asked)
     meter = Meter(progress)
@@ -266,6 +267,6 @@ def move_or_copy(
         commits.register(register_as, result.metadata_location, output)
     if move:
         old = TableOutput(files.inner, files.location_map)
-        commits.repoint(table.base(), result.metadata_location, output)
+        commits.repoint(table.version.base, result.metadata_location, output)
         old.discard([location for location in result.old_files if folders.has(location)])
     return result

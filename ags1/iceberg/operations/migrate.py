@@ -47,7 +47,7 @@ from ..write.summary import SummaryBuilder
 from ..write.view import TableView
 from .expire import GC_ENABLED
 from .journal import Journal
-from .plain_snapshots import PlainReader, plain_manifests
+from .plain_snapshots import plain_manifests, plain_reader
 from .rewrite import RewritePlan, Rewriter, plan_rewrite, read_snapshot
 
 _THREADS = 4
@@ -131,7 +131,7 @@ class Migration:
         parsed = _parsed(metadata)
         files = TableFiles(self._io, self._manager)
         manifests = plain_manifests(snapshot, self._io)
-        contents = read_snapshot(manifests, files, parsed, PlainReader(files, parsed))
+        contents = read_snapshot(manifests, files, parsed, plain_reader(files, parsed))
         plan = plan_rewrite(contents, contents.entries.keys())
         rows = sum(e.file.record_count for e in plan.files if e.file.content == DATA)
         return MigrationPlan(plan, rows, refs)
@@ -154,7 +154,7 @@ class Migration:
         self._resume(view, locations, old)
         source = TableFiles(self._io, self._manager)
         try:
-            added, vectors = self._rewriter.apply(plan.rewrite, source, self._manager, locations)
+            added, vectors = self._rewriter.apply(plan.rewrite, source, locations)
         finally:
             if self._journal is not None:
                 self._journal.flush()
@@ -196,13 +196,10 @@ class Migration:
         if self._journal is not None:
             return
         self._journal = Journal(
-            self._io,
             self._output,
             f"{locations.metadata_path}/migration",
             str(view.metadata.get("table-uuid")),
-            self._manager.kms,
-            self._manager.table_key_id,
-            self._manager.data_key_length,
+            self._manager,
         )
         self._journal.prepare()
         finished = self._journal.finished(files)

@@ -44,17 +44,15 @@ class PlainManifest(Manifest):
         return entries
 
 
-class PlainReader(TaskReader):
-    """Reads the delete files of an unencrypted table. Its filter matches no row of a data file."""
-
-    def __init__(self, files: TableFiles, metadata: TableMetadata) -> None:
-        super().__init__(files, metadata, Schema(), AlwaysFalse())
-        self._puffins = _PlainPuffins(files)
-
-
 class _PlainPuffins(PuffinCache):
     def _read(self, path: str) -> bytes:
         return read_plain(self._files, path)
+
+
+def plain_reader(files: TableFiles, metadata: TableMetadata) -> TaskReader:
+    """Return a reader of the delete files of an unencrypted table. Its filter matches no row of a
+    data file."""
+    return TaskReader(files, metadata, Schema(), AlwaysFalse(), puffins=_PlainPuffins(files))
 
 
 def plain_manifests(snapshot: Mapping[str, Any], io: FileIO) -> list[PlainManifest]:

@@ -86,7 +86,7 @@ class Rekeying:
         """Rewrite the chosen files that are not rewritten yet; return the change to commit upon
         ``view``. Raises as ``plan`` and ``Rewriter.apply``."""
         self._chosen, plan = self._planned(view)
-        added, vectors = self._rewriter.apply(plan, view.files, view.manager, view.locations)
+        added, vectors = self._rewriter.apply(plan, view.files, view.locations)
         return FileChange(
             replaced=[*added, *vectors],
             removed=[*plan.files, *plan.superseded],

@@ -25,7 +25,6 @@ from typing import Any
 
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFileContent, ManifestFile
 from pyiceberg.table import FileScanTask
 from pyiceberg.table.locations import LocationProvider
@@ -197,8 +196,7 @@ class Rewriter:
     def apply(
         self,
         plan: RewritePlan,
-        source: FileIO,
-        manager: EncryptionManager,
+        source: TableFiles,
         locations: LocationProvider,
     ) -> tuple[list[ManifestEntry], list[ManifestEntry]]:
         """Rewrite the plan's files that are not rewritten yet, and write its vectors. Return the
@@ -211,10 +209,10 @@ class Rewriter:
         missing = {f.identity: f for f in files if f.identity not in self.rewritten}
         if missing:
             self._executor.rewrite(
-                list(missing.values()), source, self.output, manager, locations, self._note
+                list(missing.values()), source, self.output, locations, self._note
             )
         added = [self._added(entry) for entry in plan.files]
-        return added, self._write_vectors(plan.vectors, manager, locations)
+        return added, self._write_vectors(plan.vectors, source.keys, locations)
 
     def _note(self, old: ContentFile, new: ContentFile) -> None:
         self.rewritten[old.identity] = new

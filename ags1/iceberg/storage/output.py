@@ -1,9 +1,9 @@
 """Writes a table's new files. Each appears complete under its name, or not at all.
 
-On local file systems a file gets its name after it is complete and synced. Object stores show a
-file after its upload is complete; if an upload fails, the file is deleted. ``TableOutput`` records
-the written files, so that they can be deleted if a commit certainly failed. It does not know what
-the files contain, but it can encrypt a whole one with AGS1.
+On local file systems, a file gets its name after it is complete and synced. On object stores, a
+file is visible after its upload is complete; if an upload fails, the file is deleted.
+``TableOutput`` records the written files, so that they can be deleted if a commit certainly failed.
+It does not know what the files contain.
 """
 
 from __future__ import annotations
@@ -110,20 +110,20 @@ class TableOutput:
         if self._process != process_number():
             raise KeyReuseError(
                 "a forked process cannot continue what its parent has begun to write: load the "
-                "table anew in this process"
+                "table again in this process"
             )
 
     def discard(self, locations: list[str]) -> None:
         """Delete the files of a commit that certainly failed. In a forked child, do nothing. If a
-        file cannot be deleted, it is logged and stays; nothing refers to it, and ``verify_table``
-        finds it."""
+        file cannot be deleted, this logs a warning. Nothing refers to that file, and
+        ``verify_table`` reports it as an orphan."""
         if self._process != process_number():
             return
         for location in locations:
             try:
                 self.delete(location)
             except Exception as error:
-                _log.warning("%s is left behind: %s", location, type(error).__name__)
+                _log.warning("%s could not be deleted: %s", location, type(error).__name__)
 
     def _stored(self, location: str) -> str:
         return mapped_location(location, self._location_map)

@@ -7,6 +7,7 @@ keys of files. The lengths of files come from key metadata, never from the stora
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import stat
@@ -66,19 +67,19 @@ class Decoded:
         """Return ``make()``, or what it has returned before for this key. The result must depend
         only on ``key``. ``size`` is that of the stored file (bytes)."""
         with self._lock:
-            found = self._now.get(key) or self._before.pop(key, None)
-            if found is not None:
-                self._now[key] = found
-                kept: _T = found[1]
-                return kept
-        made = make()
+            entry = self._now.get(key) or self._before.pop(key, None)
+            if entry is not None:
+                self._now[key] = entry
+                known: _T = entry[1]
+                return known
+        decoded = make()
         with self._lock:
             while self._size + size > _MAX_DECODED and self._before:
                 self._size -= self._before.popitem()[1][0]
             if self._size + size <= _MAX_DECODED and key not in self._now:
-                self._now[key] = size, made
+                self._now[key] = size, decoded
                 self._size += size
-        return made
+        return decoded
 
     def __reduce__(self) -> tuple[type[Decoded], tuple[()]]:
         return Decoded, ()
@@ -123,14 +124,9 @@ class TableFiles(FileIO):
 
     def with_keys(self, keys: EncryptionManager) -> TableFiles:
         """Return the same files with another key manager."""
-        return TableFiles(
-            self.inner,
-            keys,
-            location_map=self.location_map,
-            require_encrypted=self.require_encrypted,
-            reads_exposed=self.reads_exposed,
-            decoded=self.decoded,
-        )
+        files = copy.copy(self)
+        files.keys = keys
+        return files
 
     def reading_exposed(self) -> TableFiles:
         """Return the same files with the same keys, with plaintext manifests readable."""
@@ -180,12 +176,8 @@ class TableFiles(FileIO):
         path = self.local_path(location)
         stream = self.open_stored(location) if path is None else None
         try:
-            reader = Reader(
-                stream if path is None else path,
-                km,
-                block_size=DEFAULT_BLOCK_SIZE,
-                threads=threads,
-            )
+            source: Any = path if stream is None else stream
+            reader = Reader(source, km, block_size=DEFAULT_BLOCK_SIZE, threads=threads)
         except BaseException as error:
             if stream is not None:
                 stream.close()

@@ -47,9 +47,10 @@ class TableFolders:
     """The folders of one table. ``metadata_location`` is its metadata.json in the catalog.
 
     If the folder of that file is named ``metadata``, the folder above it is the table's. If not,
-    only that folder itself is, because other tables may be beside it. ``folders`` are further
-    folders of the table. The root of a file system and a whole bucket are never a table's folder.
-    The path to a folder may have links. A link inside a folder that leads out of it is outside.
+    only that folder itself is, because the folder above it may have other tables. ``folders`` are
+    further folders of the table. The root of a file system and a whole bucket are never a table's
+    folder. The path to a folder may have links. A link inside a folder that leads out of it is
+    outside.
 
     ``stored`` maps a location in the metadata to the real one, for a table that was moved. If
     ``is_vouched_for`` is true, the metadata is confirmed, and statistics may be in all folders.
@@ -66,22 +67,24 @@ class TableFolders:
         self._stored = stored
         self._is_vouched_for = is_vouched_for
         metadata_file = unambiguous(metadata_location)
-        beside = None if metadata_file is None else metadata_file.parent
+        metadata_folder = None if metadata_file is None else metadata_file.parent
         own = [unambiguous(folder.rstrip("/")) for folder in folders]
-        if beside is not None:
-            own.append(beside)
-            if beside.path.rpartition("/")[2] == "metadata":
-                own.append(beside.parent)
+        if metadata_folder is not None:
+            own.append(metadata_folder)
+            if metadata_folder.path.rpartition("/")[2] == "metadata":
+                own.append(metadata_folder.parent)
         named = [folder for folder in own if folder is not None and not folder.is_root]
         # A folder inside another one is not a further root, because it may be a link there.
         self._named = [f for f in named if not any(other.contains(f) for other in named)]
         real = {folder: folder.with_links_followed() for folder in self._named}
         self._folders = [folder for folder in real.values() if not folder.is_root]
-        self._metadata_folder = beside
+        self._metadata_folder = metadata_folder
         for folder in self._named:
-            if beside is not None and (folder == beside or folder.contains(beside)):
-                path = real[folder].path + beside.path[len(folder.path) :]
-                self._metadata_folder = beside._replace(path=path)
+            if metadata_folder is not None and (
+                folder == metadata_folder or folder.contains(metadata_folder)
+            ):
+                path = real[folder].path + metadata_folder.path[len(folder.path) :]
+                self._metadata_folder = metadata_folder._replace(path=path)
 
     @classmethod
     def of(
@@ -111,7 +114,7 @@ class TableFolders:
         file = self._real_location(location)
         return file is not None and any(folder.contains(file) for folder in self._folders)
 
-    def has_beside_metadata(self, location: str) -> bool:
+    def has_in_metadata_folder(self, location: str) -> bool:
         """Return whether a file is in the folder of the metadata.json in the catalog."""
         file = self._real_location(location)
         return file is not None and file.parent == self._metadata_folder
@@ -122,17 +125,17 @@ class TableFolders:
         return [
             location
             for location in logged
-            if location.endswith(_METADATA_ENDINGS) and self.has_beside_metadata(location)
+            if location.endswith(_METADATA_ENDINGS) and self.has_in_metadata_folder(location)
         ]
 
     def has_statistics(self, location: str, files: TableFiles) -> bool:
         """Return whether a file may be statistics of the table. Only metadata.json names those, so
         the file must be in the metadata folder and begin like Puffin or Parquet. This does not
         check whether a manifest names it too. Raises FileNotFoundError and OSError."""
-        is_here = self.has_beside_metadata(location) or (
+        is_inside = self.has_in_metadata_folder(location) or (
             self._is_vouched_for and self.has(location)
         )
-        if not is_here or location.endswith(_NO_STATISTICS):
+        if not is_inside or location.endswith(_NO_STATISTICS):
             return False
         path = files.local_path(location)
         # Opening a pipe could block for ever, and a link may lead to any file.

@@ -99,7 +99,7 @@ def _live_rows(
         path = task.file.file_path
         deleted, entry = plan.vectors[path]
         is_committed = (entry.sequence_number or 0) <= committed_sequence_number
-        for batch, positions in reader.left(_without_positions(task), deleted):
+        for batch, positions in reader.remaining(_without_positions(task), deleted):
             yield path, _inherited(batch, positions, entry) if is_committed else batch
 
 

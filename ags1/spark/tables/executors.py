@@ -15,7 +15,6 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from pyiceberg.io import FileIO
 from pyiceberg.table.locations import LocationProvider
 
 from ...errors import KMS_UNUSABLE, Ags1Error
@@ -139,13 +138,13 @@ class SparkRewrites:
     def rewrite(
         self,
         files: Sequence[ContentFile],
-        source: FileIO,
+        source: TableFiles,
         output: TableOutput,
-        manager: EncryptionManager,
         locations: LocationProvider,
         on_done: Done,
     ) -> None:
         output.check_process()
+        manager = source.keys
         key = JobKey.by_kms(manager)
         job = key.open(manager.cache)
         # The driver says how long keys have to be; tasks do not find out for themselves.

@@ -196,7 +196,7 @@ class Rewriting:
                 for file in task:
                     location = attempt_location(file.location, context.taskAttemptId())
                     try:
-                        new = rewrite_file(file.open(job), source, output, location, source.keys)
+                        new = rewrite_file(file.open(job), source, output, location)
                     except KMS_UNUSABLE:
                         raise
                     except _EXPECTED as error:

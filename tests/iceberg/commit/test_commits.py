@@ -51,8 +51,9 @@ from rest_catalog import Rest
 from unknown_fields import strewn, unknown_fields
 
 from ags1 import MetadataIntegrityError, NotEncryptedError
+from ags1.iceberg.commit.base import Base
 from ags1.iceberg.commit.choice import commits_for
-from ags1.iceberg.commit.commits import Base, Commits
+from ags1.iceberg.commit.commits import Commits
 from ags1.iceberg.storage.trust import Trust
 from ags1.keys.manager import now_ms
 
@@ -667,7 +668,7 @@ def test_two_commits_at_once_to_hive(hive: Commits, metastore: Metastore) -> Non
     assert (properties["a"], properties["b"]) == ("1", "1")
     assert len(files_of(base.metadata["location"])) == 3
     del metastore.tables["t"]
-    with pytest.raises(CommitFailedException, match="is gone"):
+    with pytest.raises(CommitFailedException, match="does not exist any more"):
         hive.commit(after, setting(a="4"), [], output)
 
 
@@ -750,7 +751,7 @@ def test_a_rest_server_applies_the_updates(rest: Commits, server: Rest) -> None:
     base, output = create(rest)
     assert base.location == server.tables["t"][1]
     assert base.trust == Trust("keyA", is_server_s=True)
-    assert base.storage == {"token": "of-the-table"}
+    assert base.config.storage == {"token": "of-the-table"}
     after = rest.commit(base, setting(a="1"), [], output)
     loaded = rest.load("db.t", Trust("keyA"))
     assert (loaded.metadata, loaded.location) == (after.metadata, after.location)

@@ -299,7 +299,7 @@ def test_a_journal_of_another_table_is_passed_over(tmp_path: Path) -> None:
 
     def journal(table_uuid: str) -> Journal:
         folder = f"{made.location}/metadata/migration"
-        return Journal(IO, TableOutput(IO), folder, table_uuid, memory_kms(), "keyA", 16)
+        return Journal(TableOutput(IO), folder, table_uuid, EncryptionManager(memory_kms(), "keyA"))
 
     first = journal("one")
     first.add(old, new)

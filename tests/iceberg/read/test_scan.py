@@ -35,8 +35,8 @@ from ags1 import FormatError, TruncatedError
 from ags1.iceberg import open_table
 from ags1.iceberg.pyiceberg.arrow import project
 from ags1.iceberg.read import scan as scan_module
-from ags1.iceberg.read.deletes import DeletedKeys, rows_kept
-from ags1.iceberg.read.tasks import TaskReader
+from ags1.iceberg.read.columns import FileReader
+from ags1.iceberg.read.deletes import DeletedKeys, not_deleted
 from ags1.iceberg.storage.locations import mapped_location
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -157,8 +157,8 @@ def test_positions_beyond_32_bits(tmp_path: Path) -> None:
     first=st.integers(0, 150),
     count=st.integers(0, 60),
 )
-def test_the_mask_of_rows_kept(deleted: set[int], first: int, count: int) -> None:
-    mask = rows_kept(BitMap64(deleted), first, count)
+def test_the_mask_of_rows_that_are_not_deleted(deleted: set[int], first: int, count: int) -> None:
+    mask = not_deleted(BitMap64(deleted), first, count)
     expected = [n not in deleted for n in range(first, first + count)]
     assert (mask.to_pylist() if mask is not None else [True] * count) == expected
 
@@ -261,7 +261,7 @@ def test_keys_of_several_columns(deleted: list[Any], found: list[Any]) -> None:
         ]
 
     gone = {repr(key) for key in deleted}
-    mask = DeletedKeys(columns(deleted)).rows_kept(columns(found))
+    mask = DeletedKeys(columns(deleted)).not_deleted(columns(found))
     expected = [repr(key) not in gone for key in found]
     assert (mask.to_pylist() if mask is not None else [True] * len(found)) == expected
 
@@ -700,13 +700,13 @@ def test_a_stream_of_large_files_opens_them_one_after_another(
     sizes = [task.file.file_size_in_bytes for task in table.scan().plan_files()]
     size, least = max(sizes), min(sizes)
     opened: list[str] = []
-    open_file = TaskReader._open
+    open_file = FileReader.open
 
-    def counting(self: TaskReader, file: Any, *more: Any) -> Any:
+    def counting(self: FileReader, file: Any, *more: Any) -> Any:
         opened.append(file.file_path)
         return open_file(self, file, *more)
 
-    monkeypatch.setattr(TaskReader, "_open", counting)
+    monkeypatch.setattr(FileReader, "open", counting)
     for large, ahead, most in ((least - 1, 10 * size, 1), (size, 2 * size, 2), (size, 1, 1)):
         monkeypatch.setattr(scan_module, "_LARGE_FILE", large)
         opened.clear()

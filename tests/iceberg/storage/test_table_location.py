@@ -625,7 +625,7 @@ def test_a_home_behind_a_link_is_one(tmp_path: Path) -> None:
     folders = table.folders
     for folder in ("link", "real"):
         assert folders.has(f"file://{tmp_path}/{folder}/warehouse/db/t/data/x")
-        assert folders.has_beside_metadata(f"{tmp_path}/{folder}/warehouse/db/t/metadata/x")
+        assert folders.has_in_metadata_folder(f"{tmp_path}/{folder}/warehouse/db/t/metadata/x")
     table.overwrite(rows(range(5)))
     expired = expire_all_but_one(lake.load("t"))
     assert expired.left_behind == ()
@@ -650,8 +650,8 @@ def test_a_link_in_a_home_leads_out_of_it(tmp_path: Path) -> None:
     assert not folders.has(f"{own}/in/../x")
     # That of the link itself.
     assert folders.has(f"{own}/out")
-    assert not folders.has_beside_metadata(f"{own}/out/metadata/1.metadata.json")
-    assert folders.has_beside_metadata(f"{own}/data/../metadata/x") is False
+    assert not folders.has_in_metadata_folder(f"{own}/out/metadata/1.metadata.json")
+    assert folders.has_in_metadata_folder(f"{own}/data/../metadata/x") is False
     assert not folders.has(f"file://{own}/\ud800")
 
 
@@ -669,7 +669,7 @@ def test_a_linked_folder_is_no_root_of_a_home(tmp_path: Path) -> None:
     ):
         assert not folders.has(f"{data}/x")
         assert not folders.has(f"file://{own}/metadata/x")
-        assert not folders.has_beside_metadata(at)
+        assert not folders.has_in_metadata_folder(at)
         assert folders.versions([at]) == []
     assert TableFolders(at, [str(other)]).has(f"{data}/x")
 

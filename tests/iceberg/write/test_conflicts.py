@@ -725,7 +725,7 @@ def test_a_delete_that_finds_nothing_has_read_the_table_too(table: EncryptedTabl
     transaction.delete("id = 20")
     transaction.set_properties({"a": "b"})
     # A REST server takes a commit upon any version of which its requirements hold.
-    assert "assert-ref-snapshot-id" in {r["type"] for r in transaction._staged_requirements}
+    assert "assert-ref-snapshot-id" in {r["type"] for r in transaction._attempt.requirements}
     stale = again(table)
     table.append(rows(20))
     with pytest.raises(ValidationException):

@@ -67,8 +67,8 @@ def manager(key_size: int = 16) -> EncryptionManager:
     return EncryptionManager(memory_kms(), "keyA", data_key_length=key_size)
 
 
-def _files() -> TableFiles:
-    return TableFiles(IO, manager())
+def _files(key_size: int = 16) -> TableFiles:
+    return TableFiles(IO, manager(key_size))
 
 
 def field(name: str, kind: pa.DataType, field_id: int, *, nullable: bool = True) -> pa.Field:
@@ -226,9 +226,7 @@ def test_a_plain_parquet_file_is_the_same_but_encrypted(
     rows = table()
     pq.write_table(rows, path, **options)
     old = record(path, len(rows), column_sizes={1: 3, 2: 4}, value_counts={1: 1000})
-    new = rewrite_file(
-        old, IO, TableOutput(IO), f"file://{tmp_path}/new.parquet", manager(key_size)
-    )
+    new = rewrite_file(old, _files(key_size), TableOutput(IO), f"file://{tmp_path}/new.parquet")
 
     file = opened(new)
     assert contents(file.read()) == contents(pq.read_table(path))
@@ -274,7 +272,7 @@ def test_pages_of_version_2_become_pages_of_version_1(
     rows = table()
     pq.write_table(rows, path, **options)
     new = rewrite_file(
-        record(path, len(rows)), IO, TableOutput(IO), f"file://{tmp_path}/n.parquet", manager()
+        record(path, len(rows)), _files(), TableOutput(IO), f"file://{tmp_path}/n.parquet"
     )
     file = opened(new)
     assert contents(file.read()) == contents(pq.read_table(path))
@@ -292,7 +290,7 @@ def test_an_index_still_finds_its_pages(tmp_path: Path) -> None:
     rows = table()
     pq.write_table(rows, path, write_page_index=True, data_page_size=500, write_batch_size=50)
     new = rewrite_file(
-        record(path, len(rows)), IO, TableOutput(IO), f"file://{tmp_path}/n.parquet", manager()
+        record(path, len(rows)), _files(), TableOutput(IO), f"file://{tmp_path}/n.parquet"
     )
     km = new.key
     assert km is not None
@@ -313,11 +311,11 @@ def test_a_file_without_rows_is_rewritten(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.parquet"
         pq.write_table(rows, path)
         location = f"file://{tmp_path}/new-{name}.parquet"
-        new = rewrite_file(record(path, len(rows)), IO, TableOutput(IO), location, manager())
+        new = rewrite_file(record(path, len(rows)), _files(), TableOutput(IO), location)
         assert contents(opened(new).read()) == contents(pq.read_table(path))
         data = stored(location).read_bytes()
         assert verify_parquet(_slices(data), len(data), new.key).rows == len(rows)
-        again = rewrite_file(new, _files(), TableOutput(IO), f"{location}-2", manager())
+        again = rewrite_file(new, _files(), TableOutput(IO), f"{location}-2")
         assert contents(opened(again).read()) == contents(pq.read_table(path))
 
 
@@ -330,7 +328,7 @@ def test_an_encrypted_file_of_arrow_without_rows_is_rewritten(tmp_path: Path) ->
     pq.write_table(table(0), path, encryption_properties=properties)
     km = km.with_file_length(path.stat().st_size)
     old = record(path, 0, key_metadata=km.to_bytes())
-    new = rewrite_file(old, _files(), TableOutput(IO), f"file://{tmp_path}/n.parquet", manager())
+    new = rewrite_file(old, _files(), TableOutput(IO), f"file://{tmp_path}/n.parquet")
     assert contents(opened(new).read()) == contents(opened(old).read())
 
 
@@ -353,7 +351,7 @@ def test_a_file_of_java_has_the_same_rows_under_another_key(tmp_path: Path, name
     assert data
     for number, old in enumerate(data):
         location = f"file://{tmp_path}/{number}.parquet"
-        new = rewrite_file(old, source.files, TableOutput(IO), location, manager(32))
+        new = rewrite_file(old, source.files.with_keys(manager(32)), TableOutput(IO), location)
         before, after = old.key, new.key
         assert before is not None
         assert after is not None
@@ -381,7 +379,7 @@ def test_an_avro_file_is_sealed_anew_as_it_is(tmp_path: Path) -> None:
         e.file for e in entries if (folder / "p=odd" / Path(e.file.file_path).name).exists()
     )
     location = f"file://{tmp_path}/new.avro"
-    new = rewrite_file(here, source.files, TableOutput(IO), location, manager(32))
+    new = rewrite_file(here, source.files.with_keys(manager(32)), TableOutput(IO), location)
     old_km, new_km = here.key, new.key
     assert old_km is not None
     assert new_km is not None
@@ -403,7 +401,7 @@ def avro(path: Path, count: int, text: str = "") -> None:
 def test_a_plain_avro_file_is_sealed(tmp_path: Path) -> None:
     avro(tmp_path / "plain.avro", 5000)
     old = record(tmp_path / "plain.avro", 5000)
-    new = rewrite_file(old, IO, TableOutput(IO), f"file://{tmp_path}/new.avro", manager())
+    new = rewrite_file(old, _files(), TableOutput(IO), f"file://{tmp_path}/new.avro")
     assert new.key is not None
     plain = ags1.decrypt((tmp_path / "new.avro").read_bytes(), new.key)
     assert plain == (tmp_path / "plain.avro").read_bytes()
@@ -419,9 +417,7 @@ def test_another_number_of_rows_is_noticed(tmp_path: Path, kind: str, stated: in
     else:
         pq.write_table(table(100), path)
     with pytest.raises(MetadataIntegrityError, match="100 rows"):
-        rewrite_file(
-            record(path, 100 + stated), IO, TableOutput(IO), f"file://{tmp_path}/n", manager()
-        )
+        rewrite_file(record(path, 100 + stated), _files(), TableOutput(IO), f"file://{tmp_path}/n")
     assert os.listdir(tmp_path) == [path.name]
 
 
@@ -446,7 +442,7 @@ def test_what_the_storage_changed_is_noticed(tmp_path: Path, kind: str) -> None:
     else:
         pq.write_table(table(), path)
     with pytest.raises((AuthenticationError, MetadataIntegrityError)):
-        rewrite_file(record(path, 5000), IO, Careless(IO), f"file://{tmp_path}/n", manager())
+        rewrite_file(record(path, 5000), _files(), Careless(IO), f"file://{tmp_path}/n")
     assert os.listdir(tmp_path) == [path.name]
 
 
@@ -470,8 +466,8 @@ def test_what_a_faulty_machine_encrypted_is_noticed(
     monkeypatch.setattr(reencryption, "Reader", Wrong)
     for kind in ("parquet", "avro"):
         old = record(tmp_path / f"plain.{kind}", 10)
-        with pytest.raises(MetadataIntegrityError, match="not what was read"):
-            rewrite_file(old, IO, TableOutput(IO), f"file://{tmp_path}/n", manager())
+        with pytest.raises(MetadataIntegrityError, match="does not contain what was written"):
+            rewrite_file(old, _files(), TableOutput(IO), f"file://{tmp_path}/n")
         assert sorted(os.listdir(tmp_path)) == before
 
 
@@ -480,7 +476,7 @@ def test_an_offset_index_has_the_new_places(tmp_path: Path) -> None:
     rows = table()
     pq.write_table(rows, path, write_page_index=True, data_page_size=500, write_batch_size=50)
     location = f"file://{tmp_path}/n.parquet"
-    new = rewrite_file(record(path, len(rows)), IO, TableOutput(IO), location, manager())
+    new = rewrite_file(record(path, len(rows)), _files(), TableOutput(IO), location)
     data = stored(location).read_bytes()
     source = ParquetSource(_slices(data), len(data), new.key)
     pages = 0
@@ -541,7 +537,7 @@ def test_a_source_that_was_changed_is_not_rewritten(tmp_path: Path, where: str) 
         error = NotEncryptedError
     path.write_bytes(data)
     with pytest.raises(error) as raised:
-        rewrite_file(old, source.files, TableOutput(IO), f"file://{tmp_path}/new", manager())
+        rewrite_file(old, source.files, TableOutput(IO), f"file://{tmp_path}/new")
     assert str(old.file_path) in str(raised.value)
     assert not (tmp_path / "new").exists()
 
@@ -576,7 +572,7 @@ def test_a_page_with_a_wrong_checksum_is_noticed(tmp_path: Path) -> None:
     data[data.index(b"text 3")] ^= 1
     path.write_bytes(data)
     with pytest.raises(FormatError, match="checksum"):
-        rewrite_file(record(path, 50), IO, TableOutput(IO), f"file://{tmp_path}/new", manager())
+        rewrite_file(record(path, 50), _files(), TableOutput(IO), f"file://{tmp_path}/new")
 
 
 def test_a_used_key_is_refused(tmp_path: Path) -> None:
@@ -618,10 +614,10 @@ def test_other_formats_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.orc"
     path.write_bytes(b"ORC")
     with pytest.raises(NotImplementedError, match="ORC"):
-        rewrite_file(record(path, 1), IO, TableOutput(IO), f"file://{tmp_path}/n", manager())
+        rewrite_file(record(path, 1), _files(), TableOutput(IO), f"file://{tmp_path}/n")
     puffin = record(path, 1).replace(file_format="PUFFIN")
     with pytest.raises(ValueError, match="deletion vector"):
-        rewrite_file(puffin, IO, TableOutput(IO), f"file://{tmp_path}/n", manager())
+        rewrite_file(puffin, _files(), TableOutput(IO), f"file://{tmp_path}/n")
 
 
 def test_a_structure_is_printed_as_it_was(tmp_path: Path) -> None:
@@ -654,8 +650,8 @@ def test_each_file_is_rewritten_once_and_under_its_own_key(tmp_path: Path) -> No
     rewriter = Rewriter(output, RewriteThreads(3), lambda old, new: done.append((old, new)))
     locations = load_location_provider(f"file://{tmp_path}", {})
     entries = [ManifestEntry(0, 5, 3, 4, file.replace(first_row_id=77)) for file in files]
-    rewriter.apply(RewritePlan(entries[:4]), IO, manager(), locations)
-    added, _ = rewriter.apply(RewritePlan(entries), IO, manager(), locations)
+    rewriter.apply(RewritePlan(entries[:4]), _files(), locations)
+    added, _ = rewriter.apply(RewritePlan(entries), _files(), locations)
     assert len(done) == len(output.written) == 7
     keys = {file.key.encryption_key for file in rewriter.rewritten.values() if file.key}
     assert len(keys) == 7
@@ -673,7 +669,7 @@ def test_a_failure_leaves_the_files_that_were_finished(tmp_path: Path) -> None:
     locations = load_location_provider(f"file://{tmp_path}", {})
     with pytest.raises(FormatError):
         rewriter.apply(
-            RewritePlan([ManifestEntry(0, 5, 3, 4, f) for f in files]), IO, manager(), locations
+            RewritePlan([ManifestEntry(0, 5, 3, 4, f) for f in files]), _files(), locations
         )
     assert set(output.written) == {f.file_path for f in rewriter.rewritten.values()}
 

@@ -13,6 +13,8 @@ import stat
 import threading
 from contextlib import closing
 
+from pyiceberg.io import InputStream
+
 from ....errors import FormatError, TruncatedError
 from ...storage.locations import local_path, normalized
 from ...storage.output import TableOutput
@@ -24,7 +26,7 @@ _BUFFER_SIZE = 4 << 20
 
 
 class Copier:
-    """Copies files in the threads of ``job``.
+    """Copies files for ``job``. Any number of threads may call ``copy``.
 
     With ``resume``, copies of an earlier attempt are used; ``found_files`` and ``found_size``
     (bytes) count them. Without it, they are in the way. ``output`` has the files that were copied.
@@ -32,12 +34,9 @@ class Copier:
 
     def __init__(self, job: Job, *, resume: bool) -> None:
         self.output = TableOutput(job.io)
-        self.found_files = 0
-        self.found_size = 0
-        self._job = job
-        self._files = job.files
-        self._meter = job.workers.meter
-        self._resume = resume
+        self.found_files = self.found_size = 0
+        self._job, self._resume = job, resume
+        self._files, self._meter = job.files, job.workers.meter
         self._lock = threading.Lock()
 
     def copy(self, item: Copy) -> None:
@@ -59,10 +58,9 @@ class Copier:
             self._copy_bytes(item, target)
 
     def _copy_bytes(self, item: Copy, target: str) -> None:
-        refuse_pipe(self._files, item.source)
         copied = 0
         with (
-            closing(self._files.open_stored(item.source)) as source,
+            open_regular(self._files, item.source) as source,
             self.output.create(target) as file,
         ):
             while data := source.read(_BUFFER_SIZE):
@@ -89,9 +87,8 @@ class Copier:
 
     def _is_copied(self, item: Copy, target: str) -> bool:
         """Return whether the file at ``target`` has the bytes of its source."""
-        refuse_pipe(self._files, item.source)
         with (
-            closing(self._files.open_stored(item.source)) as source,
+            open_regular(self._files, item.source) as source,
             closing(self.output.io.new_input(target).open()) as copy,
         ):
             while data := source.read(_BUFFER_SIZE):
@@ -118,11 +115,13 @@ class Copier:
             )
 
 
-def refuse_pipe(files: TableFiles, location: str) -> None:
-    """Raise OSError unless it is a regular file: opening a pipe could block for ever."""
+def open_regular(files: TableFiles, location: str) -> closing[InputStream]:
+    """Return a stream of the stored bytes, to use with ``with``. Raises OSError unless it is a
+    regular file: opening a pipe could block for ever."""
     path = files.local_path(location)
     if path is not None and not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "Not a regular file", path)
+    return closing(files.open_stored(location))
 
 
 def check_size(size: int, item: Copy) -> None:

@@ -7,7 +7,8 @@ locations, the keys of manifest lists, and the time of the last update.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 from ....keys.envelope import encryption_keys_to_dicts
@@ -24,17 +25,11 @@ from .rewriting import Rewritten
 def new_properties(metadata: Mapping[str, Any], destination: Destination) -> dict[str, str]:
     """Return the table's properties at the new location. Folders below the old location are changed
     to the new one. Properties that name other folders are removed."""
-    properties = dict(metadata.get("properties") or {})
-    for name in FOLDER_PROPERTIES:
-        folder = properties.get(name)
-        if folder is None:
-            continue
-        new_folder = destination.inside(folder.rstrip("/"))
-        if new_folder is not None:
-            properties[name] = new_folder
-        else:
-            del properties[name]
-    return properties
+    properties = {
+        name: destination.inside(value.rstrip("/")) if name in FOLDER_PROPERTIES else value
+        for name, value in (metadata.get("properties") or {}).items()
+    }
+    return {name: value for name, value in properties.items() if value is not None}
 
 
 def new_metadata(
@@ -63,8 +58,9 @@ def new_metadata(
     metadata["snapshots"] = snapshots
     metadata["metadata-log"] = []
     if not job.all_snapshots:
-        metadata["refs"] = _refs_to(metadata.get("refs") or {}, copied)
-        metadata["snapshot-log"] = _log_of(metadata.get("snapshot-log") or [], copied)
+        refs = metadata.get("refs") or {}
+        metadata["refs"] = {name: r for name, r in refs.items() if r["snapshot-id"] in copied}
+        metadata["snapshot-log"] = _end_of_log(metadata.get("snapshot-log") or [], copied)
     for name, entries in plan.statistics.items():
         metadata[name] = [
             {**entry, "statistics-path": job.destination(entry["statistics-path"])}
@@ -76,18 +72,7 @@ def new_metadata(
     return metadata
 
 
-def _refs_to(refs: Mapping[str, Any], snapshot_ids: set[int]) -> dict[str, Any]:
-    """Return the branches and tags that refer to these snapshots."""
-    return {name: ref for name, ref in refs.items() if ref["snapshot-id"] in snapshot_ids}
-
-
-def _log_of(log: Iterable[dict[str, Any]], snapshot_ids: set[int]) -> list[dict[str, Any]]:
+def _end_of_log(log: list[dict[str, Any]], snapshot_ids: set[int]) -> list[dict[str, Any]]:
     """Return the end of a snapshot log that has only these snapshots. As in Java, the log has no
     gap: it says which snapshot was the current one at any time since its first entry."""
-    end: list[dict[str, Any]] = []
-    for entry in log:
-        if entry["snapshot-id"] in snapshot_ids:
-            end.append(entry)
-        else:
-            end.clear()
-    return end
+    return list(takewhile(lambda entry: entry["snapshot-id"] in snapshot_ids, reversed(log)))[::-1]

@@ -56,14 +56,6 @@ class Deletes(NamedTuple):
     file_format: FileFormat
 
 
-class LiveFiles(NamedTuple):
-    """The live files that one manifest names."""
-
-    copies: list[Copy]
-    vectors: list[Vectors]
-    deletes: list[Deletes]
-
-
 @dataclass(slots=True)
 class Plan:
     """All files that a relocation copies or writes anew.
@@ -86,30 +78,23 @@ class Plan:
         known = self.manifests.setdefault(manifest.manifest_path, manifest)
         _check_same_key(known.key, manifest.key, manifest.manifest_path)
 
-    def add(self, files: LiveFiles) -> None:
-        """Add the files of a manifest. Raises MetadataIntegrityError if two entries describe a file
-        differently."""
-        for item in files.copies:
-            self.add_copy(item)
-        for vectors in files.vectors:
-            known = self.vectors.setdefault(normalized(vectors.source), vectors)
-            if known is not vectors:
-                _check_same_key(known.km, vectors.km, vectors.source)
-                known.vectors.extend(vectors.vectors)
-        for deletes in files.deletes:
-            first = self.deletes.setdefault(normalized(deletes.source), deletes)
-            _check_same_key(first.km, deletes.km, deletes.source)
-
-    def add_copy(self, item: Copy) -> None:
-        """Add a file to copy. Raises MetadataIntegrityError as ``add``."""
-        known = self.copies.setdefault(normalized(item.source), item)
-        if known is item:
-            self.copied_size += item.size
-        elif known[1:] != item[1:]:
-            raise MetadataIntegrityError(
-                "two entries in the table's metadata describe this file differently",
-                file=item.source,
-            )
+    def add(self, item: Copy | Vectors | Deletes) -> None:
+        """Add a file. Raises MetadataIntegrityError if another entry describes it differently."""
+        location = normalized(item.source)
+        if isinstance(item, Copy):
+            known = self.copies.setdefault(location, item)
+            if known is item:
+                self.copied_size += item.size
+            elif known[1:] != item[1:]:
+                raise MetadataIntegrityError(
+                    "two entries in the table's metadata describe this file differently",
+                    file=item.source,
+                )
+        elif isinstance(item, Deletes):
+            _check_same_key(self.deletes.setdefault(location, item).km, item.km, item.source)
+        elif (vectors := self.vectors.setdefault(location, item)) is not item:
+            _check_same_key(vectors.km, item.km, item.source)
+            vectors.vectors.extend(item.vectors)
 
     def sources(self) -> Iterator[str]:
         """Yield the locations of all data files, delete files and statistics."""
@@ -142,7 +127,8 @@ def make_plan(job: Job) -> Plan:
     for live in workers.each(
         lambda manifest: _live_files(manifest, files, workers.meter), plan.manifests.values()
     ):
-        plan.add(live)
+        for item in live:
+            plan.add(item)
         workers.total = plan.copied_size
     _add_statistics(plan, job)
     workers.total = plan.copied_size
@@ -150,11 +136,12 @@ def make_plan(job: Job) -> Plan:
     return plan
 
 
-def _live_files(manifest: EncryptedManifest, files: TableFiles, meter: ByteMeter) -> LiveFiles:
+def _live_files(
+    manifest: EncryptedManifest, files: TableFiles, meter: ByteMeter
+) -> list[Copy | Vectors | Deletes]:
     """Return the live files that a manifest names. Raises NotEncryptedError if one is not encrypted
     and must be, and what reading the manifest raises."""
-    live = LiveFiles([], [], [])
-    puffins: dict[str, Vectors] = {}
+    live: list[Copy | Vectors | Deletes] = []
     for entry in manifest.fetch_manifest_entry(files, discard_deleted=False):
         meter.add(0)
         if entry.status == ManifestEntryStatus.DELETED:
@@ -166,14 +153,11 @@ def _live_files(manifest: EncryptedManifest, files: TableFiles, meter: ByteMeter
                 "this data file is not encrypted, and the caller requires encryption", file=path
             )
         if km is None or file.content != DataFileContent.POSITION_DELETES:
-            live.copies.append(Copy(path, file.file_size_in_bytes, km is not None))
+            live.append(Copy(path, file.file_size_in_bytes, km is not None))
         elif file.is_deletion_vector:
-            if path not in puffins:
-                puffins[path] = Vectors(path, km, [])
-                live.vectors.append(puffins[path])
-            puffins[path].vectors.append(file)
+            live.append(Vectors(path, km, [file]))
         else:
-            live.deletes.append(Deletes(path, km, FileFormat(file.file_format)))
+            live.append(Deletes(path, km, FileFormat(file.file_format)))
     return live
 
 
@@ -190,7 +174,7 @@ def _add_statistics(plan: Plan, job: Job) -> None:
             except FileNotFoundError:
                 is_usable = False
             if is_usable:
-                plan.add_copy(Copy(location, int(entry["file-size-in-bytes"]), False))
+                plan.add(Copy(location, int(entry["file-size-in-bytes"]), False))
                 kept.append(entry)
             else:
                 # No reader needs statistics: Java reads the table without them if they are missing.

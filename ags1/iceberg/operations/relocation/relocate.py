@@ -32,6 +32,7 @@ from pyiceberg.io import load_file_io
 
 from ....cpu import usable_cpus
 from ....errors import MetadataIntegrityError
+from ...commit.base import Base
 from ...commit.metadata_file import (
     METADATA_PATH,
     next_metadata_location,
@@ -57,8 +58,6 @@ from .new_metadata import new_metadata, new_properties
 from .plan import Plan, make_plan
 from .rewriting import Rewriter
 from .workers import Workers
-
-__all__ = ["RelocationResult", "relocate"]
 
 _REMOTE_THREADS = 16
 
@@ -215,15 +214,14 @@ def _publish(
 
 def _verify(job: Job, metadata: dict[str, Any], location: str) -> None:
     """Authenticate every file of the new table. Raises MetadataIntegrityError, KmsError."""
+    keys = job.files.keys
     version = version_of(
-        metadata,
-        location,
+        Base(("relocated", location), metadata, location, Trust(key_id=keys.table_key_id)),
         job.io,
-        job.files.keys.kms,
-        Trust(key_id=job.files.keys.table_key_id),
+        keys.kms,
         require_encrypted=job.files.require_encrypted,
     )
-    table = TableSession(("relocated", location), version, NoopCatalog("relocated"))
+    table = TableSession(version, NoopCatalog("relocated"))
     report = verify_table(table, threads=job.workers.threads, list_folders=False)
     for finding in report.findings:
         if finding.severity == Severity.ERROR:

@@ -2,9 +2,13 @@
 
 Manifests and manifest lists are Avro records. Their fields are found in the file's own schema by
 the field IDs of the specification. All other values stay as they were written: unknown fields,
-nulls that inherit, row IDs. Puffin files name data files in their footer, position delete files in
-their rows. This follows the Iceberg specification, "Manifests", "Puffin" and "Position Delete
-Files". All functions are pure functions of bytes.
+nulls that inherit, row IDs. This follows the Iceberg specification, "Manifests", "Puffin" and
+"Position Delete Files". All functions are pure functions of bytes::
+
+    manifest list      field 500 of each record, the path of a manifest
+    manifest           fields 100 and 143 of the record in field 2, the paths of data files
+    Puffin             "referenced-data-file" of each blob in the footer, a path
+    position deletes   column 2147483546 of each row, the path of a data file
 """
 
 from __future__ import annotations
@@ -20,9 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.parquet.encryption import create_decryption_properties, create_encryption_properties
 
-from ....errors import MetadataIntegrityError
 from ....key_metadata import KeyMetadata
-from ...formats.avro import AvroFile
+from ...formats.avro_container import AvroCodec, Container, NewContainer, parse_schema
 from ...formats.parquet_modules import verify_parquet
 from ...spec.constants import PARQUET_FIELD_ID, PATH_FIELD_ID, POSITION_FIELD_ID, PUFFIN_MAGIC
 
@@ -81,27 +84,27 @@ _Names = dict[int, tuple[str, Any]]
 def repoint_records(data: bytes, change: Callable[[Row], None]) -> bytes:
     """Return an Avro file with ``change`` applied to each record.
 
-    The schema, the header and all other values stay the same: logical types are not converted. The
-    result is compressed with deflate, Iceberg's default, if the file was compressed. Raises
-    UnreadableError.
+    The schema, the header, the blocks and all other values stay the same: logical types are not
+    converted. The result is compressed with deflate, Iceberg's default, if the file was compressed.
+    Raises UnreadableError.
     """
     try:
-        file = AvroFile(io.BytesIO(data))
-        header = {name: value.decode() for name, value in file.metadata.items()}
-        schema: Any = json.loads(header.pop("avro.schema"))
-        header.pop("avro.codec", None)
+        container = Container(lambda offset, size: data[offset : offset + size], len(data))
+        header = {name: value.decode() for name, value in container.metadata.items()}
+        schema = parse_schema(container.metadata)
+        codec = AvroCodec("uncompressed" if container.codec == "null" else "gzip")
+        new_container = NewContainer(schema, header, codec)
         names = _names(schema)
-        raw = fastavro.parse_schema(_physical(schema))
-        records: list[Any] = []
-        for count, block in file.blocks():
-            stream = io.BytesIO(block)
-            records += (fastavro.schemaless_reader(stream, raw, None) for _ in range(count))
-        for record in records:
-            change(Row(record, names))
-        out = io.BytesIO()
-        codec = "null" if file.codec == "null" else "deflate"
-        fastavro.writer(out, schema, records, codec=codec, metadata=header)
-        return out.getvalue()
+        physical = fastavro.parse_schema(_physical(schema))
+        parts = [new_container.header]
+        for count, block in container.blocks(0, len(data)):
+            old, new = io.BytesIO(block), io.BytesIO()
+            for _ in range(count):
+                record: Any = fastavro.schemaless_reader(old, physical, None)
+                change(Row(record, names))
+                fastavro.schemaless_writer(new, physical, record)
+            parts.append(new_container.block(count, new.getvalue()))
+        return b"".join(parts)
     except UnreadableError:
         raise
     except Exception as error:
@@ -169,14 +172,14 @@ def repoint_puffin(payload: bytes, path_of: PathOf) -> bytes:
 def repoint_avro_deletes(data: bytes, path_of: PathOf) -> tuple[bytes, Paths]:
     """Return an Avro file of position deletes with the new paths, and the bounds of those. Raises
     UnreadableError."""
-    found: set[str] = set()
+    paths: set[str] = set()
 
     def change(row: Row) -> None:
         path = path_of(row.get(PATH_FIELD_ID))
-        found.add(path)
+        paths.add(path)
         row.set(PATH_FIELD_ID, path)
 
-    return repoint_records(data, change), _bounds(found)
+    return repoint_records(data, change), _bounds(paths)
 
 
 def repoint_parquet_deletes(
@@ -252,23 +255,7 @@ def _bounds(paths: Any) -> Paths:
 def with_bound(bounds: Any, value: bytes | None) -> Any:
     """Return a manifest's bounds, in their Avro form, with ``value`` as the bound of the column of
     paths; None removes that bound."""
-    if bounds is None:
-        return None
     others: list[Mapping[str, Any]] = [b for b in bounds if b["key"] != PATH_FIELD_ID]
     if value is not None:
         others.append({"key": PATH_FIELD_ID, "value": value})
     return others
-
-
-def unreadable(error: UnreadableError, what: str, location: str) -> MetadataIntegrityError:
-    """Return the error to raise for a file of a table whose locations cannot be changed."""
-    return MetadataIntegrityError(f"the {what} cannot be rewritten: {error}", file=location)
-
-
-def repointed(plain: bytes, change: Callable[[Row], None], what: str, source: str) -> bytes:
-    """Return a ``what``, stored at ``source``, as ``repoint_records`` makes it. Raises
-    MetadataIntegrityError for one that cannot be read."""
-    try:
-        return repoint_records(plain, change)
-    except UnreadableError as error:
-        raise unreadable(error, what, source) from None

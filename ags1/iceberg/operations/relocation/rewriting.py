@@ -7,21 +7,21 @@ fresh key and a name that no other attempt uses, so no key ever encrypts two con
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 from pyiceberg.manifest import DataFileContent, FileFormat
 
-from ....errors import Ags1Error
+from ....errors import Ags1Error, MetadataIntegrityError
 from ....key_metadata import KeyMetadata
 from ...read.deletes import read_deletion_vector
 from ...read.records import ContentFile
 from ...read.snapshots import EncryptedManifest, EncryptedSnapshot
 from ...storage.locations import Location, normalized
 from ...storage.output import TableOutput
-from .copying import check_size, refuse_pipe
+from .copying import check_size, open_regular
 from .job import Job
 from .plan import Copy, Deletes, Plan, Vectors
 from .repoint import (
@@ -31,8 +31,7 @@ from .repoint import (
     repoint_avro_deletes,
     repoint_parquet_deletes,
     repoint_puffin,
-    repointed,
-    unreadable,
+    repoint_records,
     with_bound,
 )
 
@@ -64,10 +63,8 @@ class Rewriter:
 
     def __init__(self, job: Job, metadata_folder: str) -> None:
         self.output = TableOutput(job.io)
-        self._job = job
-        self._files = job.files
-        self._manager = job.files.keys
-        self._destination = job.destination
+        self._workers, self._destination = job.workers, job.destination
+        self._files, self._manager = job.files, job.files.keys
         self._metadata_folder = metadata_folder
         # In the names of this attempt's manifests and manifest lists.
         self._attempt = str(uuid.uuid4())
@@ -82,55 +79,50 @@ class Rewriter:
         self._rewrite_each(self._rewrite_vectors, plan.vectors.values())
         self._rewrite_each(self._rewrite_deletes, plan.deletes.values())
         self._rewrite_each(self._rewrite_manifest, enumerate(plan.manifests.values()))
-        lists = self._job.workers.each(self._rewrite_list, plan.snapshots)
+        lists = self._workers.each(self._rewrite_list, plan.snapshots)
         return {rewritten.source: rewritten for rewritten in lists}
 
     def _rewrite_each(self, rewrite: Callable[[Any], Rewritten], items: Iterable[Any]) -> None:
         # None of the threads may see this dictionary change.
-        for rewritten in list(self._job.workers.each(rewrite, items)):
+        for rewritten in list(self._workers.each(rewrite, items)):
             self._rewritten[normalized(rewritten.source)] = rewritten
 
     def _rewrite_vectors(self, item: Vectors) -> Rewritten:
         payload = self._files.read_encrypted(item.source, item.km)
         for vector in _distinct(item.vectors):
             read_deletion_vector(payload, vector, vector.referenced_data_file or "")
-        try:
+        with _named("Puffin file", item.source):
             data = repoint_puffin(payload, self._destination)
-        except UnreadableError as error:
-            raise unreadable(error, "Puffin file", item.source) from None
         location = self._fresh_name(item.source, "-deletes.puffin")
         return Rewritten(item.source, location, self._write_encrypted(location, data))
 
     def _rewrite_deletes(self, item: Deletes) -> Rewritten:
-        try:
-            if item.file_format == FileFormat.AVRO:
-                plain = self._files.read_encrypted(item.source, item.km)
+        source = item.source
+        if item.file_format == FileFormat.AVRO:
+            plain = self._files.read_encrypted(source, item.km)
+            with _named("position delete file", source):
                 data, paths = repoint_avro_deletes(plain, self._destination)
-                location = self._fresh_name(item.source, "-deletes.avro")
-                km = self._write_encrypted(location, data)
-                return Rewritten(item.source, location, km, paths)
-            if item.file_format != FileFormat.PARQUET:
-                raise NotImplementedError(
-                    f"{item.source}: position deletes in {item.file_format.name} files are not "
-                    "supported in an encrypted table"
-                )
-            fresh = self._manager.new_file_key()
-            stored = self._read_stored(item)
-            data, paths = repoint_parquet_deletes(stored, item.km, fresh, self._destination)
-        except UnreadableError as error:
-            raise unreadable(error, "position delete file", item.source) from None
-        except Ags1Error as error:
-            error.file = item.source
-            raise
-        location = self._fresh_name(item.source, "-deletes.parquet")
+            location = self._fresh_name(source, "-deletes.avro")
+            return Rewritten(source, location, self._write_encrypted(location, data), paths)
+        if item.file_format != FileFormat.PARQUET:
+            raise NotImplementedError(
+                f"{source}: position deletes in {item.file_format.name} files are not supported "
+                "in an encrypted table"
+            )
+        km = self._manager.new_file_key()
+        stored = self._read_stored(item)
+        with _named("position delete file", source):
+            data, paths = repoint_parquet_deletes(stored, item.km, km, self._destination)
+        location = self._fresh_name(source, "-deletes.parquet")
         self.output.write(location, data)
-        return Rewritten(item.source, location, fresh.with_file_length(len(data)), paths)
+        return Rewritten(source, location, km.with_file_length(len(data)), paths)
 
     def _rewrite_manifest(self, item: tuple[int, EncryptedManifest]) -> Rewritten:
         number, manifest = item
         source = manifest.manifest_path
         plain = self._files.read_encrypted(source, manifest.key)
-        data = repointed(plain, self._repoint_entry, "manifest", source)
+        with _named("manifest", source):
+            data = repoint_records(plain, self._repoint_entry)
         location = f"{self._metadata_folder}/{self._attempt}-m{number}.avro"
         return Rewritten(source, location, self._write_encrypted(location, data))
 
@@ -160,7 +152,8 @@ class Rewriter:
         source = snapshot.manifest_list
         km = self._manager.manifest_list_key(cast("str", snapshot.key_id))
         plain = self._files.read_encrypted(source, km)
-        data = repointed(plain, self._repoint_manifest, "manifest list", source)
+        with _named("manifest list", source):
+            data = repoint_records(plain, self._repoint_manifest)
         name = f"snap-{snapshot.snapshot_id}-1-{self._attempt}.avro"
         location = f"{self._metadata_folder}/{name}"
         return Rewritten(source, location, self._write_encrypted(location, data))
@@ -183,11 +176,25 @@ class Rewriter:
         """Return an encrypted Parquet file as it is stored. Raises TruncatedError, FormatError."""
         size = item.km.file_length
         assert size is not None
-        refuse_pipe(self._files, item.source)
-        with closing(self._files.open_stored(item.source)) as stream:
+        with open_regular(self._files, item.source) as stream:
             stored = stream.read(size + 1)
         check_size(len(stored), Copy(item.source, size, True))
         return stored
+
+
+@contextmanager
+def _named(what: str, source: str) -> Iterator[None]:
+    """Name the file in the errors that its bytes cause. Raises MetadataIntegrityError if it cannot
+    be parsed."""
+    try:
+        yield
+    except UnreadableError as error:
+        raise MetadataIntegrityError(
+            f"the {what} cannot be rewritten: {error}", file=source
+        ) from None
+    except Ags1Error as error:
+        error.file = source
+        raise
 
 
 def _set_bounds(file: Row, paths: Paths) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import islice
 from typing import TypeVar
 
 from ...storage.byte_meter import ByteMeter
@@ -36,15 +37,11 @@ class Workers:
         raise, and Stopped."""
         running: set[Future[_Result]] = set()
         waiting = iter(items)
-        more = True
-        while running or more:
-            while more and len(running) < 4 * self.threads:
-                try:
-                    item = next(waiting)
-                except StopIteration:
-                    more = False
-                else:
-                    running.add(self._pool.submit(self._do, work, item))
+        while True:
+            for item in islice(waiting, 4 * self.threads - len(running)):
+                running.add(self._pool.submit(self._do, work, item))
+            if not running:
+                return
             done, running = wait(running, _PROGRESS_SECONDS, FIRST_COMPLETED)
             self.report()
             for future in done:

@@ -65,7 +65,7 @@ def _check_keys(table: TableSession, findings: Findings, clock_ms: Clock) -> Non
         else:
             readable.append(entry)
     keks = EncryptionManager(manager.kms, manager.table_key_id, readable).key_encryption_keys
-    needed = needed_keys(table.base().metadata)
+    needed = needed_keys(table.version.json)
     for entry in readable:
         if entry not in keks and entry.key_id not in needed:
             findings.add(
