@@ -3,6 +3,24 @@
 >>> sealed, km = ags1.encrypt(b"data")
 >>> ags1.decrypt(sealed, km)
 b'data'
+
+The modules of the format, from the users' functions down to libcrypto::
+
+    oneshot: encrypt, decrypt    stream: open                       bulk: encrypt_file, decrypt_file
+       |                            |                                  |
+       |                         reader       writer                   |
+       |                            |            |                     |
+       |                         blocks          |                     |
+       |                            |            |                     |
+       |                         source        sink --> atomic <-------+
+       v                            v            v                     v
+    _messages                    _stream (small reads and writes)   _pump (file to file)
+       |                            |            |                     |
+       +----------------------------+--- _gcm ---+---------------------+
+
+All of them use ``layout`` (the format's arithmetic), ``geometry`` (which sizes to trust),
+``key_metadata``, ``errors`` and ``threads``. Above the format are ``kms`` (master keys), ``keys``
+(wrapped keys), ``iceberg`` (tables), ``spark`` and ``cli``.
 """
 
 from .bulk import decrypt_file, encrypt_file, verify_file

@@ -1,4 +1,4 @@
-# Buffers of callers, as the other extension modules take them.
+# How the extension modules take the buffers of their callers.
 from cpython.buffer cimport (
     PyBUF_SIMPLE, PyBUF_WRITABLE, PyObject_CheckBuffer, PyObject_GetBuffer,
 )
@@ -34,8 +34,8 @@ cdef inline bint overlap(
 
 
 # Whether nobody outside this process can change the memory while it is read. OpenSSL may read
-# ciphertext twice, to verify and to decrypt: shared memory (a mapped file, say) could be one thing
-# the first time and another the second.
+# ciphertext twice, to verify and to decrypt. Shared memory, such as a mapped file, may change in
+# between.
 cdef inline bint is_private(object buffer):
     cdef PyObject *base
     while PyMemoryView_Check(buffer):

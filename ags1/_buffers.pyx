@@ -23,7 +23,7 @@ cdef enum:
 
 
 cdef class FlatBuffer:
-    """Any C-contiguous buffer as plain bytes: ``memoryview.cast`` knows native formats only."""
+    """Any C-contiguous buffer as plain bytes. ``memoryview.cast`` supports native formats only."""
 
     cdef Py_buffer _view
     cdef bint _taken
@@ -49,7 +49,7 @@ def flat(buffer):
 
 
 def overlapping(a, b):
-    """Whether two buffers share any byte."""
+    """Whether two buffers have any byte of memory in common."""
     cdef Py_buffer first, second
     take_input(a, &first)
     try:
@@ -71,7 +71,7 @@ def wipe(buffer):
 
 
 cdef bytes new_object(Py_ssize_t size):
-    # Page faults cost more than AES on a large new object: ask for huge pages.
+    # On a large new object, page faults cost more than AES. So ask for huge pages.
     cdef uintptr_t first, last, huge = 2 << 20
     cdef bytes data = PyBytes_FromStringAndSize(NULL, size)
     cdef char *at = PyBytes_AS_STRING(data)
@@ -83,8 +83,8 @@ cdef bytes new_object(Py_ssize_t size):
 
 
 cdef class UnfinishedBytes:
-    """The way into a ``bytes`` that is being made. It owns the object: a thread that still writes
-    when its caller has given up writes into memory that nobody else has."""
+    """A writable view of a ``bytes`` that is being made. It owns the object: if a thread still
+    writes after its caller has given up, nobody else uses that memory."""
 
     cdef bytes data
 
@@ -95,7 +95,7 @@ cdef class UnfinishedBytes:
 def new_bytes(Py_ssize_t size):
     """Return a new, uninitialised ``bytes`` and a writable view through which to fill it.
 
-    The view must not outlive the filling: the object is a ``bytes`` like any other afterwards.
+    Drop the view when the object is filled: a ``bytes`` must not change after that.
     """
     if size < 0:
         raise ValueError(f"bytes cannot have a size of {size}")

@@ -1,11 +1,11 @@
-# What the other extension modules may use of the block cipher without the GIL.
+# What the other extension modules use of the block cipher, mostly without the GIL.
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
 from openssl.evp cimport EVP_CIPHER_CTX
 
 cdef enum:
-    # So many contexts a cipher keeps for its next callers.
+    # How many contexts a cipher keeps for its next callers.
     IDLE_CONTEXTS = 8
 
 

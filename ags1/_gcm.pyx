@@ -1,23 +1,30 @@
 # cython: freethreading_compatible=True
 """AES-GCM over runs of AGS1 blocks: the only module that calls libcrypto.
 
-A ``BlockCipher`` holds one file's key and AAD prefix. It seals or opens a *run* of consecutive
-blocks between two buffers, or in place, in one call without the GIL. Any C-contiguous buffer will
-do. AES itself moves the bytes; only input that others can change is copied first. Knows nothing of
-files or of Iceberg.
+A ``BlockCipher`` holds one file's key and AAD prefix. In one call without the GIL it seals or opens
+a *run*: consecutive blocks, of which only the last may be short. Each block has a *slot* in the
+file. The text of a run lies in a buffer of its own, or in the slots ("in place")::
 
-Nonces are random, 96 bits (NIST SP 800-38D, 8.2.2), at most 2**32 a key. The kernel draws them, and
-the keys, for each call: a generator in user space repeats itself when a process or a virtual
-machine is cloned. Where OpenSSL's FIPS provider is the default, its generator draws them, with
-fresh bytes of the kernel as additional input.
+    slots             nonce | ciphertext    | tag   nonce | ciphertext    | tag   nonce | c. | tag
+    text, own buffer          block 0               block 1                       block 2
+                              (the blocks follow each other without a gap)
+    text, in place    .....   block 0         ...   .....   block 1         ...   ..... b. 2   ...
+
+Any C-contiguous buffer can be used. AES itself moves the bytes. Only input that others can change
+is copied first. This module knows nothing of files or of Iceberg.
+
+Nonces are random and have 96 bits (NIST SP 800-38D, 8.2.2); a key has at most 2**32 of them. The
+kernel draws nonces and keys anew for each call, because a generator in user space repeats itself
+when a process or a virtual machine is cloned. If OpenSSL's FIPS provider is the default, its
+generator draws them, and gets fresh bytes from the kernel as additional input.
 
 A failed call zeroes its whole output range before it raises. Until a call returns, its output may
-hold bytes that are not verified yet: no other thread may look at it.
+hold bytes that are not verified yet, so no other thread may read it.
 
-Our C copies of the key (here and in OpenSSL's contexts) are wiped when the object goes. Python
-``bytes`` that the caller passed in cannot be wiped. A forked child may open but not seal with a
-cipher that was made before the fork. Any number of threads may use one cipher, with or without the
-GIL: each call takes a context of its own.
+Our C copies of the key (here and in OpenSSL's contexts) are wiped when the object is freed. Python
+``bytes`` that the caller passed in cannot be wiped. If a cipher was made before a fork, the child
+may open with it, but not seal. Any number of threads may use one cipher, with or without the GIL,
+because each call takes a context of its own.
 """
 
 from cpython.buffer cimport PyBuffer_Release
@@ -70,13 +77,13 @@ cdef bint fips
 # ---- randomness -------------------------------------------------------------------------------
 
 cdef int draw(unsigned char *out, size_t size) noexcept nogil:
-    # Keys, AAD prefixes and nonces. Returns 1, or 0 on failure. What is drawn must not outlive the
-    # call that draws it: a clone of the process or the machine would use it again.
+    # Draws keys, AAD prefixes and nonces. Returns 1, or 0 on failure. The bytes must be used within
+    # the call that draws them: otherwise a clone of the process or the machine uses them again.
     cdef unsigned char fresh[32]
     if not fips:
         return kernel_random(out, size)
     cdef EVP_RAND_CTX *generator = RAND_get0_private(NULL)
-    # There is none when the provider is in its error state.
+    # NULL if the provider is in its error state.
     cdef int ok = generator != NULL and kernel_random(fresh, sizeof(fresh)) and EVP_RAND_generate(
         generator, out, size, 0, 0, fresh, sizeof(fresh)
     ) == 1
@@ -95,13 +102,13 @@ def random_bytes(Py_ssize_t size):
 
 
 cdef uint64_t this_process() noexcept nogil:
-    # For other modules, which must not have a page of their own (see kernel.pxd). Returns 0, which
-    # is no process's number, when the kernel gives no random bytes.
+    # Other modules call this, because each import of kernel.pxd would have another page. Returns 0
+    # if the kernel gives no random bytes. No process has the number 0.
     return current_process_number()
 
 
 def process_number():
-    """Return a random number that this process keeps and a forked child does not have."""
+    """Return the random number of this process. A forked child has another one."""
     return current_process_number()
 
 
@@ -111,8 +118,8 @@ cdef int seal_message(
     EVP_CIPHER_CTX *ctx, const unsigned char *aad, size_t aad_size,
     const unsigned char *nonce, const unsigned char *text, size_t size, unsigned char *slot,
 ) noexcept nogil:
-    # Returns 1, or 0 when libcrypto fails. OpenSSL gets the nonce from our memory, not from the
-    # slot: if others can write there, they could make two blocks share one.
+    # Returns 1, or 0 if libcrypto fails. OpenSSL gets the nonce from our memory and not from the
+    # slot: if others can write to the slot, they could make two blocks use one nonce.
     cdef int n
     cdef size_t done = 0, piece
     cdef unsigned char *sealed = slot + NONCE_SIZE
@@ -135,9 +142,9 @@ cdef int open_message(
     EVP_CIPHER_CTX *ctx, const unsigned char *aad, size_t aad_size,
     const unsigned char *slot, size_t size, unsigned char *text, bint is_shared,
 ) noexcept nogil:
-    # Returns 1 when the tag verifies; otherwise 0, and `text` holds bytes that must be wiped.
-    # OpenSSL may read ciphertext twice, to verify and to decrypt. Where others can change it in
-    # between (`is_shared`), each piece is copied to its place first and decrypted there.
+    # Returns 1 if the tag verifies. Otherwise returns 0, and the caller must wipe `text`.
+    # OpenSSL may read the ciphertext twice, to verify and to decrypt. If others can change it in
+    # between (`is_shared`), each piece is first copied to the output and decrypted there.
     cdef int n
     cdef size_t done = 0, piece
     cdef const unsigned char *sealed = slot + NONCE_SIZE
@@ -161,17 +168,17 @@ cdef int open_message(
 
 
 # ---- a run of blocks --------------------------------------------------------------------------
-# `text_stride` is block_size where the plaintext lies contiguously, and block_size + 28 where each
-# block's text lies inside its slot (in place).
+# `text_stride` is the distance of two blocks' texts: block_size if the text has a buffer of its
+# own, and block_size + 28 if it lies in the slots (see the drawing above).
 
 cdef Py_ssize_t seal_run(
     GcmContext *context, const unsigned char *text, size_t text_stride, unsigned char *slots,
     size_t block_size, size_t text_size, uint32_t first_block, const unsigned char *first_nonce,
 ) noexcept nogil:
-    """Return 0, or -1 when libcrypto fails; then all the slots are zero.
+    """Return 0, or -1 if libcrypto fails. In that case all slots are zero.
 
-    An empty text is one empty block. Every block gets a fresh nonce; the first one gets
-    ``first_nonce`` unless that is NULL.
+    An empty text is one empty block. Every block gets a fresh nonce. The first block gets
+    ``first_nonce``, unless that is NULL.
     """
     cdef unsigned char nonces[NONCE_BATCH * NONCE_SIZE]
     cdef size_t blocks = (text_size + block_size - 1) // block_size if text_size else 1
@@ -206,9 +213,9 @@ cdef Py_ssize_t open_run(
     GcmContext *context, const unsigned char *slots, unsigned char *text, size_t text_stride,
     size_t block_size, size_t text_size, uint32_t first_block, bint is_shared,
 ) noexcept nogil:
-    """Return -1 when every block authenticates, else the index of the first that does not.
+    """Return -1 if every block authenticates, else the index of the first block that does not.
 
-    In that case the whole output range is zero: the contiguous text, or in place the slots.
+    In the second case the whole output range is zero: the text, or (in place) the slots.
     """
     cdef size_t blocks = (text_size + block_size - 1) // block_size if text_size else 1
     cdef size_t i, size, stride = block_size + BLOCK_OVERHEAD
@@ -233,7 +240,7 @@ cdef void wipe(void *memory, size_t size) noexcept nogil:
 
 
 cdef void forget_errors() noexcept nogil:
-    # The queue is the thread's, and Python's own ssl may share it.
+    # The queue of errors belongs to the thread, and Python's own ssl may use it too.
     ERR_clear_error()
 
 
@@ -307,9 +314,10 @@ cdef GcmContext *keyed_context(
     GcmContext *old, const unsigned char *key, int key_size, const unsigned char *aad_prefix,
     size_t prefix_size,
 ) noexcept nogil:
-    """Return a context for that key: ``old``, or a new one where that does not fit and is freed.
+    """Return a context for that key. If ``old`` has room for it, that is used again; otherwise it
+    is freed and a new one is made.
 
-    Returns NULL when there is no memory or libcrypto fails. The key's size is one that AES has.
+    Returns NULL if there is no memory or libcrypto fails. The caller has checked the key's size.
     """
     cdef GcmContext *context = old
     cdef EVP_CIPHER *cipher = NULL
@@ -343,13 +351,13 @@ cdef class BlockCipher:
     """Seals and opens the blocks of one file.
 
     ``key`` is 16, 24 or 32 bytes, ``aad_prefix`` any bytes or None, ``block_size`` the plaintext
-    bytes of a full block (1 to ``layout.MAX_BLOCK_SIZE``). Any block size but the default of 1 MiB
-    cannot be read by Java or iceberg-rust. Raises KeyMetadataError for another key length and
-    FormatError for another block size.
+    bytes of a full block (1 to ``layout.MAX_BLOCK_SIZE``). Java and iceberg-rust read only the
+    default block size of 1 MiB. Raises KeyMetadataError for another key length and FormatError for
+    another block size.
 
-    A key seals one file. The cipher counts the blocks that it seals, whatever their numbers, and
-    raises KeyReuseError beyond 2**32 and in a forked child; it cannot count other objects' use of
-    the same key.
+    Use a key for one file only. The cipher counts the blocks that it seals, whatever their numbers
+    are. It raises KeyReuseError after 2**32 blocks, and in a forked child. It does not know what
+    other objects seal with the same key.
     """
 
     def __cinit__(self, key, aad_prefix=None, *, block_size=1 << 20):
@@ -396,7 +404,8 @@ cdef class BlockCipher:
     cdef int claim(self, size_t blocks) except -1:
         if not self._process or self._process != this_process():
             raise KeyReuseError(
-                "this cipher was made before a fork: its parent may seal under the same key"
+                "this cipher was made before a fork, and its parent may seal under the same key: "
+                "make another one with a fresh key"
             )
         if atomic_add(&self._sealed_blocks, blocks) + blocks > MAX_SEALS_PER_KEY:
             atomic_add(&self._sealed_blocks, -<uint64_t>blocks)
@@ -436,10 +445,11 @@ cdef class BlockCipher:
     def seal_blocks(self, plaintext, out, first_block=0):
         """Seal ``plaintext`` as the blocks ``first_block`` onwards into ``out``.
 
-        Only the last block may be short; an empty plaintext is one empty block. ``out`` needs 28
-        bytes a block more than the plaintext. Returns the bytes written. A single block may be
-        sealed in place (its text 12 bytes after the beginning of ``out``); other overlap raises
-        ValueError, as do a small ``out`` and block numbers beyond 2**31-2.
+        Only the last block may be short. An empty plaintext is one empty block. For each block,
+        ``out`` needs 28 bytes more than the plaintext. Returns the number of bytes written. A
+        single block may be sealed in place: its text then lies 12 bytes after the beginning of
+        ``out``. Raises ValueError for any other overlap, if ``out`` is too small, and for block
+        numbers above 2**31-2.
         """
         cdef Py_buffer src, dst
         cdef size_t blocks, size
@@ -464,8 +474,8 @@ cdef class BlockCipher:
     def open_blocks(self, sealed, out, first_block=0):
         """Open the run of blocks ``sealed``, whose first is ``first_block``, into ``out``.
 
-        Returns the bytes written. Raises AuthenticationError when any block does not verify, and
-        then all bytes that the call would have written are zero. Overlap as in ``seal_blocks``.
+        Returns the number of bytes written. If any block does not verify, zeroes all bytes that it
+        would have written and raises AuthenticationError. Overlap is as in ``seal_blocks``.
         """
         cdef Py_buffer src, dst
         cdef Py_ssize_t text_size
@@ -486,10 +496,10 @@ cdef class BlockCipher:
             PyBuffer_Release(&src)
 
     def seal_in_place(self, slots, first_block=0):
-        """Seal a run of blocks whose text lies in its slots already; return the text's size.
+        """Seal a run of blocks whose text already lies in the slots; return the text's size.
 
-        ``slots`` is a whole run: slot i begins at ``i * (block_size + 28)`` and its text 12 bytes
-        later; nonces and tags are filled in.
+        Slot i begins at ``i * (block_size + 28)``, and its text 12 bytes later. This fills in the
+        nonces and tags.
         """
         cdef Py_buffer view
         cdef Py_ssize_t text_size
@@ -503,10 +513,10 @@ cdef class BlockCipher:
             PyBuffer_Release(&view)
 
     def open_in_place(self, slots, first_block=0):
-        """Open a run of blocks where it lies; return the text's size.
+        """Open a run of blocks in its slots; return the text's size.
 
-        The text of slot i is then at ``i * (block_size + 28) + 12``. Raises AuthenticationError,
-        and then all of ``slots`` is zero: the input is destroyed.
+        Afterwards, the text of slot i begins at ``i * (block_size + 28) + 12``. If any block does
+        not verify, zeroes all of ``slots`` (the input is lost) and raises AuthenticationError.
         """
         cdef Py_buffer view
         cdef Py_ssize_t text_size
@@ -523,12 +533,13 @@ cdef class BlockCipher:
 # ---- the comparison of long texts --------------------------------------------------------------
 
 cdef class Checksum:
-    """A keyed checksum (GMAC) of a text that comes in pieces, at the speed of memory.
+    """A keyed checksum (GMAC) of a text that comes in pieces. It is about as fast as memory.
 
-    Two texts that differ have different checksums under a random ``key`` of 32 bytes: what is left
-    is a chance of their length in blocks of 16 bytes by 2**128, whoever made them, unless he knew
-    the key or a checksum. So a key is for one comparison, in one process, and neither it nor the
-    checksums are shown to anybody: all have the same nonce.
+    If two texts differ, their checksums under a random ``key`` of 32 bytes differ too. They are
+    equal only with a probability of n / 2**128, where n is the longer text's size in blocks of 16
+    bytes. This holds for texts of an attacker, unless the attacker knows the key or a checksum. All
+    checksums use the same nonce. So use a key for one comparison in one process, and show neither
+    the key nor the checksums to anybody.
     """
 
     cdef EVP_CIPHER_CTX *_ctx
@@ -556,7 +567,7 @@ cdef class Checksum:
         raise TypeError("a Checksum holds a key and cannot be pickled or copied")
 
     def update(self, text):
-        """Take the next piece of the text."""
+        """Add the next piece of the text."""
         cdef Py_buffer view
         cdef Py_ssize_t done = 0
         cdef int n, ok = 1, piece
@@ -575,7 +586,7 @@ cdef class Checksum:
             PyBuffer_Release(&view)
 
     def finish(self):
-        """Return the checksum, 16 bytes. Nothing can be added afterwards."""
+        """Return the checksum of 16 bytes. After that, nothing can be added."""
         cdef unsigned char tag[TAG_SIZE]
         cdef int n
         if EVP_EncryptFinal_ex(self._ctx, tag, &n) != 1 or EVP_CIPHER_CTX_ctrl(
@@ -597,8 +608,8 @@ cdef object unauthentic(uint64_t block, size_t block_size):
 # ---- libcrypto --------------------------------------------------------------------------------
 
 def libcrypto():
-    """Return which libcrypto runs: its ``version``, its ``source`` (``vendored``, ``system`` or
-    ``prefix``), and whether its ``fips`` provider is the default."""
+    """Return which libcrypto is in use: its ``version``, its ``source`` (``vendored``, ``system``
+    or ``prefix``), and whether its ``fips`` provider is the default."""
     return {
         "version": OpenSSL_version(OPENSSL_VERSION).decode(),
         "source": (<bytes>AGS1_OPENSSL_SOURCE).decode(),
@@ -608,7 +619,7 @@ def libcrypto():
 
 cdef int start() except -1:
     global aes_128_gcm, aes_192_gcm, aes_256_gcm, fips
-    # Without our own atexit handler: daemon threads may still be inside libcrypto at exit.
+    # Without OpenSSL's atexit handler: daemon threads may still be inside libcrypto at exit.
     if OPENSSL_init_crypto(OPENSSL_INIT_LOAD_CONFIG | OPENSSL_INIT_NO_ATEXIT, NULL) != 1:
         raise libcrypto_error("OpenSSL could not start")
     aes_128_gcm = EVP_CIPHER_fetch(NULL, b"AES-128-GCM", NULL)

@@ -1,8 +1,15 @@
 # cython: freethreading_compatible=True
 """Messages in memory: a whole AGS1 file in one call, many of them in one call, and AES-GCM alone.
 
-Small messages spend their time around AES, not in it. So all that one needs is done here between
-two buffers. Knows nothing of files.
+A small message takes little time for AES, and more for all that is around it. So everything that a
+message needs is done here, between two buffers. Knows nothing of files.
+
+How many messages go through two threads (``MessageBatch``). A share is prepared with the GIL (make
+objects, take buffers) and encrypted without it, while the other thread prepares the next share::
+
+    messages    | share 1 | share 2 | share 3 | share 4 | ...
+    thread A     prepare   encrypt   prepare   encrypt
+    thread B               prepare   encrypt   prepare    ...
 """
 
 cimport cython
@@ -31,7 +38,7 @@ from .layout import DEFAULT_BLOCK_SIZE as _DEFAULT_BLOCK_SIZE
 from .layout import MAX_BLOCK_SIZE
 from .layout import check_block_size
 
-# In place of a buffer to write to.
+# Given instead of an output buffer: make a new bytes object.
 NEW_BYTES = object()
 
 cdef const char *MAGIC = b"AGS1"
@@ -43,20 +50,20 @@ cdef enum:
     MAX_KEY_SIZE = 32
     # Giving up the GIL and getting it back costs more than sealing so few bytes.
     GIL_WORTHWHILE = 16 << 10
-    # So many messages at most are prepared with the GIL before they are worked on without it.
+    # The most messages that are prepared with the GIL before they are encrypted without it.
     MAX_SHARE = 256
 
 
 # ---- a whole file ------------------------------------------------------------------------------
 
 def seal_stream(plaintext, out, km, Py_ssize_t key_size, block_size, bint reuse_key):
-    """Seal ``plaintext`` as a whole AGS1 file into ``out``, or NEW_BYTES.
+    """Seal ``plaintext`` as a whole AGS1 file into ``out``, a buffer or NEW_BYTES.
 
-    Returns what was made (the ``bytes``, or the size of what lies in ``out``) and its key metadata:
-    ``km``, or a fresh key of ``key_size`` bytes with a fresh AAD prefix when it is None.
-    Raises KeyMetadataError for a wrong key length, FormatError for a wrong block size, ValueError
-    when ``out`` is too small or overlaps, and then KeyReuseError: a call that cannot be right does
-    not use up the key.
+    Returns the new ``bytes`` (or the number of bytes written to ``out``) and the key metadata. If
+    ``km`` is None, a fresh key of ``key_size`` bytes with a fresh AAD prefix is made. Raises
+    KeyMetadataError for a wrong key length, FormatError for a wrong block size, ValueError if
+    ``out`` is too small or overlaps the plaintext, and KeyReuseError. A call that fails because of
+    another argument does not use up the key.
     """
     cdef Py_buffer src, dst
     cdef Py_ssize_t size
@@ -88,7 +95,7 @@ cdef seal_into(Py_buffer *src, unsigned char *at, km, Py_ssize_t key_size, size_
     cdef Py_ssize_t failed
     if km is None:
         check_key_size(key_size)
-        # A call of the generator costs more than its bytes, so the first nonce comes along.
+        # A call of the generator costs more than its bytes, so it draws the first nonce too.
         if not draw(fresh, key_size + AAD_PREFIX_SIZE + NONCE_SIZE):
             raise libcrypto_error("the random generator failed")
         key = PyBytes_FromStringAndSize(<char *>fresh, key_size)
@@ -110,7 +117,7 @@ cdef seal_into(Py_buffer *src, unsigned char *at, km, Py_ssize_t key_size, size_
                               at + HEADER_SIZE, block_size, src.len, 0, first_nonce)
     free_context(context)
     if failed:
-        # What is left of the output, which seal_run has zeroed from here on.
+        # seal_run has zeroed the rest of the output.
         wipe(at, HEADER_SIZE)
         raise libcrypto_error("OpenSSL could not encrypt")
     put_header(at, block_size)
@@ -123,11 +130,12 @@ cdef void put_header(unsigned char *at, size_t block_size) noexcept nogil:
 
 
 def open_stream(sealed, out, km, block_size, max_block_size):
-    """Open a whole AGS1 file into ``out``, or NEW_BYTES.
+    """Open a whole AGS1 file into ``out``, a buffer or NEW_BYTES.
 
-    Returns the ``bytes``, or the size of what lies in ``out``. Returns None when the header or the
-    length is not as it should be, for the caller to find out how. Raises AuthenticationError, and
-    then what the call would have written is zero; ValueError when ``out`` is too small or overlaps.
+    Returns the new ``bytes``, or the number of bytes written to ``out``. Returns None if the header
+    or the length is wrong; the caller finds out why. Raises ValueError if ``out`` is too small or
+    overlaps the input. If a block does not verify, zeroes what it would have written and raises
+    AuthenticationError.
     """
     cdef Py_buffer src, dst
     cdef Py_ssize_t size
@@ -162,8 +170,8 @@ def open_stream(sealed, out, km, block_size, max_block_size):
 cdef Py_ssize_t stated_sizes(
     const Py_buffer *src, size_t max_block_size, size_t *block_size
 ) noexcept:
-    """Return the plaintext's size, and the block size that the header states; -1 when the header
-    and the length do not make a file with a block in it."""
+    """Return the plaintext's size, and in ``block_size`` the one that the header states. Return -1
+    if no file with at least one block has that header and length."""
     cdef const unsigned char *at = <const unsigned char *>src.buf
     cdef size_t slots, last
     if src.len < HEADER_SIZE + BLOCK_OVERHEAD or memcmp(at, MAGIC, 4):
@@ -200,9 +208,6 @@ cdef int open_into(const Py_buffer *src, unsigned char *text, km, size_t block_s
 
 
 # ---- many files --------------------------------------------------------------------------------
-# Threads take shares of the messages. A share is prepared with the GIL (objects are made, buffers
-# taken) and worked on without it, while another thread prepares the next one.
-
 cdef struct Message:
     Py_buffer view
     bint is_taken
@@ -214,12 +219,12 @@ cdef struct Message:
     const unsigned char *nonce  # of the first block
     size_t block_size
     size_t text_size
-    unsigned char *out  # NULL when nothing is left to do
+    unsigned char *out  # NULL if nothing is left to do
     Py_ssize_t failed_block
 
 
 cdef void set_key(Message *message, bytes key, bytes aad_prefix) noexcept:
-    # The message points to them: its share has to hold them.
+    # The message has only pointers to them, so the caller must keep them alive.
     message.key = <const unsigned char *>PyBytes_AS_STRING(key)
     message.key_size = <int>len(key)
     message.aad_prefix = <const unsigned char *>PyBytes_AS_STRING(aad_prefix)
@@ -244,14 +249,14 @@ cdef class MessageBatch:
         self._share_size = min(max(self._end // (8 * threads), 1), <Py_ssize_t>MAX_SHARE)
 
     def stop(self):
-        """Make ``work`` return after the share under way."""
+        """Make ``work`` return after its current share."""
         with cython.critical_section(self):
             self._end = 0
 
     def work(self, number=0):
         """Work until no message is left, or one has failed.
 
-        ``failure`` is then the number of the first message that fails, and its exception.
+        If one has failed, ``failure`` has the number of the first such message, and its exception.
         """
         cdef Py_ssize_t first, fresh_size = self._share_size * self._fresh_size
         cdef Message *share = <Message *>calloc(self._share_size, sizeof(Message))
@@ -260,7 +265,7 @@ cdef class MessageBatch:
             if share == NULL or fresh == NULL:
                 raise MemoryError
             while True:
-                # Nothing below runs Python code, which would notice Ctrl-C.
+                # Nothing below runs Python code, so Ctrl-C is noticed only here.
                 PyErr_CheckSignals()
                 first = <Py_ssize_t>atomic_add(&self._next, self._share_size)
                 if first >= self._end:
@@ -277,7 +282,7 @@ cdef class MessageBatch:
     cdef work_on(self, Message *share, unsigned char *fresh, Py_ssize_t first, Py_ssize_t count):
         cdef Py_ssize_t i, failed, prepared = 0, done = 0
         cdef bint drawn
-        # What the messages point to, until they are done.
+        # Keeps alive what the messages point to.
         cdef list held = []
         try:
             try:
@@ -293,7 +298,7 @@ cdef class MessageBatch:
                     prepared += 1
             except Exception as error:
                 self.fail(first + prepared, error)
-            # When a message is refused, one before it may fail too, and is the first then.
+            # If a message is refused, an earlier one may still fail, and is then the first.
             with nogil:
                 failed = self.run(share, prepared)
             done = prepared if failed < 0 else failed
@@ -304,23 +309,23 @@ cdef class MessageBatch:
                 if share[i].is_taken:
                     PyBuffer_Release(&share[i].view)
                     share[i].is_taken = False
-                # What was made for it holds whatever was in that memory before.
+                # Its result holds uninitialised memory.
                 if i >= done:
                     self.results[first + i] = None
 
     cdef fail(self, Py_ssize_t number, error):
         with cython.critical_section(self):
-            # Shares are taken in order: whatever lies before this message is done or under way.
+            # Shares are taken in order, so all earlier messages are done or in progress.
             if self.failure is None or number < self.failure[0]:
                 self.failure = number, error
             self._end = min(self._end, number)
 
     cdef prepare(self, Message *message, unsigned char *fresh, Py_ssize_t number, list held):
-        """Fill in the message of that number, and make its result."""
+        """Fill in ``message``, the one of that number, and make its result."""
         raise NotImplementedError
 
     cdef Py_ssize_t run(self, Message *share, Py_ssize_t count) noexcept nogil:
-        """Return -1 when every message is done, else the place of the first that fails."""
+        """Return -1 if every message is done, else the index of the first that fails."""
         return -1
 
     cdef error(self, Message *message):
@@ -329,7 +334,8 @@ cdef class MessageBatch:
 
 
 cdef class SealBatch(MessageBatch):
-    """Seals each message as a file under a fresh key. ``make`` makes a result of file and key."""
+    """Seals each message as a file under a fresh key. ``make((file, key metadata))`` returns the
+    result for a message."""
 
     cdef int _key_size
     cdef object _make
@@ -356,7 +362,7 @@ cdef class SealBatch(MessageBatch):
         message.out = <unsigned char *>PyBytes_AS_STRING(sealed)
         set_key(message, key, aad_prefix)
         message.nonce = fresh + AAD_PREFIX_SIZE
-        # It holds the objects that the message points to.
+        # This keeps alive the objects that the message points to.
         self.results[number] = self._make((sealed, KeyMetadata.unchecked(key, aad_prefix, size)))
 
     cdef Py_ssize_t run(self, Message *share, Py_ssize_t count) noexcept nogil:
@@ -381,8 +387,8 @@ cdef class SealBatch(MessageBatch):
 
 
 cdef class OpenBatch(MessageBatch):
-    """Opens files. Those that are a header alone, or whose sizes do not fit, go to
-    ``open_one(sealed, km)``, which opens or refuses them."""
+    """Opens files. If a file is only a header, or its sizes are wrong, ``open_one(sealed, km)`` is
+    called, which opens or refuses it."""
 
     cdef object _open_one
 
@@ -465,10 +471,11 @@ cdef int check_message(Py_ssize_t sealed_size, Py_ssize_t aad_size) except -1:
 
 
 def seal(key, data, aad=b""):
-    """Encrypt one message: return nonce(12) | ciphertext | tag(16) as ``bytes``.
+    """Encrypt one message: return nonce(12) | ciphertext | tag(16) as ``bytes``, like Java's
+    ``Ciphers.AesGcmEncryptor.encrypt``.
 
-    ``key`` is 16, 24 or 32 bytes; ``data`` and ``aad`` any buffers. Raises KeyMetadataError for
-    another key length. As Java's ``Ciphers.AesGcmEncryptor.encrypt``.
+    ``key`` is 16, 24 or 32 bytes, ``data`` and ``aad`` are any buffers. Raises KeyMetadataError for
+    another key length.
     """
     cdef Py_buffer text, extra
     cdef GcmContext *context
@@ -499,9 +506,9 @@ def seal(key, data, aad=b""):
 
 
 def open(key, sealed, aad=b""):
-    """Decrypt one message of the form that ``seal`` returns; return its text as ``bytes``.
+    """Decrypt a message that ``seal`` returned; return its plaintext as ``bytes``.
 
-    Raises AuthenticationError when it does not verify or is too short to hold a tag.
+    Raises AuthenticationError if it does not verify or is too short to hold a tag.
     """
     cdef Py_buffer slot, extra
     cdef GcmContext *context

@@ -1,10 +1,18 @@
 # cython: freethreading_compatible=True
 """A range of blocks from one file descriptor to another, without the GIL.
 
-Blocks are read into a buffer in batches of about 1 MiB, encrypted or decrypted in place, and
-written. The buffer is reused for the whole range. A block that fails its tag is never written.
-Knows nothing of threads or paths: each thread of a caller works on a range of its own with the
-same ``Pump``, with or without the GIL.
+Blocks go through one buffer, in batches of about 1 MiB (at least one block). Encrypting a batch of
+two blocks; decrypting goes the other way::
+
+    source      | text 0        | text 1        |
+                  | preadv        | preadv                 texts go into their slots,
+    buffer  nonce | text 0 | tag | nonce | text 1 | tag    are encrypted there,
+                  | pwrite                                 and the slots are written at once
+    target      | slot 0               | slot 1               |
+
+The buffer is used again for the whole range. If a block's tag does not verify, the batch is not
+written. Knows nothing of threads or paths: each thread of the caller works on a range of its own
+with the same ``Pump``, with or without the GIL.
 """
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -69,9 +77,9 @@ cdef struct Range:
 
 
 cdef ssize_t move(bint writing, int fd, iovec *parts, int count, off_t offset) noexcept nogil:
-    """Read or write all of ``parts`` at ``offset``; go on after short counts and signals.
+    """Read or write all of ``parts`` at ``offset``. Continue after short counts and signals.
 
-    Returns the bytes moved, which are fewer only at the end of a file that is read, or -1 with
+    Returns the number of bytes, which is smaller only if the file that is read ends; or -1 with
     errno set. Changes ``parts``.
     """
     cdef ssize_t total = 0, n
@@ -166,9 +174,9 @@ cdef int duplicate(int fd, str name) except -1:
 
 
 def allocate(int fd, off_t size):
-    """Make ``fd`` a file of ``size`` bytes and reserve their room on the disk.
+    """Make ``fd`` a file of ``size`` bytes, and reserve the space on the disk.
 
-    Does nothing where the file system cannot. Raises OSError if there is no room.
+    Does nothing if the file system does not support that. Raises OSError if there is no space.
     """
     cdef int error = errno.EINTR if size else 0
     while error == errno.EINTR:
@@ -182,23 +190,24 @@ def allocate(int fd, off_t size):
 cdef class Pump:
     """Encrypts, decrypts or verifies ranges of blocks, in as many threads as call it.
 
-    ``source`` and ``target`` are seekable descriptors, whose positions are neither used nor moved.
-    Without a target, blocks are only verified. ``durable`` says that the target will be synced:
-    the disk starts to write each batch at once.
+    ``source`` and ``target`` are seekable descriptors. Their positions are neither used nor moved.
+    Without a target, blocks are only verified. ``durable`` says that the target will be synced
+    later, so the disk starts to write each batch at once.
     """
 
     cdef uint64_t _bytes_done
     cdef int _stopping
     cdef int _closed
-    # The calls under way, and one until close() is called. The last one closes the descriptors.
+    # The number of running calls, plus one until close() is called. Whoever takes it down to 0
+    # closes the descriptors.
     cdef int _users
     cdef int _source
     cdef int _target
     cdef bint _durable
 
     def __cinit__(self, int source, int target=-1, *, bint durable=False):
-        # Duplicates: if the caller's descriptors are closed while a thread is at work, their
-        # numbers may soon stand for other files.
+        # Duplicates: if the caller closed its descriptors while a thread is still working, their
+        # numbers could soon belong to other files.
         self._source = self._target = -1
         self._users = 1
         self._durable = durable
@@ -217,7 +226,7 @@ cdef class Pump:
         self.close()
 
     def close(self):
-        """Close the descriptors, as soon as no call is under way. Later calls raise ValueError."""
+        """Close the descriptors as soon as no call is running. Later calls raise ValueError."""
         if not atomic_set(&self._closed):
             self.leave()
 
@@ -235,7 +244,7 @@ cdef class Pump:
 
     @property
     def bytes_done(self):
-        """The plaintext bytes that all calls have dealt with so far."""
+        """The plaintext bytes that all calls have processed so far."""
         return atomic_add(&self._bytes_done, 0)
 
     def stop(self):
@@ -243,10 +252,10 @@ cdef class Pump:
         atomic_set(&self._stopping)
 
     def seal(self, BlockCipher cipher not None, uint32_t first_block, long long text_size):
-        """Encrypt ``text_size`` bytes of the source, from where block ``first_block`` begins.
+        """Encrypt ``text_size`` bytes of the source, from the beginning of block ``first_block``.
 
-        Returns False when stopped. Raises TruncatedError when the source ends early, and OSError
-        whose ``filename`` is the word ``source`` or ``target``.
+        Returns whether it finished; False means that ``stop`` was called. Raises TruncatedError if
+        the source ends early, and OSError. Its ``filename`` is the word ``source`` or ``target``.
         """
         if self._target < 0:
             raise ValueError("encrypting needs a target")
@@ -255,7 +264,7 @@ cdef class Pump:
     def open(self, BlockCipher cipher not None, uint32_t first_block, long long text_size):
         """Decrypt the blocks of the source that hold ``text_size`` bytes of plaintext.
 
-        Returns and raises as ``seal`` does; and AuthenticationError.
+        Returns and raises as ``seal`` does, and also raises AuthenticationError.
         """
         return self.transfer(cipher, first_block, text_size, False)
 
@@ -292,7 +301,7 @@ cdef class Pump:
             with nogil:
                 outcome = transfer(context, &r, &self._stopping, &self._bytes_done, &failed_block)
                 error = errno.errno
-                # It held plaintext, and free() does not clear it.
+                # The buffer held plaintext, and free() does not clear it.
                 wipe(r.slots, room)
             cipher.give_back(context)
         finally:

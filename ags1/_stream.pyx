@@ -1,16 +1,23 @@
 # cython: freethreading_compatible=True
-"""The part of the streams that every small read and write goes through.
+"""The compiled part of readers and writers: small reads and writes that need no I/O.
 
-``FastReader`` and ``FastWriter`` are the compiled bases of ``Reader`` and ``Writer``. They serve
-from memory what they can, with one copy, and hand all else to their core, a Python object of
-``reader`` or ``writer``. What they hold is theirs alone: nothing of it can be reached from outside.
-Knows nothing of keys or of I/O.
+``FastReader`` and ``FastWriter`` are the bases of ``Reader`` and ``Writer``. If they can, they copy
+from memory or to memory. Otherwise they call their core, a Python object::
 
-A ``ReadWindow`` is the plaintext at hand for sequential reads and the position in it, a
-``BlockCache`` the plaintext that ``pread`` has decrypted, a ``WriteBatch`` the slots being filled.
-A core sets ``busy`` while it works on the window or the batch: other threads then take the slow way
-too, and wait there for the core's lock. Every access holds the object's critical section, which
-costs nothing where there is a GIL.
+    Reader(FastReader)                                  Writer(FastWriter)
+      |  read, readline, ...     pread                    |  write
+      v                          v                        v
+    ReadWindow                 BlockCache               WriteBatch
+    decrypted plaintext,       plaintext that pread     slots being filled
+    and the position in it     has decrypted            with plaintext
+      |  not in memory           |                        |  no room left
+      v                          v                        v
+    ReaderCore (reader.py): fetches, decrypts           WriterCore (writer.py): encrypts, writes
+
+While a core works on the window or the batch, it sets ``busy``. Then the other threads call the
+core too, and wait for its lock. Every access holds the object's critical section, which costs
+nothing if there is a GIL. Core, window, cache and batch cannot be reached from Python through a
+reader or writer. This module knows nothing of keys or of I/O.
 """
 
 cimport cython
@@ -28,7 +35,7 @@ from ags1.layout cimport BLOCK_OVERHEAD, NONCE_SIZE
 from .filelike import check_open
 
 cdef enum:
-    # What peek() shows: enough for anybody who sniffs a format, cheap for readline.
+    # The bytes that peek() returns: enough to recognise a format, and cheap for readline.
     PEEK_SIZE = 8192
 
 
@@ -47,7 +54,7 @@ cdef class Plaintext:
         PyBuffer_Release(&self.view)
 
     cdef Py_ssize_t ahead(self, long long position) noexcept:
-        """How many bytes there are from ``position`` on."""
+        """The number of bytes from ``position`` on."""
         if position < self.start or position >= self.start + self.size:
             return 0
         return <Py_ssize_t>(self.start + self.size - position)
@@ -90,10 +97,10 @@ cdef class ReadWindow:
         with cython.critical_section(self):
             self._busy = busy
 
-    def show(self, buffer, long long start, Py_ssize_t size):
-        """Show ``size`` bytes of ``buffer`` as the plaintext from ``start`` on.
+    def put(self, buffer, long long start, Py_ssize_t size):
+        """Hold the first ``size`` bytes of ``buffer``, which are the plaintext from ``start`` on.
 
-        Returns the buffer that was shown before, which is free now, or None.
+        Returns the buffer that was held before, which may be used again, or None.
         """
         cdef Plaintext old, new = plaintext(buffer, start, size)
         with cython.critical_section(self):
@@ -102,12 +109,12 @@ cdef class ReadWindow:
         return old.buffer
 
     def drop(self):
-        """Show nothing any more."""
+        """Hold nothing any more."""
         with cython.critical_section(self):
             self.text = NO_PLAINTEXT
 
     def copy(self, long long position, out):
-        """Copy what there is from ``position`` on into ``out``; return how much."""
+        """Copy the bytes from ``position`` on that are here into ``out``; return their number."""
         cdef Py_buffer view
         cdef Py_ssize_t size
         PyObject_GetBuffer(out, &view, PyBUF_SIMPLE | PyBUF_WRITABLE)
@@ -119,11 +126,11 @@ cdef class ReadWindow:
         return size
 
     def holds(self, long long position):
-        """Whether the byte at ``position`` is there."""
+        """Whether the byte at ``position`` is here."""
         return self.text.ahead(position) > 0
 
     def line(self, Py_ssize_t limit):
-        """Take the rest of the line, or of the window if that ends first; at most ``limit``."""
+        """Read to the end of the line or of the window, at most ``limit`` bytes."""
         cdef bytes data
         cdef Py_ssize_t size
         with cython.critical_section(self):
@@ -132,16 +139,16 @@ cdef class ReadWindow:
         return data
 
     def peek(self):
-        """Return some of what follows the position, and stay there."""
+        """Return some bytes from the position on, and do not move it."""
         cdef bytes data
         with cython.critical_section(self):
             data = self.look()
         return data
 
-    # The rest is called with the critical section held.
+    # The caller of the following methods holds the critical section.
 
     cdef Py_ssize_t ahead(self) noexcept:
-        """How many bytes may be taken without the core."""
+        """The number of bytes that can be read without the core."""
         return 0 if self._busy else self.text.ahead(self.position)
 
     cdef bytes take(self, Py_ssize_t size):
@@ -154,7 +161,7 @@ cdef class ReadWindow:
         return PyBytes_FromStringAndSize(<char *>self.text.at(self.position), size)
 
     cdef Py_ssize_t line_size(self, Py_ssize_t size) noexcept:
-        """The size of the line at the position, or ``size`` where it does not end before."""
+        """The size of the line at the position; ``size`` if it does not end before that."""
         cdef const unsigned char *at = self.text.at(self.position)
         cdef const unsigned char *newline = NULL
         if size:
@@ -175,7 +182,7 @@ cdef class BlockCache:
     def keep(self, buffer, long long start, Py_ssize_t size):
         """Keep a buffer with ``size`` bytes of the plaintext from ``start`` on.
 
-        Returns a buffer that is not needed (any more), or None.
+        Returns a buffer that is not needed, which may be this one, or None.
         """
         cdef Plaintext text = plaintext(buffer, start, size)
         with cython.critical_section(self):
@@ -194,19 +201,19 @@ cdef class BlockCache:
             self._texts = []
 
     def copy(self, long long position, out):
-        """Fill ``out`` from ``position`` if all of that is here; return whether it is."""
+        """Fill ``out`` from ``position`` on; return False if not all of that is here."""
         cdef Py_buffer view
-        cdef bint found
+        cdef bint filled
         PyObject_GetBuffer(out, &view, PyBUF_SIMPLE | PyBUF_WRITABLE)
         with cython.critical_section(self):
-            found = self.fill(position, <unsigned char *>view.buf, view.len)
+            filled = self.fill(position, <unsigned char *>view.buf, view.len)
         PyBuffer_Release(&view)
-        return found
+        return filled
 
-    # The rest is called with the critical section held.
+    # The caller of the following methods holds the critical section.
 
     cdef Plaintext find(self, long long position, Py_ssize_t size):
-        """Return what holds those bytes, which makes it the last to go; None if nothing does."""
+        """Return the text that holds those bytes, or None, and mark it as the one used last."""
         cdef Plaintext text
         cdef Py_ssize_t i, last = len(self._texts) - 1
         for i in range(last, -1, -1):
@@ -238,7 +245,7 @@ cdef BlockCache NO_CACHE = BlockCache(0)
 
 
 cdef class FastReader:
-    """What a reader can do without its core (see ``ReaderCore``), and the way to it."""
+    """The base of ``Reader``: reads from memory, or else through its ``ReaderCore``."""
 
     cdef object __weakref__
     cdef object core
@@ -262,7 +269,7 @@ cdef class FastReader:
 
     @property
     def name(self):
-        """The path or the name of the source, None where it has none."""
+        """The path or the name of the source; None if it has none."""
         return self.core.name
 
     @property
@@ -286,7 +293,7 @@ cdef class FastReader:
         return self.core.block_size
 
     def seekable(self):
-        """Whether the source can seek, and with it the stream."""
+        """Whether the source, and so the stream, can seek."""
         check_open(self)
         return self.seeks
 
@@ -298,13 +305,13 @@ cdef class FastReader:
     def seek(self, offset, int whence=0, /):
         """Move to ``offset`` from the start, the position or the end; return the new position.
 
-        Beyond the end is allowed, and reads nothing. Raises ValueError for a negative position and
-        io.UnsupportedOperation when the source cannot seek.
+        A position beyond the end is allowed; a read there returns nothing. Raises ValueError for a
+        negative position, and io.UnsupportedOperation if the source cannot seek.
         """
         return self.core.seek(offset, whence)
 
     def read(self, size=-1, /):
-        """Read up to ``size`` bytes, or all that remain when it is negative or None."""
+        """Read up to ``size`` bytes, or all that remain if it is negative or None."""
         cdef Py_ssize_t wanted = -1 if size is None else size
         cdef bytes data = None
         with cython.critical_section(self.window):
@@ -348,13 +355,13 @@ cdef class FastReader:
         with cython.critical_section(self.window):
             at_hand = self.window.ahead()
             line = self.window.line_size(at_hand)
-            # One that ends with the window may go on in the next.
+            # A line that ends with the window may continue in the next block.
             if limit < 0 and line < at_hand:
                 data = self.window.take(line)
         return self.core.readline(limit) if data is None else data
 
     def peek(self, Py_ssize_t size=0, /):
-        """Return some of the next bytes, at least one before the end; the position stays."""
+        """Return some of the next bytes (at least one, except at the end) without moving."""
         cdef bytes data = None
         with cython.critical_section(self.window):
             if self.window.ahead():
@@ -365,9 +372,9 @@ cdef class FastReader:
         """Return up to ``size`` bytes from ``offset``; fewer at the end of the file.
 
         Does not use the position. Any number of threads may call it. With a path, an ``io.BytesIO``
-        or a ranged source they do not wait for each other. The decrypted blocks stay in memory, up
-        to ``cache_size`` bytes of ``ags1.open``. An error fails only this call. Raises
-        io.UnsupportedOperation when the source cannot seek, and ValueError for a negative argument.
+        or a ranged source, they do not wait for each other. Decrypted blocks stay in memory, up to
+        the ``cache_size`` given to ``ags1.open``. An error fails only this call. Raises
+        io.UnsupportedOperation if the source cannot seek, and ValueError for a negative argument.
         """
         cdef bytes data = None
         if type(offset) is int and type(size) is int:
@@ -375,7 +382,7 @@ cdef class FastReader:
         return self.core.pread(offset, size) if data is None else data
 
     cdef bytes at_hand(self, offset, size):
-        """Return what ``pread`` does, or None if that is not in memory."""
+        """Return the bytes for ``pread``, or None if they are not in memory."""
         cdef int offset_overflow = 0, size_overflow = 0
         cdef long long position = PyLong_AsLongLongAndOverflow(offset, &offset_overflow)
         cdef long long wanted = PyLong_AsLongLongAndOverflow(size, &size_overflow)
@@ -402,7 +409,7 @@ cdef class FastReader:
     def readv(self, ranges, /):
         """Return the bytes of each ``(offset, size)``, in that order, as ``pread`` does.
 
-        Ranges in the same or in adjacent blocks are read from the source together, and each block
+        Ranges in the same block or in adjacent blocks are read from the source together. Each block
         is decrypted once.
         """
         return self.core.readv(ranges)
@@ -416,10 +423,10 @@ cdef class FastReader:
 # ---- writing -----------------------------------------------------------------------------------
 
 cdef class WriteBatch:
-    """The slots being filled.
+    """The slots that small writes fill.
 
-    The text of slot i begins at ``i * (block_size + 28) + 12``, so that the batch is sealed in
-    place. ``used`` is the size of the run of slots that holds text.
+    The text of slot i begins at ``i * (block_size + 28) + 12``, so that the batch can be sealed in
+    place.
     """
 
     cdef Py_buffer _buffer
@@ -448,7 +455,7 @@ cdef class WriteBatch:
             self._busy = busy
 
     def begin(self, slots, Py_ssize_t block_size):
-        """Fill ``slots`` from now on: a writable buffer of whole slots."""
+        """Fill ``slots`` from now on, a writable buffer of whole slots."""
         if block_size < 1:
             raise ValueError("a block has at least one byte")
         with cython.critical_section(self):
@@ -459,7 +466,7 @@ cdef class WriteBatch:
             self._blocks = self._buffer.len // (block_size + BLOCK_OVERHEAD)
 
     def drop(self):
-        """Wipe the plaintext that was not sealed, and forget the slots."""
+        """Wipe plaintext that was not sealed, and forget the slots."""
         with cython.critical_section(self):
             self.release()
 
@@ -478,7 +485,7 @@ cdef class WriteBatch:
 
     @property
     def used(self):
-        """The bytes of the slots that hold text, nonces and tags included."""
+        """The size of the run of slots that holds text, with nonces and tags."""
         cdef Py_ssize_t full = self._block * (self._block_size + BLOCK_OVERHEAD)
         return full + self._fill + BLOCK_OVERHEAD if self._fill else full
 
@@ -488,11 +495,11 @@ cdef class WriteBatch:
         return self._block == self._blocks
 
     def restart(self):
-        """Fill the same slots again, after they were sealed and written."""
+        """Begin again with the same slots, after they were sealed and written."""
         self._block = self._fill = 0
 
     def fill(self, data):
-        """Copy as much of ``data`` as fits; return how much."""
+        """Copy as much of ``data`` as fits; return the number of bytes."""
         cdef Py_buffer view
         cdef Py_ssize_t done = 0, size
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -514,7 +521,7 @@ cdef class WriteBatch:
         return <unsigned char *>self._buffer.buf + slot + NONCE_SIZE + self._fill
 
     cdef bint has_room(self, Py_ssize_t size) noexcept:
-        """Whether ``size`` bytes go into the slot at hand without filling it."""
+        """Whether ``size`` bytes fit into the current slot without filling it."""
         return (
             not self._busy and self._attached and self._process == this_process()
             and self._block < self._blocks and self._fill + size < self._block_size
@@ -525,7 +532,7 @@ cdef WriteBatch NO_BATCH = WriteBatch()
 
 
 cdef class FastWriter:
-    """What a writer can do without its core (see ``WriterCore``), and the way to it."""
+    """The base of ``Writer``: collects small writes, and calls its ``WriterCore`` for all else."""
 
     cdef object __weakref__
     cdef object core
@@ -546,7 +553,7 @@ cdef class FastWriter:
 
     @property
     def name(self):
-        """The path or the name of the target, None where it has none."""
+        """The path or the name of the target; None if it has none."""
         return self.core.name
 
     @property
@@ -566,7 +573,8 @@ cdef class FastWriter:
 
     @property
     def key_metadata(self):
-        """The file's key metadata with its length. Raises ValueError until ``close`` succeeded."""
+        """The file's key metadata with its length. Raises ValueError before ``close`` has
+        succeeded."""
         return self.core.key_metadata
 
     def tell(self):
@@ -601,8 +609,8 @@ cdef class FastWriter:
     def abort(self):
         """Close the stream and leave no file. Does nothing if the stream is closed.
 
-        A write that is still running, in another thread or in this one, fails. ``ags1.open`` says
-        what is left in a file object.
+        If a write is still running, in another thread or in this one, it fails. The docstring of
+        ``ags1.open`` says what is left in a file object.
         """
         if self.core is not None:
             self.core.abort()

@@ -1,7 +1,7 @@
-"""The blocks of a source, decrypted into memory for a reader.
+"""Fetches and decrypts the blocks of a source, for a reader.
 
-There is no position and no state except buffers and threads, so that any number of callers may use
-the blocks at once. Knows nothing of Python's file protocol.
+It has no position, and no state except buffers and threads. So any number of callers may use it at
+once. Knows nothing of Python's file protocol.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Piece: TypeAlias = "tuple[int, memoryview]"
 class Blocks:
     """The blocks of ``source``. Small blocks are read ``chunk`` at a time.
 
-    ``cache`` keeps up to ``cache_size`` bytes of what ``fill`` decrypts. The caller makes sure that
-    all sizes and positions are within the plaintext.
+    ``cache`` keeps up to ``cache_size`` bytes of the plaintext that ``fill`` decrypts. The caller
+    makes sure that all sizes and positions are within the plaintext.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Blocks:
             self.source.check_end()
 
     def open_text(self, first: int, count: int) -> memoryview:
-        """Decrypt up to ``chunk`` blocks into a buffer of ours, to be given back."""
+        """Decrypt up to ``chunk`` blocks into a buffer, which goes to ``give_back`` later."""
         text = self._texts.take()
         self.open_chunk(first, min(count, self.geometry.block_count - first), text)
         return text
 
     def open_ahead(self, first: int) -> Job[memoryview]:
-        """Let a thread decrypt a whole chunk as ``open_text`` does."""
+        """Have a thread decrypt a whole chunk, as ``open_text`` does."""
         return self._pool.get().submit(partial(self.open_text, first, self.chunk))
 
     def give_back(self, text: memoryview) -> None:
@@ -82,8 +82,8 @@ class Blocks:
         self._texts.give(text)
 
     def whole_blocks(self, position: int, size: int) -> int:
-        """How many blocks lie wholly within ``size`` bytes that begin at ``position``, the first of
-        them right there. The file's last block may be short and is whole all the same."""
+        """Return how many whole blocks are in ``size`` bytes from ``position`` on; 0 if no block
+        begins there. The file's last block counts as whole even if it is short."""
         first, inside = divmod(position, self._block_size)
         if inside:
             return 0
@@ -92,8 +92,8 @@ class Blocks:
         return size // self._block_size
 
     def fill(self, pieces: list[Piece]) -> None:
-        """Fill every piece, none of them empty; each block is fetched and decrypted once,
-        neighbours together."""
+        """Fill every piece; none may be empty. Each block is fetched and decrypted once, and
+        adjacent blocks together."""
         groups: list[list[Piece]] = []
         last = -2
         for position, out in sorted(pieces, key=lambda piece: piece[0]):
@@ -105,7 +105,7 @@ class Blocks:
             self._fill_run(group)
 
     def _fill_run(self, pieces: list[Piece]) -> None:
-        """Fill pieces whose blocks follow each other without a gap."""
+        """Fill pieces whose blocks are adjacent."""
         first = pieces[0][0] // self._block_size
         last = max((position + out.nbytes - 1) // self._block_size for position, out in pieces)
 

@@ -1,9 +1,9 @@
 """Whole files: ``encrypt_file``, ``decrypt_file``, ``verify_file``.
 
-A file is cut into contiguous ranges of blocks, one a thread. A thread works from descriptor to
-descriptor without the GIL. The calling thread waits, reports progress and handles Ctrl-C. A target
-gets its name when it is complete; if anything fails, no target is left. Knows nothing of Iceberg
-or of wrapped keys.
+A file is divided into contiguous ranges of blocks, one for each thread. A thread works from
+descriptor to descriptor without the GIL (``_pump``). The calling thread waits, reports progress and
+handles Ctrl-C. A target gets its name when it is complete. If anything fails, no target is left.
+Knows nothing of Iceberg or of wrapped keys.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .threads import run_in_threads, thread_count
 Path: TypeAlias = "str | os.PathLike[str]"
 Progress: TypeAlias = Callable[[int, int], object]
 
-# Bytes. Up to here, starting threads costs more than they save; one thread, beside the caller's,
-# saves nothing but the time until Ctrl-C has its effect.
+# Up to these sizes (bytes) the calling thread does the work itself, because starting threads costs
+# more than they save. One thread besides the caller's only makes Ctrl-C take effect sooner.
 SMALL_FILE = 4 << 20
 SMALL_FILE_ALONE = 16 << 20
 
@@ -200,7 +200,7 @@ def _transfer(
     threads: int | None,
     progress: Progress | None,
 ) -> None:
-    """Call ``work(first block, text size)`` over contiguous ranges of blocks, one a thread."""
+    """Call ``work(first block, text size)`` for contiguous ranges of blocks, one per thread."""
     threads = thread_count(threads)
     if geometry.plaintext_size > (SMALL_FILE if threads > 1 else SMALL_FILE_ALONE):
         _transfer_in_threads(pump, work, geometry, threads, progress)

@@ -1,4 +1,4 @@
-"""The machine: how many CPUs this process may use, and which of their features AES-GCM uses."""
+"""The CPUs: how many this process may use, and which of their features AES-GCM uses."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def features() -> list[str]:
         if platform.system() == "Darwin":
             import subprocess
 
-            found = subprocess.run(["sysctl", "hw.optional"], capture_output=True, text=True)
-            flags = {"aes", "pmull"} if "FEAT_AES: 1" in found.stdout else set()
+            printed = subprocess.run(["sysctl", "hw.optional"], capture_output=True, text=True)
+            flags = {"aes", "pmull"} if "FEAT_AES: 1" in printed.stdout else set()
     return [flag for flag in _RELEVANT if flag in flags]
 
 

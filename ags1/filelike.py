@@ -1,5 +1,5 @@
-"""Parts of readers and writers: the other methods of ``io.BufferedIOBase``, a lock, a buffer
-pool."""
+"""What readers and writers share: the methods of ``io.BufferedIOBase`` that neither reads nor
+writes, a lock, and a pool of buffers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ CHUNK_SIZE = 1 << 20
 
 
 class Closable(Protocol):
+    """A stream that knows whether it was closed."""
+
     @property
     def closed(self) -> bool: ...
 
 
 def check_open(stream: Closable) -> None:
-    """Raise ValueError when ``stream`` is closed, as ``io`` does."""
+    """Raise ValueError if ``stream`` is closed, as ``io`` does."""
     if stream.closed:
         raise ValueError("I/O operation on closed file")
 
@@ -87,7 +89,7 @@ class Stream:
         self.close()
 
     def __repr__(self) -> str:
-        # One that could not be opened has neither; error reporters print it all the same.
+        # A stream that could not be opened has neither, but error reporters may print it.
         name, mode = getattr(self, "name", None), getattr(self, "mode", None)
         return f"<ags1 {type(self).__name__} name={name!r} mode={mode!r}>"
 
@@ -96,37 +98,41 @@ class Stream:
 
 
 class Scratch:
-    """Buffers to use again. A fresh mebibyte costs more in page faults than its decryption."""
+    """Buffers of one size, used again and again: the page faults of a fresh mebibyte take longer
+    than its decryption."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._idle: list[memoryview] = []
 
     def take(self) -> memoryview:
+        """Return a buffer, a new one if none is idle."""
         try:
             return self._idle.pop()
         except IndexError:
             return memoryview(bytearray(self._size))
 
     def give(self, buffer: memoryview) -> None:
+        """Take back a buffer that ``take`` returned."""
         self._idle.append(buffer)
 
 
 class Lock(RLock):  # type: ignore[misc]  # final to the checker, not to Python
-    """A lock that knows whether the current thread holds it. A signal handler that uses the stream
-    that it interrupted gets an error; other threads wait.
+    """A lock that knows whether the current thread holds it. Other threads wait for it. If a signal
+    handler uses the stream that it has interrupted, it gets an error.
 
-    It is the C class, so that ``with`` takes it without running Python code: no signal handler can
-    raise between taking the lock and the block that releases it.
+    The class is derived from the one in C, so ``with`` takes the lock without running Python code.
+    Otherwise a signal handler could raise after the lock is taken and before the block that
+    releases it.
     """
 
     @property
     def mine(self) -> bool:
-        """Whether this thread holds it."""
+        """Whether the current thread holds the lock."""
         return bool(self._is_owned())  # type: ignore[attr-defined]
 
     def check_not_mine(self) -> None:
-        """Raise RuntimeError when this thread holds it."""
+        """Raise RuntimeError if the current thread holds the lock."""
         if self.mine:
             raise RuntimeError(
                 "the stream was used while a call on it was still running in the same thread (by a "

@@ -16,7 +16,7 @@ from .key_metadata import KeyMetadata
 DEFAULT_MAX_BLOCK_SIZE = 64 << 20
 
 _USED = (
-    "this key may already have encrypted a file: it carries a file length, was given to a writer "
+    "this key may already have encrypted a file: it has a file length, was given to a writer "
     "before, or was made before a fork. Use a fresh key, or pass reuse_key=True."
 )
 
@@ -36,13 +36,13 @@ class Geometry(NamedTuple):
         return layout.block_count(self.plaintext_size, self.block_size)
 
     def slots(self, first: int, count: int) -> tuple[int, int]:
-        """Return where in the file ``count`` blocks from ``first`` on begin, and their size."""
+        """Return the offset and the size in the file of ``count`` blocks from ``first`` on."""
         begin = layout.block_offset(first, self.block_size)
         end = min(layout.block_offset(first + count, self.block_size), self.encrypted_size)
         return begin, end - begin
 
     def text_size(self, first: int, count: int) -> int:
-        """Return the plaintext size of those blocks."""
+        """Return the plaintext size of ``count`` blocks from block ``first`` on."""
         begin = first * self.block_size
         return min(begin + count * self.block_size, self.plaintext_size) - begin
 

@@ -80,7 +80,7 @@ class KeyMetadata:
         metadata._encryption_key = encryption_key
         metadata._aad_prefix = aad_prefix
         metadata._file_length = file_length
-        # With a length it counts as used, and has neither a ticket nor a process to seal in.
+        # With a length, the key counts as used: it has no ticket and no process that may seal.
         metadata._ticket = _NO_TICKET if file_length is not None else [None]
         metadata._process = 0 if file_length is not None else process_number()
         return metadata
@@ -149,14 +149,15 @@ class KeyMetadata:
             raise KeyMetadataError(f"key metadata must have version 1; this has {version}")
         datum = io.BytesIO(data[1:])
         fields: dict[str, Any] | None = None
-        # Raised outside: the decoder's own exception could quote the bytes, and they hold a key.
+        # Our error is raised outside, because the decoder's exception may quote the key.
         with contextlib.suppress(Exception):
             fields = _codec()[0](datum)
         if fields is None:
             raise KeyMetadataError("these bytes are not a StandardKeyMetadata datum")
         metadata = cls(fields["encryption_key"], fields["aad_prefix"], fields["file_length"])
         end = 1 + datum.tell()
-        # The decoder takes a length beyond the end for whatever is there; encoding again shows it.
+        # If a length in the datum is beyond the end, the decoder takes what is there. So encode
+        # the result again and compare.
         if not hmac.compare_digest(metadata.to_bytes(), data[:end]):
             raise KeyMetadataError("these bytes are not a whole StandardKeyMetadata datum")
         if not _are_optional_fields(data[end:]):

@@ -1,4 +1,4 @@
-# The constants of layout.py that compiled code needs, and how it writes a number.
+# The constants of layout.py for compiled code, and the byte order of its numbers.
 from libc.stdint cimport uint32_t
 
 cdef enum:

@@ -261,7 +261,7 @@ def _decrypt(
 
 
 def _in_threads(work: Callable[[int, int], None], geometry: Geometry, threads: int) -> None:
-    """Call ``work(first block, blocks)`` over contiguous shares, one a thread."""
+    """Call ``work(first block, number of blocks)`` for contiguous shares, one for each thread."""
     share = -(-geometry.block_count // threads)
     starts = range(0, geometry.block_count, share)
     if len(starts) == 1:

@@ -8,9 +8,18 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 
 from .atomic import AtomicFile
 from .source import regular_file
+
+
+def config_folder(environ: Mapping[str, str]) -> str:
+    """Return the user's configuration folder of ags1, by the XDG rules."""
+    folder = environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(folder):  # the rules: ignore a relative path
+        folder = os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(folder, "ags1")
 
 
 def read(path: str, size_limit: int) -> tuple[bytes, os.stat_result]:

@@ -1,7 +1,7 @@
 """``Reader``: an encrypted file as a seekable file object. Counterpart in Java:
 ``AesGcmInputStream``. Knows nothing of how keys are wrapped.
 
-Where a read finds its bytes; it goes down until it has them all::
+Where a read takes its bytes from. It goes down until it has all of them::
 
     read, readinto, readline, ...              pread, readv
     one caller at a time                       any number at once
@@ -160,7 +160,8 @@ io.BufferedIOBase.register(Reader)
 def _exclusively(
     work: Callable[Concatenate[ReaderCore, _P], _T],
 ) -> Callable[Concatenate[ReaderCore, _P], _T]:
-    """Make a method run while nobody else uses the position, the window or what is read ahead."""
+    """Run a method under the lock: nobody else uses the position, the window or the chunks that are
+    read ahead."""
 
     @functools.wraps(work)
     def run(self: ReaderCore, /, *arguments: _P.args, **named: _P.kwargs) -> _T:
@@ -186,7 +187,8 @@ def _exclusively(
 
 
 class ReaderCore:
-    """What a reader does beyond its window and its cache. See the drawing above."""
+    """Does the reads that need more than the window and the cache. See the drawing above. The
+    public methods are those of ``Reader``."""
 
     def __init__(self, blocks: Blocks, name: str | None) -> None:
         geometry = blocks.geometry
@@ -201,7 +203,7 @@ class ReaderCore:
         self._blocks = blocks
         self._lock = PerProcess(Lock)
         self._error: Ags1Error | None = None
-        # Where reading onwards would go on, and how many blocks it took at once.
+        # The next block of a sequential read, and the number of blocks that it read at once.
         self._next_block = -1
         self._run = 1
         self._ahead: PerProcess[collections.deque[tuple[int, Job[memoryview]]]]
@@ -232,7 +234,7 @@ class ReaderCore:
 
     @_exclusively
     def read1(self, size: int) -> bytes:
-        if size == 0 or not self._show():
+        if size == 0 or not self._ensure_window():
             return b""
         left = self.block_size - self.window.position % self.block_size
         return self._read(left if size < 0 else min(size, left))
@@ -255,7 +257,7 @@ class ReaderCore:
     @_exclusively
     def readline(self, limit: int) -> bytes:
         parts: list[bytes] = []
-        while limit != 0 and self._show():
+        while limit != 0 and self._ensure_window():
             parts.append(self.window.line(limit))
             if parts[-1].endswith(b"\n"):
                 break
@@ -265,7 +267,7 @@ class ReaderCore:
 
     @_exclusively
     def peek(self) -> bytes:
-        return self.window.peek() if self._show() else b""
+        return self.window.peek() if self._ensure_window() else b""
 
     def _remaining(self) -> int:
         return max(0, self.plaintext_size - self.window.position)
@@ -277,7 +279,7 @@ class ReaderCore:
         return data
 
     def _fill(self, out: memoryview) -> None:
-        """Read all of ``out`` from the position on, and move it. ``out`` fits in what remains."""
+        """Fill ``out`` from the position on, and move the position. So many bytes remain."""
         done, position = 0, self.window.position
         while done < out.nbytes:
             rest = out[done:] if done else out
@@ -288,8 +290,8 @@ class ReaderCore:
             position += copied
         self.window.position = position
 
-    def _show(self) -> bool:
-        """Have the window hold the position; return False at the end of the file."""
+    def _ensure_window(self) -> bool:
+        """Make the window hold the position; return False at the end of the file."""
         if not self._remaining():
             return False
         if not self.window.holds(self.window.position):
@@ -297,13 +299,14 @@ class ReaderCore:
         return True
 
     def _open_straight(self, position: int, out: memoryview) -> int:
-        """Decrypt whole blocks into the caller's memory; return the bytes, 0 if there is none."""
+        """Decrypt whole blocks directly into the caller's memory; return their plaintext size, 0 if
+        no whole block is wanted."""
         blocks = self._blocks
         count = blocks.whole_blocks(position, out.nbytes)
         if not count:
             return 0
         if blocks.threads > 1:
-            # Fewer are had sooner from what is read ahead.
+            # Fewer blocks come sooner from the chunks that are read ahead.
             if count < blocks.threads * blocks.chunk:
                 return 0
             self._forget_ahead()
@@ -317,8 +320,8 @@ class ReaderCore:
         return size
 
     def _load(self, position: int) -> None:
-        """Have the window show the block at ``position``, with some that follow if they are small
-        and the reading goes onwards."""
+        """Put the block at ``position`` into the window. If blocks are small and the file is read
+        sequentially, put some of the next blocks there too."""
         blocks = self._blocks
         block = position // self.block_size
         onwards = block == self._next_block
@@ -331,13 +334,13 @@ class ReaderCore:
             text = blocks.open_text(block, count)
         count = min(count, blocks.geometry.block_count - block)
         size = blocks.geometry.text_size(block, count)
-        old = self.window.show(text, block * self.block_size, size)
+        old = self.window.put(text, block * self.block_size, size)
         if old is not None:
             blocks.give_back(old)
         self._next_block = block + count
 
     def _take_ahead(self, block: int) -> memoryview:
-        """Return the chunk that begins at ``block``, and keep the next ones in the making."""
+        """Return the chunk that begins at ``block``, and have threads decrypt the next ones."""
         blocks, ahead = self._blocks, self._ahead.get()
         if not ahead or ahead[0][0] != block:
             self._forget_ahead()
@@ -372,7 +375,7 @@ class ReaderCore:
         except Ags1Error as error:
             error.file = error.file or self.name
             raise
-        # What a close in the meantime did to the source is no fault of the source.
+        # If the stream was closed meanwhile, that is the cause, and not the source.
         except (OSError, ValueError):
             check_open(self)
             raise
@@ -405,14 +408,14 @@ class ReaderCore:
                 self._blocks.close(wait=True)
 
     def __del__(self) -> None:
-        # Nobody else is left to hold the lock; and this may be one of our own threads.
+        # Nobody else can hold the lock. This may run in one of our own threads, so do not wait.
         if not self.closed:
             self.closed = True
             self._blocks.close(wait=False)
 
 
 def _check_empty(blocks: Blocks) -> None:
-    # No read will ever need the one empty block, yet its tag says whose file this is.
+    # No read ever needs the one empty block, but its tag shows that the key fits the file.
     if not blocks.geometry.plaintext_size:
         if blocks.geometry.block_count:
             blocks.open_chunk(0, 1, memoryview(bytearray()))

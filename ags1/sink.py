@@ -1,6 +1,5 @@
-"""Where encrypted bytes go: a caller's file object, or a path that gets its file when it is whole.
-
-Knows nothing of blocks or keys.
+"""Where encrypted bytes are written: to a caller's file object, or to a path. A path gets its file
+only when the file is complete. Knows nothing of blocks or keys.
 """
 
 from __future__ import annotations
@@ -15,21 +14,26 @@ from .atomic import AtomicFile
 
 
 class Sink(Protocol):
-    """``discard`` leaves nothing that a reader could take for a whole file. ``published`` is set
-    when the file is there for others to see."""
+    """A target. ``published`` says that others can see the file under its name."""
 
     name: str | None
     published: bool
 
-    def write(self, data: memoryview) -> None: ...
+    def write(self, data: memoryview) -> None:
+        """Write all of ``data``. Raises OSError."""
+        ...
 
-    def commit(self) -> None: ...
+    def commit(self) -> None:
+        """Finish the file. Raises OSError."""
+        ...
 
-    def discard(self) -> None: ...
+    def discard(self) -> None:
+        """Leave nothing that a reader could take for a whole file."""
+        ...
 
 
 class FileSink(Sink):
-    """A file object, which stays the caller's: it is flushed and not closed."""
+    """A caller's file object. It is flushed, but not closed."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -37,7 +41,7 @@ class FileSink(Sink):
         name = getattr(file, "name", None)
         self.name: str | None = name if isinstance(name, str) else None
         self._written = False
-        # Where the file is written from, and where it ended before.
+        # The position at which we begin to write, and the end of the file before that.
         self._start: int | None = None
         with contextlib.suppress(OSError, AttributeError, ValueError):
             if file.seekable():
@@ -48,8 +52,8 @@ class FileSink(Sink):
 
     def write(self, data: memoryview) -> None:
         while data.nbytes:
-            # Released at once: the memory holds the next blocks' plaintext soon, and a target that
-            # kept the view, against the rules of io, must not send that instead.
+            # The view is released at once. The same memory soon holds the plaintext of the next
+            # blocks, and a target that kept the view (against the rules of io) must not send that.
             with data[:] as view:
                 written = self._file.write(view)
             if written is None:
@@ -75,17 +79,16 @@ class FileSink(Sink):
             flush()
 
     def discard(self) -> None:
-        # One zero byte makes what was written useless, whichever length and key a reader is made
-        # to believe. It goes over a file's magic bytes; and after the last whole block of what
-        # went down a pipe, whose length becomes impossible.
+        # One zero byte makes the written bytes unusable, whatever length and key a reader is told.
+        # In a file it overwrites the first of the magic bytes. In a pipe it follows the last whole
+        # block, so that no file has that length.
         with contextlib.suppress(Exception):
             if self._start is not None:
                 self._file.seek(self._start)
             if self._written:
                 self._file.write(b"\0")
             self._flush()
-        # A file gets back the length that it had. What lay behind our start stays, as far as it
-        # was not overwritten.
+        # The file gets its old length back. Bytes that we have not overwritten stay.
         if self._start is not None:
             with contextlib.suppress(Exception):
                 self._file.truncate(self._end)
@@ -93,7 +96,7 @@ class FileSink(Sink):
 
 
 class PathSink(Sink):
-    """A path of this machine."""
+    """A path on this machine, whose file appears when it is complete."""
 
     def __init__(self, path: Any, *, overwrite: bool, durable: bool) -> None:
         self._file = AtomicFile(path, overwrite=overwrite, durable=durable)

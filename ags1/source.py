@@ -1,7 +1,7 @@
-"""Where encrypted bytes come from: a path, a file object, or anything with ranged reads.
+"""Where encrypted bytes are read: a path, a file object, or any object with ranged reads.
 
-A source hands out exact ranges of the encrypted file, into memory that the caller lends or, where
-the bytes lie in memory already, without a copy. Knows nothing of blocks or keys.
+A source returns exact ranges of the encrypted file. It reads them into memory that the caller
+lends; if they are in memory already, it does not copy them. Knows nothing of blocks or keys.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ _WOULD_BLOCK = "the source has no data now and would block: give one in blocking
 class RangedReader(Protocol):
     """A caller's own storage: a thread-safe ``pread(offset, size)``, both in bytes.
 
-    If it returns fewer bytes, it is called again for the rest. If it returns no bytes, that is the
-    end. ``size`` (bytes), an attribute or a method without arguments, is used if there is one.
+    If ``pread`` returns fewer bytes, it is called again for the rest. If it returns no bytes, the
+    source has ended. ``size`` (bytes) is used if there is one: an attribute, or a method without
+    arguments.
     """
 
-    def pread(self, offset: int, size: int, /) -> Buffer: ...
+    def pread(self, offset: int, size: int, /) -> Buffer:
+        """Return up to ``size`` bytes from ``offset`` on."""
+        ...
 
 
 class Source(Protocol):
-    """``size`` is in bytes, None where it cannot be told. Unless ``random_access``, ranges must be
-    asked for from the beginning to the end without a gap, by one thread."""
+    """An encrypted file. ``size`` is in bytes, or None if it is unknown. Without ``random_access``,
+    one thread must fetch ranges in order and without gaps."""
 
     size: int | None
     random_access: bool
@@ -46,15 +49,17 @@ class Source(Protocol):
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
         """Return exactly ``size`` bytes from ``offset``, in ``scratch`` or elsewhere.
 
-        Raises TruncatedError when the source ends before, and what the storage raises.
+        Raises TruncatedError if the source ends before, and what the storage raises.
         """
         ...
 
     def check_end(self) -> None:
-        """Raise FormatError when more bytes follow, where the size has not told already."""
+        """Raise FormatError if more bytes follow. A source that knows its size need not check."""
         return
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close what was opened here, and not what belongs to the caller."""
+        return
 
 
 def _cut(got: int, offset: int, size: int) -> TruncatedError:
@@ -74,14 +79,14 @@ class _Descriptor:
 
 
 class PathSource(Source):
-    """A regular file of this machine, read with ``pread``: any number of threads at once."""
+    """A regular file on this machine. Any number of threads read it at once, with ``pread``."""
 
     random_access = True
 
     def __init__(self, fd: int, size: int) -> None:
         self.size: int | None = size
-        # Closed when its last user lets go of it: a thread in the middle of a read keeps the
-        # descriptor, so that its number cannot become another file's under it.
+        # It is closed when its last user drops it. So while a thread reads, the number of the
+        # descriptor cannot become another file's.
         self._file: _Descriptor | None = _Descriptor(fd)
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
@@ -102,7 +107,7 @@ class PathSource(Source):
 
 
 class MemorySource(Source):
-    """An ``io.BytesIO``, from its position on: read where it lies, without a copy."""
+    """An ``io.BytesIO``, from its position on. Its memory is used without a copy."""
 
     random_access = True
 
@@ -118,12 +123,9 @@ class MemorySource(Source):
             raise _cut(view.nbytes, offset, size)
         return view
 
-    def close(self) -> None:
-        pass
-
 
 class RangedSource(Source):
-    """A caller's object with ranged reads, of which the file begins at byte ``base``."""
+    """A caller's object with ranged reads. The encrypted file begins at its byte ``base``."""
 
     random_access = True
 
@@ -147,9 +149,6 @@ class RangedSource(Source):
             if done == size:
                 return scratch[:size]
 
-    def close(self) -> None:
-        pass
-
 
 class SeekableSource(Source):
     """A seekable file object, from its position on, one read at a time."""
@@ -172,12 +171,9 @@ class SeekableSource(Source):
             raise _cut(done, offset, size)
         return view
 
-    def close(self) -> None:
-        pass
-
 
 class PipeSource(Source):
-    """A file object that only moves forward."""
+    """A file object that cannot seek, such as a pipe. ``owned``: ``close`` closes it."""
 
     random_access = False
     size: int | None = None

@@ -1,4 +1,12 @@
-"""``open``: encrypted files as Python's own file objects, the way ``gzip.open`` does it."""
+"""``open``: an encrypted file as a Python file object, as ``gzip.open`` does for compressed files.
+
+The objects that it makes::
+
+    open(path, "rt")  ->  TextReader  -- buffer -->  Reader  -->  source: path, file, ranged reads
+    open(path, "rb")  ->                             Reader
+    open(path, "wt")  ->  TextWriter  -- buffer -->  Writer  -->  sink: path, file
+    open(path, "wb")  ->                             Writer
+"""
 
 from __future__ import annotations
 
@@ -14,29 +22,28 @@ from .reader import DEFAULT_CACHE_SIZE, Reader
 from .writer import Writer
 
 
-class TextReader(io.TextIOWrapper):
-    """Text over a ``Reader``, which is its ``buffer``."""
-
+class _HoldsKey:
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("an encrypted stream holds a key and cannot be pickled")
 
 
-class TextWriter(io.TextIOWrapper):
+class TextReader(_HoldsKey, io.TextIOWrapper):
+    """Text over a ``Reader``, which is its ``buffer``."""
+
+
+class TextWriter(_HoldsKey, io.TextIOWrapper):
     """Text over a ``Writer``, which is its ``buffer``. If an exception leaves the ``with`` block,
     or the object is dropped without ``close``, no file is left."""
 
     buffer: Writer
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("an encrypted stream holds a key and cannot be pickled")
-
     @property
     def key_metadata(self) -> KeyMetadata:
-        """As ``Writer.key_metadata``."""
+        """The same as ``Writer.key_metadata``."""
         return self.buffer.key_metadata
 
     def abort(self) -> None:
-        """As ``Writer.abort``."""
+        """The same as ``Writer.abort``."""
         self.buffer.abort()
 
     def __exit__(
@@ -50,7 +57,7 @@ class TextWriter(io.TextIOWrapper):
         self.close()
 
     def __del__(self) -> None:
-        # Without a buffer, when the constructor failed.
+        # There is no buffer if the constructor failed.
         with contextlib.suppress(ValueError, AttributeError):
             self.buffer.__del__()
 

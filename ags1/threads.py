@@ -44,11 +44,11 @@ def thread_count(threads: int | None) -> int:
 
 
 class Job(Generic[_T]):
-    """One call of ``work``, by a thread of a ``Pool``."""
+    """One call of ``work`` by a thread of a ``Pool``."""
 
     def __init__(self, work: Callable[[], _T]) -> None:
         self._work: Callable[[], _T] | None = work
-        # Who came first decides whether it is done: setdefault() both asks and answers.
+        # The first to set this decides: a worker runs the job, or the caller cancels it.
         self._owner: dict[None, str] = {}
         self._over = False
         self._signal = allocate_lock()
@@ -65,7 +65,7 @@ class Job(Generic[_T]):
             self._value.append(work())
         except BaseException as error:
             self._error = error
-        # What it holds may be the caller's memory.
+        # It may hold the caller's memory.
         del work
         self._over = True
         self._signal.release()
@@ -76,7 +76,7 @@ class Job(Generic[_T]):
 
     @property
     def ended(self) -> bool:
-        """Whether it is done, or cancelled before it began."""
+        """Whether the job is done, or was cancelled before it began."""
         return self._over or self._owner.get(None) == _CALLER
 
     def wait(self, watch: Callable[[], object] = _nothing) -> None:
@@ -90,7 +90,7 @@ class Job(Generic[_T]):
             watch()
 
     def result(self) -> _T:
-        """Wait, and return what the call returned, or raise what it raised."""
+        """Wait, then return what the call returned, or raise what it raised."""
         self.wait()
         if self._error is not None:
             raise self._error
@@ -98,7 +98,8 @@ class Job(Generic[_T]):
 
 
 class Pool:
-    """Threads that do jobs in the order in which they come; made as jobs come."""
+    """Threads that do jobs in their order. A new thread is made for a job until there are
+    ``threads`` of them."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -115,18 +116,19 @@ class Pool:
         return job
 
     def put(self, job: Job[_T]) -> None:
-        """Have a thread do ``job``, for which the caller waits."""
+        """Have a thread do ``job``. The caller waits for it."""
         self._queue.put(job)  # type: ignore[arg-type]
         if self._started < self._threads:
-            # In this order, an interrupt makes one thread too many and never one too few.
+            # In this order, an interrupt can make one thread too many, but never one too few.
             start_new_thread(_serve, (self._queue,))
             self._started += 1
 
     def shutdown(self, *, wait: bool) -> None:
-        """Cancel the jobs that have not begun, and let the threads end. ``wait`` for the others."""
+        """Cancel the jobs that have not begun, and let the threads end; ``wait``: wait for the jobs
+        that have begun."""
         for job in self._jobs:
             job.cancel()
-        # For each thread one, and one for a thread that an interrupt has kept from being counted.
+        # One for each thread, and one for a thread that an interrupt kept from being counted.
         for _ in range(self._started + 1):
             self._queue.put(None)
         if wait:

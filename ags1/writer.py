@@ -1,8 +1,17 @@
-"""``Writer``: an encrypted file as a file object to write to, on any target.
+"""``Writer``: a file object that encrypts what is written to it. Counterpart in Java:
+``AesGcmOutputStream``. Knows nothing of how keys are wrapped.
 
-Small writes are collected in slots and encrypted there. Large writes are encrypted directly from
-the caller's memory. With ``threads`` above one, a bounded number of batches is encrypted in the
-background. Knows nothing of how keys are wrapped. Counterpart in Java: ``AesGcmOutputStream``.
+The way of the plaintext through a writer::
+
+    small write --> batch: slots in memory --+-> sealed in place ----------------------+
+                                             |                                         v
+                                             +-> (threads > 1) sealed by a thread --> send --> sink
+                                                                                       ^
+    large write (threads = 1) ---------------> whole batch sealed from the caller's ---+
+                                               memory into the slots
+
+``FastWriter`` fills the batch in compiled code. ``WriterCore`` does all else. The order of the
+blocks in the file is the order of ``_next_block``.
 """
 
 from __future__ import annotations
@@ -36,11 +45,13 @@ _P = ParamSpec("_P")
 class Writer(FastWriter, Stream):
     """An encrypted file, open for writing: made by ``open``.
 
-    It is registered as an ``io.BufferedIOBase``. It cannot seek, and its target need not either. A
-    block is written when it is full. ``close`` writes the last block and gives a path its file. If
-    an exception leaves the ``with`` block, ``abort`` is called, or the object is dropped without
-    ``close``, no file is left. After an error in writing, every later call raises that error again.
-    Raises KeyReuseError in a forked child.
+    It is registered as an ``io.BufferedIOBase``. It cannot seek, and its target does not have to. A
+    block is written when it is full. ``close`` writes the last block and gives a path its file. No
+    file is left if an exception leaves the ``with`` block, if ``abort`` is called, or if the object
+    is dropped without ``close``. After an error in writing, every later call raises that error
+    again. Raises KeyReuseError in a forked child.
+
+    The constructor has nine parameters: those of ``open`` that concern writing.
     """
 
     __slots__ = ()
@@ -104,7 +115,8 @@ io.BufferedIOBase.register(Writer)
 
 
 class WriterCore:
-    """What a writer does with the batches that its small writes fill, and with large writes."""
+    """Encrypts and sends the batches that small writes fill, and large writes. See the drawing
+    above. The public methods are those of ``Writer``."""
 
     def __init__(
         self,
@@ -170,7 +182,8 @@ class WriterCore:
     def _or_fail(
         self, work: Callable[_P, None], /, *arguments: _P.args, **named: _P.kwargs
     ) -> None:
-        """Call ``work``, holding the lock; whatever it raises, every later call raises too."""
+        """Call ``work``; the caller holds the lock. If it raises, every later call raises that
+        too."""
         if self._error is not None:
             raise copy.copy(self._error)
         self.batch.busy = True
@@ -178,7 +191,7 @@ class WriterCore:
             work(*arguments, **named)
         except BaseException as error:
             self._error = _remembered(error)
-            # Small writes would go on filling it, unheard.
+            # Otherwise small writes would still go there without an error.
             self.batch.drop()
             raise
         finally:
@@ -200,7 +213,7 @@ class WriterCore:
         return self._chunk * self.block_size
 
     def _write_straight(self, text: memoryview) -> int:
-        """Seal a whole batch from where the caller's data lies."""
+        """Seal a whole batch directly from the caller's memory."""
         size = self._cipher.seal_blocks(text, self._filling, self._next_block)
         self.send(self._filling[:size])
         self._next_block += self._chunk
@@ -208,7 +221,8 @@ class WriterCore:
         return text.nbytes
 
     def _emit(self) -> None:
-        """Seal the batch under way and send it; with threads, send what was sealed before."""
+        """Seal the current batch and send it. With threads, send earlier ones, and let a thread
+        seal this one."""
         slots, used = self._filling, self.batch.used
         first, self._next_block = self._next_block, self._next_block + self._chunk
         if self._threads == 1:
@@ -233,6 +247,7 @@ class WriterCore:
             self._slots.give(slots)
 
     def send(self, data: memoryview) -> None:
+        """Write encrypted bytes to the target."""
         if self._aborting:
             raise Ags1Error("the stream was aborted during this write", file=self.name)
         self._sink.write(data)
@@ -266,7 +281,7 @@ class WriterCore:
         try:
             self._sink.commit()
         finally:
-            # A file that is there has a key, even if Ctrl-C came right after.
+            # If the file has its name, the caller gets its key, even after Ctrl-C.
             if self._sink.published:
                 self._finished = self._km.with_file_length(length)
 
@@ -285,7 +300,7 @@ class WriterCore:
         if self.closed:
             return
         self.closed = True
-        # A forked child has neither the threads nor a part in what its parent writes.
+        # A forked child has no threads, and must not touch what its parent writes.
         forked = self.batch.forked
         try:
             if self._pool is not None and not forked:
@@ -297,7 +312,7 @@ class WriterCore:
                 self._sink.discard()
 
     def drop(self, writer: object) -> None:
-        """Give up because ``writer`` was dropped."""
+        """Abort, because ``writer`` was dropped without ``close``."""
         if not self.closed:
             try:
                 if not self.batch.forked:
@@ -308,7 +323,7 @@ class WriterCore:
 
 
 def _remembered(error: BaseException) -> Exception:
-    """Return what later calls raise: the same, without the frames and the buffers in them."""
+    """Return the error for later calls: a copy without frames, which hold buffers."""
     if isinstance(error, Ags1Error):
         return copy.copy(error)
     if isinstance(error, OSError) and error.errno is not None:

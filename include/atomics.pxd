@@ -1,5 +1,6 @@
-# Atomic operations of the C compiler, for what threads share without the GIL. <stdatomic.h> has
-# macros of these names, which clang keeps to _Atomic types: in C ours have a prefix.
+# Atomic operations of the C compiler, for values that threads share without the GIL. In C their
+# names have a prefix, because <stdatomic.h> has macros of these names, which clang allows for
+# _Atomic types only.
 from libc.stdint cimport uint64_t
 
 cdef extern from * nogil:
@@ -32,7 +33,7 @@ cdef extern from * nogil:
         return __atomic_exchange_n(flag, 1, __ATOMIC_ACQ_REL);
     }
 
-    /* Adds a user, unless there is none any more; returns whether it did. */
+    /* Adds a user, unless the last one has left; returns whether it did. */
     static inline int ags1_atomic_join(int *users) {
         int count = __atomic_load_n(users, __ATOMIC_RELAXED);
         while (count && !__atomic_compare_exchange_n(
@@ -40,7 +41,7 @@ cdef extern from * nogil:
         return count;
     }
 
-    /* Takes a user off; returns how many are left. */
+    /* Removes a user; returns the number of the others. */
     static inline int ags1_atomic_leave(int *users) {
         return __atomic_sub_fetch(users, 1, __ATOMIC_ACQ_REL);
     }

@@ -1,5 +1,6 @@
-# What the kernel gives: random bytes that no clone of this process gets too, and a page that a fork
-# zeroes. Only one module may use the page: it is static, so each would have another.
+# Two things that only the kernel can give: random bytes that no clone of this process gets too,
+# and a page of memory that a fork zeroes. The page is static, so each module that cimports this
+# file has its own page: only _gcm may use it.
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
@@ -32,8 +33,8 @@ cdef extern from * nogil:
         return 1;
     }
 
-    /* The number lies in a page of its own that the kernel zeroes in a child, however the child was
-       made. Process ids do not tell: in another PID namespace a child can have its parent's. */
+    /* The number is in a page that the kernel zeroes in every child, however the child was made. A
+       process ID is not enough: in another PID namespace, a child can have its parent's ID. */
     static uint64_t *process_page;
 
     static void forget_process_number(void) {
@@ -55,7 +56,7 @@ cdef extern from * nogil:
         return errno ? -1 : 0;
     }
 
-    /* A random number that this process keeps and its children do not have; 0 on failure. */
+    /* Returns this process's random number, which its children do not have; 0 on failure. */
     static uint64_t current_process_number(void) {
         uint64_t number = __atomic_load_n(process_page, __ATOMIC_RELAXED), none = 0;
         if (number)

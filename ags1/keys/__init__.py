@@ -1,5 +1,12 @@
 """Keys as Iceberg stores them: the wrapped keys of a table, and the sidecar of a single file.
 
+What wraps what, and the module for it::
+
+    master key       in the KMS                                         ags1.kms
+      wraps KEK      an entry of "encryption-keys"                      envelope; cache
+        wraps key metadata of a manifest list: another entry            manager
+        wraps key metadata of a single file:   an entry in FILE.keys    sidecar, keychain
+
 The functions take bytes, dicts and a KMS client. They know nothing of tables or the command line.
 """
 

@@ -37,7 +37,7 @@ def _now_seconds() -> float:
 
 
 class _Flight:
-    """A KMS call under way; who waits for what it brings waits for the lock."""
+    """A running KMS call. The threads that need its result wait for the lock."""
 
     __slots__ = ("ended", "error", "kek", "lock")
 
@@ -92,7 +92,7 @@ class KekCache:
             if flight.ended.is_set():  # before we came
                 contents.flights.pop(wanted, None)
                 continue
-            # Whatever ends a call, Ctrl-C too, releases the lock, and the next one makes it anew.
+            # If anything ends a call, even Ctrl-C, the lock is released and the next thread calls.
             with flight.lock:
                 if not flight.ended.is_set():
                     return self._call(contents, wanted, flight, entry, master_key_id)
@@ -104,11 +104,11 @@ class KekCache:
     def peek(
         self, entry: EncryptedKey, master_key_id: str | None = None
     ) -> KeyEncryptionKey | None:
-        """Return what the cache has; the KMS is not asked."""
+        """Return the KEK if the cache has it. Does not call the KMS."""
         return self._kept(self._contents.get(), _wanted(entry, master_key_id))
 
     def put(self, kek: KeyEncryptionKey, master_key_id: str | None = None) -> None:
-        """Keep a KEK that was just made."""
+        """Add a KEK that was just made."""
         contents = self._contents.get()
         with contents.lock:
             self._keep(contents, _wanted(kek.entry, master_key_id), kek)

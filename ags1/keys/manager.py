@@ -297,7 +297,7 @@ class EncryptionManager:
             and (timestamp_ms := _timestamp_ms(entry)) is not None
             and -CLOCK_SKEW_MS <= now - timestamp_ms < KEK_LIFETIME_MS
         ]
-        return [entry for _, entry in sorted(usable, key=lambda found: found[0], reverse=True)]
+        return [entry for _, entry in sorted(usable, key=lambda both: both[0], reverse=True)]
 
     def _kek_of(self, entry: EncryptedKey) -> KeyEncryptionKey:
         return self._unwrap(self._kek_entry(entry))

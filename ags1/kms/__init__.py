@@ -1,5 +1,14 @@
 """Clients for the services that keep master keys: one protocol, a client for each service, and a
-keyring file as the default.
+keyring file as the default. Read in this order::
+
+    client                     the protocol, and what the clients of services share
+    aws  azure  gcp  vault     the services
+    local, keyring             the keyring file; passphrase protects it
+    memory                     for tests, like Java's
+    registry                   makes the client that properties name
+    settings                   which properties a run has: options, environment, file
+    properties, endpoints      checked values and addresses
+    secret                     keeps keys out of pickles and tracebacks
 
 Each client imports its service's library when the client is made. The clients know nothing of the
 keys that the master keys wrap.

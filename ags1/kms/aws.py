@@ -168,28 +168,28 @@ class AwsKms(SdkClient[_Connection]):
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         super().__init__(properties)
-        found = self._properties
-        _check_credentials(found)
-        self._region = found.get("client.region")
-        self._plaintext_allowed = allowed = endpoints.is_allowed(found)
+        given = self._properties
+        _check_credentials(given)
+        self._region = given.get("client.region")
+        self._plaintext_allowed = allowed = endpoints.is_allowed(given)
         # What the environment or a profile names is checked before it is used.
-        self._endpoint = found.get("kms.endpoint")
+        self._endpoint = given.get("kms.endpoint")
         if self._endpoint:
             form = "https://host:port/path"
             endpoints.checked_url(_ENDPOINT, self._endpoint, allowed=allowed, form=form)
-        self._algorithm = found.choice(
+        self._algorithm = given.choice(
             "kms.encryption-algorithm-spec", default=SYMMETRIC_DEFAULT, choices=_ALGORITHMS
         )
-        found.choice("kms.data-key-spec", default=_DATA_KEY_SPECS[0], choices=_DATA_KEY_SPECS)
-        kind = found.choice("http-client.type", default="apache", choices=_HTTP_CLIENTS)
-        connect_ms = found.number(
-            f"http-client.{kind}.connection-timeout-ms", default=found.connect_timeout_ms
+        given.choice("kms.data-key-spec", default=_DATA_KEY_SPECS[0], choices=_DATA_KEY_SPECS)
+        kind = given.choice("http-client.type", default="apache", choices=_HTTP_CLIENTS)
+        connect_ms = given.number(
+            f"http-client.{kind}.connection-timeout-ms", default=given.connect_timeout_ms
         )
-        read_ms = found.number(
-            f"http-client.{kind}.socket-timeout-ms", default=found.read_timeout_ms
+        read_ms = given.number(
+            f"http-client.{kind}.socket-timeout-ms", default=given.read_timeout_ms
         )
         self._timeout_s = (connect_ms / 1000, read_ms / 1000)
-        self._role = _role(found)
+        self._role = _role(given)
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         if not 1 <= len(key) <= _MAX_PLAINTEXT_SIZE:
@@ -265,8 +265,8 @@ class AwsKms(SdkClient[_Connection]):
 
         for name in _TALKATIVE:
             logging.getLogger(name).addFilter(_hide)
-        found = self._properties
-        profile = found.get("client.profile-name")
+        given = self._properties
+        profile = given.get("client.profile-name")
         config = botocore.config.Config(
             connect_timeout=self._timeout_s[0],
             read_timeout=self._timeout_s[1],
@@ -275,9 +275,9 @@ class AwsKms(SdkClient[_Connection]):
         session = boto3.Session(
             profile_name=profile,
             region_name=self._region,
-            aws_access_key_id=found.get("client.access-key-id"),
-            aws_secret_access_key=found.get("client.secret-access-key"),
-            aws_session_token=found.get("client.session-token"),
+            aws_access_key_id=given.get("client.access-key-id"),
+            aws_secret_access_key=given.get("client.secret-access-key"),
+            aws_session_token=given.get("client.session-token"),
         )
         # AWS_REGION is what Java reads; boto3 does not.
         region = session.region_name or os.environ.get("AWS_REGION")
@@ -494,48 +494,48 @@ def _refusal(
     if not isinstance(code, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.]{0,99}", code):
         code = None
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    said = code or f"HTTP {status}"
+    answer = code or f"HTTP {status}"
     message = details.get("Message")
     if code in _QUOTABLE and isinstance(message, str) and message:
-        said += ": " + " ".join(message.split())[:_MAX_QUOTE]
+        answer += ": " + " ".join(message.split())[:_MAX_QUOTE]
     if error.operation_name == "AssumeRole":
         doing, operation, where = "to assume the configured role", "assume_role", "AWS STS"
     if code is None and status < 500:
         return KmsUnavailableError(
-            f"{where} answered {doing} with {said} and nothing that KMS would say: "
+            f"{where} answered {doing} with {answer} and nothing that KMS would say: "
             "something other than KMS answers there (a proxy?)"
         )
     if code in _EXPIRED:
-        return KmsAccessDeniedError(f"the credentials for {where} have expired ({said})")
+        return KmsAccessDeniedError(f"the credentials for {where} have expired ({answer})")
     if code in _UNRECOGNIZED:
         return KmsAccessDeniedError(
-            f"{where} does not accept the credentials ({said}): are they of this account and "
+            f"{where} does not accept the credentials ({answer}): are they of this account and "
             "region, and is the clock right?"
         )
     if code in _REFUSED:
-        return KmsAccessDeniedError(f"{where} refused {doing} ({said})")
+        return KmsAccessDeniedError(f"{where} refused {doing} ({answer})")
     if code in _UNAVAILABLE or status >= 500 or status == 429:
-        return KmsUnavailableError(f"{where} did not carry out {doing} ({said})")
+        return KmsUnavailableError(f"{where} did not carry out {doing} ({answer})")
     if code in _DISABLED:
         return KmsKeyDisabledError(
             f"the master key {key_id!r} of {where} is disabled, about to be deleted or without "
-            f"its key material ({said})"
+            f"its key material ({answer})"
         )
     if code in _NOT_FOUND:
         return KmsKeyNotFoundError(
-            f"{where} has no master key {key_id!r} ({said}){_missing_hint(key_id, region)}"
+            f"{where} has no master key {key_id!r} ({answer}){_missing_hint(key_id, region)}"
         )
     if operation in ("decrypt", "re_encrypt") and code in _NOT_UNWRAPPED:
         return KmsUnwrapError(
             f"the master key {key_id!r} of {where} does not unwrap the wrapped key: another key "
-            f"wrapped it, or it was changed ({said})"
+            f"wrapped it, or it was changed ({answer})"
         )
     if code == "InvalidKeyUsageException":
         return KmsConfigurationError(
             f"the master key {key_id!r} of {where} is not one for "
-            f"'kms.encryption-algorithm-spec' as configured ({said})"
+            f"'kms.encryption-algorithm-spec' as configured ({answer})"
         )
-    return KmsError(f"{where} refused {doing} ({said})")
+    return KmsError(f"{where} refused {doing} ({answer})")
 
 
 def _missing_hint(key_id: str, region: str | None) -> str:

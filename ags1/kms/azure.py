@@ -163,7 +163,7 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
         from azure.keyvault.keys import KeyClient
 
         class BoundedRetryPolicy(RetryPolicy):  # type: ignore[misc]
-            """A service under attack asks for minutes; a caller with a deadline has none."""
+            """An overloaded service may ask to wait for minutes. Callers cannot wait so long."""
 
             def get_retry_after(self, response: Any) -> float | None:
                 seconds: float | None = super().get_retry_after(response)
@@ -245,14 +245,14 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
             if start.lower() != prefix.lower() or not start.endswith("/keys/"):
                 raise KmsConfigurationError(
                     f"the key {key_id!r} is not in the vault {self._vault}, which {VAULT_URL!r} "
-                    "names; no other is asked"
+                    "names, and no other vault is asked"
                 )
             path = key_id[len(prefix) :]
         name, slash, version = path.partition("/")
         if not _NAME.fullmatch(name) or (slash and not _VERSION.fullmatch(version)):
             raise KmsKeyNotFoundError(
-                f"{key_id!r} names no key of Azure Key Vault, which would be NAME, NAME/VERSION or "
-                f"{self._vault}/keys/NAME"
+                f"{key_id!r} is not the name of a key of Azure Key Vault: it has the form NAME, "
+                f"NAME/VERSION or {self._vault}/keys/NAME"
             )
         return name, version or None
 
@@ -266,12 +266,12 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
             ServiceResponseError,
         )
 
-        said = self._said(action, key_id)
+        request = self._request(action, key_id)
         response = getattr(error, "response", None)
         status = getattr(response, "status_code", None)
         if isinstance(error, ClientAuthenticationError) and status != 401:
             return KmsAccessDeniedError(
-                f"no credentials for {said}: DefaultAzureCredential found none that work (az "
+                f"no credentials for {request}: DefaultAzureCredential found none that work (az "
                 f"login, AZURE_CLIENT_ID and others, a managed identity), and {TOKEN!r} is not set"
             )
         if isinstance(error, DecodeError):
@@ -283,14 +283,14 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
             return self._refused(action, key_id, int(response.status_code), body)
         if isinstance(error, (ServiceRequestError, ServiceResponseError)):
             return KmsUnavailableError(
-                f"no answer to {said} after {self._max_attempts} attempts "
+                f"no answer to {request} after {self._max_attempts} attempts "
                 f"({type(error).__name__}): is the address right, and is the server's certificate "
                 "trusted?"
             )
         if isinstance(error, ValueError):
             # The SDK's check of where the vault sends us for a token.
             return KmsAccessDeniedError(
-                f"the server that answered {said} asks for a token that is not for it, and was "
+                f"the server that answered {request} asks for a token that is not for it, and was "
                 "sent none: is the address right?"
             )
         return self._nonsense(action, key_id)
@@ -302,40 +302,40 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
         codes = [error.get("code"), inner.get("code") if isinstance(inner, dict) else None]
         named = [code for code in codes if isinstance(code, str) and _CODE.fullmatch(code)]
         shown = ", ".join([f"HTTP {status}", *named])
-        said = f"{self._said(action, key_id)} was refused ({shown})"
+        problem = f"{self._request(action, key_id)} was refused ({shown})"
         if not named and status not in (401, *_TRANSIENT_HTTP):
             return KmsError(
-                f"{said}, but not in the form of Azure Key Vault: is the address right?"
+                f"{problem}, but not in the form of Azure Key Vault: is the address right?"
             )
         if status == 403 and (
             _DISABLED & set(named) or _DISABLED_MESSAGE.search(str(error.get("message")))
         ):
-            return KmsKeyDisabledError(f"{said}: the key is disabled, expired or not valid yet")
+            return KmsKeyDisabledError(f"{problem}: the key is disabled, expired or not valid yet")
         if status == 401:
-            return KmsAccessDeniedError(f"{said}: the token is not valid, or no longer")
+            return KmsAccessDeniedError(f"{problem}: the token is not valid, or no longer")
         if status == 403:
             return KmsAccessDeniedError(
-                f"{said}: the caller lacks the permission (a role like Key Vault Crypto Service "
+                f"{problem}: the caller lacks the permission (a role like Key Vault Crypto Service "
                 "Encryption User), or the vault's firewall is in the way"
             )
         if status == 404:
-            return KmsKeyNotFoundError(f"{said}: there is no such key or version")
+            return KmsKeyNotFoundError(f"{problem}: there is no such key or version")
         if status == 400 and action == "unwrap":
             return KmsUnwrapError(
-                f"{said}: another key or another {KEY_WRAP_ALGORITHM!r} than {self._algorithm} "
+                f"{problem}: another key or another {KEY_WRAP_ALGORITHM!r} than {self._algorithm} "
                 "wrapped it, or it was changed"
             )
         if status in _TRANSIENT_HTTP:
-            return KmsUnavailableError(f"{said}, after all attempts")
-        return KmsError(said)
+            return KmsUnavailableError(f"{problem}, after all attempts")
+        return KmsError(problem)
 
     def _nonsense(self, action: str, key_id: str) -> KmsError:
         return KmsError(
-            f"what answered {self._said(action, key_id)} is not Azure Key Vault: is the address "
+            f"what answered {self._request(action, key_id)} is not Azure Key Vault: is the address "
             "right?"
         )
 
-    def _said(self, action: str, key_id: str) -> str:
+    def _request(self, action: str, key_id: str) -> str:
         return f"the request to {action} with the key {key_id!r} in the vault {self._vault}"
 
 

@@ -48,7 +48,7 @@ class KmsClient(Protocol):
 
     A client may also have ``accepts_foreign_keys: bool``. It says whether a ``key_id`` may name a
     key that does not belong to the configured account or server (such as another user's ARN). If it
-    is true, a key ID from an untrusted place is not used. A client without the attribute counts as
+    is true, a key ID from an untrusted source is not used. A client without the attribute counts as
     true.
 
     A client may also have ``wraps_with_public_key: bool``. It says whether public knowledge (RSA)

@@ -214,8 +214,8 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
         subject = f"to {action} with the key {key_id!r}"
         if isinstance(error, _CorruptedError) or _is_corrupted_request(error):
             return KmsUnavailableError(
-                f"the checksums of what was sent to or came from {where} {subject} do not match, "
-                "time and again: something on the way changes data"
+                f"the checksums of the requests to {where} {subject}, or of its answers, do not "
+                "match in any attempt: something between here and there changes data"
             )
         if isinstance(error, google.auth.exceptions.TransportError):
             return KmsUnavailableError(f"cannot reach Google for credentials {subject}")
@@ -233,13 +233,15 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
             return KmsUnavailableError(f"no trusted TLS connection to {where} {subject}")
         if isinstance(error, requests.RequestException):
             kind = (
-                "no answer in time from" if isinstance(error, requests.Timeout) else "no reach to"
+                "did not answer in time"
+                if isinstance(error, requests.Timeout)
+                else "could not be reached"
             )
-            return KmsUnavailableError(f"{kind} {where} {subject} ({type(error).__name__})")
+            return KmsUnavailableError(f"{where} {kind} {subject} ({type(error).__name__})")
         if isinstance(error, GoogleAPICallError):
             return _service_failure(error, action, key_id, where)
         return KmsError(
-            f"what {where} answered {subject} is no answer of that service "
+            f"{where} gave an answer {subject} that this service never gives "
             f"({type(error).__name__}): is the endpoint right?"
         )
 
@@ -248,33 +250,33 @@ def _service_failure(error: Any, action: str, key_id: str, where: str) -> KmsErr
     status, message, reason = _status(error)
     if status is None:
         code = int(error.code or 0)
-        said = f"{where} answered HTTP {code} to {action} with the key {key_id!r}"
+        problem = f"{where} answered HTTP {code} to {action} with the key {key_id!r}"
         if code in _TRANSIENT_HTTP:
-            return KmsUnavailableError(said)
+            return KmsUnavailableError(problem)
         if code in (401, 403):
-            return KmsAccessDeniedError(f"{said}, but not in that service's form: a proxy?")
-        return KmsError(f"{said}, but not in that service's form: is the endpoint right?")
+            return KmsAccessDeniedError(f"{problem}, but not in that service's form: a proxy?")
+        return KmsError(f"{problem}, but not in that service's form: is the endpoint right?")
     codes = f"{status}, {reason}" if reason else status
-    said = f"{where} refused to {action} with the key {key_id!r} ({codes})"
+    problem = f"{where} refused to {action} with the key {key_id!r} ({codes})"
     if status == "NOT_FOUND":
-        return KmsKeyNotFoundError(f"{said}: it does not exist")
+        return KmsKeyNotFoundError(f"{problem}: it does not exist")
     if status == "UNAUTHENTICATED":
-        return KmsAccessDeniedError(f"{said}: the credentials are not valid, or no longer")
+        return KmsAccessDeniedError(f"{problem}: the credentials are not valid, or no longer")
     if status == "PERMISSION_DENIED":
         return KmsAccessDeniedError(
-            f"{said}: the caller lacks the permission (a role like "
+            f"{problem}: the caller lacks the permission (a role like "
             "roles/cloudkms.cryptoKeyEncrypterDecrypter on it), or the key does not exist"
         )
     if status == "FAILED_PRECONDITION" and "purpose" not in message:
         state = _STATE.search(message)
         return KmsKeyDisabledError(
-            f"{said}: the key version is not enabled" + (f" but {state[1]}" if state else "")
+            f"{problem}: the key version is not enabled" + (f" but {state[1]}" if state else "")
         )
     if status == "INVALID_ARGUMENT" and action == "decrypt":
-        return KmsUnwrapError(f"{said}: another key wrapped it, or it was changed")
+        return KmsUnwrapError(f"{problem}: another key wrapped it, or it was changed")
     if status in _UNAVAILABLE:
-        return KmsUnavailableError(f"{said}, after all attempts")
-    return KmsError(said)
+        return KmsUnavailableError(f"{problem}, after all attempts")
+    return KmsError(problem)
 
 
 def _status(error: Any) -> tuple[str | None, str, str]:
@@ -315,7 +317,7 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _is_corrupted_request(error: Exception) -> bool:
-    """Tell whether the service found that what it got does not match our checksum."""
+    """Whether the service says that our request does not match its checksum."""
     status, message, _ = _status(error)
     return status == "INVALID_ARGUMENT" and "crc32c" in message
 
@@ -330,7 +332,7 @@ def _parse_key_id(key_id: str) -> re.Match[str]:
     match = _KEY.fullmatch(key_id)
     if match is None:
         raise KmsKeyNotFoundError(
-            f"{key_id!r} names no key of Google Cloud KMS, which would be {_KEY_FORM}"
+            f"{key_id!r} is not the name of a key of Google Cloud KMS: it has the form {_KEY_FORM}"
         )
     return match
 

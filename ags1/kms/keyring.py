@@ -56,17 +56,22 @@ _MAX_SIZE = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class KeyringVersion(Secret):
+    """A version of a master key. ``created_ms`` is in epoch milliseconds; None if it is unknown."""
+
     key: bytes = field(repr=False)
     created_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class MasterKey(Secret):
+    """A master key. ``current`` is the number of the version that wraps."""
+
     current: int
     versions: Mapping[int, KeyringVersion]
 
 
 def new_version() -> dict[str, Any]:
+    """Return the JSON object of a new random key."""
     return {
         "created-ms": time.time_ns() // 1_000_000,
         "key": base64.b64encode(random_bytes(_KEY_SIZE)).decode(),
@@ -93,7 +98,7 @@ _Seal = Sealing | None
 
 
 class Keyring(Secret):
-    """A keyring file as one process knows it, with its unencrypted keys once they were needed."""
+    """A keyring file, and its unencrypted keys after they were first needed."""
 
     __slots__ = ("_derived", "_keys", "_lock", "_passphrase", "_path", "_seen")
 
@@ -107,7 +112,7 @@ class Keyring(Secret):
 
     @discreet
     def keys(self, *, fresh: bool = False) -> Mapping[str, MasterKey]:
-        """Return the master keys by name; ``fresh``: as they stand in the file now."""
+        """Return the master keys by name; ``fresh``: read the file again if it has changed."""
         keys = self._keys
         if keys is not None and not fresh:
             return keys
@@ -116,7 +121,7 @@ class Keyring(Secret):
 
     @discreet
     def is_protected(self) -> bool:
-        """Return whether the keyring has a passphrase, which has been asked for then."""
+        """Return whether the keyring has a passphrase. If it has one, this asks for it."""
         with self._lock:
             self._refresh()
             return self._derived is not None
@@ -131,12 +136,12 @@ class Keyring(Secret):
     ) -> Mapping[str, MasterKey]:
         """Let ``edit`` change the ``keys`` object and write the keyring. Returns the master keys.
 
-        ``create``: there need not be a keyring yet. ``protect`` turns the old seal into the new.
+        ``create``: make the keyring if there is none. ``protect`` returns the new seal for the old.
         """
         with self._lock:
             new_seal: _Seal = None
             try:
-                # Whoever has to be asked for the passphrase is, before others are locked out.
+                # This may ask the user for the passphrase, so it comes before the lock.
                 self._refresh()
             except KmsKeyNotFoundError:
                 if not create:
@@ -177,7 +182,7 @@ class Keyring(Secret):
         try:
             return _identity(os.stat(self._path))
         except OSError:
-            return None  # reading it tells what is the matter
+            return None  # reading the file raises the error
 
     def _open(self, document: dict[str, Any]) -> tuple[dict[str, Any], _Seal]:
         """Return the ``keys`` object, and how it was sealed."""
@@ -223,7 +228,7 @@ class Keyring(Secret):
                 f"the keyring {self._path} is protected by a passphrase, and none was given"
             )
         sealed_by = Sealing(protection, protection.derive(checked(self._passphrase.ask())))
-        # Kept though it may be wrong: asking or deriving again would not mend it.
+        # Kept even if it may be wrong: to ask or derive again gives the same.
         self._derived = sealed_by
         return sealed_by
 
@@ -236,8 +241,8 @@ def sealing(passphrase: bytes) -> Sealing:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    # Beside the keyring, because each write puts another file in the keyring's place. It stays:
-    # removing a lock file lets two holders in.
+    # The lock is a file of its own, because each write replaces the keyring's file. It is never
+    # removed: otherwise two processes could hold it.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = os.open(f"{path}.lock", flags, 0o600)
     try:
@@ -252,7 +257,7 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _identity(status: os.stat_result) -> object:
-    """Return what differs when a file was replaced or written."""
+    """Return a value that changes if the file is replaced or written."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
@@ -276,14 +281,14 @@ def _load(path: str) -> tuple[dict[str, Any], os.stat_result]:
 
 
 def _decode(data: bytes) -> object:
-    """Return what JSON says, its objects ``_Hidden``; None for what is no JSON."""
+    """Parse JSON, with ``_Hidden`` objects; None if it is not JSON."""
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(data, object_hook=_Hidden)
     return None
 
 
 def _print(document: Mapping[str, Any], keys: Mapping[str, Any], sealed_by: _Seal) -> bytes:
-    """Return the keyring file's bytes. What else the document holds is kept."""
+    """Return the keyring file's bytes. Unknown fields of ``document`` are kept."""
     printed: dict[str, Any] = {"format": _FORMAT, "version": _PLAIN}
     if sealed_by is None:
         printed["keys"] = keys
@@ -323,7 +328,7 @@ def _parse(keys: Mapping[str, Any], path: str) -> Mapping[str, MasterKey]:
         except (AttributeError, KeyError, TypeError, ValueError):
             whole = False
         if not whole:
-            raise KmsError(f"the keyring {path} is damaged: its key {name!r} is not whole")
+            raise KmsError(f"the keyring {path} is damaged: its key {name!r} is not complete")
         master_keys[name] = MasterKey(current, versions)
     return master_keys
 
@@ -333,6 +338,6 @@ def _epoch_ms(value: object) -> int | None:
 
 
 def _header(protection: Protection) -> bytes:
-    """Return what the seal over the keys is bound to."""
+    """Return the additional authenticated data of the sealed keys."""
     header = {"format": _FORMAT, "version": _PROTECTED, "protection": protection.to_dict()}
     return json.dumps(header, sort_keys=True, separators=(",", ":")).encode()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .. import private_file
 from .._messages import open as open_sealed
 from .._messages import seal
 from ..errors import AuthenticationError, KmsError, KmsKeyNotFoundError, KmsUnwrapError
@@ -61,10 +62,7 @@ def default_keyring_path() -> str:
     """Return ``$AGS1_KEYRING``, or ``ags1/keyring.json`` in the user's configuration folder."""
     if path := os.environ.get("AGS1_KEYRING"):
         return os.path.expanduser(path)
-    folder = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(folder):  # the XDG rules: a relative path there is to be ignored
-        folder = os.path.join(os.path.expanduser("~"), ".config")
-    return os.path.join(folder, "ags1", "keyring.json")
+    return os.path.join(private_file.config_folder(os.environ), "keyring.json")
 
 
 def check_names(properties: Mapping[str, str]) -> None:

@@ -21,10 +21,10 @@ from .secret import Secret, discreet
 
 _MAX_PASSPHRASE_SIZE = 64 << 10
 _DERIVED_SIZE = 32
-# 128 MiB and a third of a second, once a process.
+# This takes 128 MiB and a third of a second, once for each process.
 _SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 1 << 17, 8, 1
 _SALT_SIZE = 16
-# What a file may ask of whoever opens it: four times the memory, and that at most four times over.
+# The most that a file may demand: four times the memory, four times in a row.
 _SCRYPT_MAX_MEMORY = 512 << 20
 _SCRYPT_MAX_P = 4
 
@@ -71,7 +71,7 @@ def check_owner(status: os.stat_result, path: str, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Passphrase(Secret):
-    """Where the passphrase comes from. ``at_hand`` says that nobody has to be asked for it."""
+    """Where the passphrase comes from. ``at_hand``: no user has to be asked for it."""
 
     ask: Callable[[], bytes] = field(repr=False)
     at_hand: bool
@@ -82,6 +82,7 @@ class Passphrase(Secret):
 def passphrase_source(
     passphrase: bytes | Callable[[], bytes] | None, file: str | None
 ) -> Passphrase | None:
+    """Return the source of a passphrase, None if there is none. Raises KmsConfigurationError."""
     if passphrase is not None and file is not None:
         raise KmsConfigurationError("both a passphrase and a passphrase file are given: give one")
     if file is not None:
@@ -104,6 +105,7 @@ def encoded(text: str) -> bytes:
 
 
 def checked(passphrase: object) -> bytes:
+    """Return a passphrase that is not empty. Raises KmsConfigurationError."""
     if not isinstance(passphrase, bytes):
         raise KmsConfigurationError("the passphrase is not bytes")
     if not passphrase:
@@ -113,6 +115,7 @@ def checked(passphrase: object) -> bytes:
 
 @discreet
 def read_passphrase(path: str) -> bytes:
+    """Return the passphrase in a private file, without one newline at its end. Raises KmsError."""
     try:
         data, _ = read_private(path, _MAX_PASSPHRASE_SIZE, "passphrase file")
     except FileNotFoundError:
@@ -134,6 +137,7 @@ class Protection:
 
     @classmethod
     def new(cls) -> Protection:
+        """Return a protection with a fresh salt and the costs of today."""
         return cls(_SCRYPT_N, _SCRYPT_R, _SCRYPT_P, random_bytes(_SALT_SIZE))
 
     @classmethod
@@ -146,8 +150,8 @@ class Protection:
         ):
             raise KmsError(f"the keyring {path} has a protection that this ags1 does not know")
         n, r, p = numbers = fields["n"], fields["r"], fields["p"]
-        # There is no least cost: the parameters are authenticated, so whoever lowers them only
-        # makes the keyring useless.
+        # There is no lower limit: the parameters are authenticated, so if somebody lowers them, the
+        # keyring does not open.
         if (
             any(type(number) is not int for number in numbers)
             or min(numbers) < 1
@@ -169,6 +173,7 @@ class Protection:
         return cls(n, r, p, salt)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the keyring's ``protection`` object."""
         salt = base64.b64encode(self.salt).decode()
         return {"kdf": "scrypt", "n": self.n, "r": self.r, "p": self.p, "salt": salt}
 

@@ -21,8 +21,8 @@ DEFAULT_CONNECT_TIMEOUT_MS = 3_000
 DEFAULT_READ_TIMEOUT_MS = 10_000
 DEFAULT_MAX_ATTEMPTS = 4
 
-# Whatever is named so is neither shown nor pickled. A catalog's properties are often handed over
-# whole, so those of Iceberg's file systems and REST client are here too. A name that goes on
+# Names of secrets, whose values are neither shown nor pickled. Callers often pass all properties of
+# a catalog, so the names of Iceberg's file systems and REST client are here too. A longer name
 # (token-file, token-expires-at) is another property.
 _SECRET = re.compile(
     r"(^|[._-])"
@@ -33,8 +33,9 @@ _SECRET = re.compile(
     r"|^adls\.(sas-token|connection-string)\.",  # then the account
     re.IGNORECASE,
 )
-# Whatever its name is: https://user:password@host, https://token@host, jdbc:…?password=…, a shared
-# access signature. Elsewhere what stands alone before the @ is a user, or a container of Azure's.
+# Values that are secret under any name: https://user:password@host, https://token@host,
+# jdbc:…?password=…, a shared access signature. In other URLs, a single word before the @ is a user,
+# or a container of Azure.
 _PASSWORD_IN_URL = re.compile(
     r"://[^/\s]*:[^/\s]+@"
     r"|https?://[^/\s@]+@"
@@ -123,15 +124,17 @@ class Properties(Secret):
 
     @property
     def connect_timeout_ms(self) -> int:
+        """How long to wait for a connection."""
         return self.number(CONNECT_TIMEOUT_MS, default=DEFAULT_CONNECT_TIMEOUT_MS)
 
     @property
     def read_timeout_ms(self) -> int:
+        """How long to wait for each read."""
         return self.number(READ_TIMEOUT_MS, default=DEFAULT_READ_TIMEOUT_MS)
 
     @property
     def max_attempts(self) -> int:
-        """How often a call is tried in all."""
+        """The number of attempts at a call, the first one included."""
         return self.number(MAX_ATTEMPTS, default=DEFAULT_MAX_ATTEMPTS, maximum=100)
 
     def secrets(self) -> list[str]:

@@ -36,13 +36,13 @@ _JAVA = {
     "org.apache.iceberg.gcp.GcpKeyManagementClient": "gcp",
 }
 _PROTOCOL = ("wrap_key", "unwrap_key", "supports_key_generation", "generate_key", "close")
-_PLACE = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<name>\w+(?:\.\w+)*)")
+_REFERENCE = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<name>\w+(?:\.\w+)*)")
 
 
 def kms_types() -> list[str]:
     """Return the values of ``encryption.kms-type``: the built-in ones, and those that other
     packages have registered in the entry-point group ``ags1.kms``."""
-    return sorted({*_BUILT_IN, *(found.name for found in entry_points(group=ENTRY_POINT_GROUP))})
+    return sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def is_known_type(kms_type: str) -> bool:
@@ -85,42 +85,42 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
         raise KmsConfigurationError(
             f"no KMS is configured: set {KMS_TYPE} to one of {', '.join(kms_types())}"
         )
-    if place := _BUILT_IN.get(kms_type.lower()):
-        return _make(place, properties)
-    found = entry_points(group=ENTRY_POINT_GROUP, name=kms_type)
-    # A value may name extras behind the place: "package.module:Name [extra]".
-    places = {entry.value.partition("[")[0].strip() for entry in found}
-    if not places:
+    if reference := _BUILT_IN.get(kms_type.lower()):
+        return _make(reference, properties)
+    entries = entry_points(group=ENTRY_POINT_GROUP, name=kms_type)
+    # A value may name extras behind the reference: "package.module:Name [extra]".
+    references = {entry.value.partition("[")[0].strip() for entry in entries}
+    if not references:
         raise KmsConfigurationError(
             f"{KMS_TYPE} is {kms_type!r}, which is unknown: it is one of {', '.join(kms_types())}"
         )
-    if len(places) > 1:
+    if len(references) > 1:
         raise KmsConfigurationError(
             f"{KMS_TYPE} is {kms_type!r}, which is registered more than once: set {KMS_IMPL} to "
-            f"one of {', '.join(sorted(places))}"
+            f"one of {', '.join(sorted(references))}"
         )
-    return _make(places.pop(), properties)
+    return _make(references.pop(), properties)
 
 
-def _load(place: str) -> Any:
-    parts = _PLACE.fullmatch(place)
+def _load(reference: str) -> Any:
+    parts = _REFERENCE.fullmatch(reference)
     if parts is None:
         raise KmsConfigurationError(
-            f"the KMS client {place!r} is neither of the form package.module:Name nor "
+            f"the KMS client {reference!r} is neither of the form package.module:Name nor "
             f"one of {', '.join(sorted(_JAVA))}"
         )
     try:
         return operator.attrgetter(parts["name"])(importlib.import_module(parts["module"]))
     except (ImportError, AttributeError) as error:
-        raise KmsConfigurationError(f"cannot load the KMS client {place!r}: {error}") from error
+        raise KmsConfigurationError(f"cannot load the KMS client {reference!r}: {error}") from error
 
 
-def _make(place: str, properties: Mapping[str, str]) -> KmsClient:
-    make = getattr(_load(place), "from_properties", None)
+def _make(reference: str, properties: Mapping[str, str]) -> KmsClient:
+    make = getattr(_load(reference), "from_properties", None)
     if not callable(make):
         raise KmsConfigurationError(
-            f"the KMS client {place!r} has no method from_properties(properties), which makes a "
-            "client (see ags1.kms.KmsClient)"
+            f"the KMS client {reference!r} has no method from_properties(properties), which makes "
+            "a client (see ags1.kms.KmsClient)"
         )
     client = make(dict(properties))
     # A property of a class may ask the service: only whether it is there counts.
@@ -129,7 +129,7 @@ def _make(place: str, properties: Mapping[str, str]) -> KmsClient:
     ]
     if missing:
         raise KmsConfigurationError(
-            f"the KMS client {place!r} is not complete: what its from_properties returns has no "
-            + ", ".join(missing)
+            f"the KMS client {reference!r} is not complete: what its from_properties returns has "
+            "no " + ", ".join(missing)
         )
     return cast("KmsClient", client)

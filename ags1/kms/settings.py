@@ -76,18 +76,19 @@ class Settings:
 
     @property
     def is_local(self) -> bool:
+        """Whether the KMS is a keyring file."""
         return self.kms_name.lower() == LOCAL
 
 
 def resolve(options: Layer, environment: Layer, file: Layer) -> Settings:
-    """Return the settings of a run: what overrides what is decided here."""
+    """Return the settings of a run. Only this function decides which layer overrides which."""
     chosen = options.over(environment.over(file))
     if chosen.kind is None:
         chosen = Layer({KMS_TYPE: LOCAL}).over(chosen)
     key_id = chosen.key_id
     if key_id is None and chosen.kind == LOCAL:
         key_id = DEFAULT_LOCAL_KEY
-    # What stands in a file, or behind a '=' on the command line, no shell has expanded.
+    # No shell has expanded a path in a file, or after a '=' on the command line.
     paths = {
         name: os.path.expanduser(path)
         for name in (KEYRING, PASSPHRASE_FILE)
@@ -130,11 +131,11 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
     # REGION alone is as near to CLIENT__REGION as the whole name.
     known = {name.rpartition("__")[2]: name for name in names}
     known |= {name: name for name in (*names, *_NAMES, "KEY")}
-    found = {}
+    nearest: dict[str, str | None] = {}
     for variable in unknown:
         near = get_close_matches(variable.removeprefix(_PREFIX).upper(), known, 1)
-        found[variable] = _PREFIX + known[near[0]] if near else None
-    return found
+        nearest[variable] = _PREFIX + known[near[0]] if near else None
+    return nearest
 
 
 def _kms_variables(environ: Mapping[str, str]) -> list[str]:
@@ -204,10 +205,7 @@ def file_path(environ: Mapping[str, str]) -> tuple[str, bool]:
     """Return the configuration file's path, and whether AGS1_CONFIG names it."""
     if path := environ.get("AGS1_CONFIG"):
         return path, True
-    folder = environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(folder):  # the XDG rules: a relative path there is to be ignored
-        folder = os.path.join(os.path.expanduser("~"), ".config")
-    return os.path.join(folder, "ags1", "config.ini"), False
+    return os.path.join(private_file.config_folder(environ), "config.ini"), False
 
 
 def read_file(environ: Mapping[str, str]) -> Layer:

@@ -62,7 +62,7 @@ _KEY_TYPE = "aes256-gcm96"
 # framework.GenericNameRegex of Vault, less what its router refuses: nothing in it, neither slashes
 # nor a name of dots, turns the path into another one.
 _KEY_ID = re.compile(r"(?!.*\.\.)\w(?:[\w.-]{0,510}\w)?", re.ASCII)
-_KEY_ID_FORM = "letters, digits, _ and, in between, - and . can"
+_KEY_ID_FORM = "letters, digits and _, and - and . except at its ends"
 _MOUNT_PATH = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*", re.ASCII)
 _NAMESPACE = re.compile(r"[\x21-\x7e]{1,1000}")
 _CREDENTIAL = re.compile(r"[\x21-\x7e]{1,65536}")
@@ -112,32 +112,32 @@ class VaultKms(ServiceClient["_Connection"]):
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         super().__init__(properties)
-        found = self._properties
-        found.check_names(_PREFIX, _PROPERTIES)
+        given = self._properties
+        given.check_names(_PREFIX, _PROPERTIES)
         self._url = endpoints.checked_url(
             f"the property {URL!r} (or VAULT_ADDR)",
-            found.get(URL)
+            given.get(URL)
             or os.environ.get("VAULT_ADDR")
             # For the error that names the property.
-            or found.require(URL, hint="https://host:8200, or VAULT_ADDR in the environment"),
-            allowed=endpoints.is_allowed(found),
+            or given.require(URL, hint="https://host:8200, or VAULT_ADDR in the environment"),
+            allowed=endpoints.is_allowed(given),
             form="https://host:8200/path",
         )
-        self._namespace = found.get(NAMESPACE) or os.environ.get("VAULT_NAMESPACE") or None
+        self._namespace = given.get(NAMESPACE) or os.environ.get("VAULT_NAMESPACE") or None
         if self._namespace and not _NAMESPACE.fullmatch(self._namespace):
             raise KmsConfigurationError(f"the property {NAMESPACE!r} is not a namespace's path")
-        self._mount_path = _checked_path(found, MOUNT_PATH, "transit")
-        self._auth = found.choice(AUTH, default="token", choices=("token", "approle", "kubernetes"))
-        self._auth_mount_path = _checked_path(found, AUTH_MOUNT_PATH, self._auth)
+        self._mount_path = _checked_path(given, MOUNT_PATH, "transit")
+        self._auth = given.choice(AUTH, default="token", choices=("token", "approle", "kubernetes"))
+        self._auth_mount_path = _checked_path(given, AUTH_MOUNT_PATH, self._auth)
         for one, other in ((TOKEN, TOKEN_FILE), (SECRET_ID, SECRET_ID_FILE)):
-            if found.get(one) and found.get(other):
+            if given.get(one) and given.get(other):
                 raise KmsConfigurationError(f"both {one!r} and {other!r} are given: give one")
         if self._auth == "approle":
-            found.require(ROLE_ID)
+            given.require(ROLE_ID)
         if self._auth == "kubernetes":
-            found.require(ROLE)
-        self._ca_cert = found.get(CA_CERT)
-        self._verify = found.flag(VERIFY, default=True)
+            given.require(ROLE)
+        self._ca_cert = given.get(CA_CERT)
+        self._verify = given.flag(VERIFY, default=True)
         if self._ca_cert and not self._verify:
             raise KmsConfigurationError(f"{CA_CERT!r} is given, but {VERIFY!r} is 'false'")
         if not self._verify:
@@ -211,14 +211,14 @@ class VaultKms(ServiceClient["_Connection"]):
         )
 
     @property
-    def _place(self) -> str:
+    def _where(self) -> str:
         namespace = f"{self._namespace.strip('/')}/" if self._namespace else ""
         return f"Vault's {namespace}{self._mount_path} at {self._url}"
 
     def _check_key_id(self, key_id: str) -> None:
         if not _KEY_ID.fullmatch(key_id):
             raise KmsKeyNotFoundError(
-                f"{self._place} has no key {key_id!r}: no key can be named so ({_KEY_ID_FORM})"
+                f"{self._where} has no key {key_id!r}: a key's name has {_KEY_ID_FORM}"
             )
 
     def _check_can_wrap(self, key_id: str) -> None:
@@ -231,7 +231,7 @@ class VaultKms(ServiceClient["_Connection"]):
         if data.get("derived"):
             raise self._derived(key_id)
         if data.get("supports_encryption") is False:
-            raise KmsError(f"the key {key_id!r} in {self._place} cannot encrypt: it is for signing")
+            raise KmsError(f"the key {key_id!r} in {self._where} cannot encrypt: it is for signing")
 
     def _wrapped_key(self, data: Mapping[str, Any], key_id: str) -> bytes:
         ciphertext = data.get("ciphertext")
@@ -262,12 +262,12 @@ class VaultKms(ServiceClient["_Connection"]):
                     wait_s = super().get_retry_after(response)
                 except urllib3.exceptions.InvalidHeader:
                     return None
-                # A server does not get to stop us for an hour.
+                # A server must not be able to delay us for an hour.
                 return None if wait_s is None else min(wait_s, _MAX_WAIT_S)
 
             def get_backoff_time(self) -> float:
                 wait_s = min(_FIRST_WAIT_S * 2.0 ** min(len(self.history) - 1, 16), _MAX_WAIT_S)
-                # Spread, or all workers that failed together come back together.
+                # Random, so that workers that failed together do not all return together.
                 return random.uniform(wait_s / 2, wait_s)
 
         endpoints.check_proxy(self._url)
@@ -279,9 +279,9 @@ class VaultKms(ServiceClient["_Connection"]):
                 _check_ca_cert(session.verify)
         else:
             session.verify = False
-        # Over plain http no proxy, whatever the environment comes to say.
+        # Over plain http no proxy is used, even if the environment changes later.
         session.trust_env = self._url.startswith("https:")
-        # A wrong secret id may be a 500, and Vault locks out who tries too often.
+        # A wrong secret ID may give a 500, and Vault locks out a user who tries too often.
         for path, statuses in (("", _TRANSIENT), ("auth/", _TRANSIENT - {500})):
             retry = Retry(
                 total=self._max_attempts - 1,
@@ -292,7 +292,7 @@ class VaultKms(ServiceClient["_Connection"]):
             adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOL_SIZE, max_retries=retry)
             session.mount(f"{self._url}/v1/{path}", adapter)
         session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
-        # Otherwise a password from ~/.netrc is sent along.
+        # Otherwise requests also sends a password from ~/.netrc.
         session.auth = lambda request: request
         # A small compressed answer can be a huge one; it would not be read as JSON here.
         session.headers.update({"Accept-Encoding": "identity", "X-Vault-Request": "true"})
@@ -302,19 +302,19 @@ class VaultKms(ServiceClient["_Connection"]):
 
     def _log_in(self, session: requests.Session) -> str:
         """Return a token. Raises KmsAccessDeniedError and what any call raises."""
-        found = self._properties
+        given = self._properties
         if self._auth == "token":
-            return self._found_token()
+            return self._configured_token()
         if self._auth == "approle":
-            body = {"role_id": found.require(ROLE_ID)}
-            secret_id = found.get(SECRET_ID)
-            if path := found.get(SECRET_ID_FILE):
+            body = {"role_id": given.require(ROLE_ID)}
+            secret_id = given.get(SECRET_ID)
+            if path := given.get(SECRET_ID_FILE):
                 secret_id = _read_credential(path, SECRET_ID_FILE)
             if secret_id:
                 body["secret_id"] = secret_id
         else:
-            jwt = _read_credential(found.get(JWT_FILE) or _DEFAULT_JWT_FILE, JWT_FILE)
-            body = {"role": found.require(ROLE), "jwt": jwt}
+            jwt = _read_credential(given.get(JWT_FILE) or _DEFAULT_JWT_FILE, JWT_FILE)
+            body = {"role": given.require(ROLE), "jwt": jwt}
         answer = self._call(session, "POST", f"auth/{self._auth_mount_path}/login", None, body)
         # Some versions of Vault say 500 to a wrong secret id.
         if answer.status in (400, 401, 403) or "invalid secret id" in answer.errors:
@@ -331,7 +331,7 @@ class VaultKms(ServiceClient["_Connection"]):
             raise self._not_vault("a login without a token")
         return token
 
-    def _found_token(self) -> str:
+    def _configured_token(self) -> str:
         if path := self._properties.get(TOKEN_FILE):
             return _read_credential(path, TOKEN_FILE)
         token, source = self._properties.get(TOKEN), f"the property {TOKEN!r}"
@@ -384,7 +384,7 @@ class VaultKms(ServiceClient["_Connection"]):
         """Whether a 403 is the token's fault rather than the policy's, for which Vault has the same
         words; and whether there may be another token."""
         if self._auth == "token":
-            return self._found_token() != token
+            return self._configured_token() != token
         return self._call(connection.session, "GET", "auth/token/lookup-self", token).status == 403
 
     def _call(
@@ -425,10 +425,10 @@ class VaultKms(ServiceClient["_Connection"]):
         if isinstance(error, requests.exceptions.SSLError) and "CERTIFICATE_VERIFY" in str(error):
             return KmsConfigurationError(
                 f"{where}: its certificate is not trusted; {CA_CERT} names a file with the "
-                "certificate of who signed it"
+                "certificate of the authority that signed it"
             )
         if isinstance(error, requests.exceptions.ProxyError):
-            return KmsUnavailableError(f"{where}: the proxy lets nothing through, {attempts}")
+            return KmsUnavailableError(f"{where}: the proxy refuses the connection, {attempts}")
         if isinstance(error, requests.exceptions.Timeout):
             return KmsUnavailableError(f"{where} did not answer in time, {attempts}")
         if isinstance(error, requests.exceptions.RequestException) and isinstance(
@@ -462,10 +462,10 @@ class VaultKms(ServiceClient["_Connection"]):
     ) -> KmsError:
         """Return the error for an answer. Vault tells most failures apart by its text alone; that
         is quoted only where neither the request nor, hence, an echo of it holds a secret."""
-        status, said = answer.status, " ".join(answer.errors)
-        place = self._place
-        if status in _TRANSIENT and "failed to RSA decrypt" not in said:
-            why = "is sealed" if "is sealed" in said else "is not able to answer"
+        status, text = answer.status, " ".join(answer.errors)
+        where = self._where
+        if status in _TRANSIENT and "failed to RSA decrypt" not in text:
+            why = "is sealed" if "is sealed" in text else "is not able to answer"
             why = "answers too many requests" if status == 429 else why
             return KmsUnavailableError(
                 f"cannot {doing}: Vault at {self._url} {why} (HTTP {status}, in at most "
@@ -485,50 +485,49 @@ class VaultKms(ServiceClient["_Connection"]):
                 f"Vault at {self._url} refuses to {doing}: the token is wrong or has expired, or "
                 f"its policy does not allow it on {self._mount_path}/ (HTTP {status})"
             )
-        if "no handler for route" in said:
+        if "no handler for route" in text:
             return KmsConfigurationError(
                 f"cannot {doing}: Vault at {self._url} has nothing mounted there: see {MOUNT_PATH}"
                 f", {AUTH_MOUNT_PATH} and {NAMESPACE}"
             )
-        if key_id is not None and (answer.says_there_is_none or "key not found" in said):
-            return KmsKeyNotFoundError(f"{place} has no key {key_id!r}")
-        if key_id is not None and "key derivation" in said:
+        if key_id is not None and (answer.says_there_is_none or "key not found" in text):
+            return KmsKeyNotFoundError(f"{where} has no key {key_id!r}")
+        if key_id is not None and "key derivation" in text:
             return self._derived(key_id)
         if opens:
-            if "disallowed by policy" in said:
+            if "disallowed by policy" in text:
                 return KmsKeyDisabledError(
                     f"the version of the key {key_id!r} that wrapped this key is not in use any "
-                    f"more in {place}: its min_decryption_version is higher"
+                    f"more in {where}: its min_decryption_version is higher"
                 )
             return KmsUnwrapError(
-                f"the key {key_id!r} in {place} does not open the wrapped key: another key wrapped "
+                f"the key {key_id!r} in {where} does not open the wrapped key: another key wrapped "
                 f"it, or it was changed ({self._quoted(answer, True)})"
             )
-        return KmsError(f"cannot {doing} in {place}: {self._quoted(answer, quote)}")
+        return KmsError(f"cannot {doing} in {where}: {self._quoted(answer, quote)}")
 
     def _quoted(self, answer: _Answer, quote: bool) -> str:
-        said = " ".join("; ".join(answer.errors).split())
+        text = " ".join("; ".join(answer.errors).split())
         # The token was in the request, too.
-        if not quote or not said.isprintable() or re.search(r"\bhv[sbr]\.|\b[sbr]\.\w{20}", said):
-            said = ""
-        return f"HTTP {answer.status}{said and ': '}{said[:300]}"
+        if not quote or not text.isprintable() or re.search(r"\bhv[sbr]\.|\b[sbr]\.\w{20}", text):
+            text = ""
+        return f"HTTP {answer.status}{text and ': '}{text[:300]}"
 
     def _asymmetric(self, key_id: str) -> KmsConfigurationError:
         return KmsConfigurationError(
-            f"the key {key_id!r} in {self._place} is an RSA key, which does not wrap here: whoever "
-            f"has its public half can wrap as well; make one of type {_KEY_TYPE}"
+            f"the key {key_id!r} in {self._where} is an RSA key, which does not wrap here, because "
+            f"everybody who has its public half can wrap too: make a key of type {_KEY_TYPE}"
         )
 
     def _derived(self, key_id: str) -> KmsError:
         return KmsError(
-            f"the key {key_id!r} in {self._place} derives its keys from a context, which is not "
+            f"the key {key_id!r} in {self._where} derives its keys from a context, which is not "
             "supported: make one with derived=false"
         )
 
     def _not_vault(self, what: str) -> KmsError:
         return KmsError(
-            f"{self._url} does not answer as Vault does ({what}): is something else there, or a "
-            "proxy in between?"
+            f"{self._url} does not answer as Vault does ({what}): is it another server, or a proxy?"
         )
 
 
@@ -615,8 +614,7 @@ def _check_ca_cert(path: str) -> None:
         context.load_verify_locations(None if folder else path, path if folder else None)
     except OSError as error:
         raise KmsConfigurationError(
-            f"there are no certificates to read in {path} ({CA_CERT} or VAULT_CACERT): "
-            f"{error.strerror}"
+            f"cannot read certificates from {path} ({CA_CERT} or VAULT_CACERT): {error.strerror}"
         ) from None
 
 

@@ -294,7 +294,7 @@ def test_a_disabled_version_is_said_to_be(kms: GcpKms, server: GcpServer, key_id
 )
 def test_what_is_no_keys_name_is_not_sent(kms: GcpKms, server: GcpServer, key_id: str) -> None:
     for call in (lambda: kms.wrap_key(KEY, key_id), lambda: kms.unwrap_key(b"x", key_id)):
-        with pytest.raises(KmsKeyNotFoundError, match="names no key"):
+        with pytest.raises(KmsKeyNotFoundError, match="is not the name of a key"):
             call()
     assert not server.requests
 

@@ -326,18 +326,18 @@ def test_a_folder_a_fifo_and_a_huge_file_are_no_keyrings(tmp_path: Path) -> None
         ('{"format": "ags1-keyring", "version": 3}', "does not know"),
         ('{"format": "ags1-keyring", "version": true, "keys": {}}', "does not know"),
         ('{"format": "ags1-keyring", "version": 1}', "no 'keys'"),
-        ('{"format": "ags1-keyring", "version": 1, "keys": {"a": 5}}', "'a' is not whole"),
+        ('{"format": "ags1-keyring", "version": 1, "keys": {"a": 5}}', "'a' is not complete"),
         (
             '{"format": "ags1-keyring", "version": 1, "keys":'
             ' {"a": {"current": 1, "versions": {"1": {"key": "c2VjcmV0c2VjcmV0"}}}}}',
-            "'a' is not whole",
+            "'a' is not complete",
         ),
         (
             '{"format": "ags1-keyring", "version": 1, "keys":'
             ' {"a": {"current": 2, "versions": {"1": {"key": "'
             + base64.b64encode(KEY).decode()
             + '"}}}}}',
-            "'a' is not whole",
+            "'a' is not complete",
         ),
     ],
 )
@@ -362,7 +362,7 @@ def test_a_current_version_that_is_none_of_the_versions_is_refused(
     document = json.loads(keyring.read_bytes())
     document["keys"]["default"]["current"] = current
     keyring.write_text(json.dumps(document))
-    with pytest.raises(KmsError, match="'default' is not whole"):
+    with pytest.raises(KmsError, match="'default' is not complete"):
         kms_of(keyring).wrap_key(KEY, "default")
 
 

@@ -1094,8 +1094,8 @@ faults(
         "read1 returns more than one block",
     ),
     (
-        "        self.window.position = position\n\n    def _show",
-        "        self.window.position = position + 1\n\n    def _show",
+        "        self.window.position = position\n\n    def _ensure_window",
+        "        self.window.position = position + 1\n\n    def _ensure_window",
         "a read moves the position too far",
     ),
     (
@@ -1126,8 +1126,8 @@ faults(
         "only slower: each block gets fresh memory",
     ),
     (
-        "        old = self.window.show(text, block * self.block_size, size)\n",
-        "        old = self.window.show(text, block * self.block_size, size)\n        blocks.give_back(text)\n",
+        "        old = self.window.put(text, block * self.block_size, size)\n",
+        "        old = self.window.put(text, block * self.block_size, size)\n        blocks.give_back(text)\n",
         "the window's buffer is used for other blocks",
     ),
     (
@@ -1205,7 +1205,7 @@ faults(
         "a failed write is forgotten",
     ),
     (
-        "            # Small writes would go on filling it, unheard.\n            self.batch.drop()\n",
+        "            # Otherwise small writes would still go there without an error.\n            self.batch.drop()\n",
         "",
         "small writes after an error succeed",
     ),

@@ -1,2 +1,9 @@
-"""Where a job's files lie. ``protocol`` says what a job needs of a storage, ``pieces`` what a
-storage is told of the work, and ``choice`` picks the storage that a path means."""
+"""Where a job's files are. Read in this order::
+
+choice        the storage of a path, and the files that paths, patterns and folders match
+protocol      what a job needs of every storage, and the life of a target
+pieces        the work on one file, and its pieces
+local         mounted folders; local_files has the functions on single files
+remote        every file system of fsspec
+s3            S3: as remote, but targets are multipart uploads
+"""

@@ -1,8 +1,9 @@
 """Jobs' files in folders that the driver and all executors have mounted.
 
-Tasks write to staged files in the target's folder. All ranges of one file go into one staged file,
-and the first attempt at a range writes it there. A rename gives the staged file its name. Knows
-nothing of keys.
+Tasks write to staged files in the target's folder. A file that is cut has one staged file for all
+ranges; the first attempt at a range writes there, each other attempt to a file of its own. A rename
+gives the staged file its name. Knows nothing of keys. See also ``local_files``, which lists, names
+and syncs files.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class LocalSource:
 
     def check_unchanged(self) -> None:
         after, before = os.fstat(self.fd), self._status
-        # A program can set a file's time, but not the time of its status.
+        # A program can set a file's modification time, but not the time of its last status change.
         if (after.st_size, after.st_mtime_ns, after.st_ctime_ns) != (
             before.st_size,
             before.st_mtime_ns,
@@ -188,8 +189,8 @@ class LocalStorage:
         return files.attempt(path, os.path.dirname(item.target))
 
     def _assembled(self, staging: Staging, item: Item, results: Sequence[tuple[int, str]]) -> str:
-        """Copy the ranges into a new file, which no attempt knows: an attempt that was given up may
-        still be writing to the file of all ranges."""
+        """Copy the ranges into a new file. An attempt that was given up may still be writing to the
+        file of all ranges, but no attempt knows the new one."""
         path = files.staged_path(item.target, staging.job_id, f"whole-{item.number:x}")
         results = sorted(results)
         begins = [target_offset(first, seals=staging.seals) for first, _ in results]
@@ -237,7 +238,7 @@ class LocalStorage:
         try:
             publish(staged, row.target, overwrite=row.replaces, durable=False)
         except OSError:
-            # A network file system repeats a request whose answer was lost, and then fails.
+            # If the answer to a rename is lost, a network file system repeats it, and that fails.
             if not _is_at(row.target, status):
                 raise
             files.remove(staged)
@@ -286,7 +287,7 @@ def _status(follow: bool, path: str) -> Status | None:
 def _make_folder(folder: str, source: str, root: str) -> OSError | None:
     like = None if local_path(source) is None else os.path.dirname(source)
     try:
-        # Any user who may write in the root could lead the job out of it.
+        # Otherwise a user who may write in the root could lead the job out of it by a link.
         inside = os.path.relpath(folder, root)
         if os.path.realpath(folder) != os.path.normpath(
             os.path.join(os.path.realpath(root), inside)
@@ -327,8 +328,10 @@ def _claims(path: str) -> bool:
 
 def _staged(row: Row) -> tuple[str, files.Trace]:
     """Return the path of a row's staged file, and the trace that identifies it under another name.
-    Raises NothingStagedError if no job of the row's id stages a file under that path: a ledger must
-    not move or remove other files."""
+
+    Raises NothingStagedError if the row's job could not have staged a file at that path: a ledger
+    must not make us move or remove other files.
+    """
     staged = files.staged_of(row.attempt or "", row.job_id)
     if staged is None:
         raise NothingStagedError(

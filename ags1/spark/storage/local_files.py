@@ -1,8 +1,8 @@
 """A job's files in mounted folders: listed, staged, copied and synced.
 
-A staged file lies in its target's folder, and its name has the job and the attempt in it. So no two
-attempts write the same file, and the files that a killed job has left can be told from others.
-Knows nothing of keys or of Spark.
+A staged file is in its target's folder, and its name contains the job and the attempt. So no two
+attempts write the same file, and the files of a killed job can be told from others. Knows nothing
+of keys or of Spark.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 from ...atomic import is_temporary, temporary_name
 from .protocol import Problem, SourceFile
 
-# Of the folder in which a data source stages files, and which readers pass over. The rest of its
-# name begins the job's id.
+# The name of the folder in which a data source stages files begins with this. The rest of the name
+# is the beginning of the job's ID. Readers pass over such folders.
 SINK_PREFIX = "_ags1-"
 _ATTEMPT = re.compile(
     r"(?P<folder>_ags1-[0-9a-f]+/)?(?P<name>[^/\0]+)\t(?P<inode>[0-9]+)-(?P<mtime_ns>-?[0-9]+)"
 )
-# Of folders. A job may list the folders that it has made.
+# Listing a folder raises these if it has no files of ours: a job may list the folders that it made.
 NOTHING_THERE = (FileNotFoundError, PermissionError)
 # No attempt has this name.
 _MARK = "root"
@@ -42,12 +42,12 @@ class Trace(NamedTuple):
     mtime_ns: int
 
     def is_of(self, status: os.stat_result) -> bool:
-        """Whether that is the file's status. FUSE gives other inodes when it is mounted again."""
+        """Whether that is the file's status. After a new mount, FUSE gives other inodes."""
         return status.st_ino == self.inode or status.st_mtime_ns == self.mtime_ns
 
 
 def version(status: os.stat_result) -> str:
-    """Return what changes with a local file: its time in ns."""
+    """Return the version of a local file: its modification time in ns."""
     return str(status.st_mtime_ns)
 
 
@@ -189,7 +189,8 @@ def remove_staged(folders: Iterable[str], job_id: str) -> bool:
         except OSError:
             is_gone = False
             continue
-        # The claims of a file's ranges after the file: an attempt without one could write to it.
+        # First the file, then the claims on its ranges: without a claim, a late attempt could write
+        # to the file.
         for path in sorted(left, reverse=True):
             try:
                 os.unlink(path)

@@ -10,9 +10,9 @@ BLOCK_SIZE = layout.DEFAULT_BLOCK_SIZE
 
 
 class Item(NamedTuple):
-    """The work on one file. Sizes are bytes. ``wrapped`` is the wrapped key, if there is one
-    already; ``replaces``: the target may exist. The file may be cut into ranges of a multiple of
-    ``unit`` blocks; 0: one task does all of it."""
+    """The work on one file. Sizes are in bytes. ``wrapped`` is the wrapped key, if there is one
+    already. ``replaces``: the target may exist. The file may be cut into ranges whose sizes are
+    multiples of ``unit`` blocks; if that is 0, one task does the whole file."""
 
     number: int
     source: str
@@ -27,10 +27,11 @@ class Item(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What one task does of one file: all of it or, if ``block_count`` is not 0, that many blocks
-    from ``first_block`` on. ``shared`` is what the attempts at a file share (``Storage.stage``).
-    ``digests``: only compute the HMAC of a file that is cut. ``source_identity`` tells a local file
-    that is cut from others of its size and time (``work.identity_of``)."""
+    """The part of one file that one task does: all of it or, if ``block_count`` is not 0, that many
+    blocks from ``first_block`` on. ``shared`` is what all attempts at the file use together (see
+    ``Storage.stage``). ``digests``: only compute the HMAC of a file that is cut.
+    ``source_identity`` tells a local file that is cut from others of the same size and time
+    (``work.identity_of``)."""
 
     number: int
     source: str

@@ -1,8 +1,22 @@
 """What a job needs of a storage.
 
 There are three: mounted folders (``local``), S3 (``s3``), and every other file system of fsspec
-(``remote``). Each keeps the same promise: a target appears whole, after the ledger has its key, and
-no two attempts at a piece of work write to the same file. No I/O.
+(``remote``). All of them promise: a target appears complete, and only after the ledger has its key;
+and no two attempts at a piece of work write to the same file. No I/O.
+
+The life of a target in a job::
+
+    stage --> output --> gather --> ledger: pending --> publish --> ledger: settled --> clear
+    driver    tasks      driver                         driver                          driver
+                                                          |
+                                                          +-- it failed --> withdraw
+
+What these calls make::
+
+                output                              gather                       publish
+    local       a file in the target's folder       one file for all ranges      rename
+    s3          parts of an upload                  the list of its parts        complete the upload
+    remote      a file in the job's own folder      that file                    move
 """
 
 from __future__ import annotations
@@ -17,24 +31,25 @@ from ..ledger import Row
 from .pieces import Item, Piece
 
 CHANGED = "the file changed while it was read: run the job again"
-# Requests at a time, if each one mostly waits.
+# The number of requests at a time, if each one mostly waits.
 REQUESTS = 32
 # Tells the status of a target; None if there is no target.
 StatusOf: TypeAlias = "Callable[[str], Status | None]"
 
 
 class NothingStagedError(OSError):
-    """No file can ever come of a row: what it names is gone, or no job has staged it."""
+    """A row's file can never be published: the staged file is gone, or no job has staged it."""
 
 
 class UnknownOutcomeError(Ags1Error):
-    """A file may have its name, or may still get it: its row stays pending, with its key."""
+    """A file may have its name already, or may still get it. So its row stays pending, with its
+    key."""
 
 
 class SourceFile(NamedTuple):
-    """A file that the paths of a job mean. ``relative_path`` is its path below the folder that was
-    given, or its name if the file itself was given; ``size`` is bytes; ``version`` changes with the
-    file (as in ``Row.source_version``), "" if nothing tells."""
+    """A listed file. ``relative_path`` is its path below the folder that the user gave, or its name
+    if the user gave the file itself. ``size`` is in bytes. ``version`` changes with the file (as in
+    ``Row.source_version``); it is "" if the storage has nothing that does."""
 
     path: str
     relative_path: str
@@ -57,8 +72,8 @@ class Status(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One attempt of a job at a piece. No other attempt has its ``name``; ``number`` counts the
-    attempts at the piece."""
+    """One attempt of a job at a piece. ``name`` is unique; ``number`` counts the attempts at the
+    piece."""
 
     job_id: str
     name: str
@@ -66,8 +81,8 @@ class Attempt(NamedTuple):
 
 
 class Staging(NamedTuple):
-    """What a storage is told of a job before it stages files. ``seals``: the job encrypts;
-    ``durable``: files are synced before the ledger has them as done."""
+    """What a storage must know of a job to stage files. ``seals``: the job encrypts; ``durable``:
+    files are synced before the ledger has them as done."""
 
     job_id: str
     root: str
@@ -95,7 +110,7 @@ class Source(Protocol):
 
 class Output(Protocol):
     """What an attempt writes to, from its piece's first byte on. ``fd`` is a descriptor of the
-    whole file, or -1. After it is closed, ``staged`` tells the driver where the bytes are."""
+    whole file, or -1. After closing, ``staged`` tells the driver where the bytes are."""
 
     fd: int
     staged: str
@@ -106,10 +121,10 @@ class Output(Protocol):
 
 
 class Storage(Protocol):
-    """A storage. Its methods raise OSError, whatever its own errors are.
+    """A storage. Its methods raise OSError, also in place of the errors of its library.
 
-    ``is_remote``: each request mostly waits, so many are sent at a time. Only the storage itself
-    knows the meaning of what ``stage`` returns for an item, and of an output's ``staged``.
+    ``is_remote``: each request mostly waits, so many are sent at a time. What ``stage`` returns for
+    an item, and an output's ``staged``, have a meaning for this storage only.
     """
 
     is_remote: bool
@@ -125,12 +140,13 @@ class Storage(Protocol):
     def find(
         self, source: str, passed_over: Collection[str], pool: Executor
     ) -> Iterator[SourceFile | Problem]:
-        """Yield the files that a path, a pattern or a folder means."""
+        """Yield the files that match a path, a pattern or a folder. Those in the folders
+        ``passed_over`` are left out."""
         ...
 
     def statuses(self, folder: str, count: int, *, follow: bool) -> StatusOf:
-        """Return what tells the status of files below a folder, about ``count`` of them.
-        ``follow``: follow links."""
+        """Return a function that returns the status of a file below a folder. About ``count`` files
+        will be asked for. ``follow``: follow links."""
         ...
 
     def make_root(self, root: str) -> None:
@@ -138,8 +154,8 @@ class Storage(Protocol):
         ...
 
     def mark(self, job_id: str, root: str, *, durable: bool) -> None:
-        """Leave a mark of the job in the folder of its targets, if that may be a mount: without the
-        mark, an unmounted folder would look like one whose files are lost."""
+        """Leave a mark of the job in the folder of its targets, if that may be a mount. Without the
+        mark, nobody could tell an unmounted folder from one whose files are lost."""
         ...
 
     def has_mark(self, job_id: str, root: str) -> bool:
@@ -151,15 +167,16 @@ class Storage(Protocol):
         ...
 
     def unit(self, plaintext_size: int) -> int:
-        """Return the number of blocks of which the ranges that tasks write of one file have to be
-        a multiple; 0 if only one task can write a file."""
+        """Return ``Item.unit``: tasks write ranges of a file that are multiples of so many blocks.
+        0 means that only one task can write a file."""
         ...
 
     def stage(
         self, staging: Staging, items: Sequence[Item], cut: Collection[int]
     ) -> Mapping[int, str | OSError | None]:
-        """Prepare what tasks will write to. Return, by the item's number, what the attempts at it
-        share, or why it cannot be written. ``cut`` are the items that several tasks write."""
+        """Prepare what tasks will write to. Return, by the item's number, what its attempts share
+        (``Piece.shared``), or the error why it cannot be written. ``cut`` has the numbers of the
+        items that several tasks write."""
         ...
 
     def open(self, path: str, size: int, version: str) -> AbstractContextManager[Source]:
@@ -169,7 +186,7 @@ class Storage(Protocol):
     def output(
         self, piece: Piece, attempt: Attempt, mode: int, begin: int
     ) -> AbstractContextManager[Output]:
-        """Open what an attempt writes to; if writing fails, it is removed. ``begin`` is the piece's
+        """Open what an attempt writes to. If writing fails, remove it. ``begin`` is the piece's
         offset in the target."""
         ...
 
@@ -185,30 +202,31 @@ class Storage(Protocol):
         results: Sequence[tuple[int, str]],
         check: Callable[[str], object],
     ) -> str:
-        """Put together what attempts have written of an item: (first block, staged) each. Return
-        what the ledger needs to publish it (``Row.attempt``). ``check`` reads a local file whose
-        bytes had to be copied."""
+        """Put together what the attempts at an item have written. ``results`` has the first block
+        and the ``Output.staged`` of each. Return what the ledger needs to publish the file
+        (``Row.attempt``). If local bytes had to be copied, ``check`` is called with the copy."""
         ...
 
     def discard(
         self, target: str, shared: str | None, results: Iterable[tuple[int, str]], *, all_: bool
     ) -> bool:
-        """Remove what attempts have left besides what ``gather`` has put together; ``all_``: remove
-        that, too. Return whether ``clear`` needs no note to remove the rest, if any."""
+        """Remove what attempts have written, except what ``gather`` has put together; ``all_``:
+        remove that too. Return False if the ledger must note the upload, so that ``clear`` can end
+        it later."""
         ...
 
     def publish(self, row: Row, *, again: bool) -> None:
         """Give a row's file its name; ``again``: it may have its name already.
 
-        Raises OSError if the file does not get its name by this call. FileExistsError and
-        NothingStagedError mean that it never will. With ``again``, any other OSError means only
-        that this cannot be told now. Raises UnknownOutcomeError.
+        Raises OSError if this call does not give the file its name. FileExistsError and
+        NothingStagedError mean that it will never get it. With ``again``, any other OSError means
+        only that the outcome cannot be found out now. Raises UnknownOutcomeError.
         """
         ...
 
     def withdraw(self, row: Row) -> None:
-        """Remove what was staged for a row that could not be published, and nothing else, whatever
-        the row names."""
+        """Remove what was staged for a row that could not be published, and nothing else, even if a
+        damaged row names another file."""
         ...
 
     def has_its_name(self, row: Row) -> bool:
@@ -231,6 +249,7 @@ class Storage(Protocol):
         folders: Iterable[str] | None,
         staged: Iterable[tuple[str, str]],
     ) -> bool:
-        """Remove what attempts of a job left in these folders (None: anywhere below ``root``), and
-        the uploads ``staged``: (target, shared) each. Return whether all of it is gone."""
+        """Remove what attempts of a job have left: files in ``folders`` (None: anywhere below
+        ``root``), and uploads. ``staged`` has the target and ``Piece.shared`` of each upload.
+        Return whether nothing is left."""
         ...

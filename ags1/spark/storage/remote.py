@@ -37,18 +37,18 @@ from .protocol import (
 
 T = TypeVar("T")
 
-# Private, because nothing tells the mode of a remote file.
+# The mode of decrypted copies: private, because a remote file has no mode.
 _MODE = 0o600
 # The type of a folder with an empty name. Only object stores have such folders.
 NAMELESS = "nameless"
-# Up to this many files are looked at one by one, more by listing their folder.
+# The status of up to so many files is asked for one by one; for more, their folder is listed.
 _FEW = 64
 # A tree is divided into this many listings, which run at the same time.
 _SIDE_BY_SIDE = 8
 _HALF_MOVED = "moving the file to its name failed; the next job tries again"
 # Bytes compared at a time.
 _COMPARED = 8 << 20
-# The facts of fsspec's file systems that change with a file.
+# The keys in fsspec's info of a file whose values change with the file.
 _VERSIONS = (
     "ETag etag Content-MD5 Digest generation mtime LastModified last_modified Last-Modified "
     "modificationTime modify sha".split()
@@ -57,7 +57,7 @@ _VERSIONS = (
 
 @contextlib.contextmanager
 def os_errors(path: str) -> Iterator[None]:
-    """Raise what a file system raises as OSError: each has exceptions of its own."""
+    """Raise OSError instead of the exceptions that each file system has of its own."""
     try:
         yield
     except (OSError, Ags1Error, MemoryError):
@@ -109,7 +109,7 @@ class RemoteStorage:
 
     def __init__(self, filesystem: Any, host_url: str) -> None:
         self.fs = filesystem
-        # Some file systems drop the host from their names.
+        # The names of some file systems do not contain the host.
         is_beneath = self.name(f"{host_url}/ags1") == "/ags1"
         self._host_url = host_url if is_beneath else None
 
@@ -181,8 +181,8 @@ class RemoteStorage:
         self.fs.invalidate_cache()
 
     def _below(self, folder: str, base: str, pool: Executor) -> Iterator[SourceFile | Problem]:
-        """Yield what is in a folder: level by level until there are enough folders, then these with
-        all that is below them, at the same time."""
+        """Yield what is below a folder. List level by level until there are enough folders, then
+        list these with all that is below them at the same time."""
         level = [folder]
         while level and len(level) < _SIDE_BY_SIDE:
             listed = pool.map(partial(self._listed, base=base, deep=False), level)
@@ -328,7 +328,7 @@ class RemoteStorage:
         if there.size != row.target_size:
             said = "the file that was written has the wrong size: run the job again"
             raise NothingStagedError(errno.EIO, said, staged)
-        # A move that was cut short may have copied a part: copy again.
+        # An interrupted move may have copied a part of the file: copy it again.
         may_replace = row.replaces or (
             again and target is not None and self._begins_with(staged, row.target, target.size)
         )
@@ -344,7 +344,7 @@ class RemoteStorage:
                 )
             except OSError:
                 as_it_was = False
-            # A file system that copies would have replaced the target: that is not the cause.
+            # If the file system moves by copying, an existing target was not the cause.
             if as_it_was and (target is None or _copies(type(self.fs))):
                 raise
             if not as_it_was:
@@ -366,7 +366,7 @@ class RemoteStorage:
             if not _copies(type(self.fs)):
                 self.fs.mv(source, name)
                 return
-            # As fsspec moves by default, but fsspec would take the names for patterns.
+            # This is what fsspec does by default, but fsspec would take the names for patterns.
             self.fs.cp_file(source, name)
         self.remove(staged)
 

@@ -1,11 +1,13 @@
 """Jobs' files in S3, through s3fs.
 
-A target is a multipart upload. The driver begins it before the tasks run and completes it after the
-ledger has the key; nothing is visible until then. Tasks upload parts of whole blocks, and each
-attempt has part numbers of its own. The driver names the parts of the finished object by number and
-ETag, so an attempt that was given up and still uploads does no harm. The ledger's folder has the
-ids of the uploads, so that the next job aborts those of a killed one. An upload that was begun at
-the moment of the kill is left to the bucket's life cycle. Reads ask for one version, by its ETag.
+A target is a multipart upload. The driver begins it before the tasks run, and completes it after
+the ledger has the key. Nothing is visible until then. Tasks upload parts of whole blocks. Each
+attempt has part numbers of its own, and the driver completes the upload with a list of part numbers
+and ETags. So an attempt that was given up does no harm if it still uploads.
+
+The ledger's folder has the IDs of the uploads, so that the next job can abort those of a killed
+job. If a job is killed while it begins an upload, only the bucket's life cycle rule aborts that.
+Reads ask for one version, by its ETag.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ from .remote import NAMELESS, RemoteSource, RemoteStorage, in_pool, os_errors
 # S3's limits: a part but the last has 5 MiB at least, and an upload 10,000 parts at most.
 _PART_BLOCKS = 8
 _MAX_PARTS = 10_000
-# Each piece has part numbers for so many attempts. The next attempt uses the first one's again: the
-# parts that it overwrites belong to an attempt that was given up.
+# Each piece has part numbers for so many attempts. After that, the numbers of the first attempt are
+# used again, which was given up.
 _ATTEMPTS = 3
 # Parts uploaded at a time, by file and by process.
 _UPLOADS_PER_FILE, _UPLOADS = 2, 16
@@ -63,7 +65,7 @@ class _S3Source(RemoteSource):
         return self._s3.get(self._path, offset, size, self.version) if size else b""
 
     def check_unchanged(self) -> None:
-        # All that was read is of this version.
+        # Each read has asked for this version, unless there was nothing to read.
         if not self.size:
             super().check_unchanged()
 
@@ -92,7 +94,7 @@ class _PartsOutput:
 
     def _put(self, number: int, data: bytes) -> dict[str, Any]:
         answer = self._storage.call("upload_part", **self._upload, PartNumber=number, Body=data)
-        # S3 asks for the checksums again that the SDK has sent.
+        # To complete the upload, S3 wants the checksums that the SDK has sent.
         sums = {name: text for name, text in answer.items() if name in _CHECKSUMS and text}
         return {"PartNumber": number, "ETag": answer["ETag"], **sums}
 
