@@ -12,9 +12,10 @@ from typing import TypeAlias
 from . import layout
 from ._gcm import BlockCipher
 from ._stream import BlockCache
-from .filelike import CHUNK_SIZE, PerProcess, Scratch
+from .filelike import CHUNK_SIZE, Scratch
 from .geometry import Geometry
 from .key_metadata import KeyMetadata
+from .process import PerProcess
 from .source import Source
 from .threads import Job, Pool, run_all
 

@@ -9,12 +9,9 @@ or of wrapped keys.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import shutil
-import stat
-import threading
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -22,15 +19,15 @@ from . import layout
 from ._gcm import BlockCipher
 from ._pump import Pump, allocate
 from .atomic import AtomicFile
-from .cpu import usable_cpus
 from .errors import Ags1Error, TruncatedError
 from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_unused, claim_key, file_geometry
 from .key_metadata import KeyMetadata
+from .source import regular_file
+from .threads import run_in_threads, thread_count
 
 Path: TypeAlias = "str | os.PathLike[str]"
 Progress: TypeAlias = Callable[[int, int], object]
 
-PROGRESS_SECONDS = 0.1
 # Bytes. Up to here, starting threads costs more than they save; one thread, beside the caller's,
 # saves nothing but the time until Ctrl-C has its effect.
 SMALL_FILE = 4 << 20
@@ -73,10 +70,10 @@ def encrypt_file(
     """
     if km is None:
         km = KeyMetadata.generate(key_size)
-    threads = _thread_count(threads)
+    threads = thread_count(threads)
     check_unused(km, reuse_key=reuse_key)
     cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=block_size)
-    with _source(source) as (fd, status):
+    with regular_file(source) as (fd, status):
         size = status.st_size
         geometry = Geometry(block_size, size, layout.encrypted_size(size, block_size))
         _refuse_same_file(source, status, target)
@@ -121,10 +118,13 @@ def decrypt_file(
 
     There are ten parameters: each optional one is a choice by itself, and is given by name.
     """
-    with _source(source) as (fd, status):
+    with regular_file(source) as (fd, status):
         _refuse_same_file(source, status, target)
         with _name_errors(source, target):
-            geometry = _geometry(fd, status, km, block_size, max_block_size, trust_file_size)
+            header = os.pread(fd, layout.HEADER_SIZE, 0)
+            geometry = file_geometry(
+                header, status.st_size, km, block_size, max_block_size, trust_file_size
+            )
         cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
         mode = status.st_mode
         with AtomicFile(target, overwrite=overwrite, durable=durable, mode=mode) as out:
@@ -149,27 +149,15 @@ def verify_file(
 
     Nothing is written or decrypted. Arguments and errors as in ``decrypt_file``.
     """
-    with _source(source) as (fd, status), _name_errors(source, source):
-        geometry = _geometry(fd, status, km, block_size, max_block_size, trust_file_size)
+    with regular_file(source) as (fd, status), _name_errors(source, source):
+        header = os.pread(fd, layout.HEADER_SIZE, 0)
+        geometry = file_geometry(
+            header, status.st_size, km, block_size, max_block_size, trust_file_size
+        )
         cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=geometry.block_size)
         with Pump(fd) as pump:
             _transfer(pump, functools.partial(pump.open, cipher), geometry, threads, progress)
     return geometry.plaintext_size
-
-
-@contextlib.contextmanager
-def _source(path: Path) -> Iterator[tuple[int, os.stat_result]]:
-    # Without O_NONBLOCK, opening a named pipe that has no writer would hang.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(path))
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", os.fsdecode(path))
-        yield fd, status
-    finally:
-        os.close(fd)
 
 
 def _refuse_same_file(source: Path, status: os.stat_result, target: Path) -> None:
@@ -205,32 +193,6 @@ def _begin(fd: int, size: int, header: bytes) -> None:
         raise OSError(error.errno, error.strerror, "target") from None
 
 
-def _geometry(
-    fd: int,
-    status: os.stat_result,
-    km: KeyMetadata,
-    block_size: int | None,
-    max_block_size: int,
-    trust_file_size: bool,
-) -> Geometry:
-    return file_geometry(
-        os.pread(fd, layout.HEADER_SIZE, 0),
-        status.st_size,
-        km,
-        block_size=block_size,
-        max_block_size=max_block_size,
-        trust_file_size=trust_file_size,
-    )
-
-
-def _thread_count(threads: int | None) -> int:
-    if threads is None:
-        return usable_cpus()
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, not {threads}")
-    return threads
-
-
 def _transfer(
     pump: Pump,
     work: Callable[[int, int], object],
@@ -239,7 +201,7 @@ def _transfer(
     progress: Progress | None,
 ) -> None:
     """Call ``work(first block, text size)`` over contiguous ranges of blocks, one a thread."""
-    threads = _thread_count(threads)
+    threads = thread_count(threads)
     if geometry.plaintext_size > (SMALL_FILE if threads > 1 else SMALL_FILE_ALONE):
         _transfer_in_threads(pump, work, geometry, threads, progress)
     elif geometry.block_count:
@@ -256,42 +218,16 @@ def _transfer_in_threads(
     progress: Progress | None,
 ) -> None:
     share = -(-geometry.block_count // threads)
-    errors: dict[int, BaseException] = {}
 
-    def run(first: int) -> None:
+    def transfer(first: int) -> None:
         try:
             work(first, geometry.text_size(first, share))
-        except BaseException as error:
-            errors[first] = error
+        except BaseException:
             pump.stop()
+            raise
 
-    workers: list[threading.Thread] = []
-    try:
-        for first in range(0, geometry.block_count, share):
-            workers.append(threading.Thread(target=run, args=(first,), name="ags1-bulk"))
-            workers[-1].start()
-        for worker in workers:
-            while worker.is_alive():
-                worker.join(PROGRESS_SECONDS)
-                if progress is not None:
-                    progress(pump.bytes_done, geometry.plaintext_size)
-    finally:
-        _stop_and_wait(pump, workers)
-    if errors:
-        raise errors[min(errors)]
+    def report() -> None:
+        if progress is not None:
+            progress(pump.bytes_done, geometry.plaintext_size)
 
-
-def _stop_and_wait(pump: Pump, workers: list[threading.Thread]) -> None:
-    """Make the workers stop, and wait for them; then raise what interrupted the waiting."""
-    interrupt: BaseException | None = None
-    while True:
-        try:
-            pump.stop()
-            for worker in workers:
-                if worker.ident is not None:
-                    worker.join()
-            break
-        except BaseException as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
+    run_in_threads(transfer, range(0, geometry.block_count, share), pump.stop, report)

@@ -126,6 +126,10 @@ class KmsUnavailableError(KmsError, ConnectionError):
     """The KMS could not be reached or did not answer in time."""
 
 
+# If the KMS raises one of these for one file, it does so for every other file, too.
+KMS_UNUSABLE = (KmsUnavailableError, KmsAccessDeniedError, KmsConfigurationError)
+
+
 class KmsUnwrapError(KmsError):
     """The wrapped key cannot be unwrapped: another master key wrapped it, or it was changed."""
 

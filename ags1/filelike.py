@@ -5,16 +5,11 @@ from __future__ import annotations
 
 import io
 from _thread import RLock
-from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
-
-from ._gcm import process_number
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_T = TypeVar("_T")
 
 # Blocks smaller than this are read, and written, several at a time.
 CHUNK_SIZE = 1 << 20
@@ -138,27 +133,3 @@ class Lock(RLock):  # type: ignore[misc]  # final to the checker, not to Python
                 "signal handler, or by the file object that it reads or writes): use it after that "
                 "call has returned"
             )
-
-
-class PerProcess(Generic[_T]):
-    """An object that is made on first need, and anew in a forked child: a lock that another thread
-    of the parent holds, or a pool whose threads the child does not have, is of no use there.
-
-    Any number of threads may ask at once: they get the same one.
-    """
-
-    def __init__(self, make: Callable[[], _T]) -> None:
-        self._make = make
-        self._by_process: dict[int, _T] = {}
-
-    def made(self) -> _T | None:
-        """Return this process's object if there is one."""
-        return self._by_process.get(process_number())
-
-    def get(self) -> _T:
-        """Return this process's object."""
-        made = self.made()
-        if made is None:
-            # One step: of two threads that come at once, both get what the first has put there.
-            made = self._by_process.setdefault(process_number(), self._make())
-        return made

@@ -102,7 +102,6 @@ def file_geometry(
     header: bytes,
     actual_size: int | None,
     km: KeyMetadata,
-    *,
     block_size: int | None = None,
     max_block_size: int = DEFAULT_MAX_BLOCK_SIZE,
     trust_file_size: bool = False,

@@ -15,11 +15,10 @@ from . import layout
 from ._buffers import flat, new_bytes, overlapping, wipe
 from ._gcm import BlockCipher
 from ._messages import NEW_BYTES, OpenBatch, SealBatch, open_stream, seal_stream
-from .cpu import usable_cpus
 from .errors import Ags1Error
 from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, check_km, claim_key, file_geometry
 from .key_metadata import KeyMetadata
-from .threads import run_in_threads
+from .threads import check_threads, run_in_threads, thread_count
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -108,7 +107,8 @@ def decrypt(
         if plaintext is not None:
             return plaintext
     slots = flat(sealed)
-    geometry = _geometry(slots, km, block_size, max_block_size, trust_file_size)
+    header = bytes(slots[: layout.HEADER_SIZE])
+    geometry = file_geometry(header, slots.nbytes, km, block_size, max_block_size, trust_file_size)
     data, out = new_bytes(geometry.plaintext_size)
     _decrypt(slots, out, km, geometry, threads)
     return data
@@ -136,7 +136,8 @@ def decrypt_into(
         if size is not None:
             return size
     slots = flat(sealed)
-    geometry = _geometry(slots, km, block_size, max_block_size, trust_file_size)
+    header = bytes(slots[: layout.HEADER_SIZE])
+    geometry = file_geometry(header, slots.nbytes, km, block_size, max_block_size, trust_file_size)
     room = _room(out, geometry.plaintext_size, slots)
     _decrypt(slots, room, km, geometry, threads)
     return geometry.plaintext_size
@@ -156,7 +157,7 @@ def encrypt_many(
     if isinstance(messages, (bytes, bytearray, memoryview)):
         raise TypeError("messages must be an iterable of buffers, not one buffer")
     batch = list(messages)
-    count = _thread_count(threads, len(batch))
+    count = max(1, min(thread_count(threads), len(batch)))
     return _work(SealBatch(batch, count, operator.index(key_size), _sealed), count)
 
 
@@ -174,15 +175,8 @@ def decrypt_many(
     MissingFileLengthError.
     """
     batch = list(sealed)
-    count = _thread_count(threads, len(batch))
+    count = max(1, min(thread_count(threads), len(batch)))
     return _work(OpenBatch(batch, count, partial(decrypt, trust_file_size=trust_file_size)), count)
-
-
-def _thread_count(threads: int | None, messages: int) -> int:
-    if threads is None:
-        threads = usable_cpus()
-    _check_threads(threads)
-    return max(1, min(threads, messages))
 
 
 def _work(batch: SealBatch | OpenBatch, threads: int) -> list[Any]:
@@ -234,7 +228,7 @@ def _encrypt(
             text[begin : begin + geometry.text_size(first, count)], out[at : at + slots_size], first
         )
 
-    _check_threads(threads)
+    check_threads(threads)
     claim_key(km, reuse_key=reuse_key)
     try:
         _in_threads(seal, geometry, threads)
@@ -243,23 +237,6 @@ def _encrypt(
         wipe(out)
         raise
     return km.with_file_length(out.nbytes)
-
-
-def _geometry(
-    slots: memoryview,
-    km: KeyMetadata,
-    block_size: int | None,
-    max_block_size: int,
-    trust_file_size: bool,
-) -> Geometry:
-    return file_geometry(
-        bytes(slots[: layout.HEADER_SIZE]),
-        slots.nbytes,
-        km,
-        block_size=block_size,
-        max_block_size=max_block_size,
-        trust_file_size=trust_file_size,
-    )
 
 
 def _decrypt(
@@ -273,7 +250,7 @@ def _decrypt(
         text_size = geometry.text_size(first, count)
         cipher.open_blocks(slots[at : at + size], out[begin : begin + text_size], first)
 
-    _check_threads(threads)
+    check_threads(threads)
     if not geometry.block_count:
         return
     try:
@@ -281,11 +258,6 @@ def _decrypt(
     except BaseException:
         wipe(out)
         raise
-
-
-def _check_threads(threads: int) -> None:
-    if operator.index(threads) < 1:
-        raise ValueError(f"threads must be at least 1, not {threads}")
 
 
 def _in_threads(work: Callable[[int, int], None], geometry: Geometry, threads: int) -> None:

@@ -42,11 +42,12 @@ from ._buffers import flat, new_bytes, wipe
 from ._stream import FastReader, ReadWindow
 from .blocks import Blocks
 from .errors import Ags1Error
-from .filelike import Lock, PerProcess, Stream, check_open
-from .geometry import DEFAULT_MAX_BLOCK_SIZE, Geometry, file_geometry
+from .filelike import Lock, Stream, check_open
+from .geometry import DEFAULT_MAX_BLOCK_SIZE, file_geometry
 from .key_metadata import KeyMetadata
+from .process import PerProcess
 from .source import Source, open_source
-from .threads import Job
+from .threads import Job, check_threads
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,13 +84,14 @@ class Reader(FastReader, Stream):
         trust_file_size: bool = False,
         cache_size: int = DEFAULT_CACHE_SIZE,
     ) -> None:
-        if threads < 1:
-            raise ValueError(f"threads must be at least 1, not {threads}")
+        check_threads(threads)
         if cache_size < 0:
             raise ValueError(f"cache_size must be at least 0, not {cache_size}")
         source, name = open_source(file)
         try:
-            geometry = _geometry(source, km, block_size, max_block_size, trust_file_size)
+            geometry = file_geometry(
+                _header(source), source.size, km, block_size, max_block_size, trust_file_size
+            )
             blocks = Blocks(source, geometry, km, threads=threads, cache_size=cache_size)
             _check_empty(blocks)
         except Ags1Error as error:
@@ -418,22 +420,8 @@ def _check_empty(blocks: Blocks) -> None:
             blocks.source.check_end()
 
 
-def _geometry(
-    source: Source,
-    km: KeyMetadata,
-    block_size: int | None,
-    max_block_size: int,
-    trust_file_size: bool,
-) -> Geometry:
-    header = b""
-    if source.size is None or source.size >= layout.HEADER_SIZE:
-        scratch = memoryview(bytearray(layout.HEADER_SIZE))
-        header = bytes(source.fetch(0, layout.HEADER_SIZE, scratch))
-    return file_geometry(
-        header,
-        source.size,
-        km,
-        block_size=block_size,
-        max_block_size=max_block_size,
-        trust_file_size=trust_file_size,
-    )
+def _header(source: Source) -> bytes:
+    if source.size is not None and source.size < layout.HEADER_SIZE:
+        return b""
+    scratch = memoryview(bytearray(layout.HEADER_SIZE))
+    return bytes(source.fetch(0, layout.HEADER_SIZE, scratch))

@@ -6,18 +6,19 @@ the bytes lie in memory already, without a copy. Knows nothing of blocks or keys
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._buffers import flat
 from .errors import FormatError, TruncatedError
-from .filelike import PerProcess
+from .process import PerProcess
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -216,6 +217,25 @@ class PipeSource(Source):
     def close(self) -> None:
         if self._owned:
             self._file.close()
+
+
+@contextlib.contextmanager
+def regular_file(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a regular file for reading; give its descriptor and its status.
+
+    Raises OSError, also for a folder, a pipe or a device.
+    """
+    # Without O_NONBLOCK, opening a named pipe that has no writer would hang.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", os.fsdecode(path))
+        yield fd, status
+    finally:
+        os.close(fd)
 
 
 def read_full(file: Any, view: memoryview) -> int:

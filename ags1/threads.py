@@ -8,15 +8,39 @@ shared state only by single calls of C code, and may repeat each of them.
 
 from __future__ import annotations
 
+import operator
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from .cpu import usable_cpus
+
 _T = TypeVar("_T")
 _WORKER, _CALLER = "worker", "caller"
-# A waiting caller looks again after so long (seconds), if an interrupt has cost it the wake-up.
-_LOOK_AGAIN = 0.05
+# How often a waiting caller reports progress, and checks whether an interrupt lost its wake-up.
+WAIT_SECONDS = 0.1
+
+
+def _nothing() -> None:
+    pass
+
+
+def check_threads(threads: int) -> None:
+    """Raise ValueError if ``threads`` is below 1."""
+    if operator.index(threads) < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+
+
+def thread_count(threads: int | None) -> int:
+    """Return ``threads``, or one for each CPU available to the process if it is None.
+
+    Raises ValueError for less than 1.
+    """
+    if threads is None:
+        return usable_cpus()
+    check_threads(threads)
+    return threads
 
 
 class Job(Generic[_T]):
@@ -55,11 +79,15 @@ class Job(Generic[_T]):
         """Whether it is done, or cancelled before it began."""
         return self._over or self._owner.get(None) == _CALLER
 
-    def wait(self) -> None:
-        """Wait until it has ended. It has to be cancelled or in a pool, or this waits for ever."""
+    def wait(self, watch: Callable[[], object] = _nothing) -> None:
+        """Wait until it has ended. Meanwhile, call ``watch`` about ten times a second.
+
+        A job that is neither in a pool nor cancelled never ends.
+        """
         while not self.ended:
-            if self._signal.acquire(timeout=_LOOK_AGAIN):
+            if self._signal.acquire(timeout=WAIT_SECONDS):
                 self._signal.release()
+            watch()
 
     def result(self) -> _T:
         """Wait, and return what the call returned, or raise what it raised."""
@@ -122,13 +150,15 @@ def run_all(
     pool: Pool,
     work: Callable[[int], object],
     arguments: Iterable[int],
-    stop: Callable[[], object] = lambda: None,
+    stop: Callable[[], object] = _nothing,
+    watch: Callable[[], object] = _nothing,
 ) -> None:
-    """Call ``work`` with each argument in the pool; return, or raise the first one's error, when
-    all have ended.
+    """Call ``work`` with each argument in the pool. When all calls have ended, return, or raise the
+    error of the first argument whose call failed.
 
-    They write to memory that belongs to our caller again as soon as we return, so nothing, Ctrl-C
-    included, makes us leave before. ``stop`` is called then, to make them end early.
+    The calls write to memory that belongs to our caller again as soon as this returns. So after an
+    interrupt (Ctrl-C, or an exception of ``watch``) this calls ``stop``, which makes the calls end
+    early, and still waits for all of them. ``watch`` is called about ten times a second.
     """
     jobs = [Job(_call(work, argument)) for argument in arguments]
     interrupt: BaseException | None = None
@@ -142,7 +172,7 @@ def run_all(
                 for job in jobs:
                     job.cancel()
             for job in jobs:
-                job.wait()
+                job.wait(watch if interrupt is None else _nothing)
             break
         except BaseException as error:
             interrupt = error
@@ -155,10 +185,11 @@ def run_all(
 def run_in_threads(
     work: Callable[[int], object],
     arguments: range,
-    stop: Callable[[], object] = lambda: None,
+    stop: Callable[[], object] = _nothing,
+    watch: Callable[[], object] = _nothing,
 ) -> None:
-    """``run_all`` with a thread for each argument, which end with the call."""
-    run_all(Pool(len(arguments)), work, arguments, stop)
+    """Do what ``run_all`` does, in one new thread for each argument."""
+    run_all(Pool(len(arguments)), work, arguments, stop, watch)
 
 
 def _call(work: Callable[[int], object], argument: int) -> Callable[[], object]:

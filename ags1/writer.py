@@ -25,7 +25,7 @@ from .filelike import CHUNK_SIZE, Lock, Scratch, Stream, check_open
 from .geometry import check_unused, claim_key
 from .key_metadata import KeyMetadata
 from .sink import open_sink
-from .threads import Job, Pool
+from .threads import Job, Pool, check_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -57,8 +57,7 @@ class Writer(FastWriter, Stream):
         durable: bool = True,
         exclusive: bool = False,
     ) -> None:
-        if threads < 1:
-            raise ValueError(f"threads must be at least 1, not {threads}")
+        check_threads(threads)
         if km is None:
             km = KeyMetadata.generate(key_size)
         check_unused(km, reuse_key=reuse_key)

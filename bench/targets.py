@@ -30,7 +30,7 @@ from bench.subjects import (
 )
 
 PROJECT = Path(__file__).resolve().parent.parent
-TAMPER_TESTS = PROJECT / "tests" / "test_tamper.py"
+TAMPER_TESTS = PROJECT / "tests" / "format" / "test_tamper.py"
 
 
 @dataclass(frozen=True, slots=True)

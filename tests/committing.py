@@ -18,8 +18,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import LongType, NestedField, StringType
 
+from ags1.iceberg.commit.base import Base
 from ags1.iceberg.commit.choice import commits_for
-from ags1.iceberg.commit.commits import Base, Commits
+from ags1.iceberg.commit.commits import Commits
 from ags1.iceberg.commit.new_table import new_table_updates
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.trust import Trust
@@ -108,17 +109,17 @@ def create(
     schema: Schema = SCHEMA,
 ) -> tuple[Base, TableOutput]:
     """Create a table; return it and where its files go."""
-    place = commits.place(name, None, schema, {**QUICK, **properties})
+    new_location = commits.new_location(name, None, schema, {**QUICK, **properties})
     updates = new_table_updates(
         schema,
         UNPARTITIONED_PARTITION_SPEC,
         UNSORTED_SORT_ORDER,
-        place.location,
+        new_location.location,
         {**QUICK, **properties},
         uuid.uuid4(),
     )
-    output = TableOutput(commits.io(place))
-    return commits.create(name, [*updates, *more], output, place=place), output
+    output = TableOutput(new_location.io(commits.catalog))
+    return commits.create(name, [*updates, *more], output, new_location=new_location), output
 
 
 def append_some(catalog: Callable[[], Catalog], writer: int, count: int) -> None:
@@ -127,7 +128,7 @@ def append_some(catalog: Callable[[], Catalog], writer: int, count: int) -> None
     for number in range(1, count + 1):
         while True:
             base = commits.load("db.t", Trust("keyA"))
-            output = TableOutput(commits.io(base))
+            output = TableOutput(base.io(commits.catalog))
             try:
                 commits.commit(base, appending(base, writer * 100 + number), at(base), output)
                 break

@@ -16,12 +16,13 @@ from iceberg_tables import memory_kms
 from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.schema import Schema
-from pyiceberg.table.locations import load_location_provider
 
 import ags1
-from ags1.iceberg.read.records import FileRecord
+from ags1.iceberg.read.records import ContentFile, Manifest, ManifestEntry
 from ags1.iceberg.storage.output import TableOutput
+from ags1.iceberg.storage.table_files import TableFiles
 from ags1.iceberg.write.data_files import write_rows
+from ags1.iceberg.write.view import TableView
 from ags1.keys.manager import EncryptionManager
 
 
@@ -64,33 +65,32 @@ def new_manager(key_size: int = 16) -> EncryptionManager:
 
 def write(
     metadata: dict[str, Any], data: Any, *, manager: EncryptionManager | None = None, **more: Any
-) -> list[FileRecord]:
+) -> list[ContentFile]:
     output = more.pop("output", None) or TableOutput(PyArrowFileIO())
-    provider = load_location_provider(metadata["location"], metadata["properties"])
-    return write_rows(
-        metadata,
-        data,
-        output,
-        manager or new_manager(),
-        location_provider=provider,
-        write_uuid=uuid.uuid4(),
-        **more,
-    )
+    view = TableView(metadata, TableFiles(output.io, manager or new_manager()))
+    return write_rows(view, data, output, write_uuid=uuid.uuid4(), **more)
 
 
-def read_parquet(record: FileRecord) -> pa.Table:
+def all_fields(record: ContentFile | ManifestEntry | Manifest) -> dict[str, Any]:
+    """Return a record's fields with its key: PyIceberg's equality compares paths only."""
+    if isinstance(record, ManifestEntry):
+        return {**record.fields(), "data_file": all_fields(record.file)}
+    return {**record.fields(), "key_metadata": record.key_bytes}
+
+
+def read_parquet(record: ContentFile) -> pa.Table:
     """Arrow's own reading of an encrypted file."""
     return parquet_file(record).read()
 
 
-def parquet_file(record: FileRecord) -> pq.ParquetFile:
+def parquet_file(record: ContentFile) -> pq.ParquetFile:
     key = record.key
     assert key is not None
     properties = create_decryption_properties(key.encryption_key, aad_prefix=key.aad_prefix)
     return pq.ParquetFile(record.file_path, decryption_properties=properties)
 
 
-def read_avro(record: FileRecord) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_avro(record: ContentFile) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """fastavro's own reading of an encrypted file: the header's properties and the rows."""
     with ags1.open(record.file_path, "rb", record.key) as file:
         reader: Any = fastavro.reader(io.BytesIO(file.read()))

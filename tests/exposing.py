@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 from ags1 import KeyMetadata
 from ags1.iceberg import EncryptedTable
-from ags1.iceberg.read.records import ManifestRecord, manifest_record, read_entries
+from ags1.iceberg.read.records import read_entries
+from ags1.iceberg.read.snapshots import EncryptedManifest
 from ags1.iceberg.steps import Staged, Step
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.write import manifests as writing
@@ -33,20 +33,19 @@ class _PlainOutput:
 
 
 class _RewriteManifests(Step):
-    def __init__(self, output: TableOutput, chosen: Callable[[ManifestRecord], bool]) -> None:
+    def __init__(self, output: TableOutput, chosen: Callable[[EncryptedManifest], bool]) -> None:
         self._output = output
         self._chosen = chosen
         self._producer = producing.SnapshotProducer(output)
 
     def stage(self, view: TableView) -> Staged:
-        locations = producing.location_provider(view)
+        locations = view.locations
         records = []
         for number, manifest in enumerate(view.manifests):
-            record = manifest_record(manifest)
-            if not self._chosen(record):
-                records.append(record)
+            if not self._chosen(manifest):
+                records.append(manifest)
                 continue
-            spec = view.specs[record.partition_spec_id]
+            spec = view.specs[manifest.partition_spec_id]
             schema = schema_of_spec(spec, view.parsed.schemas)
             written = write_manifest(
                 _PlainOutput(self._output),  # type: ignore[arg-type]
@@ -58,10 +57,10 @@ class _RewriteManifests(Step):
                 schema=schema,
                 schema_json=view.schema_json(schema.schema_id),
                 snapshot_id=self._producer.snapshot_id,
-                content=record.content,
+                content=manifest.content,
                 manager=view.manager,
             )
-            records.append(replace(written, key_metadata=None))
+            records.append(written.replace(key_metadata=None))
         with (
             _keys_may_be_missing(),
             mock.patch.object(self._producer, "_without", return_value=(records, [])),
@@ -74,8 +73,8 @@ class _RewriteManifests(Step):
 def _keys_may_be_missing() -> Iterator[None]:
     check = writing._check_manifest
 
-    def passed_over(record: ManifestRecord, *more: Any) -> None:
-        if record.key_metadata is not None:
+    def passed_over(record: EncryptedManifest, *more: Any) -> None:
+        if not record.is_plaintext:
             check(record, *more)
 
     with mock.patch.object(writing, "_check_manifest", passed_over):
@@ -83,7 +82,7 @@ def _keys_may_be_missing() -> Iterator[None]:
 
 
 def rewrite_manifests_as_java_1_11(
-    table: EncryptedTable, chosen: Callable[[ManifestRecord], bool] = lambda record: True
+    table: EncryptedTable, chosen: Callable[[EncryptedManifest], bool] = lambda record: True
 ) -> None:
     """Write the chosen manifests anew, one for one, as plaintext, in a snapshot."""
     transaction = table.transaction()

@@ -268,8 +268,7 @@ def make(properties: Mapping[str, str], name: str, location: str) -> None:
             catalog.create_namespace_if_not_exists("db")
         pick = random.Random(name)
         modes = {
-            f"write.{command}.mode": pick.choice(MODES)
-            for command in ("delete", "update", "merge")
+            f"write.{command}.mode": pick.choice(MODES) for command in ("delete", "update", "merge")
         }
         table = catalog.create_table(name, SCHEMA, location, properties=PROPERTIES | modes)
         with table.transaction() as transaction:

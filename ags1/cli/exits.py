@@ -17,10 +17,7 @@ from ..errors import (
     FormatError,
     KeyMetadataError,
     KeyReuseError,
-    KmsAccessDeniedError,
-    KmsConfigurationError,
     KmsError,
-    KmsUnavailableError,
     MetadataIntegrityError,
     MissingFileLengthError,
     TruncatedError,
@@ -123,8 +120,6 @@ class Terminated(KeyboardInterrupt):
 
 # What the work on a file may raise; anything else is a mistake of ours.
 EXPECTED = (Ags1Error, OSError, MemoryError)
-# What would fail for the next file, too, maybe after a long time-out.
-KMS_UNUSABLE = (KmsUnavailableError, KmsAccessDeniedError, KmsConfigurationError)
 
 # The library names its parameters; here they are options.
 _OPTIONS = {

@@ -7,11 +7,12 @@ Needs ``ags1[iceberg]``. All results are of PyIceberg's own classes or subclasse
 
 from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
 from .operations.catalog_jobs import MigrationResult
-from .operations.findings import TableVerification
-from .operations.relocate import RelocationResult
+from .operations.relocation.relocate import RelocationResult
 from .operations.verify import verify_table
+from .operations.verify.findings import TableVerification
+from .read.records import ContentFile
 from .read.scan import EncryptedScan
-from .read.snapshots import ContentFile, EncryptedManifest, EncryptedSnapshot
+from .read.snapshots import EncryptedManifest, EncryptedSnapshot
 from .storage.table_files import TableFiles
 from .table import EncryptedTable, Expiry, Rekeyed, open_table
 from .transaction import EncryptedTransaction

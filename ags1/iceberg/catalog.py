@@ -13,7 +13,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError as PydanticValidationError
@@ -21,7 +21,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.catalog import load_catalog as load_plain_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
-from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.io import FileIO
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table
@@ -31,41 +31,35 @@ from pyiceberg.table.update import SetPropertiesUpdate, TableRequirement, TableU
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
 from ..errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
-from ..key_metadata import KEY_SIZES
 from ..keys.cache import KekCache
 from ..keys.envelope import KeyEncryptionKey
-from ..keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
+from ..keys.manager import DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
 from ..kms.client import KmsClient
 from ..kms.properties import Properties as KmsProperties
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
+from .commit.base import Base, file_base, load_base, rest_base
 from .commit.choice import commits_for
-from .commit.commits import Base, Commits, Place, made_whatever_comes
-from .commit.new_table import new_table_updates
+from .commit.commits import Commits, NewLocation
+from .commit.new_table import check_encryption, new_table_updates
+from .commit.outcome import after_commit
 from .commit.session import version_of
 from .commit.updates import apply_updates
 from .operations.catalog_jobs import MigrationResult, migrate, move_or_copy
 from .operations.expire import everything
-from .operations.relocate import RelocationResult
+from .operations.relocation.relocate import RelocationResult
 from .pyiceberg.arrow import iceberg_schema
 from .pyiceberg.catalogs import configured_properties, plain_file_io
 from .pyiceberg.delegation import DelegatingCatalog
 from .pyiceberg.guard import guard_catalog
-from .pyiceberg.hive import hive_parameters
 from .pyiceberg.redirection import refuse_redirection
-from .pyiceberg.rest import RestTable, ask_rest_server, register_rest_table, snapshot_loading_mode
-from .pyiceberg.sql import sql_metadata_location
+from .pyiceberg.rest import register_rest_table
 from .pyiceberg.tables import table_of
 from .pyiceberg.versions import check_tested_for_writing
-from .read.metadata import read_metadata, table_key_id
+from .read.metadata import table_key_id
 from .storage.output import TableOutput
 from .storage.trust import (
-    ICEBERG,
-    METADATA_LOCATION,
-    TABLE_TYPE,
     Trust,
-    hive_trust,
     is_a,
-    rest_trust,
 )
 from .table import EncryptedTable, kms_client
 from .transaction import EncryptedCreateTransaction
@@ -80,20 +74,6 @@ REQUIRE_ENCRYPTED = "encryption.require-encrypted"
 
 class PlainTableWarning(UserWarning):
     """An unencrypted table was loaded from a catalog that has ``key_ids``."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A table whose metadata is not checked yet.
-
-    Only a REST server gives ``config``, ``storage`` (``config`` with credentials) and ``metadata``.
-    """
-
-    identifier: Identifier
-    metadata_location: str
-    config: dict[str, str] = field(default_factory=dict)
-    storage: dict[str, str] = field(default_factory=dict, repr=False)
-    metadata: dict[str, Any] | None = None
 
 
 def load_catalog(name: str | None = None, **properties: str | None) -> EncryptedCatalog:
@@ -155,9 +135,8 @@ class _NewTable:
 
     identifier: Identifier
     key_id: str
-    place: Place
+    new_location: NewLocation
     updates: list[dict[str, Any]]
-    io: FileIO
 
 
 class EncryptedCatalog(DelegatingCatalog):
@@ -193,7 +172,7 @@ class EncryptedCatalog(DelegatingCatalog):
         self.key_ids = frozenset(key_ids)
         self.require_encrypted = require_encrypted
         self._owns_kms = owns_kms
-        self._told: set[Identifier] = set()
+        self._warned_of: set[Identifier] = set()
         self._commits: Commits | None = None
         # All tables share one cache, so that a refresh does not ask the KMS again.
         self._cache = None if kms is None else KekCache(kms)
@@ -223,106 +202,67 @@ class EncryptedCatalog(DelegatingCatalog):
         Raises as ``open_table`` does, and NoSuchTableError.
         """
         trust = Trust(expected_key_id, expected_metadata_sha256)
-        found, trust = self._find(identifier, trust)
-        return self._opened(found, trust, location_map, require_encrypted)
+        base = load_base(self.inner, identifier, trust, as_configured=True)
+        return self._opened(base, location_map, require_encrypted)
 
     def _opened(
         self,
-        found: _Found,
-        trust: Trust,
+        base: Base,
         location_map: Mapping[str, str] | None = None,
         require_encrypted: bool | None = None,
     ) -> Table:
-        """Check the table's metadata and return the table."""
+        """Return the table if its key is an expected one."""
         if require_encrypted is None:
             require_encrypted = self.require_encrypted
-        metadata, location = found.metadata, found.metadata_location
-        # PyIceberg's own method would let the properties in the metadata overrule these.
-        properties = {**self.inner.properties, **found.storage}
-        io = load_file_io(properties, location)
-        if metadata is None or trust.metadata_sha256 is not None:
-            # The expected hash is of the file, so the file is read and not the server's answer.
-            metadata = read_metadata(io, location, trust)
-        refuse_redirection(metadata, properties, location)
-        trust = self._with_key_ids(trust, metadata, location)
-        key_id = table_key_id(metadata, trust, location)
+        base = replace(base, trust=self._with_key_ids(base))
+        key_id = table_key_id(base.metadata, base.trust, base.location)
         if key_id is None:
-            return self._plain_table(found, metadata, require_encrypted)
+            return self._plain_table(base, require_encrypted)
         version = version_of(
-            metadata,
-            location,
-            io,
+            base,
+            base.io(self.inner),
             kms_client(self.kms, key_id),
-            trust,
             location_map=location_map,
             require_encrypted=require_encrypted,
-            config=found.config,
-            storage=found.storage,
             cache=self._cache,
         )
-        return EncryptedTable(found.identifier, version, self)
+        return EncryptedTable(version, self)
 
-    def _find(self, identifier: str | Identifier, trust: Trust) -> tuple[_Found, Trust]:
-        """Return where the table's metadata is, and what the catalog says of it."""
-        name = Catalog.identifier_to_tuple(identifier)
-        if is_a(self.inner, "RestCatalog"):
-            mode = snapshot_loading_mode(self.inner)
-            answer = ask_rest_server(self.inner, identifier, mode)
-            if mode == "refs" and answer[0].get("properties", {}).get(TABLE_KEY_ID):
-                # Keys whose snapshots are missing from the answer would be pruned.
-                answer = ask_rest_server(self.inner, identifier)
-            return _told(name, answer, trust)
-        if is_a(self.inner, "HiveCatalog"):
-            parameters = hive_parameters(self.inner, identifier)
-            location = parameters.get(METADATA_LOCATION, "")
-            if not location or parameters.get(TABLE_TYPE, "").lower() != ICEBERG:
-                self.inner.load_table(identifier)  # raises PyIceberg's own errors
-                raise MetadataIntegrityError(
-                    f"the Hive metastore gave two different answers about {'.'.join(name)}: "
-                    "load the table again"
-                )
-            return _Found(name, location), hive_trust(trust, parameters)
-        if is_a(self.inner, "SqlCatalog"):
-            return _Found(name, sql_metadata_location(self.inner, identifier)), trust
-        table = self.inner.load_table(identifier)
-        return _Found(table.name(), table.metadata_location, table.config, table.config), trust
-
-    def _plain_table(
-        self, found: _Found, metadata: dict[str, Any], require_encrypted: bool
-    ) -> Table:
-        """Return PyIceberg's table, made of the metadata that was checked."""
+    def _plain_table(self, base: Base, require_encrypted: bool) -> Table:
+        """Return PyIceberg's table, made from the metadata that was checked."""
         if require_encrypted:
             raise NotEncryptedError(
                 f"the table is not encrypted: it has no property {TABLE_KEY_ID!r}",
-                file=found.metadata_location,
+                file=base.location,
             )
-        if self.key_ids and found.identifier not in self._told:
-            self._told.add(found.identifier)
+        if self.key_ids and base.identifier not in self._warned_of:
+            self._warned_of.add(base.identifier)
             warnings.warn(
-                f"{'.'.join(found.identifier)} is not encrypted, but its catalog has "
+                f"{'.'.join(base.identifier)} is not encrypted, but its catalog has "
                 f"{TRUSTED_KEY_IDS!r}: if it should be encrypted, somebody replaced its metadata. "
                 f"Set {REQUIRE_ENCRYPTED!r} to refuse such tables",
                 PlainTableWarning,
                 stacklevel=4,
             )
-        parsed = TableMetadataUtil.parse_obj(metadata)
-        location = found.metadata_location
-        io = plain_file_io(self.inner, {**parsed.properties, **found.storage}, location)
-        return Table(found.identifier, parsed, location, io, self, found.config)
+        parsed = TableMetadataUtil.parse_obj(base.metadata)
+        properties = {**parsed.properties, **base.config.storage}
+        io = plain_file_io(self.inner, properties, base.location)
+        return Table(base.identifier, parsed, base.location, io, self, base.config.config)
 
-    def _with_key_ids(self, trust: Trust, metadata: dict[str, Any], location: str) -> Trust:
-        """Add the key ID that the metadata names, if it is one of ``key_ids``. Raises
-        MetadataIntegrityError if it is not, even if a metastore or server names the same."""
-        stated = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
+    def _with_key_ids(self, base: Base) -> Trust:
+        """Return what is known of the table, with the key ID that its metadata names, if it is one
+        of ``key_ids``. Raises MetadataIntegrityError if it is not, even if a metastore or server
+        names the same."""
+        stated = (base.metadata.get("properties") or {}).get(TABLE_KEY_ID)
         if not stated or not self.key_ids:
-            return trust
+            return base.trust
         if stated not in self.key_ids:
             raise MetadataIntegrityError(
                 f"the metadata names {stated!r} as the table's key, which is none of those "
                 f"configured as {TRUSTED_KEY_IDS!r}: add it there if you trust it",
-                file=location,
+                file=base.location,
             )
-        return trust if trust.key_id is not None else replace(trust, key_id=stated)
+        return base.trust if base.trust.key_id is not None else replace(base.trust, key_id=stated)
 
     def create_table(
         self,
@@ -352,7 +292,7 @@ class EncryptedCatalog(DelegatingCatalog):
             table.catalog = self
             return table
         new = self._new_table(identifier, schema, location, partition_spec, sort_order, properties)
-        return self._created(new, new.updates, TableOutput(new.io))
+        return self._created(new, new.updates, TableOutput(new.new_location.io(self.inner)))
 
     def create_table_transaction(
         self,
@@ -373,10 +313,11 @@ class EncryptedCatalog(DelegatingCatalog):
             return plain
         new = self._new_table(identifier, schema, location, partition_spec, sort_order, properties)
         metadata = apply_updates(None, new.updates, now_ms=now_ms())
-        table = self._table(Base(new.identifier, metadata, "", Trust(new.key_id)), new.io)
+        base = Base(new.identifier, metadata, "", Trust(new.key_id))
+        table = self._table(base, new.new_location.io(self.inner))
 
         def create(updates: list[dict[str, Any]], output: TableOutput) -> None:
-            table.become(self._created(new, updates, output).version, metadata)
+            table.switch_to(self._created(new, updates, output).version, base)
 
         transaction = EncryptedCreateTransaction(table, new.updates, create)
         return cast("CreateTableTransaction", transaction)
@@ -415,72 +356,42 @@ class EncryptedCatalog(DelegatingCatalog):
         properties = SetPropertiesUpdate(updates=properties).updates
         properties = {"format-version": "3", **properties}
         key_id = properties[TABLE_KEY_ID]
-        if str(properties["format-version"]) != "3":
-            raise ValueError(
-                "an encrypted table has format version 3, "
-                f"not {properties['format-version']}: remove the property 'format-version'"
-            )
         if self.key_ids and key_id not in self.key_ids:
             raise KmsConfigurationError(
                 f"{key_id!r} is none of the master keys configured as {TRUSTED_KEY_IDS!r}: "
                 "add it there, or use one of them"
             )
         kms = kms_client(self.kms, key_id)
-        unknown = [
-            name
-            for name in properties
-            if name.startswith("encryption.") and name not in (TABLE_KEY_ID, DATA_KEY_LENGTH)
-        ]
-        if unknown:
-            raise ValueError(
-                f"the table property {unknown[0]!r} does not exist: use {TABLE_KEY_ID!r} or "
-                f"{DATA_KEY_LENGTH!r}"
-            )
-        file_format = properties.get("write.format.default", "parquet")
-        if str(file_format).lower() not in ("parquet", "avro"):
-            raise ValueError(
-                "the data files of an encrypted table are parquet or avro, "
-                f"not {file_format}: change 'write.format.default'"
-            )
-        length = str(properties.get(DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH))
-        if length not in map(str, KEY_SIZES):
-            raise ValueError(
-                f"the property {DATA_KEY_LENGTH!r} must be 16, 24 or 32, not {length!r}"
-            )
+        key_size = check_encryption(properties)
         commits = self.commits()
         # Fail now, not at the first append, if the key ID is wrong or the key may not be used.
-        KeyEncryptionKey.generate(kms, key_id, key_size=int(length), timestamp_ms=now_ms())
+        KeyEncryptionKey.generate(kms, key_id, key_size=key_size, timestamp_ms=now_ms())
         converted = iceberg_schema(schema)
-        place = commits.place(identifier, location, converted, properties)
+        new_location = commits.new_location(identifier, location, converted, properties)
         updates = new_table_updates(
-            converted, partition_spec, sort_order, place.location, properties, uuid.uuid4()
+            converted, partition_spec, sort_order, new_location.location, properties, uuid.uuid4()
         )
         name = Catalog.identifier_to_tuple(identifier)
-        return _NewTable(name, key_id, place, updates, commits.io(place))
+        return _NewTable(name, key_id, new_location, updates)
 
     def _created(
         self, new: _NewTable, updates: list[dict[str, Any]], output: TableOutput
     ) -> EncryptedTable:
-        base = self.commits().create(new.identifier, updates, output, place=new.place)
+        base = self.commits().create(new.identifier, updates, output, new_location=new.new_location)
         output.keep()
-        with made_whatever_comes(new.identifier):
-            return self._table(base, self.commits().io(base))
+        with after_commit(new.identifier):
+            return self._table(base, base.io(self.inner))
 
     def _table(self, base: Base, io: FileIO) -> EncryptedTable:
         """Return the table for metadata that this catalog has just committed or will commit."""
-        key_id = base.metadata["properties"][TABLE_KEY_ID]
         version = version_of(
-            base.metadata,
-            base.location,
+            base,
             io,
-            kms_client(self.kms, key_id),
-            replace(base.trust, key_id=key_id),
+            kms_client(self.kms, base.metadata["properties"][TABLE_KEY_ID]),
             require_encrypted=self.require_encrypted,
-            config=base.config,
-            storage=base.storage,
             cache=self._cache,
         )
-        return EncryptedTable(base.identifier, version, self)
+        return EncryptedTable(version, self)
 
     def commits(self) -> Commits:
         """Return the object that commits to this catalog's tables. Raises NotImplementedError if
@@ -498,21 +409,20 @@ class EncryptedCatalog(DelegatingCatalog):
         Raises as ``load_table``. Unless the catalog is a REST catalog, it raises before the table
         is registered.
         """
+        name = self.identifier_to_tuple(identifier)
         if is_a(self.inner, "RestCatalog"):
             answer = register_rest_table(self.inner, identifier, metadata_location, overwrite)
-            return self._opened(*_told(self.identifier_to_tuple(identifier), answer, Trust()))
-        properties = dict(self.inner.properties)
-        output = TableOutput(load_file_io(properties, metadata_location))
-        metadata = read_metadata(output.io, metadata_location, Trust())
-        refuse_redirection(metadata, properties, metadata_location)
-        is_encrypted = table_key_id(metadata, Trust(), metadata_location) is not None
+            return self._opened(rest_base(self.inner, name, answer, Trust()))
+        base = file_base(self.inner, name, metadata_location, Trust())
+        is_encrypted = table_key_id(base.metadata, base.trust, metadata_location) is not None
         keeps_locations = is_a(self.inner, "HiveCatalog") or is_a(self.inner, "SqlCatalog")
         if is_encrypted and not overwrite and keeps_locations:
             # Keep in Hive's metastore what Java keeps there for an encrypted table (such as its
             # hash), and avoid PyIceberg's parser, which does not know all types.
+            output = TableOutput(base.io(self.inner))
             self.commits().register(identifier, metadata_location, output)
             return self.load_table(identifier)
-        with self._parsed_once_done("SqlCatalog"):
+        with self._parsing_may_fail("SqlCatalog"):
             self.inner.register_table(identifier, metadata_location, overwrite)
         return self.load_table(identifier)
 
@@ -524,19 +434,15 @@ class EncryptedCatalog(DelegatingCatalog):
         # If the table does not exist, the inner catalog raises its own error below.
         with suppress(NoSuchTableError):
             if not is_a(self.inner, "RestCatalog"):
-                found, trust = self._find(from_identifier, Trust())
-                properties = self.inner.properties
-                io = load_file_io(properties, found.metadata_location)
-                metadata = read_metadata(io, found.metadata_location, trust)
-                refuse_redirection(metadata, properties, found.metadata_location)
-                table_key_id(metadata, trust, found.metadata_location)
-        with self._parsed_once_done("SqlCatalog", "HiveCatalog", "RestCatalog"):
+                base = load_base(self.inner, from_identifier, Trust())
+                table_key_id(base.metadata, base.trust, base.location)
+        with self._parsing_may_fail("SqlCatalog", "HiveCatalog", "RestCatalog"):
             self.inner.rename_table(from_identifier, to_identifier)
         return self.load_table(to_identifier)
 
-    def _parsed_once_done(self, *kinds: str) -> AbstractContextManager[None]:
-        """Ignore that PyIceberg cannot parse a table with a type that it does not know, in catalogs
-        of these kinds: they parse it only after they have done what they were asked for."""
+    def _parsing_may_fail(self, *kinds: str) -> AbstractContextManager[None]:
+        """Ignore in catalogs of these kinds that PyIceberg cannot parse a table with a type that it
+        does not know. They parse the table after they have registered or renamed it."""
         return suppress(*_UNPARSED) if any(is_a(self.inner, k) for k in kinds) else nullcontext()
 
     def commit_table(
@@ -570,15 +476,15 @@ class EncryptedCatalog(DelegatingCatalog):
         if not isinstance(table, EncryptedTable):
             self.inner.purge_table(identifier)
             return
-        home = table.home
-        found = everything(table.view().metadata).find_files(
-            table.files, table.metadata_location, home=home
+        folders = table.folders
+        files = everything(table.view().metadata).find_files(
+            table.files, table.metadata_location, folders=folders
         )
         output = table.output()
         self.inner.drop_table(identifier)
-        failed = found.delete(output)
+        failed = files.delete(output)
         logged = [entry.metadata_file for entry in table.metadata.metadata_log]
-        output.discard([*home.versions(logged), table.metadata_location])
+        output.discard([*folders.versions(logged), table.metadata_location])
         if failed:
             raise OSError(
                 f"the table is dropped, but {len(failed)} of its files could not be deleted, "
@@ -648,7 +554,7 @@ class EncryptedCatalog(DelegatingCatalog):
         this catalog under that name. If ``move`` is true, every file of the copy is verified, the
         copy becomes this table, and the files at the old location are deleted; a REST catalog
         cannot do that. The result has the location of the copy's metadata.json. The other arguments
-        are those of ``operations.relocate.relocate``.
+        are those of ``operations.relocation.relocate.relocate``.
 
         Raises what that raises; CommitFailedException if another writer committed to the table
         meanwhile (run it again: the files that were copied are not copied again);
@@ -710,12 +616,6 @@ class EncryptedCatalog(DelegatingCatalog):
 
 # PyIceberg raises these for metadata with a column of a type that it does not know.
 _UNPARSED = (PyIcebergValidationError, PydanticValidationError)
-
-
-def _told(name: Identifier, answer: RestTable, trust: Trust) -> tuple[_Found, Trust]:
-    """Return the table of a REST server's answer, and ``trust`` with what that answer says."""
-    metadata, location, config, storage = answer
-    return _Found(name, location, config, storage, metadata), rest_trust(trust, metadata)
 
 
 def _texts(properties: Properties) -> dict[str, str]:

@@ -1,21 +1,26 @@
-"""What a transaction does, as steps: each staged upon the version of the table that is tried.
+"""What a transaction does: steps, and an attempt to apply them to one version of the table.
 
-What a step read is checked against what others committed since; what counts is in ``conflicts``.
+An ``Attempt`` calls each step twice: ``check`` compares the committed version with what the step
+read earlier, and ``stage`` adds the step's updates. The rules of a conflict are in
+``write/conflicts.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from pyiceberg.table.refs import MAIN_BRANCH
-
 from ..keys.envelope import EncryptedKey
-from ..keys.manager import EncryptionManager
+from ..keys.manager import EncryptionManager, now_ms
+from .commit.session import TableSession
+from .commit.updates import apply_updates
 from .operations.expire import ExpiryPlan
 from .spec.column_types import check_sources
+from .spec.constants import MAIN_BRANCH
+from .spec.requirements import check_requirements
 from .spec.table_keys import KeyChange
 from .storage.output import TableOutput
+from .storage.table_files import Decoded
 from .write.history import check_unchanged
 from .write.snapshot import FileChange, SnapshotProducer
 from .write.view import TableView
@@ -93,8 +98,7 @@ class SnapshotStep(Step):
     no snapshot is made unless ``always`` is true.
 
     ``change`` is called once, and its result is committed upon every later version that does not
-    conflict with it. If ``anew`` is true, it is called for each version and has to account for what
-    other writers did. ``recheck`` is called with each later version. It raises ValidationException
+    conflict with it. ``recheck`` is called with each later version. It raises ValidationException
     for conflicts that only the rows show.
     """
 
@@ -106,47 +110,39 @@ class SnapshotStep(Step):
         branch: str | None,
         *,
         always: bool = False,
-        anew: bool = False,
         recheck: Callable[[TableView], None] | None = None,
     ) -> None:
         self._output = output
-        self._change = change
+        self._compute = change
         self._branch = branch
         self._always = always
-        self._anew = anew
         self._recheck = recheck
         self._producer = SnapshotProducer(output, properties)
         self._files: set[str] = set()
-        self._start: TableView | None = None
-        self._last: FileChange | None = None
+        self._first: TableView | None = None
+        self._change: FileChange | None = None
 
     @property
     def may_delete(self) -> bool:
         """Whether a file of the last tried version may have rows to delete."""
-        return self._last is not None and bool(self._last.read and self._last.read.files)
+        return self._change is not None and bool(self._change.read and self._change.read.files)
 
     def check(self, committed: TableView) -> None:
         view = committed.at(self._branch)
-        if self._start is None:
-            self._start = view
-        elif self._last is not None and not self._anew:
-            check_unchanged(self._last.read, self._start.snapshot, view)
+        if self._first is None:
+            self._first = view
+        elif self._change is not None:
+            check_unchanged(self._change.read, self._first.snapshot, view)
 
     def stage(self, view: TableView) -> Staged:
         view = view.at(self._branch)
-        if self._last is None or self._anew:
-            before = set(self._output.written)
-            self._last = self._change(view)
-            # The deletion vectors and data files that were written for this version.
-            self._files |= set(self._output.written) - before
-        elif self._recheck is not None:
-            self._recheck(view)
+        change = self._change = self._change_for(view)
         updates: list[Update] = []
-        if self._always or not self._last.is_empty:
-            updates = self._producer.produce(view, self._last)
+        if self._always or not change.is_empty:
+            updates = self._producer.produce(view, change)
         else:
             self._producer.forget()
-            if self._last.read is None:
+            if change.read is None:
                 return [], []
         heads = {MAIN_BRANCH: view.metadata.get("current-snapshot-id")}
         if self._branch is not None:
@@ -158,10 +154,103 @@ class SnapshotStep(Step):
             for ref, head in heads.items()
         ]
 
+    def _change_for(self, view: TableView) -> FileChange:
+        if self._change is None:
+            return self._computed(view)
+        if self._recheck is not None:
+            self._recheck(view)
+        return self._change
+
+    def _computed(self, view: TableView) -> FileChange:
+        before = set(self._output.written)
+        change = self._compute(view)
+        # The deletion vectors and data files that were written for this version.
+        self._files |= set(self._output.written) - before
+        return change
+
     @property
     def left_over(self) -> list[str]:
-        if self._last is None:
+        if self._change is None:
             return []
-        files = (*self._last.added, *self._last.deletes, *(e.file for e in self._last.replaced))
+        change = self._change
+        files = (*change.added, *change.deletes, *(entry.file for entry in change.replaced))
         unused = self._files - {file.file_path for file in files}
         return [*sorted(unused), *self._producer.left_over]
+
+
+class RecomputedSnapshotStep(SnapshotStep):
+    """A new snapshot whose ``change`` is called again for each version. It has to account for what
+    other writers did, so nothing is checked. If there are no files, no snapshot is made."""
+
+    def __init__(
+        self, output: TableOutput, change: Callable[[TableView], FileChange], branch: str | None
+    ) -> None:
+        super().__init__(output, change, {}, branch)
+
+    def check(self, committed: TableView) -> None:
+        pass
+
+    def _change_for(self, view: TableView) -> FileChange:
+        return self._computed(view)
+
+
+class Attempt:
+    """One version of a table with a transaction's steps applied to it.
+
+    ``base`` is the version that the catalog has, ``committed`` the same as a view. ``view`` is the
+    version after the steps. ``updates`` and ``requirements`` are what a commit of it sends.
+    ``decoded`` is what this attempt and earlier ones have read of files.
+    """
+
+    def __init__(self, table: TableSession, decoded: Decoded) -> None:
+        self._table = table
+        self._decoded = decoded
+        decoded.next_attempt()
+        self.base = table.version.base
+        self.committed = self.view = self._view_of(self.base.metadata)
+        self.updates: list[Update] = []
+        self.requirements: list[Update] = []
+        self._manager: EncryptionManager | None = None
+
+    def _view_of(self, metadata: dict[str, Any], **more: Any) -> TableView:
+        view = self._table.view_of(metadata, **more)
+        view.files.decoded = self._decoded
+        return view
+
+    @property
+    def snapshot_ids(self) -> tuple[int, ...]:
+        """The IDs of the snapshots that the steps add."""
+        return tuple(
+            update["snapshot"]["snapshot-id"]
+            for update in self.updates
+            if update["action"] == "add-snapshot"
+        )
+
+    def apply(self, steps: Sequence[Step]) -> None:
+        """Check the steps against the committed version, then apply them. Raises
+        ValidationException if one conflicts with it, and what the steps raise."""
+        for step in steps:
+            step.check(self.committed)
+        for step in steps:
+            self._stage(step)
+
+    def _stage(self, step: Step) -> None:
+        updates, requirements = step.stage(self.view)
+        check_requirements(self.view.metadata, requirements)
+        # Requirements are about the committed version, so the first of each kind counts.
+        asserted = {(r["type"], r.get("ref")) for r in self.requirements}
+        self.requirements += [r for r in requirements if (r["type"], r.get("ref")) not in asserted]
+        if not updates:
+            return
+        metadata = apply_updates(self.view.metadata, updates, now_ms=now_ms())
+        self._manager = step.manager or self._manager
+        self.view = self._view_of(
+            metadata, manager=self._manager, committed_refs=self.view.committed_refs
+        )
+        self.updates += updates
+
+    def commit(self, output: TableOutput) -> None:
+        """Make one try to commit. Raises as ``Commits.commit`` does."""
+        self._table.commit_updates(
+            self.base, self.updates, self.requirements, output, self._manager
+        )

@@ -7,7 +7,7 @@ the same methods as PyIceberg but none of its code, because that code would writ
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -18,7 +18,6 @@ from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
 from pyiceberg.table.inspect import InspectTable
 from pyiceberg.table.maintenance import MaintenanceTable
 from pyiceberg.table.metadata import TableMetadataUtil
-from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
@@ -29,24 +28,27 @@ from ..keys.envelope import EncryptedKey
 from ..keys.manager import TABLE_KEY_ID, EncryptionManager
 from ..kms.client import KmsClient
 from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
+from .commit.base import Base
 from .commit.session import TableSession, version_of
 from .maintenance import EncryptedMaintenance
-from .operations.expire import ExpiredFiles, expire
+from .operations.expire import ExpiredFiles, ExpiryPlan, expire
 from .operations.meter import Meter
-from .operations.rekey import Rekeying
+from .operations.rekey import Choice, Rekeying
+from .operations.rewrite import Rewriter
 from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
 from .read.metadata import read_metadata, table_key_id
-from .read.records import FileRecord
+from .read.records import ContentFile
 from .read.scan import EncryptedIncrementalScan, EncryptedScan
 from .spec import table_keys as rotation
 from .spec.column_types import as_stored, readable
+from .spec.constants import MAIN_BRANCH
 from .spec.table_keys import KeyChange
-from .steps import ExpiryStep, KeyStep, SnapshotStep
+from .steps import ExpiryStep, KeyStep, RecomputedSnapshotStep
 from .storage.trust import Trust
 from .transaction import EncryptedTransaction
-from .write.reencryption import RewriteExecutor
+from .write.reencryption import RewriteExecutor, RewriteThreads
 
 
 def open_table(
@@ -65,7 +67,7 @@ def open_table(
     for a table that is not encrypted. ``location_map`` says where a moved table is:
     ``{prefix in the metadata: prefix now}``. ``properties`` are those of PyIceberg's FileIO.
 
-    Others may be able to write to the place of metadata.json. So pass what you know of the table:
+    Others may be able to replace the metadata.json. So pass what you know of the table:
     ``expected_key_id`` is its master key, ``expected_metadata_sha256`` is the SHA-256 of the file
     in hex. An encrypted table may have unencrypted data files; with ``require_encrypted`` a scan
     refuses them.
@@ -92,15 +94,13 @@ def open_table(
         plain = TableMetadataUtil.parse_obj(metadata)
         return Table(identifier, plain, metadata_json_location, io, catalog)
     version = version_of(
-        metadata,
-        metadata_json_location,
+        Base(identifier, metadata, metadata_json_location, trust),
         io,
         kms_client(kms, key_id),
-        trust,
         location_map=location_map,
         require_encrypted=require_encrypted,
     )
-    return EncryptedTable(identifier, version, catalog)
+    return EncryptedTable(version, catalog)
 
 
 def kms_client(kms: KmsClient | Mapping[str, str] | None, key_id: str) -> KmsClient:
@@ -197,8 +197,8 @@ class EncryptedTable(TableSession):
         """PyIceberg's metadata tables, without metrics of columns whose type PyIceberg lacks."""
         schemas = [as_stored(readable(schema)) for schema in self.metadata.schemas]
         metadata = self.metadata.model_copy(update={"schemas": schemas})
-        version = self.version._replace(metadata=metadata)
-        return InspectTable(EncryptedTable(self._identifier, version, self.catalog))
+        version = replace(self.version, metadata=metadata)
+        return InspectTable(EncryptedTable(version, self.catalog))
 
     @property
     def maintenance(self) -> MaintenanceTable:
@@ -212,15 +212,15 @@ class EncryptedTable(TableSession):
         Raises as loading does, and MetadataIntegrityError if the table now has another key or none.
         To accept that, load the table anew.
         """
-        before = self.version.json
+        before = self.version.base
         fresh = self._load_again()
         check_uuid(self.metadata, fresh.metadata)
         assert isinstance(fresh, EncryptedTable)  # a key is expected
-        self.become(fresh.version, before)
+        self.switch_to(fresh.version, before)
         return self
 
     def _load_again(self) -> Table:
-        trust = Trust(self.key_id, self.version.trust.metadata_sha256)
+        trust = self.version.base.trust
         files = self.files
         if isinstance(self.catalog, NoopCatalog):
             return open_table(
@@ -342,45 +342,42 @@ class EncryptedTable(TableSession):
         true. Files that could not be deleted are in ``Expiry.left_behind``.
         """
         moment = None if older_than is None else round(older_than.timestamp() * 1000)
-        view, home = self.view(), self.home
-        if dry_run:
-            plan = expire(
-                view.metadata,
-                older_than_ms=moment,
-                retain_last=retain_last,
-                snapshot_ids=snapshot_ids,
-            )
-            found = plan.find_files(view.files, self.metadata_location, home=home)
-            return Expiry(plan.snapshot_ids, plan.refs, found)
-        step = ExpiryStep(
-            lambda metadata: expire(
+
+        def plan_for(metadata: dict[str, Any]) -> ExpiryPlan:
+            return expire(
                 metadata,
                 older_than_ms=moment,
                 retain_last=retain_last,
                 snapshot_ids=snapshot_ids,
             )
-        )
+
+        view, folders = self.view(), self.folders
+        if dry_run:
+            plan = plan_for(view.metadata)
+            files = plan.find_files(view.files, self.metadata_location, folders=folders)
+            return Expiry(plan.snapshot_ids, plan.refs, files)
+        step = ExpiryStep(plan_for)
         transaction = self.transaction()
         transaction.stage_step(step)
         transaction.commit_transaction()
         plan, view = step.plan, step.view
         if not delete_files:
             return Expiry(plan.snapshot_ids, plan.refs, ExpiredFiles())
-        found = plan.find_files(
+        files = plan.find_files(
             view.files,
             self.metadata_location,
-            home=home,
+            folders=folders,
             after=self.version.json,
             after_files=self.files,
         )
-        failed = found.delete(self.output(), progress=progress)
-        return Expiry(plan.snapshot_ids, plan.refs, found, failed)
+        failed = files.delete(self.output(), progress=progress)
+        return Expiry(plan.snapshot_ids, plan.refs, files, failed)
 
     def rekey(
         self,
         row_filter: str | BooleanExpression = ALWAYS_TRUE,
         *,
-        select: Callable[[FileRecord], bool] | None = None,
+        select: Callable[[ContentFile], bool] | None = None,
         case_sensitive: bool = True,
         branch: str | None = MAIN_BRANCH,
         exposed: bool = False,
@@ -414,16 +411,8 @@ class EncryptedTable(TableSession):
         expression = parse_row_filter(row_filter)
         transaction = self.transaction()
         meter = Meter(progress)
-        rekeying = Rekeying(
-            transaction.output,
-            select=select,
-            row_filter=None if expression == ALWAYS_TRUE else expression,
-            case_sensitive=case_sensitive,
-            exposed=exposed,
-            threads=threads,
-            on_done=meter.done,
-            executor=executor,
-        )
+        rewriter = Rewriter(transaction.output, executor or RewriteThreads(threads), meter.done)
+        rekeying = Rekeying(rewriter, Choice(select, expression, case_sensitive, exposed))
         view = self.view().at(branch)
         plan = rekeying.plan(view)
         meter.total = plan.size
@@ -431,7 +420,7 @@ class EncryptedTable(TableSession):
         if dry_run or (plan.is_empty and not done.manifests):
             return done
         # What other writers removed stays removed, and their new deletes are applied.
-        step = SnapshotStep(transaction.output, rekeying.change, {}, branch, anew=True)
+        step = RecomputedSnapshotStep(transaction.output, rekeying.change, branch)
         transaction.stage_step(step)
         transaction.commit_transaction()
         return done
@@ -439,17 +428,18 @@ class EncryptedTable(TableSession):
     def _change_keys(
         self, compute: Callable[[dict[str, Any], EncryptionManager], KeyChange]
     ) -> tuple[EncryptedKey, ...]:
-        transaction = self.transaction()
+        """Commit a change of the table's keys; return the keys that it has removed."""
         before = self.view().manager
         step = KeyStep(compute)
+        transaction = self.transaction()
         transaction.stage_step(step)
         transaction.commit_transaction()
         updates = rotation.restore(self.version.json, step.removed)
         if updates or rotation.snapshots_without_keys(self.version.json):
             # Over REST, another writer may have added a snapshot that needs a removed key, or whose
-            # key is wrapped with the former master key.
-            uuid = {"type": "assert-table-uuid", "uuid": self.version.json["table-uuid"]}
+            # key is wrapped with the former master key. So add what it needs.
             updates += rotation.adopt(self.version.json, before, self.view().manager)
+            uuid = {"type": "assert-table-uuid", "uuid": self.version.json["table-uuid"]}
             transaction = self.transaction()
             transaction.stage_updates(updates, [uuid])
             transaction.commit_transaction()

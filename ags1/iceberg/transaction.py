@@ -1,14 +1,21 @@
 """Transactions on an encrypted table: PyIceberg's methods, committed with retries.
 
-A transaction is a list of steps. Each step is applied at once to a staged version of the metadata,
-so that the next step sees its result. If another writer commits first, all steps are applied again
-to the new version, with the files that they found and wrote before. First each step checks that
-nothing has changed that it read. If something has, the transaction fails, as PyIceberg's does.
-``write.conflicts`` has the rules.
+An example, in which another writer commits first. The table object is at version 7::
 
-Written files are deleted only if it is certain that nothing refers to them. If the outcome of a
-commit is unknown, they stay. This module follows Java's ``SnapshotProducer.commit``. It does not
-know how a catalog commits.
+    with table.transaction() as transaction:
+        transaction.delete("id = 3")     step 1 upon version 7: writes a deletion vector
+        transaction.append(rows)         writes data files; step 2 upon version 7 with step 1
+    # The commit sends the updates of both steps: "if main is still where version 7 has it, ..."
+    CommitFailedException                another writer has made version 8
+    table.refresh()
+    check of step 1                      has version 8 changed rows with id = 3, or added some?
+      yes: ValidationException           nothing is committed, and the written files are deleted
+      no:  both steps upon version 8     the same data files and vectors; only the manifests are new
+    # The commit sends the updates again; the table object is then at version 9.
+
+If the catalog does not say whether a commit was made, its files stay, because the table may refer
+to them. Follows Java's ``SnapshotProducer.commit``. ``commit/commits.py`` shows what a commit does
+in the catalog.
 """
 
 from __future__ import annotations
@@ -31,25 +38,23 @@ from pyiceberg.exceptions import (
 from pyiceberg.expressions import AlwaysFalse, BooleanExpression
 from pyiceberg.table import ALWAYS_TRUE, Table, Transaction, UpsertResult
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.typedef import EMPTY_DICT, Record
+from pyiceberg.typedef import EMPTY_DICT
 
 from ..errors import NotEncryptedError
-from ..keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, EncryptionManager, now_ms
+from ..keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
 from .commit.session import TableSession
-from .commit.updates import apply_updates
 from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.tables import BuiltTransaction, ReusingUpdateSpec
-from .read.records import FileRecord
+from .read.records import ContentFile
 from .read.scan import EncryptedScan
+from .spec.constants import MAIN_BRANCH
 from .spec.java_json import partition_fields_like, with_unknown_fields
-from .spec.requirements import check_requirements
-from .steps import MetadataStep, SnapshotStep, Step, Update
+from .steps import Attempt, MetadataStep, SnapshotStep, Step, Update
 from .storage.output import TableOutput
 from .storage.table_files import Decoded
 from .write.conflicts import Read, columns_of
@@ -58,7 +63,7 @@ from .write.data_files import write_rows
 from .write.deletes import find_deletes
 from .write.deletion_vectors import write_deletion_vectors
 from .write.plain_files import name_mapping_update, plain_file_records
-from .write.snapshot import FileChange, location_provider
+from .write.snapshot import FileChange
 from .write.upsert import Upsert
 from .write.view import TableView
 
@@ -87,7 +92,7 @@ class EncryptedTransaction(BuiltTransaction):
     whether the commit was made; KeyReuseError in a forked child; and what writing raises. After a
     failure the transaction cannot be used again.
 
-    The transaction is based on the version that its table shows. If the table is refreshed, what
+    The transaction is based on the version that its table is at. If the table is refreshed, what
     other writers committed is in the transaction too, as in PyIceberg. The earlier steps are then
     checked against it and applied again; PyIceberg's transaction fails there if rows were changed.
     ``snapshot_ids`` are the IDs of the snapshots that the last commit added.
@@ -98,26 +103,12 @@ class EncryptedTransaction(BuiltTransaction):
     def __init__(self, table: TableSession, autocommit: bool = False) -> None:
         super().__init__(table, autocommit)
         self.output = table.output()
-        self._steps: list[Step] = []
         self.snapshot_ids: tuple[int, ...] = ()
-        self._sending = False
-        self._allows_plaintext = False
+        self._steps: list[Step] = []
         self._decoded = Decoded()
-        self._start()
-
-    def _start(self) -> None:
-        self._base = self._table.base()
-        self._decoded.next_attempt()
-        self._committed = self._view = self._view_of(self._base.metadata)
-        self._manager: EncryptionManager | None = None
-        self._staged_updates: list[Update] = []
-        self._staged_requirements: list[Update] = []
-
-    def _view_of(self, metadata: dict[str, Any], **more: Any) -> TableView:
-        """Return a version of the table. All versions share what was read of files."""
-        view = self._table.view_of(metadata, **more)
-        view.files.decoded = self._decoded
-        return view
+        self._attempt = Attempt(table, self._decoded)
+        self._may_be_committed = False
+        self._allows_plaintext = False
 
     @property
     def table_metadata(self) -> TableMetadata:
@@ -125,7 +116,7 @@ class EncryptedTransaction(BuiltTransaction):
         if the table was refreshed and the changes conflict with its new version."""
         if not self._failed:
             self._catch_up()
-        return self._view.parsed
+        return self._attempt.view.parsed
 
     def __exit__(
         self,
@@ -145,7 +136,7 @@ class EncryptedTransaction(BuiltTransaction):
         metadata = self.table_metadata
         return EncryptedScan(
             table_metadata=metadata,
-            io=self._view.files,
+            io=self._attempt.view.files,
             row_filter=row_filter,
             case_sensitive=case_sensitive,
         )
@@ -162,7 +153,7 @@ class EncryptedTransaction(BuiltTransaction):
                 "PyIceberg would write plaintext to an encrypted table: use append, overwrite or "
                 "delete"
             )
-        as_json = [_with_unknown(_as_json(update), self._view) for update in updates]
+        as_json = [_with_unknown(_as_json(update), self._attempt.view) for update in updates]
         self.stage_updates(as_json, map(_requirement, requirements))
 
     def stage_updates(self, updates: Iterable[Update], requirements: Iterable[Update] = ()) -> None:
@@ -178,30 +169,11 @@ class EncryptedTransaction(BuiltTransaction):
         self._check_usable()
         self._catch_up()
         try:
-            step.check(self._committed)
-            self._run(step)
+            self._attempt.apply([step])
         except BaseException:
             self._give_up()
             raise
         self._steps.append(step)
-
-    def _run(self, step: Step) -> None:
-        updates, requirements = step.stage(self._view)
-        check_requirements(self._view.metadata, requirements)
-        # Requirements are about the version that the transaction is based on, so the first of each
-        # kind counts.
-        asserted = {(r["type"], r.get("ref")) for r in self._staged_requirements}
-        self._staged_requirements += [
-            r for r in requirements if (r["type"], r.get("ref")) not in asserted
-        ]
-        if not updates:
-            return
-        metadata = apply_updates(self._view.metadata, updates, now_ms=now_ms())
-        self._manager = step.manager or self._manager
-        self._view = self._view_of(
-            metadata, manager=self._manager, committed_refs=self._view.committed_refs
-        )
-        self._staged_updates += updates
 
     # -- rows
 
@@ -267,7 +239,7 @@ class EncryptedTransaction(BuiltTransaction):
         files = self._write_rows(df)
         schema = self.table_metadata.schema()
         names = [str(schema.find_column_name(field.source_id)) for field in fields]
-        partitions = self.partition_predicate({Record(*file.partition) for file in files}, names)
+        partitions = self.partition_predicate({file.partition for file in files}, names)
         step = self._snapshot(
             lambda view: self.deleting(view, partitions, True, files),
             snapshot_properties,
@@ -351,17 +323,20 @@ class EncryptedTransaction(BuiltTransaction):
             )
         self._check_usable()
         self._catch_up()
-        mapping = name_mapping_update(self._view)
+        mapping = name_mapping_update(self._attempt.view)
         if mapping:
             self.stage_updates(mapping)
         files = plain_file_records(
-            self._view, self._table.files.inner, file_paths, check_duplicates=check_duplicate_files
+            self._attempt.view,
+            self._table.files.inner,
+            file_paths,
+            check_duplicates=check_duplicate_files,
         )
         self._snapshot(
             lambda view: FileChange(added=files), snapshot_properties, branch, always=True
         )
 
-    def _write_rows(self, rows: Rows, view: TableView | None = None) -> list[FileRecord]:
+    def _write_rows(self, rows: Rows, view: TableView | None = None) -> list[ContentFile]:
         self._check_usable()
         if not isinstance(rows, pa.Table | pa.RecordBatchReader):
             raise ValueError(
@@ -369,15 +344,9 @@ class EncryptedTransaction(BuiltTransaction):
             )
         if view is None:
             self._catch_up()
-            view = self._view
+            view = self._attempt.view
         try:
-            return write_rows(
-                view.metadata,
-                rows,
-                self.output,
-                view.manager,
-                location_provider=location_provider(view),
-            )
+            return write_rows(view, rows, self.output)
         except BaseException:
             self._give_up()
             raise
@@ -387,7 +356,7 @@ class EncryptedTransaction(BuiltTransaction):
         view: TableView,
         row_filter: BooleanExpression,
         case_sensitive: bool,
-        added: list[FileRecord],
+        added: list[ContentFile],
         operation: Operation = Operation.OVERWRITE,
         command: str = "update",
     ) -> FileChange:
@@ -397,30 +366,24 @@ class EncryptedTransaction(BuiltTransaction):
         ``delete``."""
         if row_filter == AlwaysFalse():
             return FileChange(added=added)
-        rewrites = is_copy_on_write(view.properties, command)
+        copy_on_write = is_copy_on_write(view.properties, command)
         columns = columns_of(row_filter, view.schema, case_sensitive)
         plan = find_deletes(view, row_filter, case_sensitive=case_sensitive)
-        if rewrites and plan.vectors:
-            committed = self._committed.metadata.get("last-sequence-number", 0)
+        rewrites = copy_on_write and bool(plan.vectors)
+        read = Read(row_filter, plan.read, columns, operation, case_sensitive, rewrites)
+        changed = [entry for _, entry in plan.vectors.values()] if rewrites else []
+        removed = [*plan.dropped, *changed, *plan.superseded]
+        if rewrites:
+            committed = self._attempt.committed.metadata.get("last-sequence-number", 0)
             rewritten = rewrite_without(view, plan, self.output, committed)
-            changed = [entry for _, entry in plan.vectors.values()]
-            return FileChange(
-                added=[*added, *rewritten],
-                removed=[*plan.dropped, *changed, *plan.superseded],
-                read=Read(row_filter, plan.read, columns, operation, case_sensitive, rewrites=True),
-            )
+            return FileChange(added=[*added, *rewritten], removed=removed, read=read)
         vectors = write_deletion_vectors(
             self.output,
-            location_provider(view).new_data_location(f"{uuid.uuid4()}-deletes.puffin"),
-            {path: (found, entry.file) for path, (found, entry) in plan.vectors.items()},
+            view.locations.new_data_location(f"{uuid.uuid4()}-deletes.puffin"),
+            {path: (positions, entry.file) for path, (positions, entry) in plan.vectors.items()},
             view.manager,
         )
-        return FileChange(
-            added=added,
-            deletes=vectors,
-            removed=[*plan.dropped, *plan.superseded],
-            read=Read(row_filter, plan.read, columns, operation, case_sensitive),
-        )
+        return FileChange(added=added, deletes=vectors, removed=removed, read=read)
 
     def _snapshot(
         self,
@@ -470,7 +433,7 @@ class EncryptedTransaction(BuiltTransaction):
     # -- commit
 
     def commit_transaction(self) -> Table:
-        """Commit all steps as one change; return the table, which then shows it.
+        """Commit all steps as one change; return the table, which is then at the new version.
 
         If another writer commits first, this checks the steps against the new version, applies them
         again and retries, as often as the table's ``commit.retry.*`` properties say.
@@ -478,102 +441,66 @@ class EncryptedTransaction(BuiltTransaction):
         self._check_usable()
         self.output.check_process()
         self._catch_up()
-        if self._staged_updates or any(isinstance(step, SnapshotStep) for step in self._steps):
+        if self._attempt.updates or any(isinstance(step, SnapshotStep) for step in self._steps):
             try:
                 self._commit()
-            except CommitStateUnknownException:
-                # The table may now refer to the files, so they stay.
-                self._failed = True
-                raise
-            except Exception:
-                # The catalog's answer means that the commit was certainly not made.
-                self._sending = False
+            except BaseException as error:
+                # Ctrl-C may come after the commit was made. Other exceptions say whether it was.
+                if isinstance(error, Exception):
+                    self._may_be_committed = isinstance(error, CommitStateUnknownException)
                 self._give_up()
                 raise
-            except BaseException:
-                # Ctrl-C may come after the commit was made: `_sending` tells whether it can be.
-                self._give_up()
-                raise
-            self.snapshot_ids = self._staged_ids()
+            self.snapshot_ids = self._attempt.snapshot_ids
             self.output.discard([path for step in self._steps for path in step.left_over])
             self.output = self._table.output()
-        self._sending = False
+        self._may_be_committed = False
         self._steps = []
-        self._start()
+        self._attempt = Attempt(self._table, self._decoded)
         return self._table
 
     def _commit(self) -> None:
-        retries, min_wait, max_wait, timeout = (
-            _setting(self._view.properties, *setting)
-            for setting in (_NUM_RETRIES, _MIN_WAIT_MS, _MAX_WAIT_MS, _TOTAL_TIMEOUT_MS)
-        )
-        begun = time.monotonic()
-        if not self._staged_updates:
+        retries = _Retries(self._attempt.view.properties)
+        if not self._attempt.updates:
             # Steps that found nothing to change have read the table, and that can conflict too.
-            self._rebase()
-        for attempt in range(retries + 1):
-            if not self._staged_updates:
-                return
+            self._table.refresh()
+            self._apply_again()
+        while self._attempt.updates:
             try:
-                self._sending = True
-                self._send()
+                self._may_be_committed = True
+                self._attempt.commit(self.output)
                 return
             except CommitFailedException:
-                self._sending = False
-                if attempt == retries or (time.monotonic() - begun) * 1000 >= timeout:
+                self._may_be_committed = False
+                if not retries.wait():
                     raise
-            wait = min(min_wait * 2 ** min(attempt, 16), max_wait)
-            # Writers that failed together should not retry together, so the wait is random.
-            time.sleep(random.uniform(0.5, 1.1) * wait / 1000)
-            if self._rebase():
+            self._table.refresh()
+            if self._table_has(self._attempt.snapshot_ids):
+                # The commit was made, although it was reported as failed.
+                self.output.keep()
                 return
+            self._apply_again()
 
-    def _rebase(self) -> bool:
-        """Refresh the table and apply the steps to it again. Return True if the last attempt was
-        committed although it was reported as failed: then the table has its snapshots."""
-        sent = set(self._staged_ids())
-        self._table.refresh()
-        if sent and sent <= {s.snapshot_id for s in self._table.snapshots()}:
-            self.output.keep()
-            return True
-        self._apply_again()
-        return False
+    def _table_has(self, snapshot_ids: tuple[int, ...]) -> bool:
+        ids = {snapshot.snapshot_id for snapshot in self._table.snapshots()}
+        return bool(snapshot_ids) and ids.issuperset(snapshot_ids)
 
     def _apply_again(self) -> None:
-        self._start()
-        for step in self._steps:
-            step.check(self._committed)
-        for step in self._steps:
-            self._run(step)
+        self._attempt = Attempt(self._table, self._decoded)
+        self._attempt.apply(self._steps)
 
     def _catch_up(self) -> None:
         """If the table was refreshed or committed to, apply the steps to its new version. Raises
         what the steps raise; after that the transaction is unusable."""
-        base = self._table.base()
-        if base.metadata is self._base.metadata or base.metadata == self._base.metadata:
-            self._base = base
+        base = self._table.version.base
+        before = self._attempt.base
+        if base.metadata is before.metadata or base.metadata == before.metadata:
+            self._attempt.base = base
             return
         try:
             self._apply_again()
         except BaseException:
             self._give_up()
             raise
-
-    def _send(self) -> None:
-        self._table.commit_updates(
-            self._base,
-            self._staged_updates,
-            self._staged_requirements,
-            self.output,
-            self._manager,
-        )
-
-    def _staged_ids(self) -> tuple[int, ...]:
-        return tuple(
-            update["snapshot"]["snapshot-id"]
-            for update in self._staged_updates
-            if update["action"] == "add-snapshot"
-        )
 
     def _check_usable(self) -> None:
         if self._failed:
@@ -582,9 +509,9 @@ class EncryptedTransaction(BuiltTransaction):
             )
 
     def _give_up(self) -> None:
-        """Delete the written files, unless the catalog may have got a commit that names them."""
+        """Delete the written files, unless the table may refer to them."""
         self._failed = True
-        if not self._sending:
+        if not self._may_be_committed:
             self.output.discard(self.output.written)
 
 
@@ -615,8 +542,8 @@ def _refuse(update: Update, allows_plaintext: bool) -> None:
 
 
 def _as_json(update: TableUpdate) -> Update:
-    found: Update = json.loads(update.model_dump_json())
-    return found
+    as_json: Update = json.loads(update.model_dump_json())
+    return as_json
 
 
 def _with_unknown(update: Update, view: TableView) -> Update:
@@ -633,8 +560,32 @@ def _with_unknown(update: Update, view: TableView) -> Update:
 
 def _requirement(requirement: TableRequirement) -> Update:
     # Keep nulls: a null snapshot ID requires that there is no such branch.
-    found: Update = json.loads(requirement.model_dump_json(exclude_none=False))
-    return found
+    as_json: Update = json.loads(requirement.model_dump_json(exclude_none=False))
+    return as_json
+
+
+class _Retries:
+    """Counts the retries of one commit and waits between them, as the table's ``commit.retry.*``
+    properties say."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._retries, self._min_wait_ms, self._max_wait_ms, self._timeout_ms = (
+            _setting(properties, *setting)
+            for setting in (_NUM_RETRIES, _MIN_WAIT_MS, _MAX_WAIT_MS, _TOTAL_TIMEOUT_MS)
+        )
+        self._done = 0
+        self._begun = time.monotonic()
+
+    def wait(self) -> bool:
+        """Wait before the next retry. Return False at once if there are no more."""
+        elapsed_ms = (time.monotonic() - self._begun) * 1000
+        if self._done >= self._retries or elapsed_ms >= self._timeout_ms:
+            return False
+        wait_ms = min(self._min_wait_ms * 2 ** min(self._done, 16), self._max_wait_ms)
+        # Writers that failed together should not retry together, so the wait is random.
+        time.sleep(random.uniform(0.5, 1.1) * wait_ms / 1000)
+        self._done += 1
+        return True
 
 
 def _setting(properties: Mapping[str, str], name: str, default: int, most: int) -> int:
@@ -664,11 +615,11 @@ class EncryptedCreateTransaction(EncryptedTransaction):
     ) -> None:
         super().__init__(table)
         self._create = create
-        self._staged_updates = list(updates)
+        self._attempt.updates = list(updates)
 
     def _commit(self) -> None:
-        self._sending = True
+        self._may_be_committed = True
         try:
-            self._create(self._staged_updates, self.output)
+            self._create(self._attempt.updates, self.output)
         except TableAlreadyExistsError as error:
             raise CommitFailedException(str(error)) from error

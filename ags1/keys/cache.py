@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..kms.client import KmsClient
-from ..kms.process import PerProcess
+from ..process import OncePerProcess
 from .envelope import EncryptedKey, KeyEncryptionKey
 
 LIFETIME_SECONDS = 3600.0
@@ -78,7 +78,7 @@ class KekCache:
         self._lifetime_seconds = lifetime_seconds
         self._capacity = capacity
         self._clock = clock
-        self._contents = PerProcess(_Contents)
+        self._contents = OncePerProcess(_Contents)
         _caches.add(self)
 
     def unwrap(self, entry: EncryptedKey, master_key_id: str | None = None) -> KeyEncryptionKey:

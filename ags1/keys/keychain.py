@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from ..errors import Ags1Error, AuthenticationError, KeyMetadataError, KmsError
 from ..key_metadata import KeyMetadata
 from ..kms.client import KmsClient
-from ..kms.process import PerProcess
+from ..process import OncePerProcess
 from ..stream import open as open_stream
 from .cache import KekCache
 from .envelope import EncryptedKey, KeyEncryptionKey
@@ -44,7 +44,7 @@ class Keychain:
         self._keks = KekCache(kms)
         # The last ones: the sidecars of a folder mostly share a KEK.
         self._rewrapped: deque[tuple[EncryptedKey, KmsClient, EncryptedKey]] = deque(maxlen=16)
-        self._new_kek = PerProcess(
+        self._new_kek = OncePerProcess(
             lambda: KeyEncryptionKey.generate(kms, master_key_id, key_size=FILE_KEY_SIZE)
         )
 

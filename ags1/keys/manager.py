@@ -23,7 +23,7 @@ from typing import Any
 from ..errors import KeyMetadataError, KmsUnwrapError
 from ..key_metadata import KEY_SIZES, KeyMetadata
 from ..kms.client import KmsClient
-from ..kms.process import PerProcess
+from ..process import OncePerProcess
 from .cache import KekCache
 from .envelope import EncryptedKey, KeyEncryptionKey, parse_encryption_keys
 
@@ -83,7 +83,7 @@ class EncryptionManager:
         if len(self._entries) != len(keys):
             raise KeyMetadataError("two of the table's encryption keys have one id")
         self._newest_kek_length: int | None = None
-        self._making = PerProcess(threading.Lock)
+        self._making = OncePerProcess(threading.Lock)
 
     @classmethod
     def from_metadata(

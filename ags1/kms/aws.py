@@ -30,10 +30,8 @@ from ..errors import (
     KmsUnwrapError,
 )
 from . import endpoints
-from .client import GeneratedKey, MadeOfProperties
-from .process import PerProcess
-from .properties import Properties, missing_library
-from .secret import discreet
+from .client import GeneratedKey, SdkClient
+from .properties import Properties
 
 SYMMETRIC_DEFAULT = "SYMMETRIC_DEFAULT"
 _ALGORITHMS = (SYMMETRIC_DEFAULT, "RSAES_OAEP_SHA_1", "RSAES_OAEP_SHA_256", "SM2PKE")
@@ -63,65 +61,38 @@ _JAVA_CLASSES = {
     ),
 }
 
-_NOT_FOUND = {"NotFoundException", "InvalidArnException"}
-_DISABLED = {"DisabledException", "KMSInvalidStateException"}
-_UNAVAILABLE = {
-    "KeyUnavailableException",
-    "Throttling",
-    "ThrottlingException",
-    "TooManyRequestsException",
-    "RequestLimitExceeded",
-    "LimitExceededException",
-    "KMSInternalException",
-    "DependencyTimeoutException",
-    "InternalFailure",
-    "ServiceUnavailable",
-    "ServiceUnavailableException",
-    "CustomKeyStoreInvalidStateException",
-    "CloudHsmClusterNotActiveException",
-}
-_EXPIRED = {"ExpiredToken", "ExpiredTokenException"}
-_REFUSED = {"AccessDenied", "AccessDeniedException", "NotAuthorizedException"}
-_UNRECOGNIZED = {
-    "AuthFailure",
-    "IncompleteSignature",
-    "IncompleteSignatureException",
-    "InvalidAccessKeyId",
-    "InvalidClientTokenId",
-    "InvalidSignatureException",
-    "MissingAuthenticationToken",
-    "MissingAuthenticationTokenException",
-    "OptInRequired",
-    "RegionDisabledException",
-    "RequestExpired",
-    "SignatureDoesNotMatch",
-    "UnrecognizedClientException",
-}
-_NOT_UNWRAPPED = {"InvalidCiphertextException", "IncorrectKeyException", "ValidationException"}
+# The service's error codes. Each set has errors of its own.
+_NOT_FOUND = frozenset(("NotFoundException", "InvalidArnException"))
+_DISABLED = frozenset(("DisabledException", "KMSInvalidStateException"))
+_UNAVAILABLE = frozenset(
+    "KeyUnavailableException Throttling ThrottlingException TooManyRequestsException "
+    "RequestLimitExceeded LimitExceededException KMSInternalException DependencyTimeoutException "
+    "InternalFailure ServiceUnavailable ServiceUnavailableException "
+    "CustomKeyStoreInvalidStateException CloudHsmClusterNotActiveException".split()
+)
+_EXPIRED = frozenset(("ExpiredToken", "ExpiredTokenException"))
+_REFUSED = frozenset(("AccessDenied", "AccessDeniedException", "NotAuthorizedException"))
+_UNRECOGNIZED = frozenset(
+    "AuthFailure IncompleteSignature IncompleteSignatureException InvalidAccessKeyId "
+    "InvalidClientTokenId InvalidSignatureException MissingAuthenticationToken "
+    "MissingAuthenticationTokenException OptInRequired RegionDisabledException RequestExpired "
+    "SignatureDoesNotMatch UnrecognizedClientException".split()
+)
+_NOT_UNWRAPPED = frozenset(
+    ("InvalidCiphertextException", "IncorrectKeyException", "ValidationException")
+)
 # The service's own words are repeated for these. Not for the rest: ValidationException quotes
 # parameters, and a refused signature the request with its session token.
-_QUOTABLE = (
-    _NOT_FOUND
-    | _DISABLED
-    | _UNAVAILABLE
-    | _REFUSED
-    | {
-        "IncorrectKeyException",
-        "InvalidKeyUsageException",
-        "UnsupportedOperationException",
-    }
+_QUOTABLE = frozenset().union(
+    *(_NOT_FOUND, _DISABLED, _UNAVAILABLE, _REFUSED),
+    ("IncorrectKeyException", "InvalidKeyUsageException", "UnsupportedOperationException"),
 )
 _MAX_QUOTE = 300
 
 # These print requests with their bodies and session tokens, responses, and credentials, at DEBUG.
-_TALKATIVE = (
-    "botocore.auth",
-    "botocore.credentials",
-    "botocore.endpoint",
-    "botocore.httpsession",
-    "botocore.parsers",
-    "botocore.tokens",
-    "botocore.utils",
+_TALKATIVE = tuple(
+    f"botocore.{module}"
+    for module in "auth credentials endpoint httpsession parsers tokens utils".split()
 )
 _working: contextvars.ContextVar[bool] = contextvars.ContextVar("ags1.kms.aws", default=False)
 
@@ -150,7 +121,7 @@ class _Connection:
     region: str | None
 
 
-class AwsKms(MadeOfProperties):
+class AwsKms(SdkClient[_Connection]):
     """A KMS client for AWS KMS, or for a service with the same protocol at ``kms.endpoint``.
 
     A ``key_id`` is a key's ID or ARN, an alias (``alias/name``) or an alias's ARN. If an alias is
@@ -187,6 +158,8 @@ class AwsKms(MadeOfProperties):
     """
 
     accepts_foreign_keys = True
+    _extra = "aws"
+    _libraries = ("boto3",)
 
     @property
     def wraps_with_public_key(self) -> bool:
@@ -194,10 +167,6 @@ class AwsKms(MadeOfProperties):
         return self._algorithm != SYMMETRIC_DEFAULT
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        try:
-            import boto3  # noqa: F401 - better known now than when the first key is needed
-        except ImportError as error:
-            raise missing_library("aws", error) from error
         super().__init__(properties)
         found = self._properties
         _check_credentials(found)
@@ -213,22 +182,21 @@ class AwsKms(MadeOfProperties):
         )
         found.choice("kms.data-key-spec", default=_DATA_KEY_SPECS[0], choices=_DATA_KEY_SPECS)
         kind = found.choice("http-client.type", default="apache", choices=_HTTP_CLIENTS)
-        self._connect_timeout_ms = found.number(
+        connect_ms = found.number(
             f"http-client.{kind}.connection-timeout-ms", default=found.connect_timeout_ms
         )
-        self._read_timeout_ms = found.number(
+        read_ms = found.number(
             f"http-client.{kind}.socket-timeout-ms", default=found.read_timeout_ms
         )
-        self._max_attempts = found.max_attempts
+        self._timeout_s = (connect_ms / 1000, read_ms / 1000)
         self._role = _role(found)
-        self._connection = PerProcess(self._connect)
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         if not 1 <= len(key) <= _MAX_PLAINTEXT_SIZE:
             raise KmsError(
                 f"AWS KMS wraps keys of 1 to {_MAX_PLAINTEXT_SIZE} bytes; this one has {len(key)}"
             )
-        answer = self._call(
+        answer = self._ask(
             "encrypt",
             key_id,
             KeyId=key_id,
@@ -238,7 +206,7 @@ class AwsKms(MadeOfProperties):
         return self._bytes(answer, "CiphertextBlob")
 
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        answer = self._call(
+        answer = self._ask(
             "decrypt",
             key_id,
             KeyId=key_id,
@@ -264,7 +232,7 @@ class AwsKms(MadeOfProperties):
             raise NotImplementedError(
                 f"AWS KMS generates keys of 1 to {_MAX_GENERATED_SIZE} bytes, not {key_size}"
             )
-        answer = self._call("generate_data_key", key_id, KeyId=key_id, NumberOfBytes=key_size)
+        answer = self._ask("generate_data_key", key_id, KeyId=key_id, NumberOfBytes=key_size)
         key = self._bytes(answer, "Plaintext")
         if len(key) != key_size:
             self._not_kms(f"a key of {len(key)} bytes where {key_size} were asked for")
@@ -273,7 +241,7 @@ class AwsKms(MadeOfProperties):
     def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the same key wrapped under the newest version of ``key_id``; it does not leave
         KMS. The caller needs the permission ``kms:ReEncrypt*`` besides those for wrapping."""
-        answer = self._call(
+        answer = self._ask(
             "re_encrypt",
             key_id,
             CiphertextBlob=_checked_wrapped_key(wrapped_key),
@@ -300,8 +268,8 @@ class AwsKms(MadeOfProperties):
         found = self._properties
         profile = found.get("client.profile-name")
         config = botocore.config.Config(
-            connect_timeout=self._connect_timeout_ms / 1000,
-            read_timeout=self._read_timeout_ms / 1000,
+            connect_timeout=self._timeout_s[0],
+            read_timeout=self._timeout_s[1],
             retries={"mode": "standard", "total_max_attempts": self._max_attempts},
         )
         session = boto3.Session(
@@ -328,23 +296,45 @@ class AwsKms(MadeOfProperties):
         endpoints.check_proxy(client.meta.endpoint_url)
         return client
 
-    @discreet
-    def _call(self, operation: str, key_id: str, **parameters: Any) -> dict[str, Any]:
+    def _ask(self, operation: str, key_id: str, **parameters: Any) -> dict[str, Any]:
         if not isinstance(key_id, str) or not 1 <= len(key_id) <= _MAX_KEY_ID_LENGTH:
             raise KmsKeyNotFoundError(
                 f"the id of a master key of AWS KMS has 1 to {_MAX_KEY_ID_LENGTH} characters"
             )
-        connection = None
-        working = _working.set(True)
-        try:
-            connection = self._connection.get()
-            answer: dict[str, Any] = getattr(connection.client, operation)(**parameters)
-            return answer
-        except Exception as error:
-            # Also what the SDK does not foresee: it stumbles over answers that are not KMS's.
-            raise _failure(error, operation, key_id, connection) from None
-        finally:
-            _working.reset(working)
+
+        def ask() -> dict[str, Any]:
+            working = _working.set(True)
+            try:
+                answer: dict[str, Any] = getattr(self._connection.get().client, operation)(
+                    **parameters
+                )
+                return answer
+            finally:
+                _working.reset(working)
+
+        return self._call(operation, key_id, ask)
+
+    def _failure(self, action: str, key_id: str, error: Exception) -> KmsError:
+        from botocore import exceptions as sdk
+
+        connection = self._connection.made()
+        where = connection.where if connection else "AWS KMS"
+        call, name = action.title().replace("_", ""), type(error).__name__
+        doing = f"{call} with the master key {key_id!r}"
+        if isinstance(error, sdk.ClientError):
+            region = connection.region if connection else None
+            return _refusal(error, action, key_id, doing, where, region)
+        if failure := _sdk_failure(error, doing, where):
+            return failure
+        if connection is None:
+            return KmsConfigurationError(f"the AWS SDK does not accept its configuration ({name})")
+        if isinstance(error, sdk.BotoCoreError):
+            return KmsError(f"{where}: the AWS SDK could not carry out {doing} ({name})")
+        # The SDK stumbles over answers that are not those of KMS.
+        return KmsUnavailableError(
+            f"{where} gave an answer to {doing} that the AWS SDK cannot read ({name}): "
+            "something other than KMS answers there (a proxy?)"
+        )
 
     def _bytes(self, answer: Mapping[str, Any], name: str) -> bytes:
         value = answer.get(name)
@@ -457,32 +447,18 @@ def _checked_wrapped_key(wrapped_key: bytes) -> bytes:
 # Failures
 
 
-def _failure(
-    error: Exception, operation: str, key_id: str, connection: _Connection | None
-) -> KmsError:
-    """Return our error for one of the SDK's. Of its text only what cannot hold a secret is kept."""
+def _sdk_failure(error: Exception, doing: str, where: str) -> KmsError | None:
+    """Return our error for one of the SDK's that is not an answer of the service; None if it is
+    none of those that a user can act on."""
     from botocore import exceptions as sdk
 
-    if isinstance(error, KmsError):
-        return error
-    where = connection.where if connection else "AWS KMS"
-    call = operation.title().replace("_", "")
     name = type(error).__name__
-    doing = f"{call} with the master key {key_id!r}"
-    if isinstance(error, sdk.ClientError):
-        return _refusal(error, operation, doing, key_id, where, connection)
-    if isinstance(
-        error,
-        (
-            sdk.NoCredentialsError,
-            sdk.PartialCredentialsError,
-            sdk.CredentialRetrievalError,
-            sdk.TokenRetrievalError,
-            sdk.RefreshWithMFAUnsupportedError,
-            sdk.SSOError,
-            getattr(sdk, "LoginError", sdk.SSOError),  # newer than the oldest boto3 we take
-        ),
-    ):
+    no_credentials = (
+        *(sdk.NoCredentialsError, sdk.PartialCredentialsError, sdk.CredentialRetrievalError),
+        *(sdk.TokenRetrievalError, sdk.RefreshWithMFAUnsupportedError, sdk.SSOError),
+        getattr(sdk, "LoginError", sdk.SSOError),  # newer than the oldest boto3 we take
+    )
+    if isinstance(error, no_credentials):
         return KmsAccessDeniedError(
             f"no credentials for {where} were found, or they could not be refreshed ({name}): set "
             "'client.profile-name', 'client.access-key-id' or the environment of the AWS SDK, or "
@@ -506,25 +482,13 @@ def _failure(
         return KmsUnavailableError(f"{where} did not answer {doing} in time ({name})")
     if isinstance(error, (sdk.HTTPClientError, sdk.ConnectionError)):
         return KmsUnavailableError(f"{where} could not be reached for {doing} ({name})")
-    if connection is None:
-        return KmsConfigurationError(f"the AWS SDK does not accept its configuration ({name})")
-    if isinstance(error, sdk.BotoCoreError):
-        return KmsError(f"{where}: the AWS SDK could not carry out {doing} ({name})")
-    return KmsUnavailableError(
-        f"{where} gave an answer to {doing} that the AWS SDK cannot read ({name}): "
-        "something other than KMS answers there (a proxy?)"
-    )
+    return None
 
 
 def _refusal(
-    error: Any,
-    operation: str,
-    doing: str,
-    key_id: str,
-    where: str,
-    connection: _Connection | None,
+    error: Any, operation: str, key_id: str, doing: str, where: str, region: str | None
 ) -> KmsError:
-    """Return our error for a service's error answer."""
+    """Return our error for an error answer of a service."""
     details = error.response.get("Error", {})
     code = details.get("Code")
     if not isinstance(code, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.]{0,99}", code):
@@ -559,7 +523,7 @@ def _refusal(
         )
     if code in _NOT_FOUND:
         return KmsKeyNotFoundError(
-            f"{where} has no master key {key_id!r} ({said}){_missing_hint(key_id, connection)}"
+            f"{where} has no master key {key_id!r} ({said}){_missing_hint(key_id, region)}"
         )
     if operation in ("decrypt", "re_encrypt") and code in _NOT_UNWRAPPED:
         return KmsUnwrapError(
@@ -574,14 +538,14 @@ def _refusal(
     return KmsError(f"{where} refused {doing} ({said})")
 
 
-def _missing_hint(key_id: str, connection: _Connection | None) -> str:
-    if connection is None:
+def _missing_hint(key_id: str, region: str | None) -> str:
+    if region is None:
         return ""
     parts = key_id.split(":")
     if parts[0] == "arn":
-        if len(parts) > 3 and parts[3] != connection.region:
-            return f"; the client is for the region {connection.region!r} ('client.region')"
+        if len(parts) > 3 and parts[3] != region:
+            return f"; the client is for the region {region!r} ('client.region')"
         return ""
     if _UUID.fullmatch(key_id) or key_id.startswith("alias/"):
-        return f" in the region {connection.region!r} of this account"
+        return f" in the region {region!r} of this account"
     return f"; an alias is named 'alias/{key_id}'"

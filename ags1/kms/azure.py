@@ -15,9 +15,9 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import (
     KmsAccessDeniedError,
@@ -29,9 +29,7 @@ from ..errors import (
     KmsUnwrapError,
 )
 from . import endpoints
-from .client import MadeOfProperties, WrapsOnly
-from .process import PerProcess
-from .properties import missing_library
+from .client import SdkClient, WrapsOnly
 from .secret import Secret, discreet
 
 VAULT_URL = "azure.keyvault.url"
@@ -56,8 +54,6 @@ _MAX_VERSIONS = 20
 _MAX_RETRY_AFTER_S = 10.0
 _TRANSIENT_HTTP = frozenset((408, 429, 500, 502, 503, 504))
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
@@ -65,7 +61,7 @@ class _Connection:
     credential: Any
 
 
-class AzureKms(WrapsOnly, MadeOfProperties):
+class AzureKms(WrapsOnly, SdkClient[_Connection]):
     """A KMS client for Azure Key Vault and managed HSMs.
 
     A key ID is a key's name, which means its latest version; ``name/version``; or the key's whole
@@ -91,6 +87,8 @@ class AzureKms(WrapsOnly, MadeOfProperties):
     """
 
     accepts_foreign_keys = False
+    _extra = "azure"
+    _libraries = ("azure.identity", "azure.keyvault.keys")
 
     @property
     def wraps_with_public_key(self) -> bool:
@@ -112,15 +110,6 @@ class AzureKms(WrapsOnly, MadeOfProperties):
                 f"the property {_JAVA_CREDENTIALS!r} names a Java class: take it out, and "
                 "DefaultAzureCredential finds the credentials"
             )
-        self._connect_timeout_s = self._properties.connect_timeout_ms / 1000
-        self._read_timeout_s = self._properties.read_timeout_ms / 1000
-        self._retries = self._properties.max_attempts - 1
-        try:
-            import azure.identity
-            import azure.keyvault.keys  # noqa: F401
-        except ImportError as error:
-            raise missing_library("azure", error) from None
-        self._connection = PerProcess(self._connect)
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         """Return the ciphertext of ``key``. Raises as ``KmsClient`` says."""
@@ -180,21 +169,22 @@ class AzureKms(WrapsOnly, MadeOfProperties):
                 seconds: float | None = super().get_retry_after(response)
                 return None if seconds is None else min(seconds, _MAX_RETRY_AFTER_S)
 
+        retries = self._max_attempts - 1
         token = self._properties.get(TOKEN)
         credential: Any = _StaticCredential(token) if token else DefaultAzureCredential()
         client = KeyClient(
             self._vault,
             credential,
             retry_policy=BoundedRetryPolicy(
-                retry_total=self._retries,
-                retry_connect=self._retries,
-                retry_read=self._retries,
-                retry_status=self._retries,
+                retry_total=retries,
+                retry_connect=retries,
+                retry_read=retries,
+                retry_status=retries,
                 retry_backoff_factor=0.1,
                 retry_backoff_max=2,
             ),
-            connection_timeout=self._connect_timeout_s,
-            read_timeout=self._read_timeout_s,
+            connection_timeout=self._timeout_s[0],
+            read_timeout=self._timeout_s[1],
             # Neither the key nor the token goes where the vault points to, nor into a log.
             permit_redirects=False,
             logging_enable=False,
@@ -266,16 +256,7 @@ class AzureKms(WrapsOnly, MadeOfProperties):
             )
         return name, version or None
 
-    @discreet
-    def _call(self, action: str, key_id: str, work: Callable[[], T]) -> T:
-        try:
-            return work()
-        except Exception as error:
-            raise self._failure(action, key_id, error) from None
-
     def _failure(self, action: str, key_id: str, error: Exception) -> KmsError:
-        """Return our exception for one of the SDK's. Quotes nothing but the service's codes: an
-        answer may repeat the request."""
         from azure.core.exceptions import (
             AzureError,
             ClientAuthenticationError,
@@ -302,8 +283,9 @@ class AzureKms(WrapsOnly, MadeOfProperties):
             return self._refused(action, key_id, int(response.status_code), body)
         if isinstance(error, (ServiceRequestError, ServiceResponseError)):
             return KmsUnavailableError(
-                f"no answer to {said} after {self._retries + 1} attempts ({type(error).__name__}): "
-                "is the address right, and is the server's certificate trusted?"
+                f"no answer to {said} after {self._max_attempts} attempts "
+                f"({type(error).__name__}): is the address right, and is the server's certificate "
+                "trusted?"
             )
         if isinstance(error, ValueError):
             # The SDK's check of where the vault sends us for a token.

@@ -1,19 +1,27 @@
-"""The protocol of a key management service, with the names of Java's ``KeyManagementClient``.
+"""The protocol of a key management service, with the names of Java's ``KeyManagementClient``, and
+what the clients of all services share.
 
 Knows of no service in particular.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
+from ..errors import KmsConfigurationError, KmsError
+from ..process import OncePerProcess
 from .properties import Properties
-from .secret import Secret
+from .secret import Secret, discreet
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_Connection = TypeVar("_Connection")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +117,60 @@ class MadeOfProperties:
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, str]]]:
         return type(self), (self._properties.to_pickle(),)
+
+
+class ServiceClient(MadeOfProperties, ABC, Generic[_Connection]):
+    """Part of a client of a remote service: its library, its time limits, and one connection for
+    each process. Raises KmsConfigurationError if the library is not installed.
+
+    ``_extra`` is the extra of ags1 that installs ``_libraries``. ``_timeout_s`` has the seconds to
+    wait for a connection and for each read.
+    """
+
+    _extra: ClassVar[str]
+    _libraries: ClassVar[tuple[str, ...]]
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        super().__init__(properties)
+        # A missing library is better known now than when the first key is needed.
+        for library in self._libraries:
+            try:
+                importlib.import_module(library)
+            except ImportError as error:
+                raise missing_library(self._extra, error) from None
+        milliseconds = (self._properties.connect_timeout_ms, self._properties.read_timeout_ms)
+        self._timeout_s = (milliseconds[0] / 1000, milliseconds[1] / 1000)
+        self._max_attempts = self._properties.max_attempts
+        self._connection = OncePerProcess(self._connect)
+
+    @abstractmethod
+    def _connect(self) -> _Connection:
+        """Connect to the service. Called once in each process, when the first key is needed."""
+
+
+class SdkClient(ServiceClient[_Connection]):
+    """Part of a client over a service's own library. The library's exceptions may hold the request
+    with the key, so none of them leaves the client."""
+
+    @abstractmethod
+    def _failure(self, action: str, key_id: str, error: Exception) -> KmsError:
+        """Return our exception for one of the library's. Only what cannot hold a secret is
+        quoted."""
+
+    @discreet
+    def _call(self, action: str, key_id: str, work: Callable[[], _T]) -> _T:
+        """Call ``work``, which calls the service, and raise its exceptions as ours."""
+        try:
+            return work()
+        except KmsError:
+            raise
+        except Exception as error:
+            raise self._failure(action, key_id, error) from None
+
+
+def missing_library(extra: str, error: ImportError) -> KmsConfigurationError:
+    """Return the error for a client whose library is not installed."""
+    return KmsConfigurationError(
+        f"the library for this KMS is not installed ({error.name or error}): "
+        f"pip install 'ags1[{extra}]'"
+    )

@@ -16,7 +16,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..errors import (
     KmsAccessDeniedError,
@@ -28,10 +28,7 @@ from ..errors import (
     KmsUnwrapError,
 )
 from . import endpoints
-from .client import MadeOfProperties, WrapsOnly
-from .process import PerProcess
-from .properties import missing_library
-from .secret import discreet
+from .client import SdkClient, WrapsOnly
 
 if TYPE_CHECKING:
     from google.cloud.kms_v1 import KeyManagementServiceClient
@@ -56,14 +53,12 @@ _UNAVAILABLE = frozenset(
     "ABORTED CANCELLED DEADLINE_EXCEEDED INTERNAL RESOURCE_EXHAUSTED UNAVAILABLE UNKNOWN".split()
 )
 
-T = TypeVar("T")
-
 
 class _CorruptedError(Exception):
     """A checksum says that the request or the answer was changed on its way."""
 
 
-class GcpKms(WrapsOnly, MadeOfProperties):
+class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
     """A KMS client for Google Cloud KMS.
 
     A key ID is ``projects/P/locations/L/keyRings/R/cryptoKeys/K``. If ``/cryptoKeyVersions/N``
@@ -84,6 +79,8 @@ class GcpKms(WrapsOnly, MadeOfProperties):
 
     accepts_foreign_keys = True
     wraps_with_public_key = False
+    _extra = "gcp"
+    _libraries = ("google.cloud.kms_v1", "google_crc32c")
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         super().__init__(properties)
@@ -104,17 +101,6 @@ class GcpKms(WrapsOnly, MadeOfProperties):
                 f"for an emulator, set {ANONYMOUS!r} to 'true'"
             )
         self._expires_at = _expiry(self._properties.get(TOKEN_EXPIRES_AT))
-        self._timeout_s = (
-            self._properties.connect_timeout_ms / 1000,
-            self._properties.read_timeout_ms / 1000,
-        )
-        self._max_attempts = self._properties.max_attempts
-        try:
-            import google.cloud.kms_v1  # noqa: F401
-            import google_crc32c  # noqa: F401
-        except ImportError as error:
-            raise missing_library("gcp", error) from None
-        self._client = PerProcess(self._connect)
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         """Return the ciphertext that Encrypt gives. Raises as ``KmsClient`` says."""
@@ -122,7 +108,7 @@ class GcpKms(WrapsOnly, MadeOfProperties):
         plaintext_crc32c = _crc32c(key)
 
         def encrypt() -> bytes:
-            response = self._client.get().encrypt(
+            response = self._connection.get().encrypt(
                 request={
                     "name": key_id,
                     "plaintext": key,
@@ -139,7 +125,7 @@ class GcpKms(WrapsOnly, MadeOfProperties):
                 raise _CorruptedError
             return wrapped_key
 
-        return self._call("encrypt", key_id, encrypt)
+        return self._call("encrypt", key_id, lambda: self._retried(encrypt))
 
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the plaintext that Decrypt gives. Raises as ``KmsClient`` says."""
@@ -149,7 +135,7 @@ class GcpKms(WrapsOnly, MadeOfProperties):
         ciphertext_crc32c = _crc32c(wrapped_key)
 
         def decrypt() -> bytes:
-            response = self._client.get().decrypt(
+            response = self._connection.get().decrypt(
                 request={
                     "name": name,
                     "ciphertext": wrapped_key,
@@ -162,10 +148,10 @@ class GcpKms(WrapsOnly, MadeOfProperties):
                 raise _CorruptedError
             return key
 
-        return self._call("decrypt", key_id, decrypt)
+        return self._call("decrypt", key_id, lambda: self._retried(decrypt))
 
     def close(self) -> None:
-        if client := self._client.take():
+        if client := self._connection.take():
             client.transport.close()
 
     def __repr__(self) -> str:
@@ -201,12 +187,11 @@ class GcpKms(WrapsOnly, MadeOfProperties):
     def _options(self) -> dict[str, Any]:
         from google.api_core.timeout import ConstantTimeout
 
-        # Retried in _call, where a failed checksum counts as an attempt too. The REST transport
+        # Repeated by _retried, where a failed checksum counts as an attempt too. The REST transport
         # takes a pair: for the connection and for each read.
         return {"retry": None, "timeout": ConstantTimeout(self._timeout_s)}
 
-    @discreet
-    def _call(self, action: str, key_id: str, attempt: Callable[[], T]) -> T:
+    def _retried(self, attempt: Callable[[], bytes]) -> bytes:
         from google.api_core.retry import Retry
 
         left = self._max_attempts - 1
@@ -217,17 +202,10 @@ class GcpKms(WrapsOnly, MadeOfProperties):
             return left >= 0 and _is_transient(error)
 
         retry = Retry(predicate=again, initial=0.1, maximum=2.0, multiplier=2.0, timeout=None)
-        try:
-            result: T = retry(attempt)()
-            return result
-        except KmsError:
-            raise
-        except Exception as error:
-            raise self._failure(action, key_id, error) from None
+        result: bytes = retry(attempt)()
+        return result
 
     def _failure(self, action: str, key_id: str, error: Exception) -> KmsError:
-        """Return our exception for one of the libraries'. Quotes nothing but the service's codes:
-        an answer may repeat the request."""
         import google.auth.exceptions
         import requests
         from google.api_core.exceptions import GoogleAPICallError

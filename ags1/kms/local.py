@@ -19,10 +19,10 @@ from typing import Any
 from .._messages import open as open_sealed
 from .._messages import seal
 from ..errors import AuthenticationError, KmsError, KmsKeyNotFoundError, KmsUnwrapError
+from ..process import OncePerProcess
 from .client import WrapsOnly
 from .keyring import Keyring, MasterKey, new_version, sealing
 from .passphrase import checked, encoded, passphrase_source
-from .process import PerProcess
 from .properties import Properties
 from .secret import discreet
 
@@ -111,7 +111,7 @@ class LocalKms(WrapsOnly):
     ) -> None:
         self.path = default_keyring_path() if path is None else path
         self._passphrase = passphrase_source(passphrase, passphrase_file)
-        self._keyring = PerProcess(functools.partial(Keyring, self.path, self._passphrase))
+        self._keyring = OncePerProcess(functools.partial(Keyring, self.path, self._passphrase))
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> LocalKms:

@@ -165,14 +165,6 @@ class Properties(Secret):
         return f"Properties({shown!r})"
 
 
-def missing_library(extra: str, error: ImportError) -> KmsConfigurationError:
-    """Return the error for a client whose SDK is not installed."""
-    return KmsConfigurationError(
-        f"the library for this KMS is not installed ({error.name or error}): "
-        f"pip install 'ags1[{extra}]'"
-    )
-
-
 def warn_user(message: str, category: type[Warning]) -> None:
     """Warn about the line outside of this library that led here, through the registry or a
     catalog."""

@@ -30,9 +30,8 @@ from ..errors import (
     KmsUnwrapError,
 )
 from . import endpoints
-from .client import GeneratedKey, MadeOfProperties
-from .process import PerProcess
-from .properties import Properties, missing_library, warn_user
+from .client import GeneratedKey, ServiceClient
+from .properties import Properties, warn_user
 from .secret import Secret, discreet
 
 if TYPE_CHECKING:
@@ -54,19 +53,10 @@ CA_CERT = "kms.vault.ca-cert"
 VERIFY = "kms.vault.verify"
 
 _PREFIX = "kms.vault."
-_NAMES: tuple[str, ...] = (
-    URL,
-    NAMESPACE,
-    MOUNT_PATH,
-    CA_CERT,
-    VERIFY,
-    AUTH,
-    TOKEN,
-    TOKEN_FILE,
-    ROLE_ID,
-    SECRET_ID,
-)
-_NAMES += (SECRET_ID_FILE, AUTH_MOUNT_PATH, ROLE, JWT_FILE)
+_PROPERTIES = (
+    "url namespace mount-path ca-cert verify auth token token-file role-id secret-id "
+    "secret-id-file auth-mount-path role jwt-file"
+).split()
 _DEFAULT_JWT_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 _KEY_TYPE = "aes256-gcm96"
 # framework.GenericNameRegex of Vault, less what its router refuses: nothing in it, neither slashes
@@ -87,7 +77,7 @@ _POOL_SIZE = 32
 _MAX_ANSWER_SIZE = 4 << 20
 
 
-class VaultKms(MadeOfProperties):
+class VaultKms(ServiceClient["_Connection"]):
     """A KMS client for Vault's transit engine. A key ID is the name of a key there.
 
     ``wrap_key`` and ``generate_key`` need ``update`` on ``transit/encrypt/<key>`` and
@@ -117,11 +107,13 @@ class VaultKms(MadeOfProperties):
 
     accepts_foreign_keys = False
     wraps_with_public_key = False
+    _extra = "vault"
+    _libraries = ("requests",)
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         super().__init__(properties)
         found = self._properties
-        found.check_names(_PREFIX, [name.removeprefix(_PREFIX) for name in _NAMES])
+        found.check_names(_PREFIX, _PROPERTIES)
         self._url = endpoints.checked_url(
             f"the property {URL!r} (or VAULT_ADDR)",
             found.get(URL)
@@ -148,18 +140,11 @@ class VaultKms(MadeOfProperties):
         self._verify = found.flag(VERIFY, default=True)
         if self._ca_cert and not self._verify:
             raise KmsConfigurationError(f"{CA_CERT!r} is given, but {VERIFY!r} is 'false'")
-        self._timeout_s = (found.connect_timeout_ms / 1000, found.read_timeout_ms / 1000)
-        self._max_attempts = found.max_attempts
-        try:
-            import requests  # noqa: F401
-        except ImportError as error:
-            raise missing_library("vault", error) from None
         if not self._verify:
             warn_user(
                 f"{VERIFY} is false: whoever answers at {self._url} gets the token and the keys",
                 endpoints.InsecureEndpointWarning,
             )
-        self._connection: PerProcess[_Connection] = PerProcess(lambda: _Connection(self._session()))
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         """Return Vault's ciphertext of ``key``. Raises as ``KmsClient`` says, and KmsError for a
@@ -263,7 +248,7 @@ class VaultKms(MadeOfProperties):
         except (KeyError, TypeError, ValueError):
             raise self._not_vault("no plaintext") from None
 
-    def _session(self) -> requests.Session:
+    def _connect(self) -> _Connection:
         import http.cookiejar
 
         import requests
@@ -313,7 +298,7 @@ class VaultKms(MadeOfProperties):
         session.headers.update({"Accept-Encoding": "identity", "X-Vault-Request": "true"})
         if self._namespace:
             session.headers["X-Vault-Namespace"] = self._namespace
-        return session
+        return _Connection(session)
 
     def _log_in(self, session: requests.Session) -> str:
         """Return a token. Raises KmsAccessDeniedError and what any call raises."""

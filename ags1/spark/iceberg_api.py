@@ -13,31 +13,31 @@ from ..iceberg.formats.avro import AvroFile
 from ..iceberg.formats.avro_container import AvroCodec
 from ..iceberg.formats.avro_schema import iceberg_schema_of_avro
 from ..iceberg.formats.avro_writer import AvroFileWriter
-from ..iceberg.operations import verify
 from ..iceberg.operations.catalog_jobs import MigrationResult, migrate
-from ..iceberg.operations.checks import Check, CheckKind, FileChecker, Outcome, Tick
-from ..iceberg.operations.findings import TableVerification
 from ..iceberg.operations.meter import Progress
+from ..iceberg.operations.verify import verify_table
+from ..iceberg.operations.verify.checks import Check, CheckKind, FileChecker, Outcome, Tick
+from ..iceberg.operations.verify.findings import TableVerification
+from ..iceberg.operations.verify.progress import EstimatedProgress
 from ..iceberg.pyiceberg.arrow import iceberg_schema
 from ..iceberg.pyiceberg.catalogs import configured_properties
 from ..iceberg.pyiceberg.expressions import parse_row_filter
-from ..iceberg.pyiceberg.records import DATA_FILE
 from ..iceberg.read.filters import bound_filter
 from ..iceberg.read.metadata import parse_metadata
 from ..iceberg.read.metadata_columns import filtered_schema
-from ..iceberg.read.records import FileRecord
+from ..iceberg.read.records import ContentFile
 from ..iceberg.read.scan import EncryptedScan
-from ..iceberg.read.snapshots import ContentFile
 from ..iceberg.read.tasks import TaskReader
 from ..iceberg.spec.column_types import as_stored, check_readable
-from ..iceberg.spec.constants import POSITION_ID, ROW_ID
+from ..iceberg.spec.constants import MAIN_BRANCH, POSITION_ID, ROW_ID
 from ..iceberg.steps import SnapshotStep
 from ..iceberg.storage.byte_meter import ByteMeter
 from ..iceberg.storage.output import TableOutput
 from ..iceberg.storage.table_files import TableFiles
 from ..iceberg.table import EncryptedTable, Rekeyed, open_table
 from ..iceberg.write.conversion import RowConversion
-from ..iceberg.write.data_files import WritePlan, write_rows
+from ..iceberg.write.data_files import write_rows
+from ..iceberg.write.plan import WritePlan
 from ..iceberg.write.reencryption import Done, new_location, rewrite_file
-from ..iceberg.write.snapshot import FileChange, location_provider
+from ..iceberg.write.snapshot import FileChange
 from ..iceberg.write.view import TableView

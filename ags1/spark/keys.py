@@ -20,9 +20,9 @@ from ..keys.envelope import EncryptedKey, KeyEncryptionKey, encryption_keys_to_d
 from ..keys.keychain import FILE_KEY_SIZE
 from ..keys.sidecar import Sidecar
 from ..kms.client import KmsClient
-from ..kms.process import PerProcess
 from ..kms.properties import Properties
 from ..kms.registry import from_properties
+from ..process import OncePerProcess
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -61,7 +61,7 @@ class KmsConfig:
 _HMAC_PURPOSE = b"ags1 ledger plaintext hmac sha256"
 
 # One KMS client and its KEKs for each configuration.
-_caches: PerProcess[dict[tuple[tuple[str, str], ...], KekCache]] = PerProcess(dict)
+_caches: OncePerProcess[dict[tuple[tuple[str, str], ...], KekCache]] = OncePerProcess(dict)
 
 
 @dataclass(frozen=True, slots=True)

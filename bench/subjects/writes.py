@@ -321,7 +321,7 @@ class RelocatedTable:
         self.size = sum(size for size, _ in _stats(self._table).values())
 
     def relocate(self) -> float:
-        from ags1.iceberg.operations.relocate import relocate
+        from ags1.iceberg.operations.relocation.relocate import relocate
 
         begin = time.perf_counter()
         relocate(self._table, f"file://{self._target}")
@@ -341,7 +341,7 @@ class RelocatedTable:
 
     def check(self) -> None:
         """Raise RuntimeError unless the data files are the same, byte for byte, and the rows."""
-        from ags1.iceberg.operations.relocate import relocate
+        from ags1.iceberg.operations.relocation.relocate import relocate
 
         result = relocate(self._table, f"file://{self._target}")
         catalog = self._table.catalog

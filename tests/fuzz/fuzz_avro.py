@@ -10,7 +10,8 @@ from fuzz_avro_rows import SHAPES
 
 with harness.instrumented():
     from ags1.errors import FormatError, TruncatedError
-    from ags1.iceberg.formats.avro import CODECS, AvroFile
+    from ags1.iceberg.formats.avro import AvroFile
+    from ags1.iceberg.formats.avro_container import CODECS
 
 SYNC = bytes(range(16))
 # Enough for what is fuzzed, and little enough to be had a million times.

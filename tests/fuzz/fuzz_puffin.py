@@ -11,8 +11,13 @@ with harness.instrumented():
     from pyroaring import BitMap64
 
     from ags1.errors import MetadataIntegrityError
-    from ags1.iceberg.read.deletes import VECTOR_MAGIC, VECTOR_TYPE, read_deletion_vector, rows_kept
-    from ags1.iceberg.read.snapshots import ContentFile
+    from ags1.iceberg.read.deletes import (
+        VECTOR_MAGIC,
+        VECTOR_TYPE,
+        not_deleted,
+        read_deletion_vector,
+    )
+    from ags1.iceberg.read.records import ContentFile
     from ags1.iceberg.write.deletion_vectors import vector_blob
 
 DATA_FILE = "s3://b/data.parquet"
@@ -38,8 +43,7 @@ def footer(size: int, cardinality: int) -> bytes:
 
 
 def entry(size: int, cardinality: int) -> ContentFile:
-    file = ContentFile.from_args(
-        _table_format_version=3,
+    file = ContentFile.of(
         file_path="s3://b/deletes.puffin",
         record_count=cardinality,
         referenced_data_file=DATA_FILE,
@@ -72,7 +76,7 @@ def TestOneInput(data: bytes) -> None:
     positions = list(found)
     assert len(positions) == len(found)
     assert positions == sorted(set(positions))
-    mask = rows_kept(found, 0, 100)
+    mask = not_deleted(found, 0, 100)
     deleted = [n for n in range(100) if n in found]
     kept = [True] * 100 if mask is None else mask.to_pylist()
     assert deleted == [n for n in range(100) if not kept[n]]

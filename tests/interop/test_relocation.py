@@ -11,7 +11,7 @@ import pytest
 from iceberg_tables import JAVA_LOCATION, TABLES, expected_rows, metadata_file
 
 from ags1.iceberg import EncryptedTable, open_table
-from ags1.iceberg.operations.relocate import relocate
+from ags1.iceberg.operations.relocation.relocate import relocate
 from ags1.iceberg.operations.verify import verify_table
 from ags1.kms import KmsClient
 

@@ -53,8 +53,9 @@ from sqlalchemy.orm import Session
 from ags1 import MetadataIntegrityError
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.commit import sql as commit_sql
+from ags1.iceberg.commit.base import Base
 from ags1.iceberg.commit.choice import commits_for
-from ags1.iceberg.commit.commits import Base, Commits
+from ags1.iceberg.commit.commits import Commits
 from ags1.iceberg.commit.new_table import new_table_updates
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.trust import Trust
@@ -129,13 +130,18 @@ def created(commits: Commits, name: str, location: Path, **properties: str) -> B
     """Create an encrypted table with partitions and an order."""
     identifier = f"{DATABASE}.{name}"
     settings = {"encryption.key-id": "keyA", **properties}
-    place = commits.place(identifier, f"file:{location}", SCHEMA, settings)
-    updates = new_table_updates(SCHEMA, SPEC, ORDER, place.location, settings, uuid.uuid4())
-    return commits.create(identifier, updates, TableOutput(commits.io(place)), place=place)
+    new_location = commits.new_location(identifier, f"file:{location}", SCHEMA, settings)
+    updates = new_table_updates(SCHEMA, SPEC, ORDER, new_location.location, settings, uuid.uuid4())
+    return commits.create(
+        identifier,
+        updates,
+        TableOutput(new_location.io(commits.catalog)),
+        new_location=new_location,
+    )
 
 
 def commit(commits: Commits, base: Base, **properties: str) -> Base:
-    return commits.commit(base, setting(**properties), [], TableOutput(commits.io(base)))
+    return commits.commit(base, setting(**properties), [], TableOutput(base.io(commits.catalog)))
 
 
 def test_spark_and_we_take_turns_at_a_hive_table(
@@ -213,7 +219,7 @@ def test_hive_s_refusals(spark: SparkTables, hive: Commits, tmp_path: Path) -> N
         created(hive, "refusals", tmp_path / "other")
     assert not list((tmp_path / "other").rglob("*.json"))
     with pytest.raises(NoSuchNamespaceError):
-        hive.place("nowhere.t", None, SCHEMA, {})
+        hive.new_location("nowhere.t", None, SCHEMA, {})
     with pytest.raises(NoSuchTableError):
         hive.load("db.no_such_table", Trust())
     # The file was changed, and the metastore has its hash.

@@ -4,7 +4,6 @@ same rows, by the same row ids, and finds them by their filters."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from pyarrow.parquet.encryption import create_decryption_properties
 
 from ags1 import AuthenticationError
 from ags1.iceberg import EncryptedTable, verify_table
-from ags1.iceberg.read.records import DELETED, FileRecord
+from ags1.iceberg.read.records import DELETED, ContentFile
 from ags1.kms import KmsClient
 
 from .reading import check_history
@@ -79,7 +78,7 @@ def insert(spark: SparkTables, name: str, number: int, properties: dict[str, str
         spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ({gone})")
 
 
-def footer(file: FileRecord) -> pq.FileMetaData:
+def footer(file: ContentFile) -> pq.FileMetaData:
     """Return the footer of an encrypted Parquet file."""
     assert file.key
     found = create_decryption_properties(
@@ -102,7 +101,7 @@ def described(footer: pq.FileMetaData, pages: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in chunk.items() if k not in moved} for chunk in chunks]
 
 
-def data_files(table: EncryptedTable) -> list[FileRecord]:
+def data_files(table: EncryptedTable) -> list[ContentFile]:
     """Return the live data files in the order of their rows."""
     live = (entry.file for entry in entries_of(table) if entry.status != DELETED)
     return sorted(
@@ -112,7 +111,7 @@ def data_files(table: EncryptedTable) -> list[FileRecord]:
 
 def rekeyed(
     spark: SparkTables, shared: Shared, name: str
-) -> tuple[str, list[FileRecord], list[FileRecord]]:
+) -> tuple[str, list[ContentFile], list[ContentFile]]:
     """Rekey a table of Spark's, and check what Spark reads then; return its new name, its data
     files before and after."""
     rows = "*, _row_id, _last_updated_sequence_number"
@@ -132,9 +131,8 @@ def rekeyed(
     return after, old, new
 
 
-def size_and_place_apart(file: FileRecord) -> FileRecord:
-    return replace(
-        file,
+def size_and_place_apart(file: ContentFile) -> ContentFile:
+    return file.replace(
         file_path="",
         file_size_in_bytes=0,
         key_metadata=None,

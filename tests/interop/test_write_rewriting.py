@@ -15,7 +15,8 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from ags1.iceberg.commit.metadata_file import print_metadata
 from ags1.iceberg.commit.updates import apply_updates
 from ags1.iceberg.operations.migrate import Migration
-from ags1.iceberg.operations.rekey import Rekeying
+from ags1.iceberg.operations.rekey import Choice, Rekeying
+from ags1.iceberg.operations.rewrite import Rewriter
 from ags1.iceberg.operations.verify import verify_table
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
@@ -47,9 +48,9 @@ def registered(
 
 
 def migrated(
-    spark: SparkTables, name: str, metadata: dict[str, Any], kms: KmsClient, **options: Any
+    spark: SparkTables, name: str, metadata: dict[str, Any], kms: KmsClient, key_size: int = 16
 ) -> None:
-    migration = Migration(IO, TableOutput(IO), kms, "keyA", **options)
+    migration = Migration(TableOutput(IO), EncryptionManager(kms, "keyA", data_key_length=key_size))
     registered(spark, name, metadata, migration.produce(metadata).updates)
 
 
@@ -102,7 +103,7 @@ def test_a_plain_table_of_spark_with_deletes_is_migrated(
     columns = LINEAGE if version == 3 else "*"
     rows = spark.rows(name, columns)
     after = f"{name}_encrypted"
-    migrated(spark, after, spark.metadata(name), kms, data_key_length=32)
+    migrated(spark, after, spark.metadata(name), kms, key_size=32)
     assert spark.rows(after, columns) == rows
     assert spark.sql(f"SELECT count(*) FROM {after} WHERE v = 'v333'")[0][0] == 1
     ids = [row[0] for row in spark.rows(after, "_row_id", "_row_id")]
@@ -167,7 +168,7 @@ def test_a_table_of_spark_is_rekeyed(
     manager = EncryptionManager.from_metadata(metadata, kms, table_key_id="keyA")
     view = TableView(metadata, TableFiles(IO, manager))
     output = TableOutput(IO)
-    change = Rekeying(output, select=lambda f: "p=1" in f.file_path).change(view)
+    change = Rekeying(Rewriter(output), Choice(lambda f: "p=1" in f.file_path)).change(view)
     after = f"{name}_after"
     registered(spark, after, metadata, SnapshotProducer(output).produce(view, change))
     assert spark.rows(after, LINEAGE) == rows

@@ -36,7 +36,7 @@ from pyiceberg.types import (
 )
 
 from ags1.iceberg import EncryptedTable, open_table
-from ags1.iceberg.read.records import FileRecord, read_entries
+from ags1.iceberg.read.records import ContentFile, read_entries
 from ags1.kms import KmsClient
 
 from .java_tables import JavaTables
@@ -153,7 +153,7 @@ def create(shared: Shared, schema: Schema, file_format: str) -> EncryptedTable:
     return table
 
 
-def files_of(table: Table) -> list[FileRecord]:
+def files_of(table: Table) -> list[ContentFile]:
     """Return the data files of appends in their order."""
     snapshot = table.current_snapshot()
     assert snapshot is not None

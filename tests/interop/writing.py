@@ -18,7 +18,7 @@ from typing import Any
 from pyiceberg.catalog import load_catalog
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
-from ags1.iceberg.read.records import DELETED, Entry, read_entries
+from ags1.iceberg.read.records import DELETED, ManifestEntry, read_entries
 from ags1.kms import KmsClient
 
 from .reading import check_equal, exactly, plain_types
@@ -104,7 +104,7 @@ class Shared:
         self.catalog.close()
 
 
-def entries_of(table: EncryptedTable) -> list[Entry]:
+def entries_of(table: EncryptedTable) -> list[ManifestEntry]:
     """Return the entries of all manifests of the current snapshot."""
     view = table.view()
     return [

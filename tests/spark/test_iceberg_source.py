@@ -22,7 +22,6 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from ags1.errors import TruncatedError
 from ags1.iceberg import load_catalog
 from ags1.iceberg.read.filters import bound_filter
-from ags1.iceberg.read.snapshots import ContentFile
 from ags1.iceberg.read.tasks import TaskReader
 
 pytest.importorskip("pyspark")
@@ -507,7 +506,7 @@ def test_files_that_are_not_split(catalog: Any) -> None:
     table.delete("id = 5")
     (task,) = table.scan().plan_files()
     assert len(splits_of(task, size // 40)) == 16
-    plain = ContentFile.of_record(task.file.record, task.file.spec_id, None)
+    plain = task.file.replace(key_metadata=None)
     assert splits_of(FileScanTask(plain), size // 40) == [(0, size)]
 
 

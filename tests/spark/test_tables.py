@@ -34,8 +34,9 @@ from ags1.cli.exits import Exit
 from ags1.errors import AuthenticationError, KmsConfigurationError, KmsError
 from ags1.iceberg import EncryptedTable, load_catalog
 from ags1.iceberg import verify_table as verify_here
-from ags1.iceberg.operations.findings import TableVerification
-from ags1.iceberg.operations.rekey import Rekeying
+from ags1.iceberg.operations.rekey import Choice, Rekeying
+from ags1.iceberg.operations.rewrite import Rewriter
+from ags1.iceberg.operations.verify.findings import TableVerification
 from ags1.iceberg.read.records import read_entries
 from ags1.iceberg.storage.output import TableOutput
 
@@ -477,7 +478,7 @@ def test_a_table_of_java_s_that_was_moved(session: Any, tmp_path: Path) -> None:
     }
     output = TableOutput(PyArrowFileIO(), {JAVA_LOCATION: str(tmp_path)})
     with executors.SparkRewrites(session, options) as executor:
-        change = Rekeying(output, executor=executor).change(table.view())
+        change = Rekeying(Rewriter(output, executor), Choice()).change(table.view())
         nobody_s = folder / "data" / f"{executor._job_id}-0-ff.parquet"
         nobody_s.write_bytes(b"PARE")
 

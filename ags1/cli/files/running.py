@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from ...errors import KmsError
+from ...errors import KMS_UNUSABLE, KmsError
 from ..console import Output
-from ..exits import EXPECTED, KMS_UNUSABLE
+from ..exits import EXPECTED
 from ..report import Report
 from .sources import Job, Plan, make_folder
 

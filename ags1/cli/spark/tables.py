@@ -24,7 +24,7 @@ from .session import kms_config, master, session
 if TYPE_CHECKING:
     from ...iceberg import EncryptedCatalog, EncryptedTable
     from ...iceberg.operations.catalog_jobs import MigrationResult
-    from ...iceberg.operations.findings import TableVerification
+    from ...iceberg.operations.verify.findings import TableVerification
     from ...iceberg.table import Rekeyed
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
     from ...iceberg import EncryptedTable
-    from ...iceberg.operations.findings import TableVerification
+    from ...iceberg.operations.verify.findings import TableVerification
 
 _at_snapshot = click.option(
     "--snapshot", "snapshot_id", type=int, metavar="ID", help="Read this snapshot."

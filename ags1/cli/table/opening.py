@@ -139,7 +139,7 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
 
     from ...iceberg import open_table as open_from_metadata
     from ...iceberg.read.metadata import read_metadata, table_key_id
-    from ...iceberg.storage.listing import place
+    from ...iceberg.storage.locations import without_scheme
     from ...iceberg.storage.trust import Trust
 
     location = options.table if ":" in options.table else os.path.abspath(options.table)
@@ -164,7 +164,12 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
                     "table's with --key, AGS1_KMS_KEY, or key in the configuration"
                 )
     stated = str(metadata.get("location") or "").rstrip("/")
-    if folder is not None and stated and not location_map and place(stated) != place(folder):
+    if (
+        folder is not None
+        and stated
+        and not location_map
+        and without_scheme(stated) != without_scheme(folder)
+    ):
         location_map[stated] = folder
         note(f"the table was moved here from {stated}")
     return open_from_metadata(

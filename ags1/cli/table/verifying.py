@@ -23,7 +23,7 @@ from .options import TableOptions
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from ...iceberg.operations.findings import Finding, TableVerification
+    from ...iceberg.operations.verify.findings import Finding, TableVerification
 
 # All other kinds mean that data is not what was encrypted, or is unencrypted where it must not be.
 _EXIT = {
@@ -117,7 +117,7 @@ def _verified(
 def exit_code(result: TableVerification, *, strict: bool) -> Exit:
     """Return the code of the gravest finding; OK if there are no errors, nor warnings with
     ``strict``."""
-    from ...iceberg.operations.findings import SEVERITIES, Severity
+    from ...iceberg.operations.verify.findings import SEVERITIES, Severity
 
     grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     codes = [
@@ -139,7 +139,7 @@ def line(finding: Finding) -> str:
 
 def summary(result: TableVerification) -> str:
     """Return what was verified, in one line."""
-    from ...iceberg.operations.findings import Severity
+    from ...iceberg.operations.verify.findings import Severity
 
     parts = [
         counted(result.snapshots, "snapshot"),

@@ -207,7 +207,7 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output
 
         encrypted = opened.load()
         files = everything(encrypted.view().metadata).find_files(
-            encrypted.files, encrypted.metadata_location, home=encrypted.home
+            encrypted.files, encrypted.metadata_location, folders=encrypted.folders
         )
         facts |= {"files": len(files.locations), "left_behind": list(files.left_behind)}
         number = counted(len(files.locations), "file")
@@ -231,6 +231,7 @@ def _write(
     yes: bool,
 ) -> None:
     """Append rows; replace those for which the filter ``replaced`` is true, None for none."""
+    from ...iceberg.spec.constants import MAIN_BRANCH
     from .inputs import Inputs
 
     table = ChangedCatalog(where).load()
@@ -268,7 +269,7 @@ def _write(
         line += f" in {counted(facts['files'], 'file')}"
     if expression is not None:
         line += f", {counted(facts['deleted_rows'], 'row')} {would}deleted"
-    if branch != "main":
+    if branch != MAIN_BRANCH:
         line += f", on the branch {branch}"
     out.result(facts, line)
 
@@ -280,10 +281,12 @@ def _confirm_if_all(
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.expressions.visitors import bind
 
+    from ...iceberg.spec.constants import MAIN_BRANCH
+
     # Bound: "id is not null" is true for every row if the column is required.
     if isinstance(bind(table.schema(), expression, case_sensitive=True), AlwaysTrue):
         name = ".".join(table.name())
-        rows_of = name if branch == "main" else f"{name}, branch {branch}"
+        rows_of = name if branch == MAIN_BRANCH else f"{name}, branch {branch}"
         confirm(f"{verb} all rows of {rows_of}?", yes=yes)
 
 
@@ -306,7 +309,7 @@ def _check_columns(table: EncryptedTable, inputs: Inputs) -> None:
 
 
 def _conversion(table: EncryptedTable, provided: pa.Schema) -> RowConversion:
-    from ...iceberg.write.data_files import WritePlan
+    from ...iceberg.write.plan import WritePlan
 
     return WritePlan(table.view().metadata).conversion(provided)
 

@@ -1,1 +1,1 @@
-"""How a change becomes the table's next version, in each kind of catalog."""
+"""Commits: how a change becomes the table's next version. ``commits.py`` has a drawing."""

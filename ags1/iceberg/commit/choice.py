@@ -1,4 +1,4 @@
-"""Which commits a catalog has: those that keep a table's keys. Knows nothing of how they commit."""
+"""Chooses the ``Commits`` for a catalog. Only catalogs that keep a table's keys have one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from .hive import HiveCommits
 from .rest import RestCommits
 from .sql import SqlCommits
 
-_KEEPING = "SQL, Hive and REST catalogs"
-
 
 def commits_for(catalog: Catalog) -> Commits:
-    """Return what commits to the tables of a PyIceberg catalog.
+    """Return the object that commits to the tables of a PyIceberg catalog.
 
-    Raises NotImplementedError for a catalog that would lose the keys, or cannot tell two writers
-    apart.
+    Raises NotImplementedError for any other kind of catalog: it could lose the keys, or one of two
+    commits.
     """
     if is_a(catalog, "SqlCatalog"):
         return SqlCommits(catalog)
@@ -27,5 +25,5 @@ def commits_for(catalog: Catalog) -> Commits:
         return RestCommits(catalog)
     raise NotImplementedError(
         f"encrypted tables cannot be written to {catalog.name!r}, a {type(catalog).__name__}: only "
-        f"{_KEEPING} are known to keep a table's keys"
+        "SQL, Hive and REST catalogs are known to keep a table's keys"
     )

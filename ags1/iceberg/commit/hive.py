@@ -1,10 +1,10 @@
-"""``HiveCommits``: commits to a Hive metastore, whose table parameters hold what guards the keys.
+"""``HiveCommits``: commits to a Hive metastore, whose table parameters protect the keys.
 
-The metastore keeps the table's master key, the length of its data keys and a hash of its metadata,
-as Java's ``HiveTableOperations`` and ``HMSTablePropertyHelper`` do, and refreshes its own view of
-columns and statistics. Two writers are told apart by Hive's lock, where the table does not say that
-it goes without (``engine.hive.lock-enabled``), and always by the parameter that is expected to
-stand, which metastores check from Hive 2.3.10, 3.1.4 and 4.0 on. Knows nothing of metadata files.
+The parameters are the table's master key, the length of its data keys and a hash of its metadata,
+as in Java's ``HiveTableOperations`` and ``HMSTablePropertyHelper``. The metastore also gets its own
+copy of the columns and statistics. Two things prevent that two writers commit at once: Hive's lock,
+unless the table's ``engine.hive.lock-enabled`` is false; and the expected metadata location, which
+metastores compare from Hive 2.3.10, 3.1.4 and 4.0 on. Knows nothing of metadata files.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ from hive_metastore.ttypes import Table as HiveTable
 from pyiceberg.catalog.hive import HIVE2_COMPATIBLE, SchemaToHiveConverter
 from pyiceberg.exceptions import (
     CommitFailedException,
-    NoSuchIcebergTableError,
     NoSuchNamespaceError,
-    NoSuchTableError,
     TableAlreadyExistsError,
 )
 from pyiceberg.schema import visit
@@ -49,20 +47,22 @@ from ...errors import MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID
 from ..pyiceberg.hive import hive_client, hive_table_lock
 from ..spec.column_types import parse_schema
-from ..storage.trust import ICEBERG, METADATA_HASH, METADATA_LOCATION, TABLE_TYPE, Trust, hive_trust
-from .commits import Base, FileCommits, Staged
+from ..storage.trust import ICEBERG, METADATA_HASH, METADATA_LOCATION, TABLE_TYPE
+from .base import Base
+from .file_commits import FileCommits, Staged
 
 _log = logging.getLogger(__name__)
 
-# A table's property, and what Java reads from Hadoop's configuration and we from the catalog's.
+# Properties of a table. Their defaults are properties of the catalog with the prefix below, which
+# Java reads from Hadoop's configuration.
 _LOCK_ENABLED = "engine.hive.lock-enabled"
 _ENGINE_ENABLED = "engine.hive.enabled"
-_CONFIGURED = "iceberg."
+_DEFAULT_PREFIX = "iceberg."
 _OWNER = "hive.metastore.table.owner"
 _MAX_SIZE = "iceberg.hive.table-property-max-size"
 _DEFAULT_MAX_SIZE = 32672
 
-# Iceberg's names of properties that Hive calls otherwise.
+# Hive's names of Iceberg's properties, if they differ.
 _HIVE_NAMES = {"gc.enabled": "external.table.purge"}
 _STORAGE_HANDLER = "storage_handler"
 _CURRENT = {
@@ -78,7 +78,7 @@ _EXPOSED = (
     "current-snapshot-timestamp-ms",
     "current-snapshot-summary",
 )
-# What Hive calls the totals of the current snapshot's summary.
+# Hive's names of the totals in the current snapshot's summary.
 _STATISTICS = {
     "total-data-files": "numFiles",
     "total-records": "numRows",
@@ -89,24 +89,13 @@ _STATISTICS = {
 class HiveCommits(FileCommits):
     """Commits to the tables of a HiveCatalog.
 
-    Where Hive's lock is not used, the metastore must be one that checks the expected parameter: an
-    older one lets the last of two writers win, and nobody notices.
+    Without Hive's lock, the metastore must be one that compares the expected location. With an
+    older one, the second of two commits would silently replace the first.
     """
 
-    def _find(self, identifier: Identifier, trust: Trust) -> tuple[str, Trust]:
-        database, name = identifier
-        with hive_client(self.catalog) as client:
-            try:
-                parameters = client.get_table(database, name).parameters or {}
-            except NoSuchObjectException:
-                raise NoSuchTableError(f"Table does not exist: {database}.{name}") from None
-        location = parameters.get(METADATA_LOCATION)
-        if not location or parameters.get(TABLE_TYPE, "").lower() != ICEBERG:
-            raise NoSuchIcebergTableError(f"{database}.{name} is no table of Iceberg's")
-        return location, hive_trust(trust, parameters)
-
-    def _trust_after(self, trust: Trust, staged: Staged) -> Trust:
-        return replace(super()._trust_after(trust, staged), java_hash=staged.java_hash)
+    def _after(self, base: Base, staged: Staged) -> Base:
+        after = super()._after(base, staged)
+        return replace(after, trust=replace(after.trust, java_hash=staged.java_hash))
 
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
         database, name = base.identifier
@@ -121,9 +110,10 @@ class HiveCommits(FileCommits):
                 try:
                     table = client.get_table(database, name)
                 except NoSuchObjectException as error:
-                    raise CommitFailedException(f"{database}.{name} is gone") from error
-                found = (table.parameters or {}).get(METADATA_LOCATION)
-                if found != base.location:
+                    raise CommitFailedException(
+                        f"{database}.{name} does not exist any more"
+                    ) from error
+                if (table.parameters or {}).get(METADATA_LOCATION) != base.location:
                     raise CommitFailedException(
                         f"Table has been updated by another process: {database}.{name}"
                     )
@@ -163,7 +153,7 @@ class HiveCommits(FileCommits):
                     raise
                 raise NoSuchNamespaceError(f"Database does not exist: {database}") from error
 
-    def _settled_location(self, identifier: Identifier) -> str | None:
+    def _current_location(self, identifier: Identifier) -> str | None:
         database, name = identifier
         with hive_client(self.catalog) as client:
             try:
@@ -172,18 +162,18 @@ class HiveCommits(FileCommits):
                 return None
         return parameters.get(METADATA_LOCATION)
 
-    def _may_land(self, error: BaseException, is_new: bool) -> bool:
-        # What the metastore says of its own has an end: it will do nothing afterwards.
+    def _may_still_commit(self, error: BaseException, is_new: bool) -> bool:
+        # After an answer of its own, the metastore does nothing more.
         is_answer = isinstance(error, TException) and not isinstance(
             error, TTransportException | TProtocolException
         )
         return not is_answer
 
-    # No context managers of contextlib here: they set an attribute of exceptions that pass, and
-    # Hive's own cannot be changed.
+    # Not a context manager of contextlib: that sets an attribute of exceptions that pass through
+    # it, and Hive's exceptions cannot be changed.
     def _lock(self, client: Any, base: Base) -> int | None:
-        """Return the id of Hive's lock of the table, None where it goes without. Raises
-        CommitFailedException when it cannot be had, NotImplementedError when the metastore has no
+        """Return the ID of Hive's lock of the table; None if the table does not use it. Raises
+        CommitFailedException if others hold it, and NotImplementedError if the metastore has no
         locks."""
         properties = base.metadata.get("properties") or {}
         if not self._flag(properties, _LOCK_ENABLED, default=True):
@@ -192,8 +182,8 @@ class HiveCommits(FileCommits):
             return hive_table_lock(self.catalog, client, *base.identifier)
         except (MetaException, TApplicationException) as error:
             raise NotImplementedError(
-                f"the metastore gives no lock of {'.'.join(base.identifier)}: where it checks the "
-                f"parameter that is expected, set the table's {_LOCK_ENABLED!r} to 'false'"
+                f"the metastore gives no lock of {'.'.join(base.identifier)}: if its version is "
+                f"2.3.10, 3.1.4 or 4.0 or later, set the table's {_LOCK_ENABLED!r} to 'false'"
             ) from error
 
     def _unlock(self, client: Any, lock_id: int | None, base: Base) -> None:
@@ -202,16 +192,16 @@ class HiveCommits(FileCommits):
         try:
             client.unlock(UnlockRequest(lockid=lock_id))
         except Exception as error:
-            # It ends by itself; what was done under it stands.
+            # The lock expires by itself. The commit is not affected.
             name = ".".join(base.identifier)
-            _log.warning("the lock of %s is left behind: %s", name, type(error).__name__)
+            _log.warning("the lock of %s is not released: %s", name, type(error).__name__)
 
     def _flag(self, properties: Mapping[str, str], name: str, *, default: bool) -> bool:
-        configured = self.catalog.properties.get(_CONFIGURED + name, str(default))
+        configured = self.catalog.properties.get(_DEFAULT_PREFIX + name, str(default))
         return str(properties.get(name, configured)).lower() == "true"
 
     def _storage(self, metadata: Mapping[str, Any]) -> StorageDescriptor:
-        """Return the columns and the location, as Hive has them."""
+        """Return the columns and the location in Hive's form."""
         hive2 = str(self.catalog.properties.get(HIVE2_COMPATIBLE, "false")).lower() == "true"
         converter = _HiveTypes(hive2)
         fields = parse_schema(_current(metadata, "schemas", "schema-id")).fields
@@ -238,18 +228,18 @@ class HiveCommits(FileCommits):
     def _parameters(
         self, before: Mapping[str, str] | None, staged: Staged, base: Base | None
     ) -> dict[str, str]:
-        """Return a table's parameters as they have to be once ``staged`` is its metadata; foreign
-        ones stay."""
+        """Return a table's parameters after ``staged`` becomes its metadata. Other parameters
+        stay."""
         metadata = staged.metadata
         properties = metadata.get("properties") or {}
-        found = dict(before or {})
+        parameters = dict(before or {})
         for name in (base.metadata.get("properties") or {}) if base else ():
             if name not in properties:
-                found.pop(_HIVE_NAMES.get(name, name), None)
+                parameters.pop(_HIVE_NAMES.get(name, name), None)
         for name, value in properties.items():
             if name.lower() != _OWNER:
-                found[_HIVE_NAMES.get(name, name)] = str(value)
-        found |= {
+                parameters[_HIVE_NAMES.get(name, name)] = str(value)
+        parameters |= {
             "uuid": metadata["table-uuid"],
             TABLE_TYPE: ICEBERG.upper(),
             METADATA_LOCATION: staged.location,
@@ -257,21 +247,21 @@ class HiveCommits(FileCommits):
             "snapshot-count": str(len(metadata.get("snapshots") or ())),
         }
         if base is not None:
-            found["previous_metadata_location"] = base.location
-        if TABLE_KEY_ID in found:
-            found[METADATA_HASH] = staged.java_hash
-        found.pop("COLUMN_STATS_ACCURATE", None)
-        found.pop(_STORAGE_HANDLER, None)
+            parameters["previous_metadata_location"] = base.location
+        if TABLE_KEY_ID in parameters:
+            parameters[METADATA_HASH] = staged.java_hash
+        parameters.pop("COLUMN_STATS_ACCURATE", None)
+        parameters.pop(_STORAGE_HANDLER, None)
         if self._is_for_hive(metadata):
-            found[_STORAGE_HANDLER] = "org.apache.iceberg.mr.hive.HiveIcebergStorageHandler"
-        return found | self._exposed(metadata, found)
+            parameters[_STORAGE_HANDLER] = "org.apache.iceberg.mr.hive.HiveIcebergStorageHandler"
+        return parameters | self._exposed(metadata, parameters)
 
-    def _exposed(self, metadata: Mapping[str, Any], found: dict[str, str]) -> dict[str, str]:
-        """Return what others may see of the metadata without reading it; take old values of that
-        out of ``found``."""
+    def _exposed(self, metadata: Mapping[str, Any], parameters: dict[str, str]) -> dict[str, str]:
+        """Return the parts of the metadata that Hive shows as parameters. Remove their old values
+        from ``parameters``."""
         max_size = int(self.catalog.properties.get(_MAX_SIZE, _DEFAULT_MAX_SIZE))
         for name in _EXPOSED:
-            found.pop(name, None)
+            parameters.pop(name, None)
         exposed = {"current-schema": _printed(_current(metadata, "schemas", "schema-id"))}
         spec = _current(metadata, "partition-specs", "spec-id")
         if any(f["transform"] != "void" for f in spec["fields"]):
@@ -294,7 +284,7 @@ class HiveCommits(FileCommits):
 
 
 class _HiveTypes(SchemaToHiveConverter):
-    """PyIceberg's, with the types of format version 3 that Hive has a name for."""
+    """PyIceberg's converter, with the types of format version 3 that Hive has a name for."""
 
     def primitive(self, primitive: PrimitiveType) -> str:
         if isinstance(primitive, TimestampNanoType):
@@ -304,16 +294,16 @@ class _HiveTypes(SchemaToHiveConverter):
         try:
             return super().primitive(primitive)
         except KeyError:
-            return "unknown"  # as Java has it for what Hive does not know
+            return "unknown"  # as in Java, for types that Hive does not have
 
 
 def _current(metadata: Mapping[str, Any], name: str, id_name: str) -> dict[str, Any]:
     """Return a table's current schema, default spec or default sort order."""
     current = _CURRENT[name]
-    found: dict[str, Any]
-    for found in metadata[name]:
-        if found.get(id_name, 0) == metadata[current]:
-            return found
+    entry: dict[str, Any]
+    for entry in metadata[name]:
+        if entry.get(id_name, 0) == metadata[current]:
+            return entry
     raise MetadataIntegrityError(f"{current!r} is not among the {name!r}")
 
 

@@ -1,6 +1,6 @@
-"""A table's new metadata.json: its text, its place, its log of earlier files.
+"""A table's new metadata.json: its text, its location, its log of earlier files.
 
-Pure over the parsed JSON; knows nothing of catalogs, nor of who writes the file. Follows Java's
+Pure functions over the parsed JSON. Knows nothing of catalogs. Follows Java's
 ``TableMetadataParser``, ``BaseMetastoreTableOperations`` and ``TableMetadata``.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from ..read.metadata import MAX_METADATA_SIZE
 from ..spec.java_json import hash_of, java_hash, java_print
-from ..storage.home import versions_beside
+from ..storage.table_folders import versions_beside
 
 __all__ = [
     "hash_of",
@@ -33,27 +33,27 @@ DEFAULT_PREVIOUS_VERSIONS_MAX = 100
 
 _EXTENSIONS = {"none": ".metadata.json", "gzip": ".gz.metadata.json"}
 _COMPRESSED = (_EXTENSIONS["gzip"], ".metadata.json.gz")
-# Java takes a table whose log goes back in time by more than this for damaged.
+# Java refuses a table whose log goes back in time by more than this.
 CLOCK_SKEW_MS = 60_000
 
 
 def print_metadata(metadata: Mapping[str, Any]) -> bytes:
-    """Return the text of a metadata.json, in Java's form; fields unknown to Java stay.
+    """Return the text of a metadata.json, in Java's form. Fields that Java does not know stay.
 
-    Raises ValueError for what JSON cannot say: NaN, infinities, text that is not Unicode.
+    Raises ValueError for values that JSON does not have: NaN, infinities, text that is not Unicode.
     """
     return java_print(metadata)
 
 
 def stored_form(text: bytes, location: str) -> bytes:
-    """Return the bytes of the file at ``location`` for a metadata's text: compressed or not.
+    """Return the bytes of the file at ``location``: the text, compressed if the name says so.
 
-    Raises ValueError when the metadata is larger than readers accept.
+    Raises ValueError if the metadata is larger than readers accept.
     """
     if len(text) > MAX_METADATA_SIZE:
         raise ValueError(
-            f"the metadata has {len(text)} bytes, more than {MAX_METADATA_SIZE >> 20} MiB: "
-            "expire snapshots"
+            f"the metadata has {len(text)} bytes, but at most {MAX_METADATA_SIZE >> 20} MiB are "
+            "allowed: expire snapshots"
         )
     return gzip.compress(text, mtime=0) if location.endswith(_COMPRESSED) else text
 
@@ -61,17 +61,17 @@ def stored_form(text: bytes, location: str) -> bytes:
 def next_metadata_location(
     metadata: Mapping[str, Any], base_location: str | None, *, is_beside: bool = False
 ) -> str:
-    """Return a new place for a table's metadata.json, which no other attempt has.
+    """Return a new location for a table's metadata.json. No other attempt has the same.
 
-    ``base_location`` is that of the current one, None for a new table. The table's
-    ``write.metadata.compression-codec`` is obeyed, and its ``write.metadata.path`` and location
-    unless the new file ``is_beside`` the current one. Raises ValueError for an unknown codec.
+    ``base_location`` is that of the current one, None for a new table. The folder is that of
+    ``write.metadata.path`` or the table's own; if ``is_beside`` is true, it is that of the current
+    file. Raises ValueError if ``write.metadata.compression-codec`` is unknown.
     """
     properties = metadata.get("properties") or {}
     codec = properties.get(COMPRESSION, "none")
     extension = _EXTENSIONS.get(str(codec).lower())
     if extension is None:
-        raise ValueError(f"{COMPRESSION} is {codec!r}; it is 'none' or 'gzip'")
+        raise ValueError(f"{COMPRESSION} is {codec!r}: change it to 'none' or 'gzip'")
     if is_beside and base_location is not None:
         folder = base_location.rpartition("/")[0]
     else:
@@ -83,46 +83,46 @@ def next_metadata_location(
 def with_metadata_log(
     metadata: Mapping[str, Any], previous_location: str | None, previous_last_updated_ms: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the metadata with its predecessor's file in its log, and the files to be deleted.
+    """Return the metadata with the previous file in its log, and the files to delete.
 
-    The log keeps the last ``write.metadata.previous-versions-max`` files; those that leave it are
-    to be deleted, once this metadata is committed, if
-    ``write.metadata.delete-after-commit.enabled``: only metadata files in the predecessor's folder,
-    since the log is no better protected than the file that it stands in. Raises ValueError when one
-    of the two is not what it has to be, or when the table's clock would go back.
+    The log keeps the last ``write.metadata.previous-versions-max`` files. If
+    ``write.metadata.delete-after-commit.enabled`` is true, older ones are to be deleted after the
+    commit. Only files in the previous file's folder are, because somebody may have changed the log.
+    Raises ValueError if the first property is not a number, or if the table's clock would go back.
     """
     if previous_location is None:
         return dict(metadata), []
     properties = metadata.get("properties") or {}
     text = properties.get(PREVIOUS_VERSIONS_MAX, DEFAULT_PREVIOUS_VERSIONS_MAX)
     try:
-        kept = max(1, int(text))
+        length = max(1, int(text))
     except ValueError:
-        raise ValueError(f"{PREVIOUS_VERSIONS_MAX} is {text!r}, not a number") from None
+        raise ValueError(
+            f"{PREVIOUS_VERSIONS_MAX} is {text!r}: change it to a whole number"
+        ) from None
     if metadata["last-updated-ms"] - previous_last_updated_ms < -CLOCK_SKEW_MS:
         raise ValueError(
-            f"the table was updated at {previous_last_updated_ms} ms, and it is "
-            f"{metadata['last-updated-ms']} ms here: this machine's clock is slow"
+            f"the table was updated at {previous_last_updated_ms} ms, but here it is "
+            f"{metadata['last-updated-ms']} ms: correct this machine's clock, which is slow"
         )
     log = [
         *(metadata.get("metadata-log") or ()),
         {"timestamp-ms": previous_last_updated_ms, "metadata-file": previous_location},
     ]
-    gone = log[:-kept]
     deletes = str(properties.get(DELETE_AFTER_COMMIT, "false")).lower() == "true"
-    files = [entry["metadata-file"] for entry in gone] if deletes else []
+    files = [entry["metadata-file"] for entry in log[:-length]] if deletes else []
     expired = versions_beside(previous_location, files)
-    return {**metadata, "metadata-log": log[-kept:]}, expired
+    return {**metadata, "metadata-log": log[-length:]}, expired
 
 
 def _version(location: str | None) -> int:
-    """Return the number that begins a metadata file's name, -1 where there is none."""
+    """Return the number at the start of a metadata file's name; -1 if it has none."""
     number, dash, _ = (location or "").rpartition("/")[2].partition("-")
     return int(number) if dash and number.isascii() and number.isdigit() else -1
 
 
 def without_trailing_slash(location: str) -> str:
-    """Return a location without slashes at its end, as Java has it; a scheme's own stay."""
+    """Return a location without slashes at its end, as in Java. Those of ``file://`` stay."""
     while location.endswith("/") and not location.endswith("://"):
         location = location[:-1]
     return location

@@ -1,4 +1,4 @@
-"""The updates that create a table."""
+"""The updates that create a table, and the properties that an encrypted one may have."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pyiceberg.partitioning import PartitionSpec, assign_fresh_partition_spec_id
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table.sorting import SortOrder, assign_fresh_sort_order_ids
 
+from ...key_metadata import KEY_SIZES
+from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..read.metadata import FORMAT_VERSION
 from ..spec.column_types import check_writable
 from ..spec.java_json import schema_in_java_order
@@ -17,16 +19,44 @@ from ..spec.properties import FORMAT_VERSION_PROPERTY, property_text, refuse_res
 from .metadata_file import PREVIOUS_VERSIONS_MAX, without_trailing_slash
 from .updates import LAST_ADDED
 
+_FILE_FORMAT = "write.format.default"
 _PARQUET_CODEC = "write.parquet.compression-codec"
 _METRICS_OF_COLUMN = "write.metadata.metrics.column."
 
-# Those that a commit counts by: Java refuses a new table where one is no number.
+# Java refuses a new table if one of these is not a number.
 _COUNTS = (
     "commit.retry.num-retries",
     "commit.retry.min-wait-ms",
     "commit.retry.max-wait-ms",
     "commit.retry.total-timeout-ms",
 )
+
+
+def check_encryption(properties: Mapping[str, str]) -> int:
+    """Return the length of an encrypted table's data keys (bytes). Raises ValueError for properties
+    that a new encrypted table cannot have."""
+    version = str(properties.get(FORMAT_VERSION_PROPERTY, FORMAT_VERSION))
+    if version != str(FORMAT_VERSION):
+        raise ValueError(
+            f"an encrypted table has format version {FORMAT_VERSION}, not {version}: remove the "
+            f"property {FORMAT_VERSION_PROPERTY!r}"
+        )
+    for name in properties:
+        if name.startswith("encryption.") and name not in (TABLE_KEY_ID, DATA_KEY_LENGTH):
+            raise ValueError(
+                f"the table property {name!r} does not exist: use {TABLE_KEY_ID!r} or "
+                f"{DATA_KEY_LENGTH!r}"
+            )
+    file_format = properties.get(_FILE_FORMAT, "parquet")
+    if file_format.lower() not in ("parquet", "avro"):
+        raise ValueError(
+            "the data files of an encrypted table are parquet or avro, "
+            f"not {file_format}: change {_FILE_FORMAT!r}"
+        )
+    length = properties.get(DATA_KEY_LENGTH, str(DEFAULT_DATA_KEY_LENGTH))
+    if length not in map(str, KEY_SIZES):
+        raise ValueError(f"the property {DATA_KEY_LENGTH!r} must be 16, 24 or 32, not {length!r}")
+    return int(length)
 
 
 def new_table_updates(
@@ -37,25 +67,26 @@ def new_table_updates(
     properties: Mapping[str, Any],
     uuid: uuids.UUID | str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the updates that create a table of format version 3, with fresh ids.
+    """Return the updates that create a table of format version 3, with fresh IDs.
 
-    ``properties`` may say ``format-version``, which is not kept as a property. Raises ValueError
-    for another version, for properties that are reserved or that Java refuses in a new table, and
-    for a partition spec or sort order that does not fit the schema; UnsupportedTypeError for a
-    column that could not be written.
+    ``properties`` may have ``format-version``; the new table does not get it as a property. Raises
+    ValueError for another version, for properties that are reserved or that Java refuses in a new
+    table, and for a partition spec or sort order that does not fit the schema. Raises
+    UnsupportedTypeError for a column that could not be written.
     """
-    kept = {name: property_text(name, value) for name, value in properties.items()}
-    version = kept.pop(FORMAT_VERSION_PROPERTY, str(FORMAT_VERSION))
+    texts = {name: property_text(name, value) for name, value in properties.items()}
+    version = texts.pop(FORMAT_VERSION_PROPERTY, str(FORMAT_VERSION))
     if version != str(FORMAT_VERSION):
         raise ValueError(
-            f"tables are written in format version {FORMAT_VERSION}, and {version} was asked for"
+            f"new tables have format version {FORMAT_VERSION}, not {version}: remove the property "
+            f"{FORMAT_VERSION_PROPERTY!r}"
         )
-    refuse_reserved(kept)
-    # Java does so for new tables, and means gzip where it is not set.
-    kept.setdefault(_PARQUET_CODEC, "zstd")
-    check_writable(schema, is_avro=kept.get("write.format.default", "").lower() == "avro")
+    refuse_reserved(texts)
+    # As Java does for new tables. If the property is missing, Java uses gzip.
+    texts.setdefault(_PARQUET_CODEC, "zstd")
+    check_writable(schema, is_avro=texts.get(_FILE_FORMAT, "").lower() == "avro")
     fresh_schema = assign_fresh_schema_ids(schema)
-    _check_new_properties(kept, schema)
+    _check_new_properties(texts, schema)
     fresh_spec = assign_fresh_partition_spec_ids(partition_spec, schema, fresh_schema)
     fresh_order = assign_fresh_sort_order_ids(sort_order, schema, fresh_schema)
     return [
@@ -68,7 +99,7 @@ def new_table_updates(
         {"action": "add-sort-order", "sort-order": _plain(fresh_order)},
         {"action": "set-default-sort-order", "sort-order-id": LAST_ADDED},
         {"action": "set-location", "location": without_trailing_slash(location)},
-        {"action": "set-properties", "updates": kept},
+        {"action": "set-properties", "updates": texts},
     ]
 
 
@@ -80,10 +111,10 @@ def _plain(model: Schema | PartitionSpec | SortOrder) -> dict[str, Any]:
 def _check_new_properties(properties: Mapping[str, str], schema: Schema) -> None:
     for name in (*_COUNTS, PREVIOUS_VERSIONS_MAX):
         text = properties.get(name, "0")
-        # Less than none is none, as in PyIceberg. Java refuses it in a new table.
+        # A negative count means 0, as in PyIceberg. Java refuses it in a new table.
         digits = text.removeprefix("-") if name in _COUNTS else text
         if not (digits.isascii() and digits.isdigit()):
-            raise ValueError(f"{name} is {text!r}: it has to be a whole number, 0 or more")
+            raise ValueError(f"{name} is {text!r}: it must be a whole number, 0 or more")
     for name in properties:
         if name.startswith(_METRICS_OF_COLUMN):
             column = name.removeprefix(_METRICS_OF_COLUMN)

@@ -1,11 +1,17 @@
 """``RestCommits``: commits to a server of the REST protocol, which applies the updates itself.
 
-The server has nothing but the requirements to tell two writers apart, and may be one that does not
-know of encryption keys. So a table's first key is committed alone and looked for in the answer, a
-snapshot's keys are sent with it each time, and the keys of all snapshots are looked for in every
-answer. Where an answer was lost, snapshots and their sequence numbers tell what became of the
-commit. Follows the REST specification and Java's ``RESTTableOperations`` and ``CatalogHandlers``.
-Knows nothing of metadata files.
+Only the requirements tell two writers apart, and the server may not know of encryption keys. So
+every commit is built and checked like this::
+
+    create   1. the table without snapshots     are its keys in the answer? if not, drop the table
+             2. snapshots and their keys        as a commit
+    commit   1. the table's first keys alone    are they in the answer? if not, refuse
+             2. keys that wrap the sent keys, then the updates
+             3. are all needed keys in the answer? if another writer removed one, add it again
+
+If an answer was lost, the server is asked for the table: snapshot IDs and sequence numbers show
+whether the commit was made. Follows the REST specification and Java's ``RESTTableOperations`` and
+``CatalogHandlers``. Knows nothing of metadata files.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
@@ -24,7 +30,6 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.typedef import Identifier, Properties
 
@@ -37,19 +42,23 @@ from ..pyiceberg.rest import (
     refused_by_rest_server,
     stage_rest_table,
 )
-from ..read.metadata import read_metadata, table_key_id
+from ..read.metadata import table_key_id
+from ..spec.constants import MAIN_BRANCH
 from ..spec.requirements import check_requirements
 from ..spec.table_keys import needed_keys
 from ..storage.output import TableOutput
-from ..storage.trust import Trust, rest_trust
-from .commits import Base, Commits, Place, ask_again, check_still_encrypted, plain_dicts
+from ..storage.trust import Trust
+from .base import Base, TableConfig
+from .commits import Commits, NewLocation, Update, check_still_encrypted, plain_dicts
+from .outcome import after_commit, not_committed, was_committed
 from .updates import apply_updates
 
 _log = logging.getLogger(__name__)
 
-Update = dict[str, Any]
+# A table's metadata as the server has it, and its location, which may be empty.
+_Current: TypeAlias = "tuple[dict[str, Any], str]"
 
-# Updates of a new table that are sent once its keys are known to be kept.
+# Updates of a new table that wait until the server has its keys.
 _OF_SNAPSHOTS = (
     "add-snapshot",
     "set-snapshot-ref",
@@ -57,34 +66,29 @@ _OF_SNAPSHOTS = (
     "remove-snapshot-ref",
 )
 _FORMAT_VERSION = {"format-version": "3"}
-_NO_SNAPSHOT = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": None}
-# Of a server that did not do what it was asked to: a lost race, another client's turn, its rules.
+_NO_SNAPSHOT = {"type": "assert-ref-snapshot-id", "ref": MAIN_BRANCH, "snapshot-id": None}
 _DONE = (200, 201)
 _NOT_FOUND, _CONFLICT, _TOO_MANY = 404, 409, 429
+# Some servers answer with these if the updates fitted the base, but another commit came first.
 _MAY_BE_CONFLICTS = (400, 422)
 
 
 class RestCommits(Commits):
-    """Commits to the tables of a RestCatalog. Raises NotImplementedError for a server that has no
-    commits."""
+    """Commits to the tables of a RestCatalog. Raises NotImplementedError if the server does not
+    support commits."""
 
     def __init__(self, catalog: Catalog) -> None:
         super().__init__(catalog)
         check_rest_commits(catalog)
 
-    def load(self, identifier: str | Identifier, trust: Trust) -> Base:
-        base = self._ask(Catalog.identifier_to_tuple(identifier), trust)
-        self.check(base)
-        return base
-
-    def place(
+    def new_location(
         self,
         identifier: str | Identifier,
         location: str | None,
         schema: Schema,
         properties: Properties,
-    ) -> Place:
-        # The server stages the table: it says where and with which credentials, and forgets it.
+    ) -> NewLocation:
+        # The server stages the table: it answers with a location and credentials, and forgets it.
         name = Catalog.identifier_to_tuple(identifier)
         request = {
             "name": name[-1],
@@ -94,7 +98,8 @@ class RestCommits(Commits):
             "properties": {k: str(v) for k, v in {**_FORMAT_VERSION, **properties}.items()},
         }
         metadata, _, config, storage = stage_rest_table(self.catalog, name, request)
-        return Place(str(location or metadata["location"]).rstrip("/"), config, storage)
+        location = str(location or metadata["location"]).rstrip("/")
+        return NewLocation(location, TableConfig(config, storage))
 
     def commit(
         self,
@@ -109,18 +114,20 @@ class RestCommits(Commits):
         check_requirements(base.metadata, required)
         if not sent:
             return base
-        after = self._next(base, sent, new_key_id, _time_after(base.metadata))
+        expected = self._updated(base, sent, new_key_id, _time_after(base.metadata))
         trust = replace(base.trust, key_id=new_key_id or base.trust.key_id)
         if any(update["action"] == "remove-encryption-key" for update in sent):
             required += _same_refs(base.metadata, required)
         required = _same_table(base.metadata, required)
         if not base.metadata.get("encryption-keys"):
-            first = [update for update in sent if _is_wrapped_by_master(update, after)]
+            first = [update for update in sent if _is_wrapped_by_master(update, expected)]
             if first:
                 self._commit_first_keys(base, first)
-        sent = [*_kept_alive(base.metadata, sent), *sent]
-        answer = self._commit(base, sent, required)
-        return self._accepted(base, answer, after, set(_added_keys(sent)), trust)
+        sent = [*_wrapping_keys(base.metadata, sent), *sent]
+        current = self._send(base, sent, required)
+        return self._confirmed(
+            replace(base, trust=trust), current, expected, set(_added_keys(sent))
+        )
 
     def create(
         self,
@@ -128,51 +135,43 @@ class RestCommits(Commits):
         updates: Sequence[Mapping[str, Any]],
         output: TableOutput,
         *,
-        place: Place | None = None,
+        new_location: NewLocation | None = None,
     ) -> Base:
         name = Catalog.identifier_to_tuple(identifier)
         sent = plain_dicts(updates)
-        after = apply_updates(None, sent, now_ms=now_ms())
-        place = place or Place(after["location"])
-        self._refuse_foreign_code(place, after)
-        trust = Trust((after.get("properties") or {}).get(TABLE_KEY_ID) or None, is_server_s=True)
-        check_still_encrypted({}, after, trust.key_id)
-        # What depends on keys waits until the server has shown that it keeps them.
-        later = [update for update in sent if _depends_on_keys(update, after)]
-        begun = [update for update in sent if update not in later]
-        base = Base(name, after, "", trust, place.config, place.storage)
-        metadata, location = self._commit(base, begun, [{"type": "assert-create"}], is_new=True)
-        made = replace(base, metadata=metadata, location=location)
+        expected = apply_updates(None, sent, now_ms=now_ms())
+        new_location = new_location or NewLocation(expected["location"])
+        self._refuse_redirection(expected, new_location.config, new_location.location)
+        key_id = (expected.get("properties") or {}).get(TABLE_KEY_ID) or None
+        check_still_encrypted({}, expected, key_id)
+        later = [update for update in sent if _depends_on_keys(update, expected)]
+        now = [update for update in sent if update not in later]
+        base = Base(name, expected, "", Trust(key_id, is_server_s=True), new_location.config)
+        metadata, location = self._send(base, now, [{"type": "assert-create"}], is_new=True)
+        created = replace(base, metadata=metadata, location=location)
         try:
-            self.check(made)
-            if _lost(metadata, after, set(_added_keys(begun))):
-                raise _loses_keys(name)
-            return self.commit(made, later, [_NO_SNAPSHOT], output)
+            self.check(created)
+            if _lost_keys(metadata, expected, set(_added_keys(now))):
+                raise _server_loses_keys(name)
+            return self.commit(created, later, [_NO_SNAPSHOT], output)
         except CommitStateUnknownException:
             raise
         except BaseException:
-            self._undo(made)
+            self._undo(created)
             raise
 
-    def _ask(self, identifier: Identifier, trust: Trust) -> Base:
-        metadata, location, config, storage = ask_rest_server(self.catalog, identifier)
-        trust = rest_trust(trust, metadata)
-        if trust.metadata_sha256 is not None:
-            # The hash is of the file: then the file it is, and not a server's word.
-            io = load_file_io({**self.catalog.properties, **storage}, location)
-            metadata = read_metadata(io, location, trust)
-        return Base(identifier, metadata, location, trust, config, storage)
+    def _ask(self, identifier: Identifier) -> _Current:
+        return ask_rest_server(self.catalog, identifier)[:2]
 
-    def _commit(
+    def _send(
         self,
         base: Base,
         updates: list[Update],
         requirements: list[Update],
         *,
         is_new: bool = False,
-    ) -> tuple[dict[str, Any], str]:
-        """Send a commit; return the metadata that came of it, and the location of that. Raises as
-        ``commit`` and ``create``."""
+    ) -> _Current:
+        """Send a commit; return what is current then. Raises as ``commit`` and ``create``."""
         name = ".".join(base.identifier)
         body = {
             "identifier": {"namespace": base.identifier[:-1], "name": base.identifier[-1]},
@@ -180,21 +179,21 @@ class RestCommits(Commits):
             "updates": updates,
         }
         try:
-            response = post_to_rest_server(self.catalog, base.identifier, base.config, body)
+            response = post_to_rest_server(self.catalog, base.identifier, base.config.config, body)
             if response.status_code in _DONE:
                 answer = response.json()
                 return dict(answer["metadata"]), str(answer.get("metadata-location") or "")
         except NotSentError as error:
             raise CommitFailedException(f"{name}: the server cannot be reached") from error
         except BaseException as error:
-            return self._settle(base, updates, requirements, error, is_new=is_new)
+            return self._without_answer(base, updates, requirements, error, is_new=is_new)
         status = response.status_code
         if status < 400:
-            # A proxy's word, that somebody else is to be asked.
+            # A proxy redirects the request.
             raise OSError(f"{name}: the server answers a commit with status {status}")
         refusal = refused_by_rest_server(response)
         if status >= 500:
-            return self._settle(base, updates, requirements, refusal, is_new=is_new)
+            return self._without_answer(base, updates, requirements, refusal, is_new=is_new)
         if status == _CONFLICT and is_new:
             raise TableAlreadyExistsError(f"Table {name} already exists") from refusal
         if status == _NOT_FOUND and is_new:
@@ -206,16 +205,16 @@ class RestCommits(Commits):
         raise refusal
 
     def _has_moved_on(self, base: Base) -> bool:
-        """Whether there were other commits since: updates that fitted the base may not fit now."""
+        """Return whether there were other commits since ``base``."""
         try:
-            current = self._ask(base.identifier, Trust()).metadata
+            current, _ = self._ask(base.identifier)
         except Exception:
             return False
-        # But for the keys, which may be this writer's first.
+        # Keys are left out: they may be this writer's first.
         ignored = {"encryption-keys": None, "metadata-log": None, "last-updated-ms": None}
         return {**current, **ignored} != {**base.metadata, **ignored}
 
-    def _settle(
+    def _without_answer(
         self,
         base: Base,
         updates: list[Update],
@@ -223,112 +222,90 @@ class RestCommits(Commits):
         error: BaseException,
         *,
         is_new: bool,
-    ) -> tuple[dict[str, Any], str]:
-        """Return the table's metadata when a commit whose answer is lost was made; else raise."""
-        name = ".".join(base.identifier)
-        found: list[Base] = []
+    ) -> _Current:
+        """Return what is current if a commit that ended in ``error`` was made. Otherwise raise as
+        ``commit`` and ``create``."""
+        current: _Current = {}, ""
 
-        def was_made() -> bool | None:
+        def ask() -> bool | None:
+            nonlocal current
             try:
-                fresh = self._ask(base.identifier, Trust())
+                current = self._ask(base.identifier)
             except NoSuchTableError:
                 return None
-            found[:] = [fresh]
             if is_new:
-                return bool(fresh.metadata["table-uuid"] == base.metadata["table-uuid"])
-            return _was_made(fresh.metadata, base.metadata, updates, requirements)
+                return bool(current[0]["table-uuid"] == base.metadata["table-uuid"])
+            return _shows(current[0], base.metadata, updates, requirements)
 
-        try:
-            made = ask_again(was_made, base.metadata)
-        except BaseException:
-            # A second Ctrl-C. The first question was not answered yet.
-            made = None
-        if made is None:
-            raise CommitStateUnknownException(
-                f"nobody can tell whether a commit of {name} was made: {type(error).__name__}"
-            ) from error
+        if was_committed(base.identifier, base.metadata, error, ask):
+            return current
         if not isinstance(error, Exception):
-            if made:
-                raise CommitStateUnknownException(
-                    f"a commit of {name} was made, and interrupted afterwards"
-                ) from error
             raise error
-        if made:
-            return found[0].metadata, found[0].location
         if is_new:
-            raise TableAlreadyExistsError(f"Table {name} already exists") from error
-        raise CommitFailedException(
-            f"a commit of {name} was not made: {type(error).__name__}"
-        ) from error
+            raise TableAlreadyExistsError(
+                f"Table {'.'.join(base.identifier)} already exists"
+            ) from error
+        raise not_committed(base.identifier, error) from error
 
     def _commit_first_keys(self, base: Base, first: list[Update]) -> None:
-        """Commit a table's first keys alone. Raises NotImplementedError when they are lost."""
+        """Commit a table's first keys alone. Raises NotImplementedError if the server loses
+        them."""
         try:
-            metadata, _ = self._commit(base, first, _same_table(base.metadata, []))
+            metadata, _ = self._send(base, first, _same_table(base.metadata, []))
         except CommitStateUnknownException as error:
-            # What matters was not sent yet.
+            # The commit itself was not sent yet.
             raise CommitFailedException(str(error)) from error
-        sent = {update["encryption-key"]["key-id"] for update in first}
-        after = apply_updates(base.metadata, first, now_ms=_time_after(base.metadata))
-        if _lost(metadata, after, sent):
-            raise _loses_keys(base.identifier)
+        expected = apply_updates(base.metadata, first, now_ms=_time_after(base.metadata))
+        if _lost_keys(metadata, expected, set(_added_keys(first))):
+            raise _server_loses_keys(base.identifier)
 
-    def _accepted(
-        self,
-        base: Base,
-        answer: tuple[dict[str, Any], str],
-        after: Mapping[str, Any],
-        sent: set[str],
-        trust: Trust,
+    def _confirmed(
+        self, base: Base, current: _Current, expected: Mapping[str, Any], sent: set[str]
     ) -> Base:
-        """Return the base that a commit has made, once its keys are seen in the answer: those of
-        the ids ``sent``, and those that snapshots need. ``after`` is what it was to be.
+        """Return the base after a commit, once its keys are seen in the answer ``current``: those
+        of the IDs ``sent``, and those that snapshots need.
 
-        Another writer may have taken out a key that this commit had relied on: it is put back.
-        Raises CommitStateUnknownException, for the commit was made.
+        ``expected`` is the metadata that the commit was to make. Another writer may have removed a
+        key that this commit relied on; then it is added again. Raises CommitStateUnknownException,
+        because the commit was made.
         """
-        metadata, location = answer
-        try:
-            lost = _lost(metadata, after, sent)
+        metadata, location = current
+        with after_commit(base.identifier):
+            lost = _lost_keys(metadata, expected, sent)
             if lost:
-                again = list(_put_back(metadata, lost))
-                metadata, location = self._commit(base, again, _same_table(metadata, []))
-                if _lost(metadata, after, sent):
-                    raise _loses_keys(base.identifier)
-            trust = replace(trust, metadata_sha256=None, is_server_s=True)
+                again = list(_replacing(metadata, lost))
+                metadata, location = self._send(base, again, _same_table(metadata, []))
+                if _lost_keys(metadata, expected, sent):
+                    raise _server_loses_keys(base.identifier)
+            trust = replace(base.trust, metadata_sha256=None, is_server_s=True)
             table_key_id(metadata, trust, location)
-        except CommitStateUnknownException:
-            raise
-        except BaseException as error:
-            raise CommitStateUnknownException(
-                f"a commit of {'.'.join(base.identifier)} was made, and then: {error}"
-            ) from error
         return replace(base, metadata=metadata, location=location, trust=trust)
 
-    def _undo(self, made: Base) -> None:
-        """Drop a table that was just created, if nobody has written to it."""
-        name = ".".join(made.identifier)
+    def _undo(self, created: Base) -> None:
+        """Drop a table that was just created, unless another writer has committed to it."""
+        name = ".".join(created.identifier)
         try:
-            if self._ask(made.identifier, Trust()).location == made.location:
-                self.catalog.drop_table(made.identifier)
+            if self._ask(created.identifier)[1] == created.location:
+                self.catalog.drop_table(created.identifier)
                 return
-            _log.warning("%s is left behind: somebody wrote to it", name)
+            _log.warning("%s is not dropped: another writer has committed to it", name)
         except Exception as error:
             _log.warning("%s is left behind: %s", name, type(error).__name__)
 
 
 def _time_after(metadata: Mapping[str, Any]) -> int:
-    """Return the time in ms, or the server's where its clock is ahead."""
+    """Return the time in ms, or the metadata's if a server's clock is ahead."""
     return max(now_ms(), int(metadata["last-updated-ms"]))
 
 
-def _was_made(
+def _shows(
     current: Mapping[str, Any],
     before: Mapping[str, Any],
     updates: list[Update],
     requirements: list[Update],
 ) -> bool | None:
-    """Whether a table's metadata shows that updates were committed, None if it cannot tell."""
+    """Return whether a table's current metadata shows that updates were committed upon ``before``;
+    None if it shows neither."""
     if current["table-uuid"] != before["table-uuid"]:
         return None
     added = {u["snapshot"]["snapshot-id"]: u["snapshot"] for u in updates if _adds_snapshot(u)}
@@ -336,7 +313,8 @@ def _was_made(
         others = {s["snapshot-id"]: s for s in current.get("snapshots") or ()}
         if added.keys() <= others.keys():
             return True
-        # No two snapshots have one sequence number, so the server will never take these.
+        # No two snapshots have the same sequence number. If another one has ours, the server will
+        # never accept ours.
         taken = {s["sequence-number"] for i, s in others.items() if i not in added}
         return None if taken.isdisjoint(s["sequence-number"] for s in added.values()) else False
     try:
@@ -356,12 +334,12 @@ def _comparable(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {**metadata, "encryption-keys": keys, "last-updated-ms": None}
 
 
-def _lost(
-    metadata: Mapping[str, Any], after: Mapping[str, Any], sent: Set[str]
+def _lost_keys(
+    metadata: Mapping[str, Any], expected: Mapping[str, Any], sent: Set[str]
 ) -> list[dict[str, Any]]:
-    """Return the keys of ``after`` that a server's metadata lacks: those that something in it needs
-    and those that were ``sent``."""
-    known = {entry["key-id"]: entry for entry in after.get("encryption-keys") or ()}
+    """Return the keys of ``expected`` that are missing from a server's metadata: those that were
+    ``sent``, and those that something in the metadata needs."""
+    known = {entry["key-id"]: entry for entry in expected.get("encryption-keys") or ()}
     held = {entry["key-id"]: entry for entry in metadata.get("encryption-keys") or ()}
     lost = {i for i in sent if i in known and _content(held.get(i)) != _content(known[i])}
     if known.keys() - held.keys():
@@ -377,7 +355,8 @@ def _content(entry: Mapping[str, Any] | None) -> tuple[Any, ...] | None:
     return entry["encrypted-key-metadata"], entry.get("encrypted-by-id"), properties
 
 
-def _put_back(metadata: Mapping[str, Any], lost: list[dict[str, Any]]) -> Iterator[Update]:
+def _replacing(metadata: Mapping[str, Any], lost: list[dict[str, Any]]) -> Iterator[Update]:
+    """Yield updates that add keys again, in place of other keys with the same IDs."""
     held = {entry["key-id"] for entry in metadata.get("encryption-keys") or ()}
     for entry in lost:
         if entry["key-id"] in held:
@@ -385,9 +364,9 @@ def _put_back(metadata: Mapping[str, Any], lost: list[dict[str, Any]]) -> Iterat
         yield {"action": "add-encryption-key", "encryption-key": entry}
 
 
-def _kept_alive(metadata: Mapping[str, Any], sent: list[Update]) -> list[Update]:
-    """Return updates that add the keys again which keys in ``sent`` are wrapped by, as Java sends
-    them: another writer may be taking them out. A server that has them ignores it."""
+def _wrapping_keys(metadata: Mapping[str, Any], sent: list[Update]) -> list[Update]:
+    """Return updates that add again the keys that wrap keys in ``sent``, as Java sends them.
+    Another writer may be removing them. A server that has them ignores the updates."""
     held = {entry["key-id"]: entry for entry in metadata.get("encryption-keys") or ()}
     removed = {u["key-id"] for u in sent if u["action"] == "remove-encryption-key"}
     added = _added_keys(sent)
@@ -413,10 +392,10 @@ def _same_table(metadata: Mapping[str, Any], required: list[Update]) -> list[Upd
 
 
 def _same_refs(metadata: Mapping[str, Any], required: list[Update]) -> list[Update]:
-    """Return requirements that no branch has moved, besides ``required``: a snapshot that came in
-    between may need a key that is to go."""
+    """Return requirements that no branch has moved, for the branches that ``required`` leaves out.
+    A new snapshot of another writer may need a key that this commit removes."""
     stated = {r.get("ref") for r in required if r["type"] == "assert-ref-snapshot-id"}
-    refs = {"main": None} | {
+    refs = {MAIN_BRANCH: None} | {
         name: ref["snapshot-id"] for name, ref in (metadata.get("refs") or {}).items()
     }
     return [
@@ -438,14 +417,14 @@ def _adds_snapshot(update: Update) -> bool:
 
 
 def _depends_on_keys(update: Update, metadata: Mapping[str, Any]) -> bool:
-    """Whether an update of a new table has to wait until its first key is there."""
+    """Return whether an update of a new table has to wait until the server has its first key."""
     if update["action"] == "add-encryption-key":
         return not _is_wrapped_by_master(update, metadata)
     return update["action"] in _OF_SNAPSHOTS
 
 
-def _loses_keys(identifier: Identifier) -> NotImplementedError:
+def _server_loses_keys(identifier: Identifier) -> NotImplementedError:
     return NotImplementedError(
-        f"{'.'.join(identifier)}: the REST server does not keep a table's encryption keys, and "
-        "what is written could never be read"
+        f"{'.'.join(identifier)}: the REST server does not keep a table's encryption keys, so "
+        "encrypted data could never be read. Use a server that supports Iceberg's table encryption"
     )

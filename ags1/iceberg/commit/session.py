@@ -1,20 +1,19 @@
-"""One version of an encrypted table, as a process has it: what reads it, and what commits to it.
+"""One version of an encrypted table in this process: it reads the table and commits the next one.
 
-``TableSession`` is below the table that users hold and below its transactions: both show the same
-version, and a commit replaces it in one piece. Knows nothing of rows.
+``TableSession`` is the base of the table that users hold, and what transactions work with. Both see
+the same version, and a commit replaces it as a whole. Knows nothing of rows.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.io import FileIO
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.typedef import Identifier
 
 from ...keys.cache import KekCache
 from ...keys.manager import TABLE_KEY_ID, EncryptionManager
@@ -22,86 +21,73 @@ from ...kms.client import KmsClient
 from ..pyiceberg.tables import BuiltTable
 from ..pyiceberg.versions import check_tested_for_writing
 from ..read.metadata import parse_metadata
-from ..storage.home import Home
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
-from ..storage.trust import Trust, vouches
+from ..storage.table_folders import TableFolders
+from ..storage.trust import vouches
 from ..write.view import TableView
-from .commits import Base, Commits, made_whatever_comes
+from .base import Base
+from .commits import Commits
+from .outcome import after_commit
 
 NO_CATALOG = (
     "a table that was opened by its metadata.json has no catalog to commit to: load it from one"
 )
 
 
-class Version(NamedTuple):
-    """All that a table object knows of one version of the table. ``json`` is the metadata as it is;
-    ``config`` and ``storage`` are a REST server's, the second with credentials."""
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of a table: what its catalog has (``base``), the same metadata as PyIceberg's
+    object, and the files with the keys of this version."""
 
-    metadata: TableMetadata
-    json: dict[str, Any]
-    location: str
-    files: TableFiles
-    config: dict[str, str]
-    storage: dict[str, str]
-    trust: Trust
+    base: Base
+    metadata: TableMetadata = field(repr=False)
+    files: TableFiles = field(repr=False)
 
-    def __repr__(self) -> str:
-        return f"Version({self.location!r})"
+    @property
+    def json(self) -> dict[str, Any]:
+        """The metadata as parsed JSON."""
+        return self.base.metadata
 
     @property
     def age(self) -> tuple[int, int]:
-        """What a later version of the table has more of: snapshots, milliseconds."""
+        """The last sequence number, and the time of the last update in ms. A later version has a
+        greater one."""
         return self.json.get("last-sequence-number", 0), self.json.get("last-updated-ms", 0)
 
 
 def version_of(
-    metadata: dict[str, Any],
-    metadata_location: str,
+    base: Base,
     io: FileIO,
     kms: KmsClient,
-    trust: Trust,
     *,
     location_map: Mapping[str, str] | None = None,
     require_encrypted: bool = False,
-    config: dict[str, str] | None = None,
-    storage: dict[str, str] | None = None,
     cache: KekCache | None = None,
 ) -> Version:
-    """Return a table's version for metadata that was read and checked.
+    """Return the version of a table whose metadata was read and checked. ``io`` is the FileIO of
+    its files. The other arguments are those of ``open_table``.
 
-    Raises KeyMetadataError when nobody but the metadata says what the table's key is and the KMS
-    would unwrap with anybody's. There are ten parameters: what the caller, the catalog and the
-    metadata say of a table comes together here and nowhere else.
+    Raises KeyMetadataError if only the metadata says what the table's key is, and the KMS would
+    unwrap with any key that is named.
     """
-    key_id = trust.key_id
-    if trust.metadata_sha256 is not None or trust.java_hash is not None:
-        # Whoever vouches for the metadata vouches for the key that it names.
-        key_id = metadata["properties"][TABLE_KEY_ID]
-    files = TableFiles(
-        io,
-        EncryptionManager.from_metadata(metadata, kms, table_key_id=key_id, cache=cache),
-        location_map=location_map,
-        require_encrypted=require_encrypted,
-    )
-    return Version(
-        parse_metadata(metadata),
-        metadata,
-        metadata_location,
-        files,
-        config or {},
-        storage or {},
-        trust,
-    )
+    key_id = base.trust.key_id
+    if base.trust.metadata_sha256 is not None or base.trust.java_hash is not None:
+        # A hash confirms the whole metadata, with the key ID.
+        key_id = base.metadata["properties"][TABLE_KEY_ID]
+    keys = EncryptionManager.from_metadata(base.metadata, kms, table_key_id=key_id, cache=cache)
+    files = TableFiles(io, keys, location_map=location_map, require_encrypted=require_encrypted)
+    trust = replace(base.trust, key_id=keys.table_key_id)
+    return Version(replace(base, trust=trust), parse_metadata(base.metadata), files)
 
 
 class TableSession(BuiltTable):
-    """An encrypted table in one version, and what commits the next."""
+    """An encrypted table in one version. It commits the next version."""
 
-    def __init__(self, identifier: Identifier, version: Version, catalog: Catalog) -> None:
-        self._identifier = identifier
+    def __init__(self, version: Version, catalog: Catalog) -> None:
+        self._identifier = version.base.identifier
         self.catalog = catalog
-        # In one piece: half of one version and half of another would be committed upon.
+        # One object, replaced as a whole. No commit can be built upon a mixture of two versions.
         self.version = version
         self._lock = threading.Lock()
 
@@ -111,7 +97,7 @@ class TableSession(BuiltTable):
 
     @property
     def metadata_location(self) -> str:  # type: ignore[override]
-        return self.version.location
+        return self.version.base.location
 
     @property
     def io(self) -> FileIO:  # type: ignore[override]
@@ -119,18 +105,18 @@ class TableSession(BuiltTable):
 
     @property
     def config(self) -> dict[str, str]:  # type: ignore[override]
-        return self.version.config
+        return self.version.base.config.config
 
     @property
     def key_id(self) -> str:
-        """The id of the table's master key."""
+        """The ID of the table's master key."""
         return self.files.keys.table_key_id
 
     @property
     def metadata_is_vouched_for(self) -> bool:
-        """Whether the whole metadata is from a better place than a file where others may write: by
-        its expected SHA-256, Hive's hash of it, or a REST server's answer."""
-        return vouches(self.version.trust)
+        """Whether a hash or a REST server confirms the whole metadata. Otherwise somebody who can
+        write to the storage may have changed it."""
+        return vouches(self.version.base.trust)
 
     @property
     def files(self) -> TableFiles:
@@ -138,11 +124,10 @@ class TableSession(BuiltTable):
         return self.version.files
 
     @property
-    def home(self) -> Home:
+    def folders(self) -> TableFolders:
         """The folders in which the table's files may be deleted."""
-        base = self.base()
-        # A REST server need not say where its metadata lies; then it is its word that counts.
-        return Home.of(
+        base = self.version.base
+        return TableFolders.of(
             base.metadata,
             base.location,
             base.trust,
@@ -150,9 +135,18 @@ class TableSession(BuiltTable):
             self.files.stored_location,
         )
 
+    @property
+    def commits(self) -> Commits:
+        """What commits to the table's catalog. Raises NotImplementedError if the table has no
+        catalog, or one that does not keep keys."""
+        commits = getattr(self.catalog, "commits", None)
+        if commits is None:
+            raise NotImplementedError(NO_CATALOG)
+        return commits()  # type: ignore[no-any-return]  # our catalog's
+
     def view(self) -> TableView:
-        """Return the version of the table that this object shows, to build changes upon."""
-        # With keys of its own: those that are made for a change which fails are of no use.
+        """Return this version of the table, to build changes upon. Its key manager is a copy, so
+        the keys of a change that fails are forgotten with it."""
         return self.view_of(self.version.json)
 
     def view_of(
@@ -161,8 +155,8 @@ class TableSession(BuiltTable):
         manager: EncryptionManager | None = None,
         committed_refs: Collection[str] | None = None,
     ) -> TableView:
-        """Return a version of the table that is not committed yet; ``manager`` has its keys if
-        they are under another master key, ``committed_refs`` what the catalog has by now."""
+        """Return a version of the table that is not committed yet. ``manager`` has its keys if
+        they are under another master key, ``committed_refs`` the refs that the catalog has."""
         keys = self.files.keys if manager is None else manager
         keys = EncryptionManager.from_metadata(
             metadata, keys.kms, table_key_id=keys.table_key_id, cache=keys.cache
@@ -173,31 +167,18 @@ class TableSession(BuiltTable):
     def output(self) -> TableOutput:
         """Return what writes new files of the table.
 
-        Raises NotImplementedError as ``transaction`` and for a table that was moved and is read by
-        a ``location_map``; MetadataIntegrityError when the metadata would choose the code that
-        names files or where they go.
+        Raises NotImplementedError as ``commits`` does, and for a table that was moved and is read
+        through a ``location_map``. Raises MetadataIntegrityError if the metadata names code to run
+        or another server to write to.
         """
         check_tested_for_writing()
         if self.files.location_map:
             raise NotImplementedError(
-                "the table was moved, and its metadata does not know: relocate it before writing"
+                "the table was moved, but its metadata still has the old location: relocate it "
+                "before writing"
             )
-        self._committer().check(self.base())
+        self.commits.check(self.version.base)
         return TableOutput(self.files.inner)
-
-    def base(self) -> Base:
-        """Return what a commit of this version is built upon."""
-        version = self.version
-        # The key was settled when the table was loaded.
-        trust = replace(version.trust, key_id=version.files.keys.table_key_id)
-        return Base(
-            self._identifier,
-            version.json,
-            version.location,
-            trust,
-            version.config,
-            version.storage,
-        )
 
     def commit_updates(
         self,
@@ -207,42 +188,31 @@ class TableSession(BuiltTable):
         output: TableOutput,
         manager: EncryptionManager | None = None,
     ) -> None:
-        """Make one try to commit updates, in the REST specification's form, upon ``base``; show
-        the outcome. ``manager`` has the keys if they change. Raises as ``Commits.commit`` does."""
+        """Make one try to commit updates, in the REST specification's form, upon ``base``. Then
+        switch to the new version. ``manager`` has the keys if they change. Raises as
+        ``Commits.commit`` does."""
         new_key_id = None
         if manager is not None and manager.table_key_id != base.trust.key_id:
             new_key_id = manager.table_key_id
-        after = self._committer().commit(base, updates, requirements, output, new_key_id=new_key_id)
+        after = self.commits.commit(base, updates, requirements, output, new_key_id=new_key_id)
         output.keep()
-        with made_whatever_comes(self._identifier):
-            self._show(after, base, manager)
+        with after_commit(self._identifier):
+            files = self.files
+            keys = files.keys if manager is None else manager
+            version = version_of(
+                after,
+                files.inner,
+                keys.kms,
+                location_map=files.location_map,
+                require_encrypted=files.require_encrypted,
+                cache=keys.cache,
+            )
+            self.switch_to(version, base)
 
-    def _show(self, after: Base, before: Base, manager: EncryptionManager | None) -> None:
-        files = self.files
-        keys = files.keys if manager is None else manager
-        shown = version_of(
-            after.metadata,
-            after.location,
-            files.inner,
-            keys.kms,
-            replace(after.trust, key_id=keys.table_key_id),
-            location_map=files.location_map,
-            require_encrypted=files.require_encrypted,
-            config=after.config,
-            storage=after.storage,
-            cache=keys.cache,
-        )
-        self.become(shown, before.metadata)
-
-    def become(self, version: Version, before: Mapping[str, Any]) -> None:
-        """Show ``version``, unless another thread has shown a later one since this object showed
-        ``before``: who commits next would take his own rows for another writer's."""
+    def switch_to(self, version: Version, before: Base) -> None:
+        """Switch from the version ``before`` to ``version``, unless another thread has switched to
+        a later one meanwhile. Otherwise the next commit would take this object's own rows for those
+        of another writer."""
         with self._lock:
-            if self.version.json is before or version.age >= self.version.age:
+            if self.version.json is before.metadata or version.age >= self.version.age:
                 self.version = version
-
-    def _committer(self) -> Commits:
-        commits = getattr(self.catalog, "commits", None)
-        if commits is None:
-            raise NotImplementedError(NO_CATALOG)
-        return commits()  # type: ignore[no-any-return]  # our catalog's

@@ -1,7 +1,7 @@
 """``SqlCommits``: commits to PyIceberg's SQL catalog, in a database of SQLite or PostgreSQL.
 
-The row that PyIceberg's own writers swap, by the same statement: an update that finds its row only
-where the base's location still stands. Follows PyIceberg's ``SqlCatalog`` and Java's
+A commit is one UPDATE of the table's row. Its WHERE clause names the base's metadata location, so
+it changes no row if another commit was first. Follows PyIceberg's ``SqlCatalog`` and Java's
 ``JdbcTableOperations``. Knows nothing of metadata.
 """
 
@@ -21,9 +21,9 @@ from sqlalchemy import ColumnElement, and_, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from ..pyiceberg.sql import sql_metadata_location, sql_table_row
-from ..storage.trust import Trust
-from .commits import Base, FileCommits, Staged
+from ..pyiceberg.sql import sql_table_row
+from .base import Base
+from .file_commits import FileCommits, Staged
 
 
 class SqlCommits(FileCommits):
@@ -32,9 +32,6 @@ class SqlCommits(FileCommits):
     def __init__(self, catalog: Catalog) -> None:
         super().__init__(catalog)
         self._engine = catalog.engine  # type: ignore[attr-defined]  # SqlCatalog's
-
-    def _find(self, identifier: Identifier, trust: Trust) -> tuple[str, Trust]:
-        return sql_metadata_location(self.catalog, identifier), trust
 
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
         statement = (
@@ -51,20 +48,21 @@ class SqlCommits(FileCommits):
         name = ".".join(base.identifier)
         with Session(self._engine) as session:
             try:
-                found: int = session.execute(statement).rowcount  # type: ignore[attr-defined]
+                changed: int = session.execute(statement).rowcount  # type: ignore[attr-defined]
                 if not self._engine.dialect.supports_sane_rowcount:
-                    # The row, which a change has locked, says whether it was changed.
+                    # The number of changed rows is unknown, so read the row. It is locked if it
+                    # was changed.
                     row = select(IcebergTables).where(
                         self._is_row_of(base.identifier),
                         IcebergTables.metadata_location == staged.location,
                     )
-                    found = len(session.scalars(row).all())
+                    changed = len(session.scalars(row).all())
             except DBAPIError as error:
-                # As of a database that is locked. It was never asked to commit.
+                # For example, the database is locked. It was not asked to commit yet.
                 raise CommitFailedException(
                     f"a commit of {name} was not made: {type(error.orig).__name__}"
                 ) from error
-            if found < 1:
+            if changed < 1:
                 raise CommitFailedException(f"Table has been updated by another process: {name}")
             sent.set()
             session.commit()
@@ -84,8 +82,8 @@ class SqlCommits(FileCommits):
             sent.set()
             session.commit()
 
-    def _settled_location(self, identifier: Identifier) -> str | None:
-        # A commit whose answer was lost may be under way yet: its lock of the row is waited for.
+    def _current_location(self, identifier: Identifier) -> str | None:
+        # The row's lock is waited for: a commit whose answer was lost may hold it.
         statement = (
             select(IcebergTables.metadata_location)
             .where(self._is_row_of(identifier))
@@ -94,8 +92,8 @@ class SqlCommits(FileCommits):
         with Session(self._engine) as session:
             return session.scalar(statement)
 
-    def _may_land(self, error: BaseException, is_new: bool) -> bool:
-        # A row that is about to be made has no lock to wait for. SQLite's writer is this process.
+    def _may_still_commit(self, error: BaseException, is_new: bool) -> bool:
+        # A new row has no lock to wait for. SQLite has no server that could go on without us.
         return is_new and self._engine.dialect.name != "sqlite"
 
     def _is_row_of(self, identifier: Identifier) -> ColumnElement[bool]:

@@ -1,10 +1,11 @@
-"""Updates of a table's metadata, applied.
+"""Applies updates to a table's metadata, by the rules of Java's ``TableMetadata.Builder``.
 
-Updates are the REST specification's, as parsed JSON; metadata is the parsed JSON that it is, so
-that fields nobody here knows survive. A catalog without a server applies them here, by the rules of
-Java's ``TableMetadata.Builder``. Beyond Java's, nothing is let through that would make encrypted
-data unreadable or add plain data: a snapshot of an encrypted table without a key, a key taken away
-that a snapshot still needs. Pure; knows nothing of files, catalogs and keys in the clear.
+Updates and metadata are parsed JSON, in the forms of the REST and the table specification. Catalogs
+without a server need this. PyIceberg's ``update_table_metadata`` does not replace it: it drops
+``encryption-keys``, a snapshot's ``key-id``, and all fields and types that PyIceberg does not know.
+
+Two rules are added to Java's: a new snapshot of an encrypted table must have a key, and a key that
+something still needs cannot be removed. Pure: knows nothing of files, catalogs and plaintext keys.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from ...errors import MetadataIntegrityError
 from ...keys.envelope import EncryptedKey
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..read.metadata import FORMAT_VERSION
+from ..spec.constants import MAIN_BRANCH
 from ..spec.java_json import in_java_order, schema_in_java_order
 from ..spec.json_fields import json_object, string, whole, wholes
 from ..spec.properties import property_text, refuse_reserved
-from ..spec.refs import MAIN, RETENTION, ref_of, refs_of
+from ..spec.refs import RETENTION, ref_of, refs_of
 from ..spec.shape import (
     FIRST_PARTITION_ID,
     LINEAGE,
@@ -40,6 +42,7 @@ from ..spec.shape import (
 from ..spec.table_keys import named_keys
 from .metadata_file import CLOCK_SKEW_MS, without_trailing_slash
 
+# As the ID of a schema, a partition spec or a sort order: the one that an update added last.
 LAST_ADDED = -1
 _REF_FIELDS = frozenset({"snapshot-id", "type", *RETENTION})
 
@@ -49,10 +52,12 @@ def apply_updates(
 ) -> dict[str, Any]:
     """Return a table's metadata after updates, in Java's field order. The argument is not changed.
 
-    ``metadata`` is None for a table to be created; ``now_ms`` (epoch) the time of the change.
-    The log of metadata files is not touched. Raises CommitFailedException when a snapshot was made
-    for an older state of the table and has to be made again, ValueError for what cannot be,
-    MetadataIntegrityError (which is one) for metadata that is none.
+    ``metadata`` is None for a new table. ``now_ms`` is the time of the change (epoch). The log of
+    metadata files stays as it is.
+
+    Raises CommitFailedException if a snapshot was made for an older version of the table: then it
+    has to be made again. Raises ValueError for updates that are not allowed, and
+    MetadataIntegrityError (a ValueError too) for malformed metadata or updates.
     """
     try:
         table = _Table(metadata, updates, now_ms)
@@ -65,8 +70,21 @@ def apply_updates(
         ) from error
 
 
+class _Added:
+    """The schemas, partition specs or sort orders that updates have added, by ID. ``last`` is the
+    one that ``LAST_ADDED`` refers to."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.last: int | None = None
+
+    def add(self, new_id: int) -> None:
+        self.ids.append(new_id)
+        self.last = new_id
+
+
 class _Table:
-    """A table's metadata under change. Objects inside the metadata are replaced, never changed."""
+    """A table's metadata while it is changed. Objects inside it are replaced, never changed."""
 
     def __init__(
         self,
@@ -80,16 +98,11 @@ class _Table:
         self._is_changed = metadata is None
         # Whether the default spec and order have to be compared with the current schema.
         self._shape_changed = metadata is None
-        self._added_schemas: list[int] = []
-        self._added_specs: list[int] = []
-        self._added_orders: list[int] = []
-        self._last_schema: int | None = None
-        self._last_spec: int | None = None
-        self._last_order: int | None = None
+        self._schemas, self._specs, self._orders = _Added(), _Added(), _Added()
         self._added_snapshots: set[int] = set()
         self._main_became: list[int] = []
         self._snapshots_removed = False
-        # By their ids, and in the metadata's order: a rotation changes thousands.
+        # By ID, because a rotation changes thousands. The metadata's order is kept.
         self._keys = {entry["key-id"]: entry for entry in self._table["encryption-keys"]}
         self._keys_changed = False
         self._removed_keys: set[str] = set()
@@ -120,14 +133,14 @@ class _Table:
                 ]["fields"]
         return in_java_order(table)
 
-    # Identity, version, place, properties
+    # Identity, version, location, properties
 
     def _assign_uuid(self, update: Mapping[str, Any]) -> None:
         text = string(update, "uuid")
         try:
             uuids.UUID(text)
         except ValueError:
-            raise ValueError(f"{text!r} is no UUID") from None
+            raise ValueError(f"{text!r} is not a UUID") from None
         self._set("table-uuid", text)
 
     def _upgrade(self, update: Mapping[str, Any]) -> None:
@@ -137,7 +150,9 @@ class _Table:
                 f"format version {version} is not supported, only those up to {FORMAT_VERSION}"
             )
         if version < current:
-            raise ValueError(f"a table of version {current} cannot become one of {version}")
+            raise ValueError(
+                f"a table of format version {current} cannot be downgraded to version {version}"
+            )
         if current == 1 < version:
             self._table.pop("schema", None)
             self._table.pop("partition-spec", None)
@@ -150,7 +165,7 @@ class _Table:
         self._set("location", without_trailing_slash(string(update, "location")))
 
     def _set_properties(self, update: Mapping[str, Any]) -> None:
-        # Early clients said "updated", as Java still understands.
+        # Early clients wrote "updated". Java still accepts that.
         changed = update.get("updates", update.get("updated"))
         if not isinstance(changed, Mapping):
             raise ValueError("an update of properties has no 'updates'")
@@ -161,10 +176,10 @@ class _Table:
             self._is_changed = True
 
     def _remove_properties(self, update: Mapping[str, Any]) -> None:
-        gone = update.get("removals", update.get("removed"))
-        if not isinstance(gone, Iterable) or isinstance(gone, str):
+        removals = update.get("removals", update.get("removed"))
+        if not isinstance(removals, Iterable) or isinstance(removals, str):
             raise ValueError("a removal of properties has no 'removals'")
-        names = set(gone)
+        names = set(removals)
         if names:
             properties = self._table["properties"]
             self._table["properties"] = {k: v for k, v in properties.items() if k not in names}
@@ -177,20 +192,19 @@ class _Table:
         last_column = max(
             self._table["last-column-id"], max((f.id for f in walk(schema)), default=0)
         )
-        found, schema_id = self._like(schema)
-        if found and last_column == self._table["last-column-id"]:
-            self._last_schema = schema_id if schema_id in self._added_schemas else None
+        is_known, schema_id = self._id_of_schema(schema)
+        if is_known and last_column == self._table["last-column-id"]:
+            self._schemas.last = schema_id if schema_id in self._schemas.ids else None
             return
         self._table["last-column-id"] = last_column
-        if not found:
+        if not is_known:
             schema = schema_in_java_order({**schema, "schema-id": schema_id})
             self._table["schemas"] = [*self._table["schemas"], schema]
-        self._added_schemas.append(schema_id)
-        self._last_schema = schema_id
+        self._schemas.add(schema_id)
         self._is_changed = True
 
-    def _like(self, schema: Mapping[str, Any]) -> tuple[bool, int]:
-        """Return whether the table has the schema already, and the id that it has or will have."""
+    def _id_of_schema(self, schema: Mapping[str, Any]) -> tuple[bool, int]:
+        """Return whether the table has the schema already, and the ID that it has or will get."""
         schema_id: int = self._table["current-schema-id"]
         for other in self._table["schemas"]:
             if schema_content(schema) == schema_content(other):
@@ -199,7 +213,7 @@ class _Table:
         return False, schema_id
 
     def _set_current_schema(self, update: Mapping[str, Any]) -> None:
-        schema_id = self._chosen(update, "schema-id", self._last_schema, "schema")
+        schema_id = self._chosen(update, "schema-id", self._schemas.last, "schema")
         if schema_id not in self._by_id("schemas", "schema-id"):
             raise ValueError(f"the table has no schema {schema_id}")
         self._shape_changed |= self._set("current-schema-id", schema_id)
@@ -215,24 +229,24 @@ class _Table:
         spec_id = 0
         for other in self._table["partition-specs"]:
             if partitioning(fields) == partitioning(other["fields"]):
-                known = self._last_spec is not None and self._last_spec in self._added_specs
-                self._last_spec = other["spec-id"] if known else None
+                self._specs.last = other["spec-id"] if self._specs.last in self._specs.ids else None
                 return
             spec_id = max(spec_id, other["spec-id"] + 1)
         ids = [field["field-id"] for field in fields]
         if self._table["format-version"] == 1 and ids != sequential_ids(ids):
-            raise ValueError("a partition spec of format version 1 has its field ids in sequence")
+            raise ValueError(
+                "the field IDs of a partition spec of format version 1 must be 1000, 1001, …"
+            )
         spec = {"spec-id": spec_id, "fields": fields}
         self._table["partition-specs"] = [*self._table["partition-specs"], spec]
         self._table["last-partition-id"] = max(
             self._table["last-partition-id"], *ids, FIRST_PARTITION_ID - 1
         )
-        self._added_specs.append(spec_id)
-        self._last_spec = spec_id
+        self._specs.add(spec_id)
         self._is_changed = self._shape_changed = True
 
     def _set_default_spec(self, update: Mapping[str, Any]) -> None:
-        spec_id = self._chosen(update, "spec-id", self._last_spec, "partition spec")
+        spec_id = self._chosen(update, "spec-id", self._specs.last, "partition spec")
         self._shape_changed |= self._set("default-spec-id", spec_id)
 
     def _remove_specs(self, update: Mapping[str, Any]) -> None:
@@ -248,19 +262,18 @@ class _Table:
         order_id = 1 if fields else 0
         for other in self._table["sort-orders"]:
             if fields == known_sort_fields(other["fields"]):
-                known = self._last_order is not None and self._last_order in self._added_orders
-                self._last_order = other["order-id"] if known else None
+                known = self._orders.last in self._orders.ids
+                self._orders.last = other["order-id"] if known else None
                 return
             if fields:
                 order_id = max(order_id, other["order-id"] + 1)
         order = {"order-id": order_id, "fields": fields}
         self._table["sort-orders"] = [*self._table["sort-orders"], order]
-        self._added_orders.append(order_id)
-        self._last_order = order_id
+        self._orders.add(order_id)
         self._is_changed = self._shape_changed = True
 
     def _set_default_sort_order(self, update: Mapping[str, Any]) -> None:
-        order_id = self._chosen(update, "sort-order-id", self._last_order, "sort order")
+        order_id = self._chosen(update, "sort-order-id", self._orders.last, "sort order")
         self._shape_changed |= self._set("default-sort-order-id", order_id)
 
     # Snapshots and refs
@@ -274,7 +287,7 @@ class _Table:
         snapshot_id = whole(snapshot, "snapshot-id")
         whole(snapshot, "timestamp-ms")
         if snapshot_id in self._by_id("snapshots", "snapshot-id"):
-            raise ValueError(f"the table has a snapshot {snapshot_id} already")
+            raise ValueError(f"the table already has a snapshot {snapshot_id}")
         sequence_number = whole(snapshot, "sequence-number", 0)
         if table["format-version"] > 1:
             if (
@@ -282,7 +295,7 @@ class _Table:
                 and snapshot.get("parent-snapshot-id") is not None
             ):
                 raise CommitFailedException(
-                    f"the snapshot has sequence number {sequence_number}, and the table's last is "
+                    f"the snapshot has sequence number {sequence_number}, but the table's last is "
                     f"{table['last-sequence-number']}: another commit came first"
                 )
             table["last-sequence-number"] = sequence_number
@@ -291,26 +304,26 @@ class _Table:
             added_rows = whole(snapshot, "added-rows")
             if first_row_id < table["next-row-id"]:
                 raise CommitFailedException(
-                    f"the snapshot's first row id is {first_row_id}, and the table's next is "
+                    f"the snapshot's first row ID is {first_row_id}, but the table's next is "
                     f"{table['next-row-id']}: another commit came first"
                 )
             if added_rows < 0:
                 raise ValueError(f"the snapshot adds {added_rows} rows")
-            # Java adds the rows to its next row id, which is the same unless the snapshot left a
-            # gap: then the ids behind it would be given twice.
+            # Java adds the rows to the table's next row ID. If the snapshot starts after a gap,
+            # that would assign some row IDs twice.
             table["next-row-id"] = first_row_id + added_rows
         table["snapshots"] = [*table["snapshots"], dict(snapshot)]
         self._added_snapshots.add(snapshot_id)
         self._is_changed = True
 
     def _remove_snapshots(self, update: Mapping[str, Any]) -> None:
-        gone = set(wholes(update, "snapshot-ids")) & set(self._by_id("snapshots", "snapshot-id"))
-        if not gone:
+        removed = set(wholes(update, "snapshot-ids")) & set(self._by_id("snapshots", "snapshot-id"))
+        if not removed:
             return
         for name in ("snapshots", "statistics", "partition-statistics"):
-            self._table[name] = [x for x in self._table[name] if x["snapshot-id"] not in gone]
+            self._table[name] = [x for x in self._table[name] if x["snapshot-id"] not in removed]
         for name, ref in list(self._table["refs"].items()):
-            if ref["snapshot-id"] in gone:
+            if ref["snapshot-id"] in removed:
                 self._drop_ref(name)
         self._is_changed = self._snapshots_removed = True
 
@@ -323,12 +336,12 @@ class _Table:
         snapshot_id = ref["snapshot-id"]
         snapshot = self._by_id("snapshots", "snapshot-id").get(snapshot_id)
         if snapshot is None:
-            raise ValueError(f"{name!r} cannot be set to snapshot {snapshot_id}: there is none")
-        if name == MAIN:
+            raise ValueError(f"{name!r} cannot be set to snapshot {snapshot_id}: it does not exist")
+        if name == MAIN_BRANCH:
             if ref["type"] != "branch":
                 raise ValueError("'main' is a branch and cannot become a tag")
             self._table["current-snapshot-id"] = snapshot_id
-            # A snapshot that was there already becomes the current one now.
+            # An older snapshot becomes the current one now, not when it was made.
             is_added = snapshot_id in self._added_snapshots
             time_ms = snapshot["timestamp-ms"] if is_added else self._now_ms
             self._table["snapshot-log"] = [
@@ -347,7 +360,7 @@ class _Table:
             self._is_changed = True
 
     def _drop_ref(self, name: str) -> None:
-        if name == MAIN:
+        if name == MAIN_BRANCH:
             self._table["current-snapshot-id"] = None
         self._table["refs"] = {n: ref for n, ref in self._table["refs"].items() if n != name}
 
@@ -357,7 +370,7 @@ class _Table:
         statistics = json_object(update, "statistics")
         if statistics.get("key-metadata") is not None:
             raise ValueError(
-                "statistics with key metadata: the key would stand in the metadata in the clear"
+                "statistics cannot have key metadata: the metadata would have a plaintext key"
             )
         whole(statistics, "file-footer-size-in-bytes")
         if not isinstance(statistics.get("blob-metadata"), list):
@@ -382,16 +395,14 @@ class _Table:
         self._drop_statistics("partition-statistics", whole(update, "snapshot-id"))
 
     def _drop_statistics(self, name: str, snapshot_id: int) -> None:
-        kept = [x for x in self._table[name] if x["snapshot-id"] != snapshot_id]
-        if len(kept) != len(self._table[name]):
-            self._set(name, kept)
+        self._set(name, [x for x in self._table[name] if x["snapshot-id"] != snapshot_id])
 
     # Keys
 
     def _add_key(self, update: Mapping[str, Any]) -> None:
         entry = dict(json_object(update, "encryption-key"))
         key_id = EncryptedKey.from_dict(entry).key_id
-        # The first one stays: a writer adds again what it knows, maybe an older wrapping.
+        # An entry is not replaced: a writer adds again what it knows, maybe an older wrapping.
         if key_id not in self._keys:
             self._keys[key_id] = entry
             self._keys_changed = self._is_changed = True
@@ -403,7 +414,7 @@ class _Table:
             self._removed_keys.add(key_id)
             self._keys_changed = self._is_changed = True
 
-    # What has to be true in the end
+    # Checks of the result
 
     def _check_shape(self) -> None:
         table = self._table
@@ -433,14 +444,16 @@ class _Table:
                     )
         for name, ref in table["refs"].items():
             if ref["snapshot-id"] not in snapshots:
-                raise ValueError(f"the {ref['type']} {name!r} is at a snapshot that is not there")
-        main = table["refs"].get(MAIN)
+                raise ValueError(
+                    f"the {ref['type']} {name!r} is at a snapshot that the table does not have"
+                )
+        main = table["refs"].get(MAIN_BRANCH)
         if (main and main["snapshot-id"]) != table["current-snapshot-id"]:
-            raise ValueError("the current snapshot is not that of the branch 'main'")
+            raise ValueError("the branch 'main' is not at the current snapshot")
 
     def _correct_snapshot_log(self) -> None:
         current = self._table["current-snapshot-id"]
-        # What a transaction made and replaced again was never current.
+        # A snapshot that a transaction made and replaced by a later one was never current.
         passed = {snapshot_id for snapshot_id in self._main_became if snapshot_id != current}
         if not passed and not self._snapshots_removed:
             return
@@ -451,8 +464,8 @@ class _Table:
                 if entry["snapshot-id"] not in passed:
                     log.append(entry)
             elif self._snapshots_removed:
-                # With a gap the log would say that the snapshot before it was current until the
-                # next: time travel would read wrong data.
+                # A gap would extend the time of the snapshot before it, and time travel would read
+                # wrong data.
                 log.clear()
         had_log = bool(self._table["snapshot-log"])
         if current is not None and had_log and (not log or log[-1]["snapshot-id"] != current):
@@ -460,14 +473,14 @@ class _Table:
         self._table["snapshot-log"] = log
 
     def _check_clock(self) -> None:
-        """Refuse times that go back by more than a minute: Java could not read the table."""
+        """Refuse times that go back by more than a minute: Java could not read the table then."""
         times = [entry["timestamp-ms"] for entry in self._table["snapshot-log"]]
         times.append(self._now_ms)
         for before, after in itertools.pairwise(times):
             if after - before < -CLOCK_SKEW_MS:
                 raise ValueError(
-                    f"the table's history has a change at {before} ms and a later one at {after} "
-                    "ms: this machine's clock, or another writer's, is wrong"
+                    f"the table's history would have a change at {before} ms and the next one at "
+                    f"{after} ms: correct this machine's clock, or another writer's"
                 )
 
     def _check_keys(self) -> None:
@@ -486,10 +499,10 @@ class _Table:
             needed = snapshot.get("key-id")
             if snapshot_id in self._added_snapshots:
                 if needed is None and key_id:
-                    raise ValueError(f"snapshot {snapshot_id} of an encrypted table has no key id")
+                    raise ValueError(f"snapshot {snapshot_id} of an encrypted table has no key ID")
                 if needed is not None and not key_id:
                     raise ValueError(
-                        f"snapshot {snapshot_id} has a key id, and the table no {TABLE_KEY_ID!r}"
+                        f"snapshot {snapshot_id} has a key ID, but the table no {TABLE_KEY_ID!r}"
                     )
                 if needed is not None and needed not in self._keys:
                     raise ValueError(f"the key of snapshot {snapshot_id} is not in the table")
@@ -503,7 +516,7 @@ class _Table:
                     f"the key {entry['key-id']!r} still needs the key {entry['encrypted-by-id']!r}"
                 )
 
-    # Shared by the above
+    # Shared by the methods above
 
     def _set(self, name: str, value: Any) -> bool:
         if self._table.get(name) == value:
@@ -529,9 +542,7 @@ class _Table:
     def _remove_from(self, name: str, key: str, ids: Sequence[int], current: str) -> None:
         if self._table[current] in ids:
             raise ValueError(f"{key} {self._table[current]} is in use: {current}")
-        kept = [entry for entry in self._table[name] if entry[key] not in ids]
-        if len(kept) != len(self._table[name]):
-            self._set(name, kept)
+        self._set(name, [entry for entry in self._table[name] if entry[key] not in ids])
 
     def _check_partitioning(self, fields: Sequence[Mapping[str, Any]]) -> None:
         columns = {column.id: column for column in walk(self._current_schema() or {})}
@@ -540,15 +551,15 @@ class _Table:
         for field in fields:
             name = field["name"]
             if not name or name in names:
-                raise ValueError(f"two partition fields are called {name!r}, or one has no name")
+                raise ValueError(f"two partition fields are named {name!r}, or one has no name")
             names.add(name)
             if field["transform"] == "void":
                 continue
             column = source_column(columns, field, "partition")
             if column.in_collection:
-                raise ValueError(f"the partition field {name!r} is of a column in a list or map")
+                raise ValueError(f"the source of partition field {name!r} is inside a list or map")
             if top.get(name, column.id) != column.id:
-                raise ValueError(f"the partition field {name!r} is called as another column")
+                raise ValueError(f"the partition field {name!r} has the name of another column")
 
     def _check_sorting(self, fields: Sequence[Mapping[str, Any]]) -> None:
         columns = {column.id: column for column in walk(self._current_schema() or {})}
@@ -584,7 +595,7 @@ _ACTIONS: dict[str, Callable[[_Table, Mapping[str, Any]], None]] = {
 
 
 def _empty(updates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the metadata that a table's creation begins with."""
+    """Return the metadata of a new table, before the updates."""
     versions = [u for u in updates if u.get("action") == "upgrade-format-version"]
     version = whole(versions[0], "format-version") if versions else FORMAT_VERSION
     if version > FORMAT_VERSION:
@@ -619,7 +630,7 @@ _LISTS = (
 
 
 def _completed(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of metadata with what format version 1, or a lax writer, leaves out."""
+    """Return a copy of metadata with the fields that format version 1 and lax writers leave out."""
     table = dict(metadata)
     for name in _LISTS:
         table[name] = list(table.get(name) or ())

@@ -1,10 +1,8 @@
-"""Avro data files as Arrow record batches: their blocks, splits and threads.
+"""Avro data files as Arrow record batches, by splits and threads.
 
-Follows Avro's spec, "Object Container Files", and for splits Java's rule (``DataFileReader.sync``
-and ``pastSync``): a block belongs to the split in which the sync marker before it begins. Nothing
-read is trusted. A file that ends within a block raises; that it ends where it should is for its
-source to know (an ``ags1.Reader`` does), or for ``record_count``. Knows nothing of keys; what the
-bytes of a row mean is ``avro_projection``'s.
+A file that ends within a block raises an error. Whether it ends where it should is for its source
+to know (an ``ags1.Reader`` does), or for ``record_count``. Knows nothing of keys.
+``avro_container`` finds the blocks, and ``avro_projection`` knows what the bytes of a row mean.
 """
 
 from __future__ import annotations
@@ -25,22 +23,11 @@ from pyiceberg.table.name_mapping import NameMapping
 
 from ags1.errors import Ags1Error, FormatError, TruncatedError
 
-from .avro_container import (
-    CODECS,
-    MAX_BLOCK_SIZE,
-    MAX_LONG_SIZE,
-    SYNC_SIZE,
-    Fields,
-    Pread,
-    ShortError,
-    codec_name,
-    parse_schema,
-    read_header,
-)
+from .avro_container import MAX_BLOCK_SIZE, Container, Pread, parse_schema
 from .avro_projection import Projection
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    pass
 
 __all__ = ["AvroFile", "plan_splits", "read_avro"]
 
@@ -51,8 +38,6 @@ DEFAULT_BATCH_ROWS = 65536
 BATCH_SIZE = 32 << 20
 """At about so many bytes a batch ends before it has all its rows."""
 
-# Read from the source at once, and from multiples of it, as AGS1's own blocks lie.
-_CHUNK_SIZE = 1 << 20
 # What a thread takes on at once: some batches' worth, but several pieces even of a small file.
 _PIECE_SIZE = 8 << 20
 _MIN_PIECE_SIZE = 1 << 20
@@ -118,16 +103,12 @@ class AvroFile:
     def __init__(self, source: SeekableReader, *, max_block_size: int = MAX_BLOCK_SIZE) -> None:
         name = getattr(source, "name", None)
         self._name = name if isinstance(name, str) else None
-        self._pread = _pread_of(source)
-        self._max_block_size = max_block_size
         self.size = _size(source)
         with self._named():
-            header = read_header(self._pread, self.size)
-            self.metadata: Mapping[str, bytes] = header.metadata
-            self.schema = parse_schema(header.metadata)
-            self.codec = codec_name(header.metadata)
-            self._sync, self._data_start = header.sync, header.size
-            self._decompress = CODECS[self.codec]
+            self._container = Container(_pread_of(source), self.size, max_block_size)
+            self.metadata = self._container.metadata
+            self.codec = self._container.codec
+            self.schema = parse_schema(self.metadata)
 
     def read(
         self,
@@ -176,27 +157,17 @@ class AvroFile:
             if expected is not None and position < expected:
                 raise TruncatedError(f"the file has {position} rows, but should have {expected}")
 
-    def blocks(self) -> Iterator[tuple[int, Buffer]]:
-        """Yield how many rows each block has, and their bytes, decompressed."""
-        window = _Window(self._pread, self.size)
-        for rows, data in self._blocks(window, self._data_start, self.size):
-            yield rows, self._decompress(data, self._max_block_size)
-
     def rows_before(self, start: int) -> int:
         """Return how many rows lie in the blocks of the splits before ``start``."""
-        window = _Window(self._pread, self.size)
-        blocks = self._blocks(window, self._data_start, start, contents=False)
-        return sum(rows for rows, _ in blocks)
+        return self._container.rows_before(start)
 
     def _read(
         self, projection: Projection, start: int, end: int, batch_size: int
     ) -> Iterator[pa.RecordBatch]:
-        window = _Window(self._pread, self.size)
-        first = self._first_block(window, start)
         decoder = projection.decoder()
         held = 0
-        for rows, data in self._blocks(window, first, end):
-            decoder.begin(self._decompress(data, self._max_block_size), rows)
+        for rows, data in self._container.blocks(start, end):
+            decoder.begin(data, rows)
             while decoder.rows_left:
                 held += decoder.decode(batch_size - held, BATCH_SIZE)
                 # Short of rows although the block has more: there are bytes enough.
@@ -247,36 +218,6 @@ class AvroFile:
             stopping.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _first_block(self, window: _Window, start: int) -> int:
-        """Return where the first block begins whose marker does not begin before ``start``."""
-        marker = self._data_start - SYNC_SIZE
-        if start > marker:
-            marker = window.find(self._sync, start)
-        return marker + SYNC_SIZE if marker >= 0 else self.size
-
-    def _blocks(
-        self, window: _Window, at: int, end: int, *, contents: bool = True
-    ) -> Iterator[tuple[int, memoryview]]:
-        """Yield the rows and, unless they are not wanted, the contents of the blocks from ``at`` on
-        whose marker begins before ``end``."""
-        while at < self.size and at - SYNC_SIZE < end:
-            fields = Fields(window.take(at, min(2 * MAX_LONG_SIZE, self.size - at)))
-            try:
-                rows, size = fields.long(), fields.long()
-            except ShortError:
-                raise _cut(at) from None
-            if rows < 0 or size < 0:
-                raise FormatError(f"the block at byte {at} has a negative count or size")
-            block_end = at + fields.at + size + SYNC_SIZE
-            if block_end > self.size:
-                raise _cut(at)
-            wanted = size + SYNC_SIZE if contents else SYNC_SIZE
-            data = window.take(block_end - wanted, wanted)
-            if data[-SYNC_SIZE:] != self._sync:
-                raise FormatError(f"the block at byte {at} does not end with the file's marker")
-            yield rows, data[:-SYNC_SIZE]
-            at = block_end
-
     def _named(self) -> _Named:
         return _Named(self._name)
 
@@ -293,10 +234,6 @@ class _Named:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Ags1Error) and error.file is None:
             error.file = self._name
-
-
-def _cut(at: int) -> TruncatedError:
-    return TruncatedError(f"the file ends within the block at byte {at}")
 
 
 _Queue = Queue["pa.RecordBatch | BaseException | None"]
@@ -344,53 +281,6 @@ def _pread_of(source: SeekableReader) -> Pread:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     return seek_and_read
-
-
-class _Window:
-    """Reads a file forwards, in chunks, and shows any range that does not begin before the last."""
-
-    def __init__(self, pread: Pread, size: int) -> None:
-        self._pread = pread
-        self._file_size = size
-        self._begin = 0
-        self._view = memoryview(b"")
-
-    def take(self, offset: int, size: int) -> memoryview:
-        """Return exactly these bytes, which the file has by its size."""
-        end = self._begin + len(self._view)
-        if not self._begin <= offset <= end:
-            self._begin, self._view = offset, memoryview(b"")
-            end = offset
-        if offset + size > end:
-            kept = self._view[offset - self._begin :]
-            # Up to where a chunk ends; large ranges whole.
-            until = max(offset + size, (end // _CHUNK_SIZE + 1) * _CHUNK_SIZE)
-            wanted = min(until, self._file_size) - end
-            data = self._pread(end, wanted)
-            if len(data) < wanted:
-                raise TruncatedError(f"the file ends at byte {end + len(data)}, before its size")
-            if len(kept):
-                # Only the block that lies across is copied: what follows is shown where it lies.
-                across = offset + size - end
-                joined = memoryview(b"".join((kept, data[:across])))
-                self._begin, self._view = end, memoryview(data)
-                return joined
-            self._begin, self._view = end, memoryview(data)
-        begin = offset - self._begin
-        return self._view[begin : begin + size]
-
-    def find(self, marker: bytes, start: int) -> int:
-        """Return where ``marker`` first lies from ``start`` on, -1 if nowhere."""
-        tail = b""
-        while start < self._file_size:
-            until = min((start // _CHUNK_SIZE + 1) * _CHUNK_SIZE, self._file_size)
-            data = bytes(self.take(start, until - start))
-            found = (tail + data).find(marker)
-            if found >= 0:
-                return start - len(tail) + found
-            tail = (tail + data)[-(len(marker) - 1) :]
-            start = until
-        return -1
 
 
 def _ranges(start: int, end: int, count: int) -> list[tuple[int, int]]:

@@ -1,4 +1,13 @@
-"""The container of an Avro file: what its header says, how its blocks lie, and its codecs.
+"""The container of an Avro file: its header, its blocks and its codecs.
+
+    Obj 1               4 bytes
+    header              a map of names to bytes: avro.schema, avro.codec and the writer's own
+    sync marker         16 random bytes, the same after each block
+    count of rows, size, the rows (compressed), sync marker         a block
+    count of rows, size, the rows (compressed), sync marker         ...
+
+A split is a range of the file's bytes. By Java's rule (``DataFileReader.sync``, ``pastSync``), a
+block belongs to the split in which the sync marker before the block begins.
 
 Follows Avro's specification, "Object Container Files". Nothing read is trusted. Knows nothing of
 what the bytes of a row mean.
@@ -12,8 +21,7 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,6 +29,7 @@ import pyarrow as pa
 from ags1.errors import FormatError, TruncatedError
 
 from ..spec.constants import AVRO_MAGIC
+from ._avro_decoder import CheckedDecoder
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -34,60 +43,125 @@ MAX_LONG_SIZE = 10
 NEW_BLOCK_SIZE = 64_000
 """Of the rows of a block that is written, before they are compressed, in bytes. About Java's."""
 
+# Read from the source at once, from multiples of it, because AGS1's own blocks begin there.
+_CHUNK_SIZE = 1 << 20
+
 Pread = Callable[[int, int], bytes]
+
+
+class Container:
+    """An Avro file of ``size`` bytes whose header has been read: its ``metadata`` and ``codec``.
+
+    ``pread(offset, size)`` returns those bytes, or fewer at the end of the file. Raises FormatError
+    for what is not an Avro file, and TruncatedError for one that ends too early.
+    """
+
+    def __init__(self, pread: Pread, size: int, max_block_size: int = MAX_BLOCK_SIZE) -> None:
+        self._pread = pread
+        self._size = size
+        self._max_block_size = max_block_size
+        self.metadata, self._sync, self._data_start = _read_header(pread, size)
+        self.codec = _codec_name(self.metadata)
+        self._decompress = CODECS[self.codec]
+
+    def blocks(self, start: int, end: int) -> Iterator[tuple[int, Buffer]]:
+        """Yield the blocks of the split from ``start`` to ``end``: the count of rows, and their
+        bytes, decompressed."""
+        window = _Window(self._pread, self._size)
+        marker = self._data_start - SYNC_SIZE
+        if start > marker:
+            marker = window.find(self._sync, start)
+        first = marker + SYNC_SIZE if marker >= 0 else self._size
+        for rows, data in self._stored_blocks(window, first, end):
+            yield rows, self._decompress(data, self._max_block_size)
+
+    def rows_before(self, end: int) -> int:
+        """Return how many rows lie in the blocks of the splits before ``end``."""
+        window = _Window(self._pread, self._size)
+        blocks = self._stored_blocks(window, self._data_start, end, contents=False)
+        return sum(rows for rows, _ in blocks)
+
+    def _stored_blocks(
+        self, window: _Window, offset: int, end: int, *, contents: bool = True
+    ) -> Iterator[tuple[int, memoryview]]:
+        """Yield the rows and, unless they are not wanted, the contents of the blocks from
+        ``offset`` on whose marker begins before ``end``."""
+        while offset < self._size and offset - SYNC_SIZE < end:
+            head = window.take(offset, min(2 * MAX_LONG_SIZE, self._size - offset))
+            decoder = CheckedDecoder(bytes(head))
+            try:
+                rows, size = decoder.read_int(), decoder.read_int()
+            except EOFError:
+                raise _truncated(offset) from None
+            if rows < 0 or size < 0:
+                raise FormatError(f"the block at byte {offset} has a negative count or size")
+            block_end = offset + decoder.tell() + size + SYNC_SIZE
+            if block_end > self._size:
+                raise _truncated(offset)
+            wanted = size + SYNC_SIZE if contents else SYNC_SIZE
+            data = window.take(block_end - wanted, wanted)
+            if data[-SYNC_SIZE:] != self._sync:
+                raise FormatError(f"the block at byte {offset} does not end with the file's marker")
+            yield rows, data[:-SYNC_SIZE]
+            offset = block_end
+
+
+def _truncated(offset: int) -> TruncatedError:
+    return TruncatedError(f"the file ends within the block at byte {offset}")
+
+
+class _Window:
+    """Reads a file forwards, in chunks. No range may begin before the last one that was taken."""
+
+    def __init__(self, pread: Pread, size: int) -> None:
+        self._pread = pread
+        self._file_size = size
+        self._begin = 0
+        self._view = memoryview(b"")
+
+    def take(self, offset: int, size: int) -> memoryview:
+        """Return exactly these bytes; the file's size says that they exist."""
+        end = self._begin + len(self._view)
+        if not self._begin <= offset <= end:
+            self._begin, self._view = offset, memoryview(b"")
+            end = offset
+        if offset + size > end:
+            rest = self._view[offset - self._begin :]
+            # Up to where a chunk ends; large ranges whole.
+            until = max(offset + size, (end // _CHUNK_SIZE + 1) * _CHUNK_SIZE)
+            wanted = min(until, self._file_size) - end
+            data = self._pread(end, wanted)
+            if len(data) < wanted:
+                raise TruncatedError(f"the file ends at byte {end + len(data)}, before its size")
+            if len(rest):
+                # Only the block that spans two chunks is copied.
+                across = offset + size - end
+                joined = memoryview(b"".join((rest, data[:across])))
+                self._begin, self._view = end, memoryview(data)
+                return joined
+            self._begin, self._view = end, memoryview(data)
+        begin = offset - self._begin
+        return self._view[begin : begin + size]
+
+    def find(self, marker: bytes, start: int) -> int:
+        """Return the offset of the first ``marker`` from ``start`` on, -1 if there is none."""
+        tail = b""
+        while start < self._file_size:
+            until = min((start // _CHUNK_SIZE + 1) * _CHUNK_SIZE, self._file_size)
+            data = bytes(self.take(start, until - start))
+            found = (tail + data).find(marker)
+            if found >= 0:
+                return start - len(tail) + found
+            tail = (tail + data)[-(len(marker) - 1) :]
+            start = until
+        return -1
+
 
 # -- the header
 
 
-class ShortError(Exception):
-    """The bytes at hand end too early."""
-
-
-class Fields:
-    """Avro's values out of some bytes."""
-
-    def __init__(self, data: Buffer) -> None:
-        self._data = memoryview(data)
-        self.at = 0
-
-    def long(self) -> int:
-        raw = shift = 0
-        while True:
-            if self.at == len(self._data):
-                raise ShortError
-            byte = self._data[self.at]
-            self.at += 1
-            raw |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-            if shift == 7 * MAX_LONG_SIZE:
-                raise FormatError("a number has more than 64 bits")
-        if raw >> 64:
-            raise FormatError("a number has more than 64 bits")
-        return (raw >> 1) ^ -(raw & 1)
-
-    def fixed(self, size: int) -> bytes:
-        if size > len(self._data) - self.at:
-            raise ShortError
-        self.at += size
-        return bytes(self._data[self.at - size : self.at])
-
-    def bytes(self) -> bytes:
-        size = self.long()
-        if not 0 <= size <= MAX_HEADER_SIZE:
-            raise FormatError(f"the file's header has a value of {size} bytes")
-        return self.fixed(size)
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    metadata: dict[str, bytes]
-    sync: bytes
-    size: int
-
-
-def read_header(pread: Pread, file_size: int) -> Header:
+def _read_header(pread: Pread, file_size: int) -> tuple[dict[str, bytes], bytes, int]:
+    """Return the metadata, the sync marker and the offset of the first block."""
     size = 1 << 16
     while True:
         data = pread(0, min(size, file_size))
@@ -95,7 +169,7 @@ def read_header(pread: Pread, file_size: int) -> Header:
             raise FormatError("not an Avro file")
         try:
             return _parse_header(data)
-        except ShortError:
+        except EOFError:
             if size >= file_size:
                 raise TruncatedError("the file ends within its header") from None
             if size >= MAX_HEADER_SIZE:
@@ -105,21 +179,28 @@ def read_header(pread: Pread, file_size: int) -> Header:
         size *= 8
 
 
-def _parse_header(data: bytes) -> Header:
-    fields = Fields(data)
-    fields.fixed(len(AVRO_MAGIC))
+def _parse_header(data: bytes) -> tuple[dict[str, bytes], bytes, int]:
+    decoder = CheckedDecoder(data)
+    decoder.skip(len(AVRO_MAGIC))
     metadata: dict[str, bytes] = {}
-    while count := fields.long():
+    while count := decoder.read_int():
         if count < 0:
-            # The size of the block of entries, which we don't skip.
-            fields.long()
+            # The size of the block of entries. It is of use only to readers that skip them.
+            decoder.skip_int()
         for _ in range(abs(count)):
             try:
-                key = fields.bytes().decode()
+                key = _value(decoder).decode()
             except UnicodeDecodeError:
                 raise FormatError("a key in the file's header is not UTF-8") from None
-            metadata[key] = fields.bytes()
-    return Header(metadata, fields.fixed(SYNC_SIZE), fields.at)
+            metadata[key] = _value(decoder)
+    return metadata, decoder.read(SYNC_SIZE), decoder.tell()
+
+
+def _value(decoder: CheckedDecoder) -> bytes:
+    size = decoder.read_int()
+    if not 0 <= size <= MAX_HEADER_SIZE:
+        raise FormatError(f"the file's header has a value of {size} bytes")
+    return decoder.read(size)
 
 
 def parse_schema(metadata: Mapping[str, bytes]) -> object:
@@ -132,7 +213,7 @@ def parse_schema(metadata: Mapping[str, bytes]) -> object:
     return schema
 
 
-def codec_name(metadata: Mapping[str, bytes]) -> str:
+def _codec_name(metadata: Mapping[str, bytes]) -> str:
     name = metadata.get("avro.codec", b"null").decode(errors="replace")
     if name not in CODECS:
         raise FormatError(f"the file's codec is {name[:60]!r}, not one of {', '.join(CODECS)}")
@@ -181,7 +262,7 @@ def _unsnap(data: memoryview, limit: int) -> Buffer:
         if size > 64 * len(compressed):
             raise _damaged("snappy")
         text = pa.Codec("snappy").decompress(compressed, decompressed_size=size)
-    except (ShortError, OSError, pa.ArrowException):
+    except (EOFError, OSError, pa.ArrowException):
         raise _damaged("snappy") from None
     if zlib.crc32(text) != int.from_bytes(crc, "big"):
         raise FormatError("a block's CRC-32 is not that of its contents")
@@ -194,7 +275,7 @@ def _snappy_size(data: memoryview) -> int:
         size |= (byte & 0x7F) << 7 * n
         if byte < 0x80:
             return size
-    raise ShortError
+    raise EOFError
 
 
 def _unzstd(data: memoryview, limit: int) -> Buffer:

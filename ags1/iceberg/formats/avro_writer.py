@@ -31,6 +31,7 @@ from pyiceberg.utils.decimal import decimal_required_bytes
 from ... import layout
 from ...key_metadata import KeyMetadata
 from ...writer import Writer
+from .arrow_lists import with_child
 from .avro_container import NEW_BLOCK_SIZE, AvroCodec, NewContainer, compact, long
 from .avro_schema import avro_schema
 
@@ -137,7 +138,7 @@ def _encodable(kind: IcebergType, column: pa.Array) -> pa.Array:
     if isinstance(kind, ListType):
         element = _encodable(kind.element_type, column.values)
         make = pa.large_list if pa.types.is_large_list(column.type) else pa.list_
-        return _with_child(column, make(element.type), element)
+        return with_child(column, make(element.type), element)
     if isinstance(kind, MapType):
         keys = _encodable(kind.key_type, column.keys)
         items = _encodable(kind.value_type, column.items)
@@ -147,8 +148,8 @@ def _encodable(kind: IcebergType, column: pa.Array) -> pa.Array:
             entries = pa.StructArray.from_arrays(
                 [keys, items], fields=[key, pa.field("value", items.type)]
             )
-            return _with_child(column, pa.map_(keys.type, items.type), entries)
-        return _with_child(column, pa.list_(entries.type), entries)
+            return with_child(column, pa.map_(keys.type, items.type), entries)
+        return with_child(column, pa.list_(entries.type), entries)
     if isinstance(kind, DecimalType):
         return _decimal_bytes(column, decimal_required_bytes(kind.precision))
     if isinstance(kind, UUIDType):
@@ -170,9 +171,3 @@ def _decimal_bytes(column: pa.Array, size: int) -> pa.Array:
     values = pa.Array.from_buffers(pa.binary(size), len(column), [None, pa.py_buffer(big)])
     null = pa.scalar(None, pa.binary(size))
     return pc.if_else(column.is_valid(), values, null) if column.null_count else values
-
-
-def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
-    return pa.Array.from_buffers(
-        kind, len(array), array.buffers()[:2], offset=array.offset, children=[child]
-    )

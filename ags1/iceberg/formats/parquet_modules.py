@@ -1,51 +1,135 @@
-"""Parquet modular encryption, every module of a file authenticated, and nothing decoded.
+"""The modules of a Parquet file: each is read and, in an encrypted file, authenticated.
 
-Arrow checks the modules that a read needs; a file is whole when all of them verify, the page
-indexes and bloom filters too, which Arrow may never look at. Follows the Parquet specification,
-"Parquet Modular Encryption", for files as Iceberg writes them: AES_GCM_V1, an encrypted footer, one
-key. Knows nothing of tables, nor of what is in a page.
+An encrypted file as Iceberg has it (Parquet's specification, "Parquet Modular Encryption":
+AES_GCM_V1, an encrypted footer, one key). Each part in brackets is a module:
+
+    PARE                                 the first 4 bytes
+    [page header][page] ...              the column chunks, each with its dictionary page first
+    [bloom filter header][bitset] ...
+    [column index] ... [offset index] ...
+    crypto metadata                      plaintext: the algorithm, and an id of this file
+    [footer]                             the schema, and the offsets and sizes of all above
+    length, PARE                         of the crypto metadata and the footer; 4 bytes each
+
+    module  =  length (4)  nonce (12)  ciphertext  tag (16)
+    its AAD =  AAD prefix  id of the file  module type (1)  row group (2)  column (2)  page (2)
+
+So no module verifies in the place of another. The AAD of a footer ends with the module type, and
+only page headers and pages of data have a page number. An unencrypted file has the same parts
+without lengths, nonces and tags, and ends with its footer, the footer's length and PAR1.
+
+Decompresses nothing, and knows nothing of tables.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from enum import IntEnum
+from typing import TypeAlias
 
 from ..._messages import open as open_sealed
-from ...errors import AuthenticationError, FormatError, NotEncryptedError, TruncatedError
+from ...errors import (
+    Ags1Error,
+    AuthenticationError,
+    FormatError,
+    NotEncryptedError,
+    TruncatedError,
+)
 from ...geometry import trusted_length
 from ...key_metadata import KeyMetadata
 from ..spec.constants import ENCRYPTED_PARQUET_MAGIC, PARQUET_MAGIC
-from . import thrift
+from .parquet_fields import (
+    AesGcmV1,
+    BloomFilterHeader,
+    ColumnChunk,
+    ColumnCryptoMetaData,
+    ColumnMetaData,
+    DataPageHeader,
+    DataPageHeaderV2,
+    EncryptionAlgorithm,
+    FileCryptoMetaData,
+    FileMetaData,
+    PageHeader,
+    PageType,
+    RowGroup,
+)
+from .thrift import STRUCT, Struct, parse, value
 
 Fetch: TypeAlias = "Callable[[int, int], bytes | memoryview]"
-Struct: TypeAlias = "dict[int, Any]"
 
-
-# What comes of fields that are missing or of another type.
-_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, struct.error, RecursionError)
+WINDOW_SIZE = 4 << 20
 _LENGTH_SIZE = 4
 _OVERHEAD = 12 + 16  # nonce and tag
-WINDOW_SIZE = 4 << 20
-_MAX_CRYPTO_SIZE = 64 << 10
 _TAIL_SIZE = 64 << 10
+_MAX_CRYPTO_SIZE = 64 << 10
+_HEADER_SIZE = 16 << 10  # of most page headers, statistics included
+_MAX_ORDINAL = 0x7FFF  # they are 16 bits with a sign
 
-# The module types of the specification, which stand in each module's AAD.
-_FOOTER, _PAGE, _DICTIONARY, _PAGE_HEADER, _DICTIONARY_HEADER = 0, 2, 3, 4, 5
-_COLUMN_INDEX, _OFFSET_INDEX, _BLOOM_HEADER, _BLOOM_BITSET = 6, 7, 8, 9
-_NAMES = {
-    _FOOTER: "footer",
-    _PAGE: "page",
-    _DICTIONARY: "dictionary page",
-    _PAGE_HEADER: "page header",
-    _DICTIONARY_HEADER: "dictionary page header",
-    _COLUMN_INDEX: "column index",
-    _OFFSET_INDEX: "offset index",
-    _BLOOM_HEADER: "bloom filter header",
-    _BLOOM_BITSET: "bloom filter",
+# What Python raises for fields that are missing or of another type.
+_MALFORMED = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+
+
+class ModuleType(IntEnum):
+    """The specification's module types, which are part of each module's AAD."""
+
+    FOOTER = 0
+    DATA_PAGE = 2
+    DICTIONARY_PAGE = 3
+    DATA_PAGE_HEADER = 4
+    DICTIONARY_PAGE_HEADER = 5
+    COLUMN_INDEX = 6
+    OFFSET_INDEX = 7
+    BLOOM_FILTER_HEADER = 8
+    BLOOM_FILTER_BITSET = 9
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
+# The field of a column chunk that has the offset of an index; the next field has its length.
+INDEXES = {
+    ModuleType.COLUMN_INDEX: ColumnChunk.COLUMN_INDEX_OFFSET,
+    ModuleType.OFFSET_INDEX: ColumnChunk.OFFSET_INDEX_OFFSET,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A column chunk; ``ordinals`` are what the AAD of its modules has of row group and column."""
+
+    group: int
+    column: int
+    ordinals: bytes
+    fields: Struct
+
+    @property
+    def meta(self) -> Struct:
+        meta: Struct = value(self.fields, ColumnChunk.META_DATA)
+        return meta
+
+
+@dataclass(slots=True)
+class Page:
+    """A page of an open file. ``header_bytes`` are the header as an encrypted file has it, nothing
+    in an unencrypted one; ``body`` is compressed, and valid until the next page is read."""
+
+    header: Struct
+    header_bytes: bytes
+    body: memoryview
+    is_dictionary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +138,8 @@ class VerifiedParquet:
 
     ``padding_size`` is the bytes of the file that belong to nothing, and that no reader reads.
     ``plain_levels_size`` is the bytes of repetition and definition levels (which values are null,
-    where lists begin) that are in the clear and under no tag: Java encrypts only the values of
-    pages of version 2. Arrow encrypts all of the page.
+    where lists begin) that are neither encrypted nor authenticated: Java encrypts only the values
+    of pages of version 2. Arrow encrypts all of the page.
     """
 
     rows: int
@@ -65,200 +149,326 @@ class VerifiedParquet:
 
 
 def verify_parquet(fetch: Fetch, actual_size: int, km: KeyMetadata) -> VerifiedParquet:
-    """Authenticate every module of a file of ``actual_size`` bytes.
+    """Authenticate every module of a file of ``actual_size`` bytes, also those that Arrow never
+    reads: page indexes and bloom filters.
 
     ``fetch(offset, size)`` returns exactly those bytes of the file, or fewer at its end; the memory
     may be used again by its next call. Never decompresses, and holds no more than a page and 4 MiB.
-    Raises AuthenticationError, TruncatedError, FormatError, NotEncryptedError for a file in the
-    clear, and MissingFileLengthError.
+    Raises AuthenticationError, TruncatedError, FormatError, NotEncryptedError for an unencrypted
+    file, and MissingFileLengthError.
     """
     head = bytes(fetch(0, 4))
     if not ENCRYPTED_PARQUET_MAGIC.startswith(head):
         raise NotEncryptedError(
-            "this file has a key, and does not begin as an encrypted Parquet file does"
+            "this file has a key, but does not begin as an encrypted Parquet file does"
         )
-    size = trusted_length(actual_size, km, trust_file_size=False)
-    try:
-        return _File(fetch, size, km).verify()
-    except _MALFORMED:
-        raise FormatError("the file's structure is not one that Parquet has") from None
+    source = ParquetSource(fetch, actual_size, km)
+    with parsing():
+        footer = source.footer()
+        for chunk in chunks(footer):
+            for _ in source.pages(chunk):
+                pass
+            for index, field_id in INDEXES.items():
+                if field_id in chunk.fields:
+                    source.index(chunk, index)
+            if ColumnMetaData.BLOOM_FILTER_OFFSET in chunk.meta:
+                source.bloom_filter(chunk)
+        _, rows = footer[FileMetaData.NUM_ROWS]
+    return VerifiedParquet(rows, source.modules, source.padding_size(), source.plain_levels_size)
 
 
 def check_algorithm(fetch: Fetch, actual_size: int, km: KeyMetadata) -> None:
-    """Refuse a file that has another reader decrypt its pages without authenticating them.
+    """Refuse a file whose pages another reader would decrypt without authenticating them.
 
-    What says how the pages are encrypted stands before the footer, in the clear and under no tag:
-    whoever can write the file can have AES_GCM_V1 read as AES_GCM_CTR_V1, and Arrow obeys.
+    The crypto metadata before the footer names the algorithm, and nothing authenticates it. Whoever
+    can write the file can change AES_GCM_V1 into AES_GCM_CTR_V1, and Arrow obeys.
     Arguments and errors as for ``verify_parquet``.
     """
-    size = trusted_length(actual_size, km, trust_file_size=False)
+    source = ParquetSource(fetch, actual_size, km)
+    with parsing():
+        source.read_crypto_metadata()
+
+
+@contextmanager
+def parsing() -> Iterator[None]:
+    """Turn the errors that missing fields and fields of another type cause into FormatError."""
     try:
-        _File(fetch, size, km).crypto_metadata()
+        yield
+    except Ags1Error:
+        raise
     except _MALFORMED:
         raise FormatError("the file's structure is not one that Parquet has") from None
 
 
-class _File:
-    def __init__(self, fetch: Fetch, size: int, km: KeyMetadata) -> None:
+def chunks(footer: Struct) -> Iterator[Chunk]:
+    """Yield a file's column chunks, row group by row group."""
+    for number, group in enumerate(value(footer, FileMetaData.ROW_GROUPS, (STRUCT, []))[1]):
+        ordinal = value(group, RowGroup.ORDINAL, number)
+        for column, fields in enumerate(value(group, RowGroup.COLUMNS)[1]):
+            if value(fields, ColumnChunk.FILE_PATH):
+                raise FormatError(f"column {column} lies in another file")
+            yield Chunk(number, column, chunk_ordinals(ordinal, column), fields)
+
+
+def chunk_ordinals(group: int, column: int) -> bytes:
+    """Return what the AAD of a column chunk's modules has of its row group and column."""
+    if group > _MAX_ORDINAL or column > _MAX_ORDINAL:
+        raise FormatError("more row groups or columns than an encrypted Parquet file can have")
+    return struct.pack("<HH", group, column)
+
+
+def page_ordinal(number: int) -> bytes:
+    """Return what the AAD of a data page and its header has of its number in the column chunk."""
+    if number > _MAX_ORDINAL:
+        raise FormatError("a column has more pages than an encrypted Parquet file can number")
+    return struct.pack("<H", number)
+
+
+class ParquetSource:
+    """A Parquet file to be read module by module, encrypted or, without ``km``, unencrypted.
+
+    Offsets and lengths are checked before they are used. ``modules`` and ``plain_levels_size``
+    count what was read. Not to be used outside ``parsing``.
+    """
+
+    def __init__(self, fetch: Fetch, actual_size: int, km: KeyMetadata | None) -> None:
         self._fetch = fetch
-        self._size = size
-        self._key = km.encryption_key
-        self._aad_prefix = km.aad_prefix or b""
+        self._km = km
+        self._size = actual_size
+        if km is not None:
+            self._size = trusted_length(actual_size, km, trust_file_size=False)
         self._file_aad = b""
-        self._window: memoryview = memoryview(b"")
+        self._window = memoryview(b"")
         self._window_start = 0
-        self._modules = 0
-        self._plain_levels_size = 0
         self._covered: list[tuple[int, int]] = []
+        self.modules = 0
+        self.plain_levels_size = 0
 
-    def verify(self) -> VerifiedParquet:
-        footer = self._footer()
-        for number, group in enumerate(footer.get(4, ())):
-            ordinal = group.get(7, number)
-            for column, chunk in enumerate(group[1]):
-                self._column(chunk, ordinal, column)
-        padding_size = self._size - self._covered_size()
-        return VerifiedParquet(footer[3], self._modules, padding_size, self._plain_levels_size)
+    def footer(self) -> Struct:
+        """Return the file's metadata, once its beginning and end are those of a Parquet file."""
+        if self._km is None:
+            start = self._footer_start(PARQUET_MAGIC)
+            footer, _ = parse(self._take(start, self._size - 8 - start))
+            if FileMetaData.ENCRYPTION_ALGORITHM in footer:
+                raise FormatError("a Parquet file with keys of its own, which Iceberg's never have")
+        else:
+            start, at = self.read_crypto_metadata()
+            text, end = self._open(at, ModuleType.FOOTER, b"", self._size - 8)
+            if end != self._size - 8:
+                raise FormatError("the footer is not as long as the file's end says", offset=start)
+            footer, _ = parse(text)
+        # Last, because the pages that are read next begin behind it.
+        magic = PARQUET_MAGIC if self._km is None else ENCRYPTED_PARQUET_MAGIC
+        if self._take(0, 4) != magic:
+            raise FormatError("this file does not begin as a Parquet file does", offset=0)
+        self._covered += [(0, 4), (start, self._size)]
+        return footer
 
-    def crypto_metadata(self) -> tuple[int, int]:
-        """Check the structure before the footer; return where it begins and where it ends."""
-        if self._size < 12:
-            raise FormatError("too short for an encrypted Parquet file", offset=0)
-        # The footer of most files lies in it, whole.
-        self._take(max(0, self._size - _TAIL_SIZE), min(self._size, _TAIL_SIZE))
-        tail = bytes(self._take(self._size - 8, 8))
-        if tail[4:] == PARQUET_MAGIC:
-            raise NotEncryptedError("this file has a key, and is a Parquet file in the clear")
-        if tail[4:] != ENCRYPTED_PARQUET_MAGIC:
-            raise FormatError("not the end of an encrypted Parquet file", offset=self._size - 4)
-        length = int.from_bytes(tail[:4], "little")
-        start = self._size - 8 - length
-        if start < 4:
-            raise FormatError("the footer's length is impossible", offset=self._size - 8)
-        # Its length is anybody's: no more is read than such a structure can have.
-        crypto, end = _parse(bytes(self._take(start, min(length, _MAX_CRYPTO_SIZE))))
-        self._algorithm(crypto)
-        return start, start + end
-
-    def _footer(self) -> Struct:
-        start, end = self.crypto_metadata()
-        self._cover(0, 4)
-        if end + self._length(end) != self._size - 8:
-            raise FormatError("the footer is not as long as the file's end says", offset=start)
-        footer = self._open(end, _FOOTER, b"", self._size - 8)
-        self._cover(start, self._size)
-        return _parse(footer)[0]
-
-    def _algorithm(self, crypto: Struct) -> None:
-        """Take the file's part of the AAD. None of this is authenticated, but what follows is."""
-        algorithm = crypto[1].get(1)
+    def read_crypto_metadata(self) -> tuple[int, int]:
+        """Check the algorithm and learn the file's part of the AAD; return where this structure
+        begins and ends. None of it is authenticated, but the modules are."""
+        assert self._km is not None
+        start = self._footer_start(ENCRYPTED_PARQUET_MAGIC)
+        # Its length may be forged: no more is read than such a structure can have.
+        length = min(self._size - 8 - start, _MAX_CRYPTO_SIZE)
+        crypto, size = parse(self._take(start, length))
+        algorithms = value(crypto, FileCryptoMetaData.ENCRYPTION_ALGORITHM)
+        algorithm = value(algorithms, EncryptionAlgorithm.AES_GCM_V1)
         if algorithm is None:
             raise AuthenticationError(
                 "the file has its pages read without authenticating them (it does not say "
                 "AES_GCM_V1), which Iceberg forbids: it was changed"
             )
-        if algorithm.get(1, self._aad_prefix) != self._aad_prefix:
+        aad_prefix = self._km.aad_prefix or b""
+        stored = value(algorithm, AesGcmV1.AAD_PREFIX)
+        if stored is not None and stored != aad_prefix:
             raise FormatError("the AAD prefix in the file is not that of its key metadata")
-        if 1 not in algorithm and self._aad_prefix and not algorithm.get(3, False):
+        is_supplied = value(algorithm, AesGcmV1.SUPPLY_AAD_PREFIX, False)
+        if stored is None and aad_prefix and not is_supplied:
             raise FormatError("the file does not say that its AAD prefix is supplied")
-        self._file_aad = self._aad_prefix + algorithm[2]
+        self._file_aad = aad_prefix + value(algorithm, AesGcmV1.AAD_FILE_UNIQUE)
+        return start, start + size
 
-    def _column(self, chunk: Struct, group: int, column: int) -> None:
-        if 2 in chunk.get(8, {}):
-            raise FormatError(f"column {column} has a key of its own, which Iceberg's never have")
-        place = struct.pack("<HH", group, column)
-        facts = chunk[3]
-        self._pages(facts, place)
-        if 4 in chunk:
-            self._index(chunk[4], chunk.get(5), _OFFSET_INDEX, place)
-        if 6 in chunk:
-            self._index(chunk[6], chunk.get(7), _COLUMN_INDEX, place)
-        if 14 in facts:
-            end = self._module(facts[14], _BLOOM_HEADER, place)
-            self._module(end, _BLOOM_BITSET, place)
-
-    def _pages(self, facts: Struct, place: bytes) -> None:
-        start, values = facts[9], 0
-        # Of a column without pages Arrow says that its data begins at 0.
-        dictionary = facts.get(11, 0)
-        has_dictionary = dictionary > 0 and (dictionary < start or start == 0)
-        if has_dictionary:
-            start = facts[11]
-        offset, end, page = start, start + facts[7], 0
-        while offset < end:
-            if has_dictionary:
-                kinds, ordinal = (_DICTIONARY_HEADER, _DICTIONARY), b""
-            else:
-                kinds, ordinal = (_PAGE_HEADER, _PAGE), struct.pack("<H", page)
-                page += 1
-            header = _parse(self._open(offset, kinds[0], place + ordinal, end))[0]
-            offset += self._length(offset)
-            offset = self._page(offset, header, kinds[1], place + ordinal, end)
-            if not has_dictionary:
-                values += (header.get(5) or header[8])[1]
-            has_dictionary = False
-        if values != facts[5]:
+    def _footer_start(self, magic: bytes) -> int:
+        """Return where the parts begin whose length the file's last bytes say."""
+        if self._size < 12:
+            raise FormatError("too short for a Parquet file", offset=0)
+        # The footer of most files lies in it, whole.
+        size = min(self._size, _TAIL_SIZE)
+        tail = self._take(self._size - size, size)
+        if tail[-4:] != magic:
+            if tail[-4:] == PARQUET_MAGIC:
+                raise NotEncryptedError("this file has a key, but is an unencrypted Parquet file")
             raise FormatError(
-                f"a column's pages have {values} values, not {facts[5]}", offset=start
+                f"this file does not end with {magic.decode()}", offset=self._size - 4
             )
-        self._cover(start, end)
+        start = self._size - 8 - int.from_bytes(tail[-8:-4], "little")
+        if start < 4:
+            raise FormatError("the footer's length is impossible", offset=self._size - 8)
+        return start
 
-    def _page(self, offset: int, header: Struct, kind: int, place: bytes, limit: int) -> int:
-        """Verify what follows a page's header; return where it ends."""
-        size, levels_size = self._length(offset), 0
-        if size != header[3] and 8 in header:
-            # Java's page of version 2: the levels first, as they are.
-            levels_size = header[8][5] + header[8][6]
-            self._plain_levels_size += levels_size
+    def pages(self, chunk: Chunk) -> Iterator[Page]:
+        """Yield a column chunk's pages in their order; its values are counted."""
+        crypto = value(chunk.fields, ColumnChunk.CRYPTO_METADATA, {})
+        if ColumnCryptoMetaData.WITH_COLUMN_KEY in crypto:
+            raise FormatError(
+                f"column {chunk.column} has a key of its own, which Iceberg's never have"
+            )
+        meta = chunk.meta
+        start = value(meta, ColumnMetaData.DATA_PAGE_OFFSET)
+        dictionary = value(meta, ColumnMetaData.DICTIONARY_PAGE_OFFSET, 0)
+        # Of a column without pages Arrow says that its data begins at 0; it may have a dictionary.
+        may_be_dictionary = dictionary > 0 and (dictionary < start or start == 0)
+        if may_be_dictionary:
+            start = dictionary
+        # Some writers do not say where a dictionary is, and begin with one.
+        elif self._km is None:
+            may_be_dictionary = True
+        offset, end = start, start + value(meta, ColumnMetaData.TOTAL_COMPRESSED_SIZE)
+        values = number = 0
+        while offset < end:
+            if self._km is None:
+                page, offset = self._plain_page(offset)
+            else:
+                data_page = None if may_be_dictionary else number
+                page, offset = self._encrypted_page(chunk, offset, end, data_page)
+            kind = value(page.header, PageHeader.TYPE)
+            if kind == PageType.DICTIONARY_PAGE and may_be_dictionary:
+                page.is_dictionary = True
+                yield page
+            elif kind in (PageType.DATA_PAGE, PageType.DATA_PAGE_V2):
+                number += 1
+                values += _value_count(page.header, kind)
+                yield page
+            elif self._km is not None:
+                raise FormatError(f"column {chunk.column} has a page of an unknown type")
+            may_be_dictionary = False
+        if values != value(meta, ColumnMetaData.NUM_VALUES) or offset != end:
+            raise FormatError(
+                f"the pages of column {chunk.column} have {values} values and end at byte {offset},"
+                " which is not what the footer says",
+                offset=start,
+            )
+        self._covered.append((start, end))
+
+    def index(self, chunk: Chunk, kind: ModuleType) -> bytes:
+        """Return one of the two ``INDEXES`` of a column chunk."""
+        offset, length = value(chunk.fields, INDEXES[kind]), value(chunk.fields, INDEXES[kind] + 1)
+        if self._km is None:
+            return bytes(self._take(offset, length))
+        text, end = self._open(offset, kind, chunk.ordinals, self._size)
+        if end - offset != length:
+            raise AuthenticationError(
+                f"the {kind} is not as long as the footer says: the file was changed",
+                offset=offset,
+            )
+        self._covered.append((offset, end))
+        return text
+
+    def bloom_filter(self, chunk: Chunk) -> tuple[bytes, bytes]:
+        """Return the header and the bits of a column chunk's bloom filter."""
+        offset = value(chunk.meta, ColumnMetaData.BLOOM_FILTER_OFFSET)
+        if self._km is None:
+            header, at = self._plain_header(offset)
+            bits = bytes(self._take(at, value(header, BloomFilterHeader.NUM_BYTES)))
+            return bytes(self._take(offset, at - offset)), bits
+        kinds = ModuleType.BLOOM_FILTER_HEADER, ModuleType.BLOOM_FILTER_BITSET
+        text, at = self._open(offset, kinds[0], chunk.ordinals, self._size)
+        bits, end = self._open(at, kinds[1], chunk.ordinals, self._size)
+        self._covered.append((offset, end))
+        return text, bits
+
+    def padding_size(self) -> int:
+        """Return how many bytes of the file belong to nothing that was read."""
+        padding, end = self._size, 0
+        for start, stop in sorted(self._covered):
+            padding -= max(0, stop - max(start, end))
+            end = max(end, stop)
+        return padding
+
+    def _plain_page(self, offset: int) -> tuple[Page, int]:
+        """Return a page and where it ends."""
+        header, offset = self._plain_header(offset)
+        size = value(header, PageHeader.COMPRESSED_PAGE_SIZE)
+        if size < 0:
+            raise FormatError("a page's length is impossible", offset=offset)
+        body = self._take(offset, size)
+        crc = value(header, PageHeader.CRC)
+        if crc is not None and crc & 0xFFFFFFFF != zlib.crc32(body):
+            raise FormatError("a page's checksum is wrong: the file was changed", offset=offset)
+        return Page(header, b"", body), offset + size
+
+    def _plain_header(self, offset: int) -> tuple[Struct, int]:
+        """Return a structure of an unknown size and where it ends."""
+        size = _HEADER_SIZE
+        while True:
+            size = min(size, self._size - offset)
+            try:
+                fields, length = parse(self._take(offset, size))
+                return fields, offset + length
+            except IndexError:
+                if size <= 0 or offset + size >= self._size:
+                    raise
+                size *= 8
+
+    def _encrypted_page(
+        self, chunk: Chunk, offset: int, limit: int, number: int | None
+    ) -> tuple[Page, int]:
+        """Return a page and where it ends; a dictionary page has no number."""
+        if number is None:
+            kinds = ModuleType.DICTIONARY_PAGE_HEADER, ModuleType.DICTIONARY_PAGE
+            ordinals = chunk.ordinals
+        else:
+            kinds = ModuleType.DATA_PAGE_HEADER, ModuleType.DATA_PAGE
+            ordinals = chunk.ordinals + page_ordinal(number)
+        text, offset = self._open(offset, kinds[0], ordinals, limit)
+        header, _ = parse(text)
+        stated, levels = value(header, PageHeader.COMPRESSED_PAGE_SIZE), b""
+        v2 = value(header, PageHeader.DATA_PAGE_HEADER_V2)
+        if v2 is not None and self._module_size(offset) != stated:
+            # Java's page of version 2: its levels come first, unencrypted.
+            levels_size = value(v2, DataPageHeaderV2.DEFINITION_LEVELS_SIZE)
+            levels_size += value(v2, DataPageHeaderV2.REPETITION_LEVELS_SIZE)
+            levels = bytes(self._take(offset, levels_size))
+            self.plain_levels_size += levels_size
             offset += levels_size
-            size = self._length(offset)
-        if levels_size + size != header[3]:
+        if len(levels) + self._module_size(offset) != stated:
             raise AuthenticationError(
                 "a page is not as long as its header says: the file was changed", offset=offset
             )
-        self._open(offset, kind, place, limit)
-        return offset + size
+        body, end = self._open(offset, kinds[1], ordinals, limit)
+        return Page(header, text, memoryview(levels + body)), end
 
-    def _index(self, offset: int, length: int | None, kind: int, place: bytes) -> None:
-        if self._module(offset, kind, place) - offset != length:
-            raise AuthenticationError(
-                f"the {_NAMES[kind]} is not as long as the footer says: the file was changed",
-                offset=offset,
-            )
-
-    def _module(self, offset: int, kind: int, place: bytes) -> int:
-        """Verify a module that stands alone; return where it ends."""
-        self._open(offset, kind, place, self._size)
-        end = offset + self._length(offset)
-        self._cover(offset, end)
-        return end
-
-    def _length(self, offset: int) -> int:
+    def _module_size(self, offset: int) -> int:
         """Return the size of a module, its length field included."""
         return _LENGTH_SIZE + int.from_bytes(self._take(offset, _LENGTH_SIZE), "little")
 
-    def _open(self, offset: int, kind: int, place: bytes, limit: int) -> bytes:
-        size = self._length(offset)
+    def _open(
+        self, offset: int, kind: ModuleType, ordinals: bytes, limit: int
+    ) -> tuple[bytes, int]:
+        """Return what a module has encrypted and where it ends, no later than ``limit``."""
+        assert self._km is not None
+        size = self._module_size(offset)
         if size < _LENGTH_SIZE + _OVERHEAD or offset + size > limit:
             raise AuthenticationError(
-                f"the {_NAMES[kind]}'s length is impossible: the file was changed", offset=offset
+                f"the {kind}'s length is impossible: the file was changed", offset=offset
             )
-        aad = self._file_aad + bytes([kind]) + place
-        self._modules += 1
+        aad = self._file_aad + bytes([kind]) + ordinals
         sealed = self._take(offset + _LENGTH_SIZE, size - _LENGTH_SIZE)
         try:
-            return open_sealed(self._key, sealed, aad)
+            text = open_sealed(self._km.encryption_key, sealed, aad)
         except (AuthenticationError, ValueError):
             raise AuthenticationError(
-                f"the {_NAMES[kind]} does not verify: wrong key, or the file was changed",
-                offset=offset,
+                f"the {kind} does not verify: wrong key, or the file was changed", offset=offset
             ) from None
+        self.modules += 1
+        return text, offset + size
 
     def _take(self, offset: int, size: int) -> memoryview:
         begin = offset - self._window_start
-        if begin < 0 or begin + size > len(self._window):
-            if offset < 0 or offset + size > self._size:
-                raise FormatError("the footer points outside the file", offset=self._size)
+        if size < 0 or begin < 0 or begin + size > len(self._window):
+            if offset < 0 or size < 0 or offset + size > self._size:
+                raise FormatError("the file points outside itself", offset=self._size)
             wanted = max(size, min(WINDOW_SIZE, self._size - offset))
             self._window = memoryview(self._fetch(offset, wanted))
             self._window_start, begin = offset, 0
@@ -266,18 +476,11 @@ class _File:
                 raise TruncatedError("the file became shorter while it was read", offset=offset)
         return self._window[begin : begin + size]
 
-    def _cover(self, start: int, end: int) -> None:
-        self._covered.append((start, end))
 
-    def _covered_size(self) -> int:
-        total = last = 0
-        for start, end in sorted(self._covered):
-            total += max(0, end - max(start, last))
-            last = max(last, end)
-        return total
-
-
-def _parse(data: bytes) -> tuple[Struct, int]:
-    """Parse a struct of Thrift's compact protocol; return it by field id, and where it ends."""
-    fields, end = thrift.parse(data)
-    return thrift.untyped(thrift.STRUCT, fields), end
+def _value_count(header: Struct, kind: int) -> int:
+    if kind == PageType.DATA_PAGE:
+        count: int = value(value(header, PageHeader.DATA_PAGE_HEADER), DataPageHeader.NUM_VALUES)
+    else:
+        v2 = value(header, PageHeader.DATA_PAGE_HEADER_V2)
+        count = value(v2, DataPageHeaderV2.NUM_VALUES)
+    return count

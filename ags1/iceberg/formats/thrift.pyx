@@ -62,16 +62,6 @@ def parse(data):
         PyBuffer_Release(&view)
 
 
-def untyped(int kind, content):
-    """Return a value without its types: a struct as a dict by field id, a list as a list."""
-    if kind == KIND_STRUCT:
-        return {field_id: untyped(*field) for field_id, field in content.items()}
-    if kind == KIND_LIST or kind == KIND_SET:
-        inner, items = content
-        return [untyped(inner, item) for item in items]
-    return content
-
-
 def print_struct(dict fields):
     """Return a struct as bytes, its fields in the order of their ids."""
     cdef bytearray out = bytearray()

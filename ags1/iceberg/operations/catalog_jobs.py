@@ -21,22 +21,23 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import Identifier
 
 from ...errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
-from ...keys.manager import TABLE_KEY_ID
+from ...keys.manager import TABLE_KEY_ID, EncryptionManager
 from ...kms.client import KmsClient
-from ..commit.commits import Base, Commits
+from ..commit.base import Base
+from ..commit.commits import Commits
 from ..commit.session import TableSession
 from ..read.metadata import read_metadata
-from ..storage.home import Home
 from ..storage.output import TableOutput
+from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
-from ..write.reencryption import RewriteExecutor
+from ..write.reencryption import RewriteExecutor, RewriteThreads
 from .expire import GC_ENABLED
-from .findings import Severity, TableVerification
 from .meter import Meter, Progress
 from .migrate import Migration, PlaintextFiles, plaintext_files
-from .relocate import Progress as RelocationProgress
-from .relocate import RelocationResult, relocate
+from .relocation.relocate import RelocationResult, relocate
 from .verify import verify_table
+from .verify.findings import Severity, TableVerification
+from .verify.progress import EstimatedProgress
 
 
 class JobCatalog(Protocol):
@@ -107,20 +108,16 @@ def migrate(
     commits = catalog.commits()
     base = commits.load(identifier, Trust())
     commits.check(base)
-    output = TableOutput(commits.io(base))
+    output = TableOutput(base.io(commits.catalog))
     if (base.metadata.get("properties") or {}).get(TABLE_KEY_ID):
         return _finish(catalog, base, key_id, output, None if dry_run else asked)
     meter = Meter(progress)
     migration = Migration(
-        output.io,
         output,
-        kms,
-        key_id,
-        data_key_length=data_key_length,
+        EncryptionManager(kms, key_id, data_key_length=data_key_length),
         drop_refs=drop_refs,
-        threads=threads,
+        executor=executor or RewriteThreads(threads),
         on_done=meter.done,
-        executor=executor,
     )
     plan = migration.plan(base.metadata)
     meter.total = plan.rewrite.size
@@ -168,11 +165,11 @@ def _finish(
     ``verify`` is None."""
     stated = base.metadata["properties"][TABLE_KEY_ID]
     if stated == key_id:
-        home = Home.of(
+        folders = TableFolders.of(
             base.metadata, base.location, base.trust, catalog.commits().catalog.properties
         )
         logged = [entry["metadata-file"] for entry in base.metadata.get("metadata-log") or ()]
-        for location in reversed(home.versions(logged)):
+        for location in reversed(folders.versions(logged)):
             try:
                 metadata = read_metadata(output.io, location, Trust())
             except (FileNotFoundError, MetadataIntegrityError):
@@ -198,10 +195,10 @@ def _plaintext(
     table = catalog.load_table(before.identifier, expected_key_id=key_id)
     assert isinstance(table, TableSession)
     # The folders are those that the metadata before the migration names: its files were there.
-    home = Home.of(
+    folders = TableFolders.of(
         before.metadata, before.location, before.trust, catalog.commits().catalog.properties
     )
-    left = plaintext_files(before.metadata, after.metadata, table.files, home)
+    left = plaintext_files(before.metadata, after.metadata, table.files, folders)
     if verify is None:
         return left, ()
     # So far only the size was checked of files that an earlier run had written.
@@ -228,7 +225,7 @@ def move_or_copy(
     threads: int | None = None,
     verify: bool = False,
     dry_run: bool = False,
-    progress: RelocationProgress | None = None,
+    progress: EstimatedProgress | None = None,
 ) -> RelocationResult:
     """Copy an encrypted table to another location. ``EncryptedCatalog.relocate_table`` documents
     the arguments and the errors.
@@ -249,7 +246,7 @@ def move_or_copy(
             "may have its files too. Copy it instead"
         )
     commits = catalog.commits()
-    home = table.home
+    folders = table.folders
     result = relocate(
         table,
         new_location,
@@ -270,6 +267,6 @@ def move_or_copy(
         commits.register(register_as, result.metadata_location, output)
     if move:
         old = TableOutput(files.inner, files.location_map)
-        commits.repoint(table.base(), result.metadata_location, output)
-        old.discard([location for location in result.old_files if home.has(location)])
+        commits.repoint(table.version.base, result.metadata_location, output)
+        old.discard([location for location in result.old_files if folders.has(location)])
     return result

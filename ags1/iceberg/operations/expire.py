@@ -26,10 +26,10 @@ from ...errors import Ags1Error, KmsError
 from ..read.snapshots import EncryptedSnapshot
 from ..spec.constants import MAIN_BRANCH
 from ..spec.table_keys import Requirement, Update, unmoved_refs
-from ..storage.home import Home
-from ..storage.listing import real_place
+from ..storage.locations import file_identity
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
+from ..storage.table_folders import TableFolders
 
 GC_ENABLED = "gc.enabled"
 MAX_SNAPSHOT_AGE_MS = "history.expire.max-snapshot-age-ms"
@@ -64,7 +64,7 @@ class ExpiredFiles:
     manifest_lists: tuple[str, ...] = ()
     statistics: tuple[str, ...] = ()
     left_behind: tuple[str, ...] = ()
-    home: Home | None = field(default=None, repr=False, compare=False)
+    folders: TableFolders | None = field(default=None, repr=False, compare=False)
 
     @property
     def locations(self) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class ExpiredFiles:
 
         def delete(location: str) -> str | None:
             # A folder may have become a link since it was looked at.
-            if self.home is not None and not self.home.has(location):
+            if self.folders is not None and not self.folders.has(location):
                 _log.warning("%s is left behind: it is not in the table's folders", location)
                 return location
             try:
@@ -126,7 +126,7 @@ class ExpiryPlan:
         files: TableFiles,
         metadata_location: str,
         *,
-        home: Home | None = None,
+        folders: TableFolders | None = None,
         after: Mapping[str, Any] | None = None,
         after_files: TableFiles | None = None,
         threads: int = _THREADS,
@@ -137,8 +137,8 @@ class ExpiryPlan:
         ``files`` has the keys of the metadata that the plan was made from. ``after`` is the
         committed metadata of the table, or any later one, and ``after_files`` has its keys. Without
         them, this is a dry run of the commit. ``metadata_location`` is the location of
-        metadata.json in the catalog. ``home`` are the table's folders; by default they are derived
-        from that location. Files outside them are left behind.
+        metadata.json in the catalog. ``folders`` are the table's folders. By default, they are
+        derived from that location. Files outside them are left behind.
 
         Raises KmsError, OSError, and what reading a snapshot that stays raises. In these cases no
         file may be deleted. Raises ValueError if ``after`` is another table's metadata.
@@ -166,9 +166,9 @@ class ExpiryPlan:
             and snapshot["snapshot-id"] not in staying
         ]
         with ThreadPoolExecutor(threads) as pool:
-            if home is None:
-                home = Home(metadata_location, stored=files.stored_location)
-            return _Search(files, after_files or files, home, pool).run(before, after, expired)
+            if folders is None:
+                folders = TableFolders(metadata_location, stored=files.stored_location)
+            return _Search(files, after_files or files, folders, pool).run(before, after, expired)
 
 
 def expire(
@@ -332,11 +332,15 @@ class _Search:
     """
 
     def __init__(
-        self, files: TableFiles, after_files: TableFiles, home: Home, pool: ThreadPoolExecutor
+        self,
+        files: TableFiles,
+        after_files: TableFiles,
+        folders: TableFolders,
+        pool: ThreadPoolExecutor,
     ) -> None:
         # Plaintext manifests of expired snapshots are deleted too, with the files that they list.
         self._files = files.reading_exposed()
-        self._home = home
+        self._folders = folders
         self._after_files = after_files
         self._pool = pool
         self._left: dict[str, None] = {}
@@ -370,7 +374,7 @@ class _Search:
         for where in (*live_lists, *live_manifests):
             self._leave(statistics.pop(where, None), "a snapshot has it")
         for where, manifest in list(candidates.items()):
-            if not self._home.has(manifest.manifest_path):
+            if not self._folders.has(manifest.manifest_path):
                 self._leave(manifest.manifest_path)
                 del candidates[where]
         contents = self._contents(candidates, live_manifests, statistics)
@@ -381,7 +385,7 @@ class _Search:
             tuple(lists.values()),
             tuple(statistics.values()),
             tuple(self._left),
-            self._home,
+            self._folders,
         )
 
     def _contents(
@@ -413,7 +417,7 @@ class _Search:
                 contents.pop(where, None)
                 self._leave(statistics.pop(where, None), "a snapshot has it")
         for where, (location, _) in list(contents.items()):
-            if not self._home.has(location):
+            if not self._folders.has(location):
                 self._leave(location)
                 del contents[where]
         return contents
@@ -425,7 +429,7 @@ class _Search:
         def read(snapshot: Mapping[str, Any]) -> list[ManifestFile]:
             return EncryptedSnapshot.model_validate(snapshot).manifests(self._files)
 
-        if not self._home.has(snapshot["manifest-list"]):
+        if not self._folders.has(snapshot["manifest-list"]):
             # If another table has the same master key, its snapshot could be read here too.
             self._leave(snapshot["manifest-list"])
             return None
@@ -481,7 +485,7 @@ class _Search:
             if entry["snapshot-id"] not in ids or where in live:
                 continue
             try:
-                is_statistics = self._home.has_statistics(location, self._files)
+                is_statistics = self._folders.has_statistics(location, self._files)
             except FileNotFoundError:
                 continue
             except (Ags1Error, OSError) as error:
@@ -494,7 +498,7 @@ class _Search:
         return found
 
     def _place(self, location: str) -> str:
-        return real_place(self._files.stored_location(location))
+        return file_identity(self._files.stored_location(location))
 
 
 def _statistics(metadata: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -1,10 +1,15 @@
 """``Journal`` records which files a long rewrite has finished, so that it can continue after a
 crash.
 
-The journal is beside the table and has several parts. Each part is a file: a line of JSON with a
-wrapped key, then an AGS1 stream under that key with the records of the finished files. So the key
-of a file is never stored in plaintext. Nobody without the master key can forge a part, or give a
-file the place of another.
+The journal is in the table's metadata folder and has several parts. Each part is a file::
+
+    {"kek": ..., "key": ...}     one line: a KEK that the master key has wrapped, and the key of
+                                 this part, which the KEK has wrapped
+    AGS1 stream, under that key  {"table-uuid": ..., "files": [...]}: for each rewritten file, the
+                                 old path, the new path, and the key metadata of the new file
+
+So the key of a file is never stored in plaintext. Nobody without the master key can forge a part,
+or replace one file by another.
 """
 
 from __future__ import annotations
@@ -15,19 +20,15 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
-
-from pyiceberg.io import FileIO
 
 from ... import oneshot
 from ...errors import Ags1Error, KmsError, KmsUnwrapError
 from ...key_metadata import KeyMetadata
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
-from ...keys.manager import now_ms
-from ...kms.client import KmsClient
+from ...keys.manager import EncryptionManager, now_ms
 from ...layout import DEFAULT_BLOCK_SIZE
-from ..read.records import FileRecord
+from ..read.records import ContentFile
 from ..storage.listing import list_files
 from ..storage.output import TableOutput
 from ..write.reencryption import Identity
@@ -42,10 +43,13 @@ _PURPOSE = b"ags1 journal"
 _FILES_PER_PART = 64
 _SECONDS_PER_PART = 5.0
 
+# What reading a file raises that is not a part of this journal. JSON may be nested too deeply.
+_NOT_A_PART = (Ags1Error, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
 
 class Journal:
-    """The journal in ``folder`` of the table with the UUID ``table_uuid``, under the master key
-    ``key_id`` of ``kms``. ``key_size`` (bytes) is the size of its keys and of the files' keys.
+    """The journal in ``folder`` of the table with the UUID ``table_uuid``, under the table's master
+    key. ``manager`` has that key and the size of data keys. ``output`` writes the parts.
 
     If everybody can wrap keys with the master key (``KmsClient.wraps_with_public_key``), anybody
     could forge a part. If the storage cannot list a folder, no part could be found. In both cases
@@ -53,43 +57,35 @@ class Journal:
     """
 
     def __init__(
-        self,
-        io: FileIO,
-        output: TableOutput,
-        folder: str,
-        table_uuid: str,
-        kms: KmsClient,
-        key_id: str,
-        key_size: int,
+        self, output: TableOutput, folder: str, table_uuid: str, manager: EncryptionManager
     ) -> None:
-        self._io = io
-        self._output = output
+        self._io, self._output = output.io, output
         self._folder = folder
         self._table_uuid = table_uuid
-        self._kms = kms
-        self._key_id = key_id
-        self._key_size = key_size
+        self._kms, self._key_id = manager.kms, manager.table_key_id
+        self._key_size = manager.data_key_length
         self._kek: KeyEncryptionKey | None = None
         self._waiting: list[dict[str, Any]] = []
         self._last_part = time.monotonic()
         self._is_kept = (
-            not getattr(kms, "wraps_with_public_key", False) and list_files(io, folder) is not None
+            not getattr(self._kms, "wraps_with_public_key", False)
+            and list_files(self._io, folder) is not None
         )
 
     def prepare(self) -> None:
-        """Make the KEK of the parts, with a KMS call. So if the master key cannot be used, this
-        fails before hours of work and not after. Raises KmsError."""
+        """Make the KEK of the parts, with a KMS call. If the master key cannot be used, this fails
+        before hours of work and not after. Raises KmsError."""
         if self._kek is None:
             self._kek = KeyEncryptionKey.generate(
                 self._kms, self._key_id, key_size=self._key_size, timestamp_ms=now_ms()
             )
 
-    def add(self, old: FileRecord, new: FileRecord) -> None:
+    def add(self, old: ContentFile, new: ContentFile) -> None:
         """Record that a file was rewritten. The record is durable after ``flush``, which this calls
         every 64 files and every five seconds."""
         if not self._is_kept:
             return
-        self._waiting.append(_noted(old, new))
+        self._waiting.append(_note(old, new))
         is_due = time.monotonic() - self._last_part >= _SECONDS_PER_PART
         if is_due or len(self._waiting) >= _FILES_PER_PART:
             self.flush()
@@ -111,7 +107,7 @@ class Journal:
         self._waiting.clear()
         self._last_part = time.monotonic()
 
-    def finished(self, files: Iterable[FileRecord]) -> dict[Identity, FileRecord]:
+    def finished(self, files: Iterable[ContentFile]) -> dict[Identity, ContentFile]:
         """Return the new record of each of ``files`` that an earlier run has rewritten, by the
         identity of the old one. The new file must exist and have the recorded size.
 
@@ -122,15 +118,15 @@ class Journal:
             return {}
         wanted = {(f.file_path, f.file_size_in_bytes, f.record_count): f for f in files}
         keks: dict[bytes, KeyEncryptionKey] = {}
-        found: dict[Identity, FileRecord] = {}
+        rewritten: dict[Identity, ContentFile] = {}
         for location in self._parts():
             for note in self._read(location, keks):
                 old = wanted.get((note["source"], note["source-size"], note["rows"]))
-                if old is not None and old.identity not in found:
-                    new = _renewed(old, note)
-                    if self._is_there(new):
-                        found[old.identity] = new
-        return found
+                if old is not None and old.identity not in rewritten:
+                    new = _from_note(old, note)
+                    if self._is_usable(new):
+                        rewritten[old.identity] = new
+        return rewritten
 
     def remove(self) -> None:
         """Delete the journal, after it is no longer needed."""
@@ -157,25 +153,19 @@ class Journal:
                 keks[entry.encrypted_key_metadata] = kek
             km = kek.unwrap_key_metadata(EncryptedKey.from_dict(keys["key"]), purpose=_PURPOSE)
             text = oneshot.decrypt(sealed, km)
-        except KmsError as error:
-            if not isinstance(error, KmsUnwrapError):
+        except _NOT_A_PART as error:
+            if isinstance(error, KmsError) and not isinstance(error, KmsUnwrapError):
                 raise
-            return self._passed_over(location, error)
-        except (Ags1Error, ValueError, LookupError, TypeError, AttributeError) as error:
-            return self._passed_over(location, error)
-        except RecursionError as error:  # deeply nested JSON of somebody else
-            return self._passed_over(location, error)
+            kind = type(error).__name__
+            _log.warning("%s is skipped, its files are rewritten: %s", location, kind)
+            return []
         part: dict[str, Any] = json.loads(text)
         if part["table-uuid"] != self._table_uuid:
             return []
         files: list[dict[str, Any]] = part["files"]
         return files
 
-    def _passed_over(self, location: str, error: Exception) -> list[dict[str, Any]]:
-        _log.warning("%s is skipped, its files are rewritten: %s", location, type(error).__name__)
-        return []
-
-    def _is_there(self, new: FileRecord) -> bool:
+    def _is_usable(self, new: ContentFile) -> bool:
         km = new.key
         if km is None or len(km.encryption_key) != self._key_size:
             return False
@@ -185,9 +175,10 @@ class Journal:
             return False
 
 
-def _noted(old: FileRecord, new: FileRecord) -> dict[str, Any]:
-    assert new.key_metadata is not None
-    sizes = new.column_sizes
+def _note(old: ContentFile, new: ContentFile) -> dict[str, Any]:
+    assert new.key_bytes is not None
+    fields = new.fields()
+    sizes = fields["column_sizes"]
     return {
         "source": old.file_path,
         "source-size": old.file_size_in_bytes,
@@ -195,15 +186,14 @@ def _noted(old: FileRecord, new: FileRecord) -> dict[str, Any]:
         "path": new.file_path,
         "size": new.file_size_in_bytes,
         "column-sizes": None if sizes is None else list(sizes.items()),
-        "split-offsets": new.split_offsets,
-        "key-metadata": base64.b64encode(new.key_metadata).decode(),
+        "split-offsets": fields["split_offsets"],
+        "key-metadata": base64.b64encode(new.key_bytes).decode(),
     }
 
 
-def _renewed(old: FileRecord, note: Mapping[str, Any]) -> FileRecord:
+def _from_note(old: ContentFile, note: Mapping[str, Any]) -> ContentFile:
     sizes, offsets = note["column-sizes"], note["split-offsets"]
-    return replace(
-        old,
+    return old.replace(
         file_path=note["path"],
         file_size_in_bytes=note["size"],
         column_sizes=None if sizes is None else dict(sizes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..read.records import FileRecord
+from ..read.records import ContentFile
 
 # Called with two numbers of bytes: those of the finished files, and those of all files.
 Progress = Callable[[int, int], None]
@@ -19,7 +19,7 @@ class Meter:
         self._size = 0
         self.total = 0
 
-    def done(self, old: FileRecord, new: FileRecord) -> None:
+    def done(self, old: ContentFile, new: ContentFile) -> None:
         """Count a rewritten file."""
         self._size += old.file_size_in_bytes
         if self._progress is not None:

@@ -28,29 +28,27 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from ...errors import Ags1Error, MetadataIntegrityError
 from ...keys.manager import (
     DATA_KEY_LENGTH,
-    DEFAULT_DATA_KEY_LENGTH,
     TABLE_KEY_ID,
     EncryptionManager,
     now_ms,
 )
-from ...kms.client import KmsClient
 from ..commit.updates import apply_updates
 from ..read.metadata import FORMAT_VERSION
-from ..read.records import DATA, FileRecord, read_entries
+from ..read.records import DATA, ContentFile, read_entries
 from ..spec.column_types import with_types
 from ..spec.constants import AVRO_MAGIC, MAIN_BRANCH, ORC_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
-from ..storage.home import Home
-from ..storage.listing import real_place
+from ..storage.locations import file_identity
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
-from ..write.reencryption import Done, FileRewriter, RewriteExecutor
-from ..write.snapshot import FileChange, SnapshotProducer, location_provider
+from ..storage.table_folders import TableFolders
+from ..write.reencryption import Done, RewriteExecutor
+from ..write.snapshot import FileChange, SnapshotProducer
 from ..write.summary import SummaryBuilder
 from ..write.view import TableView
 from .expire import GC_ENABLED
 from .journal import Journal
-from .plain_snapshots import PlainReader, plain_manifests
-from .rewrite import RewritePlan, plan_rewrite, read_snapshot, write_vectors
+from .plain_snapshots import plain_manifests, plain_reader
+from .rewrite import RewritePlan, Rewriter, plan_rewrite, read_snapshot
 
 _THREADS = 4
 _LOOKING_THREADS = 16
@@ -87,47 +85,35 @@ class MigrationCommit:
 class Migration:
     """Makes the files and the commit that encrypt an unencrypted table.
 
-    ``io`` is the table's storage, and ``output`` writes to it. ``key_id`` is the table's new master
-    key in ``kms``, and ``data_key_length`` (bytes) is the size of its keys. If ``drop_refs`` is
-    true, branches and tags other than main are removed; if not, a table that has some is refused.
-    ``threads`` files are rewritten at once (None: as many as there are CPUs), or ``executor``
-    rewrites them. ``on_done`` is called after each file with its old and new record, also for files
-    that an earlier run has rewritten.
+    ``output`` writes to the table's storage. ``keys`` makes the table's new keys: it has the KMS,
+    the table's new master key and no key yet. If ``drop_refs`` is true, branches and tags other
+    than main are removed; if not, a table that has some is refused. ``executor`` rewrites the
+    files, by default threads. ``on_done`` is called after each file with its old and new record,
+    also for files that an earlier run has rewritten.
 
     If a run is killed, the next one for the same table and key continues its work: a journal beside
     the metadata has the finished files. So if the migration fails, only the files in ``left_over``
     may be deleted.
-
-    There are nine parameters: each optional one is a choice by itself, and is given by name.
     """
 
     def __init__(
         self,
-        io: FileIO,
         output: TableOutput,
-        kms: KmsClient,
-        key_id: str,
+        keys: EncryptionManager,
         *,
-        data_key_length: int = DEFAULT_DATA_KEY_LENGTH,
         drop_refs: bool = False,
-        threads: int | None = None,
-        on_done: Done | None = None,
         executor: RewriteExecutor | None = None,
+        on_done: Done | None = None,
     ) -> None:
-        self._io = io
         self._output = output
-        self._kms = kms
-        self._key_id = key_id
-        self._data_key_length = data_key_length
+        self._io = output.io
+        self._manager = keys
         self._drop_refs = drop_refs
         self._on_done = on_done
-        self._manager = self._new_manager()
-        self._rewriter = FileRewriter(
-            output, threads=threads, on_done=self._note, executor=executor
-        )
+        self._rewriter = Rewriter(output, executor, self._note)
         self._producer: SnapshotProducer | None = None
         self._journal: Journal | None = None
-        self._vector_files: list[str] = []
+        self._vector_files: set[str] = set()
         self._used: set[str] = set()
 
     def plan(self, metadata: Mapping[str, Any]) -> MigrationPlan:
@@ -145,7 +131,7 @@ class Migration:
         parsed = _parsed(metadata)
         files = TableFiles(self._io, self._manager)
         manifests = plain_manifests(snapshot, self._io)
-        contents = read_snapshot(manifests, files, parsed, PlainReader(files, parsed))
+        contents = read_snapshot(manifests, files, parsed, plain_reader(files, parsed))
         plan = plan_rewrite(contents, contents.entries.keys())
         rows = sum(e.file.record_count for e in plan.files if e.file.content == DATA)
         return MigrationPlan(plan, rows, refs)
@@ -160,24 +146,20 @@ class Migration:
         plan = self.plan(metadata)
         prefix = self._prefix(metadata)
         view = self._view(metadata, prefix)
-        requirements = _requirements(metadata)
+        key_id, requirements = self._manager.table_key_id, _requirements(metadata)
         if plan.rewrite.is_empty:
-            return MigrationCommit(prefix, requirements, self._key_id, None, 0)
-        locations = location_provider(view)
-        entries = plan.rewrite.files
-        old = [entry.file for entry in entries]
+            return MigrationCommit(prefix, requirements, key_id, None, 0)
+        locations = view.locations
+        old = [entry.file for entry in plan.rewrite.files]
         self._resume(view, locations, old)
+        source = TableFiles(self._io, self._manager)
         try:
-            self._rewriter.rewrite(
-                old, TableFiles(self._io, self._manager), self._manager, locations
-            )
+            added, vectors = self._rewriter.apply(plan.rewrite, source, locations)
         finally:
             if self._journal is not None:
                 self._journal.flush()
-        added = [self._rewriter.entry(entry) for entry in entries]
-        moved = {file.identity: new.file for file, new in zip(old, added, strict=True)}
-        vectors = write_vectors(plan.rewrite.vectors, moved, self._output, locations, self._manager)
-        self._vector_files += {entry.file.file_path for entry in vectors}
+        self._used = {entry.file.file_path for entry in vectors}
+        self._vector_files |= self._used
         rows = sum(entry.file.record_count for entry in added if entry.file.content == DATA)
         if rows != plan.rows:
             raise MetadataIntegrityError(
@@ -192,10 +174,8 @@ class Migration:
                 old_files = [*old, *(entry.file for entry in plan.rewrite.superseded)]
                 new_files = [entry.file for entry in change.replaced]
                 _summarize(update["snapshot"], view, old_files, new_files)
-        updates = prefix + produced
-        self._used = {entry.file.file_path for entry in vectors}
         return MigrationCommit(
-            updates, requirements, self._key_id, self._producer.snapshot_id, rows
+            prefix + produced, requirements, key_id, self._producer.snapshot_id, rows
         )
 
     def finish(self) -> None:
@@ -207,22 +187,19 @@ class Migration:
     def left_over(self) -> list[str]:
         """Written metadata files and deletion vectors that the last produced commit does not use.
         Rewritten data files are not among them, because the next run may need them."""
-        unused = sorted(set(self._vector_files) - self._used)
+        unused = sorted(self._vector_files - self._used)
         return unused + ([] if self._producer is None else list(self._producer.left_over))
 
     def _resume(
-        self, view: TableView, locations: LocationProvider, files: list[FileRecord]
+        self, view: TableView, locations: LocationProvider, files: list[ContentFile]
     ) -> None:
         if self._journal is not None:
             return
         self._journal = Journal(
-            self._io,
             self._output,
             f"{locations.metadata_path}/migration",
             str(view.metadata.get("table-uuid")),
-            self._kms,
-            self._key_id,
-            self._data_key_length,
+            self._manager,
         )
         self._journal.prepare()
         finished = self._journal.finished(files)
@@ -232,7 +209,7 @@ class Migration:
                 if file.identity in finished:
                     self._on_done(file, finished[file.identity])
 
-    def _note(self, old: FileRecord, new: FileRecord) -> None:
+    def _note(self, old: ContentFile, new: ContentFile) -> None:
         assert self._journal is not None
         self._journal.add(old, new)
         if self._on_done is not None:
@@ -247,8 +224,8 @@ class Migration:
             {
                 "action": "set-properties",
                 "updates": {
-                    TABLE_KEY_ID: self._key_id,
-                    DATA_KEY_LENGTH: str(self._data_key_length),
+                    TABLE_KEY_ID: self._manager.table_key_id,
+                    DATA_KEY_LENGTH: str(self._manager.data_key_length),
                 },
             }
         )
@@ -264,10 +241,10 @@ class Migration:
 
     def _view(self, metadata: Mapping[str, Any], prefix: list[Update]) -> TableView:
         empty = apply_updates(dict(metadata), prefix, now_ms=now_ms())
-        return TableView(empty, TableFiles(self._io, self._new_manager()))
-
-    def _new_manager(self) -> EncryptionManager:
-        return EncryptionManager(self._kms, self._key_id, (), self._data_key_length)
+        keys = self._manager
+        # A manager of its own, because the keys of an attempt that fails must not be committed.
+        attempt = EncryptionManager(keys.kms, keys.table_key_id, (), keys.data_key_length)
+        return TableView(empty, TableFiles(self._io, attempt))
 
 
 class _WholeTable(FileChange):
@@ -279,7 +256,7 @@ class _WholeTable(FileChange):
 
 
 def _summarize(
-    snapshot: dict[str, Any], view: TableView, old: list[FileRecord], new: list[FileRecord]
+    snapshot: dict[str, Any], view: TableView, old: list[ContentFile], new: list[ContentFile]
 ) -> None:
     """Make the snapshot's operation ``replace``: readers of changes skip such snapshots."""
     before = SummaryBuilder(view.specs, view.schema)
@@ -303,13 +280,13 @@ class PlaintextFiles:
     ``inside`` are those that can be deleted. ``outside`` are those outside the table's own folders,
     which may be another table's, and those that do not begin like a file of a table.
     ``unreadable`` are files that could not be read, so the files that they name are not listed.
-    ``home`` are the table's folders.
+    ``folders`` are the table's folders.
     """
 
     inside: tuple[str, ...]
     outside: tuple[str, ...]
     unreadable: tuple[str, ...]
-    home: Home = field(repr=False, compare=False)
+    folders: TableFolders = field(repr=False, compare=False)
 
     def delete(
         self,
@@ -324,7 +301,7 @@ class PlaintextFiles:
 
         def delete(location: str) -> str | None:
             # A folder may have become a link since it was looked at.
-            if not self.home.has(location):
+            if not self.folders.has(location):
                 _log.warning("%s is left behind: it is not in the table's folders", location)
                 return location
             try:
@@ -344,14 +321,14 @@ class PlaintextFiles:
 
 
 def plaintext_files(
-    before: Mapping[str, Any], after: Mapping[str, Any], files: TableFiles, home: Home
+    before: Mapping[str, Any], after: Mapping[str, Any], files: TableFiles, folders: TableFolders
 ) -> PlaintextFiles:
     """Return the unencrypted files that a migration has left. Reads manifests; deletes nothing.
 
     ``before`` is the metadata that was migrated. ``after`` is the metadata of the encrypted table
     at any later time, and ``files`` opens its files. The result never has a file that ``after``
-    reaches. ``home`` are the table's folders. If the manifest list of a snapshot is outside them,
-    its files are not listed, because anybody may have written it.
+    reaches. ``folders`` are the table's folders. If the manifest list of a snapshot is outside
+    them, its files are not listed, because anybody may have written it.
 
     Raises ValueError if ``before`` and ``after`` are not the same table before and after its
     migration; ValidationException if ``gc.enabled`` is not true, because other tables may have
@@ -374,7 +351,7 @@ def plaintext_files(
         )
     view = TableView(dict(after), files)
     # Compare real places, because a needed file may also be listed by another name.
-    needed = {real_place(location) for location in _reached(view)}
+    needed = {file_identity(location) for location in _reached(view)}
     inside: dict[str, str] = {}
     outside: dict[str, str] = {}
     unreadable: list[str] = []
@@ -383,15 +360,15 @@ def plaintext_files(
         for entry in before.get(name) or ():
             location = entry["statistics-path"]
             try:
-                is_own = home.has_statistics(location, files)
+                is_own = folders.has_statistics(location, files)
             except FileNotFoundError:
                 continue
             except (Ags1Error, OSError):
                 is_own = False
-            (inside if is_own else outside)[real_place(location)] = location
+            (inside if is_own else outside)[file_identity(location)] = location
     for snapshot in before.get("snapshots") or ():
-        for location in _plain_files(snapshot, files.inner, home, read, unreadable):
-            (inside if home.has(location) else outside)[real_place(location)] = location
+        for location in _plain_files(snapshot, files.inner, folders, read, unreadable):
+            (inside if folders.has(location) else outside)[file_identity(location)] = location
     for where in needed & inside.keys():
         del inside[where]
     with ThreadPoolExecutor(_LOOKING_THREADS) as pool:
@@ -407,7 +384,7 @@ def plaintext_files(
             location for where, location in outside.items() if where not in needed | inside.keys()
         ),
         tuple(unreadable),
-        home,
+        folders,
     )
 
 
@@ -441,12 +418,16 @@ def _reached(view: TableView) -> Iterator[str]:
 
 
 def _plain_files(
-    snapshot: Mapping[str, Any], io: FileIO, home: Home, read: set[str], unreadable: list[str]
+    snapshot: Mapping[str, Any],
+    io: FileIO,
+    folders: TableFolders,
+    read: set[str],
+    unreadable: list[str],
 ) -> Iterator[str]:
     """Yield the files that an unencrypted snapshot reaches, without those of manifests in ``read``.
     If its manifest list is outside the table's folders, yield only that."""
     location = str(snapshot.get("manifest-list"))
-    if snapshot.get("manifest-list") is not None and not home.has(location):
+    if snapshot.get("manifest-list") is not None and not folders.has(location):
         yield location
         return
     try:
@@ -460,7 +441,7 @@ def _plain_files(
             continue
         read.add(manifest.manifest_path)
         try:
-            entries = list(read_entries(manifest, io))
+            entries = read_entries(manifest, io)
         except (OSError, MetadataIntegrityError, NotImplementedError):
             unreadable.append(manifest.manifest_path)
             continue

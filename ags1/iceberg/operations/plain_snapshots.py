@@ -12,55 +12,36 @@ from typing import Any, cast
 
 from pyiceberg.expressions import AlwaysFalse
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import ManifestEntry, ManifestFile
+from pyiceberg.manifest import ManifestContent, ManifestEntry, PartitionFieldSummary
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
-from ..pyiceberg.records import (
-    MANIFEST_FILE,
-    MANIFEST_LIST_FILE_SCHEMAS,
-    ManifestContent,
-    ManifestEntryStatus,
-    PartitionFieldSummary,
-    RecordShape,
-    inherit_from_manifest,
-    read_avro_records,
-)
+from ..pyiceberg.records import MANIFEST_LIST_FILE_SCHEMAS, RecordShape, read_avro_records
 from ..read.deletes import PuffinCache
-from ..read.snapshots import MANIFEST, ContentFile, unreadable
+from ..read.records import DELETED, Manifest
+from ..read.snapshots import MANIFEST, unreadable
 from ..read.tasks import TaskReader
 from ..storage.table_files import TableFiles
 
 
-class PlainManifest(ManifestFile):
+class PlainManifest(Manifest):
     """An unencrypted manifest."""
 
     def fetch_manifest_entry(self, io: FileIO, discard_deleted: bool = True) -> list[ManifestEntry]:
         """Return the manifest's entries. Raises MetadataIntegrityError if it cannot be parsed, and
         NotImplementedError if a file has a key."""
         _, records = _parsed("manifest", self.manifest_path, read_plain(io, self.manifest_path))
-        entries = []
-        for entry in records:
-            if discard_deleted and entry.status == ManifestEntryStatus.DELETED:
+        entries: list[ManifestEntry] = []
+        for entry in self.inherited(records):
+            if discard_deleted and entry.status == DELETED:
                 continue
-            entry = inherit_from_manifest(entry, self)
-            file = cast("ContentFile", entry.data_file)
-            file.conceal()
-            if file.is_encrypted:
+            if entry.file.is_encrypted:
                 raise NotImplementedError(
-                    f"{file.file_path} has key metadata, but its table is not encrypted: it is "
-                    "unknown how to decrypt the file. Rewrite it without a key first"
+                    f"{entry.file.file_path} has key metadata, but its table is not encrypted: it "
+                    "is unknown how to decrypt the file. Rewrite it without a key first"
                 )
             entries.append(entry)
         return entries
-
-
-class PlainReader(TaskReader):
-    """Reads the delete files of an unencrypted table. Its filter matches no row of a data file."""
-
-    def __init__(self, files: TableFiles, metadata: TableMetadata) -> None:
-        super().__init__(files, metadata, Schema(), AlwaysFalse())
-        self._puffins = _PlainPuffins(files)
 
 
 class _PlainPuffins(PuffinCache):
@@ -68,7 +49,13 @@ class _PlainPuffins(PuffinCache):
         return read_plain(self._files, path)
 
 
-def plain_manifests(snapshot: Mapping[str, Any], io: FileIO) -> list[ManifestFile]:
+def plain_reader(files: TableFiles, metadata: TableMetadata) -> TaskReader:
+    """Return a reader of the delete files of an unencrypted table. Its filter matches no row of a
+    data file."""
+    return TaskReader(files, metadata, Schema(), AlwaysFalse(), puffins=_PlainPuffins(files))
+
+
+def plain_manifests(snapshot: Mapping[str, Any], io: FileIO) -> list[PlainManifest]:
     """Return the manifests of ``snapshot``, an entry of metadata.json.
 
     Raises NotImplementedError for a snapshot without a manifest list, as early writers of version 1
@@ -80,13 +67,15 @@ def plain_manifests(snapshot: Mapping[str, Any], io: FileIO) -> list[ManifestFil
             f"snapshot {snapshot['snapshot-id']} has no manifest list: append to the table first"
         )
     _, records = _parsed("manifest list", location, read_plain(io, location), _MANIFEST_LIST)
-    for manifest in records:
-        if manifest[MANIFEST_FILE["key_metadata"]] is not None:
+    manifests = cast("list[PlainManifest]", records)
+    for manifest in manifests:
+        manifest.conceal()
+        if not manifest.is_plaintext:
             raise NotImplementedError(
                 f"{manifest.manifest_path} has key metadata, but its table is not encrypted: it is "
                 "unknown how to decrypt the manifest. Rewrite it without a key first"
             )
-    return cast("list[ManifestFile]", records)
+    return manifests
 
 
 def read_plain(io: FileIO, location: str) -> bytes:

@@ -1,10 +1,18 @@
-"""Finds the delete files that must change when data files of a snapshot are rewritten.
+"""Rewrites data and delete files under fresh keys, for a rekeying and for a migration.
 
-A deletion vector names its data file. So each rewritten data file that has deletes gets a new
-vector, which also contains the older position deletes of that file. A position delete file is
-removed if no other data file needs it. Data files and equality delete files are rewritten one for
-one. This follows the Iceberg specification, "Scan Planning" and "Deletion Vectors". It does not
-know keys and commits.
+``plan_rewrite`` finds the delete files that change with the chosen files, and ``Rewriter`` carries
+the plan out. A deletion vector names its data file, so each rewritten data file that has deletes
+gets a new vector, which also contains the older position deletes of that file. Data files and
+equality delete files are rewritten one for one. For example, a position delete file p has rows of
+the data files x and y, and y has the deletion vector v::
+
+    chosen   rewritten   new vectors for   removed
+    x        x           x                 x; p stays, because y needs it
+    y        y           y                 y, v; p stays, because x needs it
+    x, y     x, y        x, y              x, y, v, p
+    p        -           x, y              v, p
+
+This follows the Iceberg specification, "Scan Planning" and "Deletion Vectors". It does not commit.
 """
 
 from __future__ import annotations
@@ -26,12 +34,12 @@ from pyroaring import BitMap64
 
 from ...keys.manager import EncryptionManager
 from ..read.planning import EncryptedPlanner
-from ..read.records import ADDED, POSITION_DELETES, Entry, FileRecord, read_entries
+from ..read.records import ADDED, POSITION_DELETES, ContentFile, ManifestEntry, read_entries
 from ..read.tasks import TaskReader
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..write.deletion_vectors import write_deletion_vectors
-from ..write.reencryption import Identity
+from ..write.reencryption import Done, Identity, RewriteExecutor, RewriteThreads
 
 _VECTORS_PER_FILE = 1000
 
@@ -41,7 +49,7 @@ class Contents:
     """A snapshot's live files by identity. ``tasks`` are its data files with the deletes that apply
     to each. ``reader`` reads those deletes; its filter matches no row."""
 
-    entries: Mapping[Identity, Entry]
+    entries: Mapping[Identity, ManifestEntry]
     tasks: Mapping[Identity, FileScanTask]
     reader: TaskReader
 
@@ -51,19 +59,19 @@ class Vector:
     """A deletion vector to write for the data file of the entry ``of``. ``sequence_number`` is that
     of the newest deletes in it."""
 
-    of: Entry
+    of: ManifestEntry
     positions: BitMap64
     sequence_number: int
 
 
 @dataclass(frozen=True, slots=True)
 class RewritePlan:
-    """What a rewrite changes. ``files`` are the data and equality delete files to rewrite,
+    """The changes of a rewrite. ``files`` are the data and equality delete files to rewrite,
     ``vectors`` the deletion vectors to write, ``superseded`` the delete files to remove."""
 
-    files: list[Entry] = field(default_factory=list)
+    files: list[ManifestEntry] = field(default_factory=list)
     vectors: list[Vector] = field(default_factory=list)
-    superseded: list[Entry] = field(default_factory=list)
+    superseded: list[ManifestEntry] = field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -107,12 +115,12 @@ def read_snapshot(
     could not be told apart.
     """
 
-    def live(manifest: ManifestFile) -> list[Entry]:
-        return list(read_entries(manifest, files))
+    def live(manifest: ManifestFile) -> list[ManifestEntry]:
+        return read_entries(manifest, files)
 
-    found = ExecutorFactory.get_or_create().map(live, manifests)
-    entries: dict[Identity, Entry] = {}
-    for entry in itertools.chain.from_iterable(found):
+    of_manifests = ExecutorFactory.get_or_create().map(live, manifests)
+    entries: dict[Identity, ManifestEntry] = {}
+    for entry in itertools.chain.from_iterable(of_manifests):
         if entries.setdefault(entry.file.identity, entry) is not entry:
             raise ValidationException(
                 f"the table has the file {entry.file.file_path} twice: delete its rows, or "
@@ -130,72 +138,111 @@ def plan_rewrite(contents: Contents, chosen: Collection[Identity]) -> RewritePla
         for name, entry in contents.entries.items()
         if name in chosen and entry.file.content != POSITION_DELETES
     ]
-    # For each position delete file, the data files to which it applies.
-    users: dict[Identity, set[Identity]] = {}
+    # For each position delete file, the data files to which it may apply.
+    applies_to: dict[Identity, set[Identity]] = {}
+    deletes: dict[Identity, Any] = {}
     for name, task in contents.tasks.items():
         for delete in task.delete_files:
             if delete.content == DataFileContent.POSITION_DELETES:
-                users.setdefault(identity(delete), set()).add(name)
-    deletes = {identity(d): d for task in contents.tasks.values() for d in task.delete_files}
+                deletes[identity(delete)] = delete
+                applies_to.setdefault(identity(delete), set()).add(name)
 
-    def names_in(delete: Identity) -> set[Identity]:
-        file: Any = deletes[delete]
-        if file.is_deletion_vector:
-            return users[delete]
-        paths = contents.reader.position_deletes(file)
-        return {name for name in users[delete] if name[0] in paths}
+    def data_files_in(delete: Identity) -> set[Identity]:
+        if deletes[delete].is_deletion_vector:
+            return applies_to[delete]
+        paths = contents.reader.position_deletes(deletes[delete])
+        return {name for name in applies_to[delete] if name[0] in paths}
 
+    # The data files that get new vectors.
     changed = {name for name in contents.tasks if name in chosen}
-    for name in users.keys() & set(chosen):
-        changed |= names_in(name)
-    vectors = [
-        v for v in (_vector(contents, name) for name in contents.tasks if name in changed) if v
-    ]
-    paths = {name[0] for name in changed}
-    superseded = []
-    for name, entry in contents.entries.items():
-        file = entry.file
+    for deleting in deletes.keys() & set(chosen):
+        changed |= data_files_in(deleting)
+    changed_paths = {name[0] for name in changed}
+
+    def is_superseded(name: Identity, file: ContentFile) -> bool:
         if file.content != POSITION_DELETES:
-            continue
-        if file.is_deletion_vector and file.referenced_data_file in paths:
-            goes = True
-        elif name in chosen:
-            # All of its rows are in the new vectors, or they belong to files that are gone.
-            goes = True
-        else:
-            goes = bool(users.get(name, set()) & changed) and names_in(name) <= changed
-        if goes:
-            superseded.append(entry)
-    return RewritePlan(files, vectors, superseded)
+            return False
+        if name in chosen:
+            # Its rows are in the new vectors, or they belong to files that no longer exist.
+            return True
+        if file.is_deletion_vector and file.referenced_data_file in changed_paths:
+            return True
+        return bool(applies_to.get(name, set()) & changed) and data_files_in(name) <= changed
+
+    vectors = [_vector(contents, name) for name in contents.tasks if name in changed]
+    superseded = [e for name, e in contents.entries.items() if is_superseded(name, e.file)]
+    return RewritePlan(files, [vector for vector in vectors if vector], superseded)
 
 
-def write_vectors(
-    vectors: Sequence[Vector],
-    moved: Mapping[Identity, FileRecord],
-    output: TableOutput,
-    locations: LocationProvider,
-    manager: EncryptionManager,
-) -> list[Entry]:
-    """Write deletion vectors; return the manifest entries that add them to a snapshot.
+class Rewriter:
+    """Rewrites files under fresh keys, each once, even if a commit has to be tried again.
 
-    ``moved`` has the new record of each rewritten data file. Raises what
-    ``write_deletion_vectors`` raises.
+    ``executor`` rewrites the files side by side; by default, as many threads do as there are CPUs.
+    ``on_done`` is called after each file with the old and the new record, by one thread at a time.
+    ``rewritten`` has the new record of each file, by the old one's identity.
     """
-    added: list[Entry] = []
-    rest = iter(vectors)
-    while part := list(itertools.islice(rest, _VECTORS_PER_FILE)):
-        files = [moved.get(vector.of.file.identity, vector.of.file) for vector in part]
-        records = write_deletion_vectors(
-            output,
-            locations.new_data_location(f"{uuid.uuid4()}-deletes.puffin"),
-            {f.file_path: (v.positions, f) for v, f in zip(part, files, strict=True)},
-            manager,
-        )
-        added += [
-            Entry(ADDED, None, vector.sequence_number, None, record)
-            for vector, record in zip(part, records, strict=True)
-        ]
-    return added
+
+    def __init__(
+        self,
+        output: TableOutput,
+        executor: RewriteExecutor | None = None,
+        on_done: Done | None = None,
+    ) -> None:
+        self.output = output
+        self.rewritten: dict[Identity, ContentFile] = {}
+        self._executor = RewriteThreads() if executor is None else executor
+        self._on_done = on_done
+
+    def apply(
+        self,
+        plan: RewritePlan,
+        source: TableFiles,
+        locations: LocationProvider,
+    ) -> tuple[list[ManifestEntry], list[ManifestEntry]]:
+        """Rewrite the plan's files that are not rewritten yet, and write its vectors. Return the
+        manifest entries that add the files and the vectors to a snapshot.
+
+        Raises what ``RewriteExecutor.rewrite`` raises, for the first file that fails, and what
+        ``write_deletion_vectors`` raises. Finished files stay in ``rewritten``.
+        """
+        files = [entry.file for entry in plan.files]
+        missing = {f.identity: f for f in files if f.identity not in self.rewritten}
+        if missing:
+            self._executor.rewrite(
+                list(missing.values()), source, self.output, locations, self._note
+            )
+        added = [self._added(entry) for entry in plan.files]
+        return added, self._write_vectors(plan.vectors, source.keys, locations)
+
+    def _note(self, old: ContentFile, new: ContentFile) -> None:
+        self.rewritten[old.identity] = new
+        if self._on_done is not None:
+            self._on_done(old, new)
+
+    def _added(self, old: ManifestEntry) -> ManifestEntry:
+        """Return the entry of a rewritten file. Its rows keep their sequence number and IDs."""
+        new = self.rewritten[old.file.identity].replace(first_row_id=old.file.first_row_id)
+        return ManifestEntry(ADDED, None, old.sequence_number, None, new)
+
+    def _write_vectors(
+        self, vectors: Sequence[Vector], manager: EncryptionManager, locations: LocationProvider
+    ) -> list[ManifestEntry]:
+        added: list[ManifestEntry] = []
+        rest = iter(vectors)
+        while part := list(itertools.islice(rest, _VECTORS_PER_FILE)):
+            old = [vector.of.file for vector in part]
+            files = [self.rewritten.get(file.identity, file) for file in old]
+            records = write_deletion_vectors(
+                self.output,
+                locations.new_data_location(f"{uuid.uuid4()}-deletes.puffin"),
+                {f.file_path: (v.positions, f) for v, f in zip(part, files, strict=True)},
+                manager,
+            )
+            added += [
+                ManifestEntry(ADDED, None, vector.sequence_number, None, record)
+                for vector, record in zip(part, records, strict=True)
+            ]
+        return added
 
 
 def identity(file: Any) -> Identity:

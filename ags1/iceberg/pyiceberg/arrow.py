@@ -17,6 +17,7 @@ from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE
 from pyiceberg.types import ListType, MapType, NestedField
 from pyiceberg.utils.config import Config
 
+from ..formats.arrow_lists import with_child
 from .expressions import PER_DAY
 
 __all__ = [
@@ -45,7 +46,7 @@ class _Projection(ArrowProjectionVisitor):
         field = list_type.element_field
         values = self._cast_if_needed(field, value_array)
         make = pa.large_list if isinstance(list_array, pa.LargeListArray) else pa.list_
-        return _with_children(list_array, make(self._construct_field(field, values.type)), values)
+        return with_child(list_array, make(self._construct_field(field, values.type)), values)
 
     def map(
         self,
@@ -63,14 +64,7 @@ class _Projection(ArrowProjectionVisitor):
             self._construct_field(map_type.value_field, values.type),
         ]
         entries = pa.StructArray.from_arrays([keys, values], fields=fields)
-        return _with_children(map_array, pa.map_(*fields), entries)
-
-
-def _with_children(array: pa.Array, kind: pa.DataType, children: pa.Array) -> pa.Array:
-    """Return a list or map of other children: the same offsets and nulls, wherever it begins."""
-    return pa.Array.from_buffers(
-        kind, len(array), array.buffers()[:2], offset=array.offset, children=[children]
-    )
+        return with_child(map_array, pa.map_(*fields), entries)
 
 
 def project(

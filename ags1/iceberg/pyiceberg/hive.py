@@ -38,8 +38,8 @@ def hive_table_lock(catalog: Any, client: Any, database: str, table: str) -> int
 
 
 def hive_parameters(catalog: Any, identifier: str | Identifier) -> Properties:
-    """Return the parameters that the Hive metastore keeps of a table."""
+    """Return the parameters that the Hive metastore keeps of a table. Raises NoSuchTableError."""
     database, name = Catalog.identifier_to_database_and_table(identifier)
-    with catalog._client as client:
-        parameters: Properties = catalog._get_hive_table(client, database, name).parameters
+    with hive_client(catalog) as client:
+        parameters: Properties = catalog._get_hive_table(client, database, name).parameters or {}
     return parameters

@@ -5,51 +5,93 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
+from pyiceberg.avro.file import AvroFileHeader
 from pyiceberg.avro.reader import Reader
-from pyiceberg.avro.resolver import construct_reader, resolve_reader
+from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.manifest import (
     DATA_FILE_TYPE,
     MANIFEST_ENTRY_SCHEMAS,
     MANIFEST_LIST_FILE_SCHEMAS,
-    ManifestContent,
-    ManifestEntry,
-    ManifestEntryStatus,
-    PartitionFieldSummary,
 )
 from pyiceberg.manifest import _inherit_from_manifest as inherit_from_manifest
 from pyiceberg.schema import Schema
+from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
 
-from ..formats.avro_container import CODECS, MAX_BLOCK_SIZE
-from ._decoder import CheckedDecoder
+from ..formats._avro_decoder import CheckedDecoder
+from ..formats.avro_container import Container
 
 __all__ = [
     "DATA_FILE",
+    "MANIFEST_ENTRY",
     "MANIFEST_ENTRY_SCHEMAS",
     "MANIFEST_FILE",
     "MANIFEST_LIST_FILE_SCHEMAS",
-    "ManifestContent",
-    "ManifestEntry",
-    "ManifestEntryStatus",
-    "PartitionFieldSummary",
+    "Field",
+    "NamedRecord",
     "RecordShape",
     "inherit_from_manifest",
     "read_avro_records",
+    "values_of",
 ]
 
-_SYNC_SIZE = 16
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_T = TypeVar("_T")
 
 
-def _positions(struct_type: StructType) -> Mapping[str, int]:
-    return {field.name: at for at, field in enumerate(struct_type.fields)}
+def _names(struct_type: StructType) -> tuple[str, ...]:
+    return tuple(field.name for field in struct_type.fields)
 
 
-# Where PyIceberg's records have the fields of the specification's data_file and manifest_file.
-DATA_FILE = _positions(DATA_FILE_TYPE[3])
-MANIFEST_FILE = _positions(MANIFEST_LIST_FILE_SCHEMAS[3].as_struct())
+# The names of the specification's fields, in the order in which PyIceberg's records have them.
+DATA_FILE = _names(DATA_FILE_TYPE[3])
+MANIFEST_ENTRY = _names(MANIFEST_ENTRY_SCHEMAS[3].as_struct())
+MANIFEST_FILE = _names(MANIFEST_LIST_FILE_SCHEMAS[3].as_struct())
+
+
+def values_of(record: Record) -> tuple[Any, ...]:
+    """Return a record's values, in its order."""
+    return tuple(record[at] for at in range(len(record)))
+
+
+class Field(Generic[_T]):
+    """A field of a record, under the name that the specification gives it."""
+
+    def __set_name__(self, owner: type[NamedRecord], name: str) -> None:
+        self._position = owner.names.index(name)
+
+    def __get__(self, record: Record, owner: type) -> _T:
+        value: _T = record[self._position]
+        return value
+
+    def __set__(self, record: Record, value: _T) -> None:
+        record[self._position] = value
+
+
+class NamedRecord(Record):
+    """A record of PyIceberg with the names of its fields, in the order of the specification."""
+
+    names: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """Return the record with these fields. Others are None. Raises TypeError for a field that
+        the specification does not have."""
+        if unknown := fields.keys() - set(cls.names):
+            raise TypeError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")
+        return cls(*map(fields.get, cls.names))
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields by name, in the order of the specification, and without a key."""
+        return dict(zip(self.names, values_of(self), strict=True))
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with these fields changed."""
+        return self.of(**{**self.fields(), **changes})
 
 
 class RecordShape:
@@ -92,27 +134,17 @@ def _readable(avro_type: Any, named: dict[str, Any]) -> Any:
     return readable
 
 
-@functools.cache
-def _header_reader() -> Reader:
-    return construct_reader(META_SCHEMA, {-1: AvroFileHeader})
-
-
 def read_avro_records(data: bytes, shape: RecordShape) -> tuple[dict[str, str], list[Any]]:
     """Return the header's properties and the records of an Avro file in memory.
 
     PyIceberg's own ``AvroFile`` does the same from a file. It resolves the schema each time, and
     reads beyond the end of truncated bytes. Raises what parsing raises.
     """
-    decoder = CheckedDecoder(data)
-    header = _header_reader().read(decoder)
-    reader = shape.reader(header.meta["avro.schema"])
-    decompress = CODECS[header.meta.get("avro.codec", "null")]
+    container = Container(lambda offset, size: data[offset : offset + size], len(data))
+    properties = {name: text.decode() for name, text in container.metadata.items()}
+    reader = shape.reader(properties["avro.schema"])
     records: list[Any] = []
-    while decoder.tell() < len(data):
-        count = decoder.read_int()
-        block = decompress(memoryview(decoder.read_bytes()), MAX_BLOCK_SIZE)
-        block_decoder = CheckedDecoder(bytes(block))
-        records += [reader.read(block_decoder) for _ in range(count)]
-        if decoder.read(_SYNC_SIZE) != header.sync:
-            raise ValueError("the sync marker after an Avro block is not the file's")
-    return header.meta, records
+    for count, block in container.blocks(0, len(data)):
+        decoder = CheckedDecoder(bytes(block))
+        records += [reader.read(decoder) for _ in range(count)]
+    return properties, records

@@ -1,59 +1,43 @@
 """Reads and applies deletion vectors, position deletes and equality deletes.
 
 Positions become 64-bit bitmaps. Equality deletes become sets of keys, in which Arrow looks rows up.
-Both give a mask of the rows that stay. This follows the Iceberg specification, "Delete Formats" and
-"Puffin". Values are equal if they are equal in Java: null equals null, NaN equals NaN, -0.0 is not
-0.0. ``planning`` decides which deletes apply to which file.
+Both give a mask of the rows that are not deleted. Values are equal if they are equal in Java: null
+equals null, NaN equals NaN, -0.0 is not 0.0. ``planning`` decides which deletes apply to which
+file. This follows the Iceberg specification, "Delete Formats" and "Puffin".
 """
 
 from __future__ import annotations
 
-import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.manifest import DataFileContent
+from pyiceberg.schema import Schema
 from pyiceberg.table.deletion_vector import PROPERTY_REFERENCED_DATA_FILE
 from pyiceberg.table.puffin import PuffinFile
+from pyiceberg.types import LongType, NestedField, StringType
 from pyroaring import BitMap64
 
 from ...errors import MetadataIntegrityError, NotEncryptedError
+from ..spec.constants import PATH_FIELD_ID, POSITION_FIELD_ID
 from ..storage.table_files import TableFiles
-from .snapshots import ContentFile
+from .columns import FileReader, Rows, arrow_type
+from .once import Once
+from .records import ContentFile
 
 VECTOR_TYPE = "deletion-vector-v1"
 VECTOR_MAGIC = bytes.fromhex("d1d33964")
 CARDINALITY = "cardinality"
 
-_K = TypeVar("_K")
-_V = TypeVar("_V")
-
-
-class Once(Generic[_K, _V]):
-    """A cache that makes each value once, in the thread that first asks for it. Other threads wait
-    for it."""
-
-    def __init__(self, make: Callable[[_K], _V]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._values: dict[_K, Future[_V]] = {}
-
-    def __call__(self, key: _K) -> _V:
-        with self._lock:
-            future = self._values.get(key)
-            mine = future is None
-            if future is None:
-                future = self._values[key] = Future()
-        if mine:
-            try:
-                future.set_result(self._make(key))
-            except BaseException as error:
-                future.set_exception(error)
-                raise
-        return future.result()
+_POSITION_DELETES = Schema(
+    NestedField(PATH_FIELD_ID, "file_path", StringType(), required=True),
+    NestedField(POSITION_FIELD_ID, "pos", LongType(), required=True),
+)
+# The IDs of the columns that are compared, and the delete files.
+_EqualityDeletes: TypeAlias = "tuple[tuple[int, ...], frozenset[ContentFile]]"
 
 
 def read_deletion_vector(payload: bytes, file: ContentFile, data_file: str) -> BitMap64:
@@ -120,6 +104,90 @@ class PuffinCache:
         return self._files.read_encrypted(path, km)
 
 
+class DeleteReader:
+    """The delete files of one scan. Each is read once. Any number of threads may use it."""
+
+    def __init__(self, reader: FileReader, puffins: PuffinCache | None = None) -> None:
+        self._reader = reader
+        self._puffins = PuffinCache(reader.files) if puffins is None else puffins
+        self._positions: Once[ContentFile, dict[str, BitMap64]] = Once(self._read_positions)
+        self._keys: Once[_EqualityDeletes, DeletedKeys] = Once(self._read_keys)
+        self._key_schemas: Once[int, Schema] = Once(self._key_schema)
+
+    def positions_in(self, delete: ContentFile) -> dict[str, BitMap64]:
+        """Return the positions in a position delete file, by the data file's path."""
+        return self._positions(delete)
+
+    def deleted_positions(
+        self, file: ContentFile, deletes: Iterable[ContentFile]
+    ) -> BitMap64 | None:
+        """Return the positions that deletion vectors and position delete files delete in a data
+        file; None if there are none."""
+        positions: BitMap64 | None = None
+        for delete in deletes:
+            if delete.is_deletion_vector:
+                payload = self._puffins.read(delete)
+                more = read_deletion_vector(payload, delete, file.file_path)
+            elif delete.content == DataFileContent.POSITION_DELETES:
+                more = self._positions(delete).get(file.file_path, BitMap64())
+            else:
+                continue
+            positions = more if positions is None else positions | more
+        return positions or None
+
+    def deleted_keys(
+        self, deletes: Iterable[ContentFile]
+    ) -> list[tuple[tuple[int, ...], DeletedKeys]]:
+        """Return the keys that equality delete files delete, for each set of columns that these
+        compare."""
+        by_ids: dict[tuple[int, ...], set[ContentFile]] = {}
+        for delete in deletes:
+            if delete.content == DataFileContent.EQUALITY_DELETES:
+                ids = tuple(sorted(set(delete.equality_ids or ())))
+                if not ids:
+                    raise MetadataIntegrityError(
+                        "an equality delete file does not say which columns it compares",
+                        file=delete.file_path,
+                    )
+                by_ids.setdefault(ids, set()).add(delete)
+        return [(ids, self._keys((ids, frozenset(files)))) for ids, files in by_ids.items()]
+
+    def key_columns(self, field_ids: Iterable[int], rows: Rows) -> list[pa.Array]:
+        """Return the columns that equality deletes compare."""
+        return [self._reader.column(self._key_schemas(i), i, rows) for i in field_ids]
+
+    def _read_positions(self, delete: ContentFile) -> dict[str, BitMap64]:
+        with self._reader.open(delete, _POSITION_DELETES) as opened:
+            return positions_by_path(
+                self._reader.project(_POSITION_DELETES, Rows(opened.columns.read, {}, batch))
+                for batch in opened.read()
+            )
+
+    def _read_keys(self, wanted: _EqualityDeletes) -> DeletedKeys:
+        ids, files = wanted
+        chunks: list[list[pa.Array]] = [[] for _ in ids]
+        for file in files:
+            with self._reader.open(file, self._reader.table_columns(ids)) as opened:
+                for batch in opened.read():
+                    columns = self.key_columns(ids, Rows(opened.columns.read, {}, batch))
+                    for chunk, column in zip(chunks, columns, strict=True):
+                        chunk.append(column)
+        types = [arrow_type(self._key_schemas(field_id), field_id) for field_id in ids]
+        return DeletedKeys(
+            [pa.chunked_array(c, type=t) for c, t in zip(chunks, types, strict=True)]
+        )
+
+    def _key_schema(self, field_id: int) -> Schema:
+        """Return the schema of one column, which the table may have dropped."""
+        schema = self._reader.table_columns((field_id,))
+        if field_id not in schema.field_ids:
+            raise MetadataIntegrityError(
+                f"an equality delete file compares column {field_id}, but no schema of the table "
+                "has it"
+            )
+        return schema
+
+
 def positions_by_path(batches: Iterable[pa.RecordBatch]) -> dict[str, BitMap64]:
     """Return the positions of each data file, from the rows ``(file_path, pos)`` of a delete
     file."""
@@ -132,8 +200,9 @@ def positions_by_path(batches: Iterable[pa.RecordBatch]) -> dict[str, BitMap64]:
     return found
 
 
-def rows_kept(deleted: BitMap64, first: int, count: int) -> pa.Array | None:
-    """Return a mask over the rows ``first`` to ``first + count``; None if all of them stay."""
+def not_deleted(deleted: BitMap64, first: int, count: int) -> pa.Array | None:
+    """Return a mask of the rows that are not deleted, from row ``first`` to ``first + count``; None
+    if no row is deleted."""
     if not deleted.range_cardinality(first, first + count):
         return None
     mask = bytearray(b"\x01") * count
@@ -168,8 +237,8 @@ class DeletedKeys:
                 self._pairs.append(_distinct(pairs))
                 codes = pc.index_in(pairs, value_set=self._pairs[-1])
 
-    def rows_kept(self, columns: Sequence[Any]) -> pa.Array | None:
-        """Return a mask of the rows whose key is not deleted; None if all stay."""
+    def not_deleted(self, columns: Sequence[Any]) -> pa.Array | None:
+        """Return a mask of the rows whose key is not deleted; None if no row is deleted."""
         codes: Any = None
         for number, column in enumerate(columns):
             here = pc.index_in(comparable(column), value_set=self._sets[number])

@@ -23,6 +23,7 @@ from pyiceberg.table.statistics import BlobMetadata
 from ...errors import MetadataIntegrityError, NotEncryptedError
 from ...keys.manager import DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID
 from ..spec.column_types import with_types
+from ..spec.constants import MAIN_BRANCH
 from ..spec.java_json import hash_of, java_print
 from ..storage.trust import Trust
 from .snapshots import EncryptedSnapshot
@@ -152,9 +153,9 @@ def _check_refs(metadata: Mapping[str, Any]) -> None:
     current = metadata.get("current-snapshot-id")
     heads = {name: ref["snapshot-id"] for name, ref in (metadata.get("refs") or {}).items()}
     current = None if current == -1 else current
-    if "main" in heads and heads["main"] != current:
+    if heads.get(MAIN_BRANCH, current) != current:
         raise MetadataIntegrityError("the main branch is not at the table's current snapshot")
-    for name, head in [*heads.items(), ("main", current)]:
+    for name, head in [*heads.items(), (MAIN_BRANCH, current)]:
         if head is not None and head not in ids:
             raise MetadataIntegrityError(f"{name!r} is at a snapshot that the table does not have")
 

@@ -31,7 +31,8 @@ from ...errors import MetadataIntegrityError, NotEncryptedError
 from ..pyiceberg.expressions import residual_evaluator
 from ..pyiceberg.scans import ManifestPlanner, min_sequence_number, partition_spec_is_void
 from ..spec.constants import PATH_FIELD_ID
-from .snapshots import ContentFile, files_of
+from .records import ContentFile
+from .snapshots import files_of
 
 _K = TypeVar("_K")
 # The ID of a partition spec, then the values.

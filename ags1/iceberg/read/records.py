@@ -1,140 +1,228 @@
-"""Records of manifests and manifest lists, in the form in which they are written.
+"""The records of manifests and manifest lists: one class for each, for reading and for writing.
 
-There is one dataclass for a data or delete file, one for its entry in a manifest, and one for a
-manifest's entry in a manifest list. Their fields are those of the specification, in its order.
-``read_entries`` assigns row IDs as every reader of format version 3 does, so that an entry keeps
-them when it is moved to another manifest. This follows the Iceberg specification, "Manifests",
-"Manifest Lists" and "Row Lineage".
+A snapshot's files are listed on two levels::
+
+    manifest list:  Manifest, Manifest, ...            (``manifest_file`` of the specification)
+    manifest:       ManifestEntry, ManifestEntry, ...  (``manifest_entry``)
+                      .data_file: ContentFile          (``data_file``)
+
+The classes are subclasses of PyIceberg's, so that its scans and ``inspect`` work with them.
+PyIceberg's record is a list of values, and it has no properties for the fields of format version 3.
+Here, ``of``, ``fields`` and ``replace`` handle all fields by the names of the specification. A
+record that is shared, for example by a cache, is never changed: ``replace`` makes another one. This
+follows the Iceberg specification, "Manifests", "Manifest Lists" and "Row Lineage".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestFile
+from pyiceberg.manifest import DataFile, FileFormat, ManifestFile
+from pyiceberg.manifest import ManifestEntry as PyIcebergEntry
+from pyiceberg.typedef import Record
 
+from ...errors import Ags1Error, MetadataIntegrityError
 from ...key_metadata import KeyMetadata
-from ..pyiceberg.records import DATA_FILE, MANIFEST_FILE
-from .snapshots import ContentFile, EncryptedManifest
+from ..pyiceberg.records import (
+    DATA_FILE,
+    MANIFEST_ENTRY,
+    MANIFEST_FILE,
+    Field,
+    NamedRecord,
+    inherit_from_manifest,
+    values_of,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 EXISTING, ADDED, DELETED = 0, 1, 2
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """A data or delete file (``data_file`` of the specification; sizes in bytes).
+class _KeyedRecord(NamedRecord):
+    """A record with the key of a file. PyIceberg shows and prints ``key_metadata``, so that is
+    None, and ``key_bytes`` is the real value. ``of`` and ``replace`` take it as ``key_metadata``.
+    It cannot be pickled."""
 
-    ``content`` is DATA, POSITION_DELETES or EQUALITY_DELETES. ``file_format`` is ``PARQUET``,
-    ``AVRO`` or ``PUFFIN``. ``partition`` has the values of the spec ``spec_id``, in its order, as
-    PyIceberg represents them. ``key_metadata`` is None if the file is not encrypted.
-    """
+    _key_bytes: bytes | None = None
 
-    content: int
-    file_path: str
-    file_format: str
-    partition: tuple[Any, ...]
-    record_count: int
-    file_size_in_bytes: int
-    column_sizes: Mapping[int, int] | None = None
-    value_counts: Mapping[int, int] | None = None
-    null_value_counts: Mapping[int, int] | None = None
-    nan_value_counts: Mapping[int, int] | None = None
-    lower_bounds: Mapping[int, bytes] | None = field(default=None, repr=False)
-    upper_bounds: Mapping[int, bytes] | None = field(default=None, repr=False)
-    key_metadata: bytes | None = field(default=None, repr=False)
-    split_offsets: tuple[int, ...] | None = None
-    equality_ids: tuple[int, ...] | None = None
-    sort_order_id: int | None = None
-    first_row_id: int | None = None
-    referenced_data_file: str | None = None
-    content_offset: int | None = None
-    content_size_in_bytes: int | None = None
-    spec_id: int = 0
+    @classmethod
+    def of(cls, *, key_metadata: bytes | None = None, **fields: Any) -> Self:
+        record = super().of(**fields)
+        record._key_bytes = key_metadata
+        return record
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a file's record holds its key and is not pickled or copied")
+    def replace(self, **changes: Any) -> Self:
+        return super().replace(**{"key_metadata": self._key_bytes, **changes})
+
+    def conceal(self) -> None:
+        """Move the key from the fields of a record that was just read to ``key_bytes``."""
+        at = self.names.index("key_metadata")
+        self._key_bytes, self[at] = self[at], None
 
     @property
-    def is_deletion_vector(self) -> bool:
-        """Whether the record is of a deletion vector in a Puffin file."""
-        return self.content == POSITION_DELETES and self.file_format == "PUFFIN"
+    def key_bytes(self) -> bytes | None:
+        """The encoded key metadata of the file; None if it is not encrypted."""
+        return self._key_bytes
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} holds a file's key and is not pickled or copied")
+
+
+class ContentFile(_KeyedRecord, DataFile):
+    """A data or delete file of a table (sizes in bytes).
+
+    ``spec_id`` names the partition spec. ``sequence_number`` is that of the data, in a file that
+    was read. One Puffin file may have several deletion vectors, so two files are equal if they have
+    the same ``identity``. ``is_handed_out`` is true after a scan has given the file to its caller.
+    """
+
+    names = DATA_FILE
+    sequence_number: int | None = None
+    is_handed_out = False
+    # PyIceberg's own __setattr__ handles a name that is not used here, and it slows planning down.
+    __setattr__ = object.__setattr__  # type: ignore[assignment]
+
+    # The ID of the first row. It is None if the rows have no IDs: the table had an older format
+    # version when the file was added, and nobody has written to it since.
+    first_row_id = Field[int | None]()
+    # The only data file to which this delete file applies, if there is only one.
+    referenced_data_file = Field[str | None]()
+    # Where a deletion vector is in the Puffin file's plaintext (bytes).
+    content_offset = Field[int | None]()
+    content_size_in_bytes = Field[int | None]()
+
+    @classmethod
+    def of(cls, *, spec_id: int = 0, **fields: Any) -> Self:
+        """Return the file with these fields; ``partition`` is a sequence of the values of the spec
+        ``spec_id``. Raises TypeError for a field that the specification does not have."""
+        fields["partition"] = Record(*fields.get("partition", ()))
+        if "file_format" in fields:
+            fields["file_format"] = FileFormat(fields["file_format"])
+        file = super().of(**fields)
+        file.spec_id = spec_id
+        return file
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields by name, in the order of the specification and without the key, then
+        ``spec_id``. Lists and ``partition`` are tuples."""
+        fields = {**super().fields(), "partition": self.partition_values, "spec_id": self.spec_id}
+        for name in ("split_offsets", "equality_ids"):
+            if fields[name] is not None:
+                fields[name] = tuple(fields[name])
+        return fields
+
+    @property
+    def partition_values(self) -> tuple[Any, ...]:
+        """The values of the partition, in the order of its spec."""
+        return values_of(self.partition)
+
+    @property
+    def stored_format(self) -> FileFormat:
+        """The file's format."""
+        return super().file_format
+
+    @property
+    def file_format(self) -> FileFormat:
+        """The file's format. If a scan has handed out an encrypted file, this is a text that says
+        how to read it, so that a reader without keys does not try. Polars then lets PyIceberg read
+        the file, and the error of PyIceberg's ``ArrowScan`` quotes the text."""
+        stored = self.stored_format
+        if self.is_handed_out and self.is_encrypted:
+            return cast(
+                "FileFormat",
+                f"{stored.name}, encrypted: read it by the table's own scan, with "
+                "table.scan().to_arrow() or to_polars()",
+            )
+        return stored
+
+    @property
+    def column_sizes(self) -> dict[int, int]:
+        """The stored sizes of the columns (bytes), by field ID."""
+        # ``inspect.entries`` fails on None, which deletion vectors have.
+        return super().column_sizes or {}
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the file has a key."""
+        return self._key_bytes is not None
 
     @property
     def key(self) -> KeyMetadata | None:
-        """The file's key; None if it is not encrypted. Raises KeyMetadataError."""
-        return None if self.key_metadata is None else KeyMetadata.from_bytes(self.key_metadata)
+        """The file's key; None if it is not encrypted.
+
+        Raises KeyMetadataError, and MetadataIntegrityError if the file lengths in the manifest
+        entry and in the key metadata differ.
+        """
+        if self._key_bytes is None:
+            return None
+        return parse_key(self._key_bytes, self.file_path, self.file_size_in_bytes)
+
+    @property
+    def is_deletion_vector(self) -> bool:
+        """Whether this is a deletion vector in a Puffin file."""
+        return self.content == POSITION_DELETES and self.stored_format == FileFormat.PUFFIN
 
     @property
     def identity(self) -> tuple[str, int | None]:
-        """What distinguishes the file. One Puffin file may have several deletion vectors."""
+        """What distinguishes the file: its path, and the offset of a deletion vector."""
         return self.file_path, self.content_offset
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ContentFile):
+            return NotImplemented
+        return self.identity == other.identity
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def __repr__(self) -> str:
+        # Without the bounds, which are values of the encrypted file.
+        return f"{type(self).__name__}({self.file_path!r}, {self.record_count} rows)"
+
+
+class ManifestEntry(NamedRecord, PyIcebergEntry):
     """A file's entry in a manifest.
 
     ``status`` is EXISTING, ADDED or DELETED. ``sequence_number`` (of the data) and
     ``file_sequence_number`` are None if they will be that of the snapshot after its commit.
     """
 
-    status: int
-    snapshot_id: int | None
-    sequence_number: int | None
-    file_sequence_number: int | None
-    file: FileRecord
+    names = MANIFEST_ENTRY
 
-    def existing(self) -> Entry:
+    @property
+    def file(self) -> ContentFile:
+        """The data or delete file."""
+        return cast("ContentFile", self.data_file)
+
+    def existing(self) -> ManifestEntry:
         """Return the entry for a manifest that a later snapshot writes."""
-        return replace(self, status=EXISTING)
+        return self.replace(status=EXISTING)
 
-    def deleted(self, snapshot_id: int) -> Entry:
+    def deleted(self, snapshot_id: int) -> ManifestEntry:
         """Return the entry by which a snapshot removes the file."""
-        return replace(self, status=DELETED, snapshot_id=snapshot_id)
+        return self.replace(status=DELETED, snapshot_id=snapshot_id)
 
 
-@dataclass(frozen=True, slots=True)
-class FieldSummary:
-    """A manifest list's summary of one partition field over the files of a manifest."""
-
-    contains_null: bool
-    contains_nan: bool | None
-    lower_bound: bytes | None
-    upper_bound: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestRecord:
-    """A manifest's entry in a manifest list (``manifest_file`` of the specification).
+class Manifest(_KeyedRecord, ManifestFile):
+    """A manifest's entry in a manifest list. ``read`` and ``operations`` have a subclass each, for
+    encrypted and for plaintext manifests, because these are read differently.
 
     ``sequence_number`` and ``min_sequence_number`` are None if the snapshot under construction adds
     the manifest: its manifest list then has the snapshot's number. ``first_row_id`` is None if no
     row ID was assigned yet.
     """
 
-    manifest_path: str
-    manifest_length: int
-    partition_spec_id: int
-    content: int
-    sequence_number: int | None
-    min_sequence_number: int | None
-    added_snapshot_id: int
-    added_files_count: int
-    existing_files_count: int
-    deleted_files_count: int
-    added_rows_count: int
-    existing_rows_count: int
-    deleted_rows_count: int
-    partitions: tuple[FieldSummary, ...] | None = field(default=None, repr=False)
-    key_metadata: bytes | None = field(default=None, repr=False)
-    first_row_id: int | None = None
+    names = MANIFEST_FILE
+    first_row_id = Field[int | None]()
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a manifest's record holds its key and is not pickled or copied")
+    @property
+    def is_plaintext(self) -> bool:
+        """Whether the manifest list has no key for this manifest."""
+        return self._key_bytes is None
 
     @property
     def is_deletes(self) -> bool:
@@ -142,127 +230,56 @@ class ManifestRecord:
         return self.content == 1
 
     @property
-    def has_live_files(self) -> bool:
-        """Whether the manifest lists files that are not removed."""
-        return self.added_files_count + self.existing_files_count > 0
+    def live_files_count(self) -> int:
+        """The number of files that are listed and not removed."""
+        return (self.added_files_count or 0) + (self.existing_files_count or 0)
 
+    @property
+    def live_rows_count(self) -> int:
+        """The number of rows in the files that are listed and not removed."""
+        return (self.added_rows_count or 0) + (self.existing_rows_count or 0)
 
-def manifest_record(manifest: ManifestFile) -> ManifestRecord:
-    """Return the record of a manifest of any table, encrypted or not."""
-    key = manifest._key_bytes if isinstance(manifest, EncryptedManifest) else manifest.key_metadata
-    summaries = manifest.partitions
-    return ManifestRecord(
-        manifest_path=manifest.manifest_path,
-        manifest_length=manifest.manifest_length,
-        partition_spec_id=manifest.partition_spec_id,
-        content=int(manifest.content),
-        sequence_number=manifest.sequence_number or 0,
-        min_sequence_number=manifest.min_sequence_number or 0,
-        added_snapshot_id=manifest.added_snapshot_id or 0,
-        added_files_count=manifest.added_files_count or 0,
-        existing_files_count=manifest.existing_files_count or 0,
-        deleted_files_count=manifest.deleted_files_count or 0,
-        added_rows_count=manifest.added_rows_count or 0,
-        existing_rows_count=manifest.existing_rows_count or 0,
-        deleted_rows_count=manifest.deleted_rows_count or 0,
-        partitions=None
-        if summaries is None
-        else tuple(
-            FieldSummary(s.contains_null, s.contains_nan, s.lower_bound, s.upper_bound)
-            for s in summaries
-        ),
-        key_metadata=key,
-        first_row_id=_first_row_id(manifest),
-    )
+    def inherited(self, entries: Iterable[PyIcebergEntry]) -> Iterator[ManifestEntry]:
+        """Yield entries that were just read from the manifest, with the values that they inherit:
+        sequence numbers, the spec and row IDs. Their keys are concealed."""
+        next_row_id = None if self.is_deletes else self.first_row_id
+        for raw in entries:
+            entry = cast("ManifestEntry", inherit_from_manifest(raw, self))
+            file = entry.file
+            file.conceal()
+            file.sequence_number = entry.sequence_number
+            is_live = entry.status != DELETED
+            if next_row_id is not None and is_live and file.first_row_id is None:
+                file.first_row_id = next_row_id
+                next_row_id += file.record_count
+            yield entry
 
 
 def read_entries(
     manifest: ManifestFile, io: FileIO, *, discard_deleted: bool = True
-) -> Iterator[Entry]:
-    """Yield a manifest's entries with the values that they inherit: sequence numbers, the spec and
+) -> list[ManifestEntry]:
+    """Return a manifest's entries with the values that they inherit: sequence numbers, the spec and
     row IDs.
 
     ``io`` is that of the table. Raises what ``fetch_manifest_entry`` raises.
     """
-    next_row_id = _first_row_id(manifest) if manifest.content == ManifestContent.DATA else None
-    for entry in manifest.fetch_manifest_entry(io, discard_deleted=False):
-        record = file_record(entry.data_file)
-        is_live = int(entry.status) != DELETED
-        if record.first_row_id is None and next_row_id is not None and is_live:
-            record = replace(record, first_row_id=next_row_id)
-            next_row_id += record.record_count
-        if is_live or not discard_deleted:
-            yield Entry(
-                status=int(entry.status),
-                snapshot_id=entry.snapshot_id,
-                sequence_number=entry.sequence_number,
-                file_sequence_number=entry.file_sequence_number,
-                file=record,
-            )
+    entries = manifest.fetch_manifest_entry(io, discard_deleted)
+    return cast("list[ManifestEntry]", entries)
 
 
-def file_record(file: DataFile) -> FileRecord:
-    """Return the record of a file of any table, encrypted or not."""
-    return FileRecord(
-        content=int(file.content or DataFileContent.DATA),
-        file_path=file.file_path,
-        file_format=FileFormat(_at(file, "file_format")).name,
-        partition=tuple(file.partition[i] for i in range(len(file.partition))),
-        record_count=file.record_count,
-        file_size_in_bytes=file.file_size_in_bytes,
-        column_sizes=_at(file, "column_sizes"),
-        value_counts=_at(file, "value_counts"),
-        null_value_counts=_at(file, "null_value_counts"),
-        nan_value_counts=_at(file, "nan_value_counts"),
-        lower_bounds=_at(file, "lower_bounds"),
-        upper_bounds=_at(file, "upper_bounds"),
-        key_metadata=file._key_bytes if isinstance(file, ContentFile) else file.key_metadata,
-        split_offsets=_tuple(_at(file, "split_offsets")),
-        equality_ids=_tuple(_at(file, "equality_ids")),
-        sort_order_id=_at(file, "sort_order_id"),
-        first_row_id=_at(file, "first_row_id"),
-        referenced_data_file=_at(file, "referenced_data_file"),
-        content_offset=_at(file, "content_offset"),
-        content_size_in_bytes=_at(file, "content_size_in_bytes"),
-        spec_id=file.spec_id,
-    )
+def parse_key(key_bytes: bytes, location: str, length: int) -> KeyMetadata:
+    """Return the key of a file that has ``length`` bytes according to its record.
 
-
-def _tuple(values: Any) -> tuple[int, ...] | None:
-    return None if values is None else tuple(values)
-
-
-def _at(file: DataFile, name: str) -> Any:
-    """Return a field of a file's record; None if the record's version does not have it."""
-    position = DATA_FILE[name]
-    return file[position] if position < len(file) else None
-
-
-def _first_row_id(manifest: ManifestFile) -> int | None:
-    position = MANIFEST_FILE["first_row_id"]
-    return manifest[position] if position < len(manifest) else None
-
-
-def manifest_file(record: ManifestRecord) -> EncryptedManifest:
-    """Return the manifest of a manifest list's entry, for reading it."""
-    manifest = EncryptedManifest.from_args(
-        _table_format_version=3,
-        manifest_path=record.manifest_path,
-        manifest_length=record.manifest_length,
-        partition_spec_id=record.partition_spec_id,
-        content=ManifestContent(record.content),
-        sequence_number=record.sequence_number,
-        min_sequence_number=record.min_sequence_number,
-        added_snapshot_id=record.added_snapshot_id,
-        added_files_count=record.added_files_count,
-        existing_files_count=record.existing_files_count,
-        deleted_files_count=record.deleted_files_count,
-        added_rows_count=record.added_rows_count,
-        existing_rows_count=record.existing_rows_count,
-        deleted_rows_count=record.deleted_rows_count,
-        key_metadata=record.key_metadata,
-        first_row_id=record.first_row_id,
-    )
-    assert isinstance(manifest, EncryptedManifest)
-    manifest.conceal()
-    return manifest
+    Raises KeyMetadataError, and MetadataIntegrityError if the key metadata has another length.
+    """
+    try:
+        km = KeyMetadata.from_bytes(key_bytes)
+    except Ags1Error as error:
+        error.file = location
+        raise
+    if km.file_length is not None and km.file_length != length:
+        raise MetadataIntegrityError(
+            f"the file's length is {length} in its entry, but {km.file_length} in its key metadata",
+            file=location,
+        )
+    return km

@@ -32,7 +32,8 @@ from ..storage.table_files import TableFiles
 from .filters import as_sql, bound_filter
 from .metadata_columns import names_any, select, without_metadata_columns
 from .planning import EncryptedPlanner
-from .snapshots import ContentFile, files_of
+from .records import ContentFile
+from .snapshots import files_of
 from .tasks import TaskReader
 
 # In stored bytes. A stream of batches reads small files ahead and holds them decoded, which takes a

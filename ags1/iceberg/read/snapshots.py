@@ -15,176 +15,35 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from pydantic import Field
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestFile
+from pyiceberg.manifest import (
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntryStatus,
+    ManifestFile,
+    PartitionFieldSummary,
+)
+from pyiceberg.manifest import ManifestEntry as PyIcebergEntry
 from pyiceberg.table.snapshots import Snapshot
 
-from ...errors import Ags1Error, MetadataIntegrityError, NotEncryptedError
+from ...errors import MetadataIntegrityError, NotEncryptedError
 from ...key_metadata import KeyMetadata
 from ..pyiceberg.records import (
-    DATA_FILE,
     MANIFEST_ENTRY_SCHEMAS,
-    MANIFEST_FILE,
     MANIFEST_LIST_FILE_SCHEMAS,
-    ManifestContent,
-    ManifestEntry,
-    ManifestEntryStatus,
-    PartitionFieldSummary,
     RecordShape,
-    inherit_from_manifest,
     read_avro_records,
 )
 from ..storage.table_files import TableFiles
-
-_FILE_FORMAT = DATA_FILE["file_format"]
-_FIRST_ROW_ID = DATA_FILE["first_row_id"]
-_REFERENCED_DATA_FILE = DATA_FILE["referenced_data_file"]
-_CONTENT_OFFSET = DATA_FILE["content_offset"]
-_CONTENT_SIZE = DATA_FILE["content_size_in_bytes"]
-_DATA_FILE_KEY = DATA_FILE["key_metadata"]
-_MANIFEST_KEY = MANIFEST_FILE["key_metadata"]
-_MANIFEST_FIRST_ROW_ID = MANIFEST_FILE["first_row_id"]
+from .records import DATA, ContentFile, Manifest, ManifestEntry, parse_key
 
 
-class ContentFile(DataFile):
-    """A data or delete file of an encrypted table.
-
-    ``key_metadata``, which PyIceberg shows and prints, is None; ``key`` is the real key. One Puffin
-    file may have several deletion vectors, so the offset is part of the identity.
-    ``sequence_number`` is that of the data. ``is_handed_out`` is true after a scan has given the
-    file to its caller. It cannot be pickled.
-    """
-
-    _key_bytes: bytes | None = None
-    sequence_number: int | None = None
-    is_handed_out = False
-    # PyIceberg's own __setattr__ handles a name that is not used here, and it slows planning down.
-    __setattr__ = object.__setattr__  # type: ignore[assignment]
-
-    @classmethod
-    def of_record(
-        cls,
-        record: Sequence[Any],
-        spec_id: int,
-        km: KeyMetadata | None,
-        sequence_number: int | None = None,
-    ) -> ContentFile:
-        """Return the file with the values of ``record``, which may come from another process."""
-        file = cls(*record)
-        file.spec_id = spec_id
-        file.sequence_number = sequence_number
-        file._key_bytes = None if km is None else km.to_bytes()
-        return file
-
-    @property
-    def record(self) -> list[Any]:
-        """The values of the manifest's record, in its order and without the key."""
-        return [self[at] for at in range(len(self))]
-
-    def conceal(self) -> None:
-        """Move the key from the record's fields, which PyIceberg shows, to this object."""
-        self._key_bytes = self[_DATA_FILE_KEY]
-        self[_DATA_FILE_KEY] = None
-
-    @property
-    def stored_format(self) -> FileFormat:
-        """The file's format."""
-        return cast("FileFormat", self[_FILE_FORMAT])
-
-    @property
-    def file_format(self) -> FileFormat:
-        """The file's format. If a scan has handed out an encrypted file, this is a text that says
-        how to read it, so that a reader without keys does not try. Polars then lets PyIceberg read
-        the file, and the error of PyIceberg's ``ArrowScan`` quotes the text."""
-        stored = self.stored_format
-        if self.is_handed_out and self.is_encrypted:
-            return cast(
-                "FileFormat",
-                f"{stored.name}, encrypted: read it by the table's own scan, with "
-                "table.scan().to_arrow() or to_polars()",
-            )
-        return stored
-
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether the file has a key."""
-        return self._key_bytes is not None
-
-    @property
-    def key(self) -> KeyMetadata | None:
-        """The file's key; None if it is not encrypted.
-
-        Raises KeyMetadataError, and MetadataIntegrityError if the file lengths in the manifest
-        entry and in the key metadata differ.
-        """
-        if self._key_bytes is None:
-            return None
-        return _parsed_key(self._key_bytes, self.file_path, self.file_size_in_bytes)
-
-    @property
-    def column_sizes(self) -> dict[int, int]:
-        """The stored sizes of the columns (bytes), by field ID."""
-        # ``inspect.entries`` fails on None, which deletion vectors have.
-        return super().column_sizes or {}
-
-    @property
-    def first_row_id(self) -> int | None:
-        """The ID of the first row. It is None if the rows have no IDs: the table had an older
-        format version when the file was added, and nobody has written to it since."""
-        return cast("int | None", self[_FIRST_ROW_ID])
-
-    @property
-    def referenced_data_file(self) -> str | None:
-        """The only data file to which this delete file applies, if there is only one."""
-        return cast("str | None", self[_REFERENCED_DATA_FILE])
-
-    @property
-    def content_offset(self) -> int | None:
-        """The offset of a deletion vector in the Puffin file's plaintext (bytes)."""
-        return cast("int | None", self[_CONTENT_OFFSET])
-
-    @property
-    def content_size_in_bytes(self) -> int | None:
-        """The size of a deletion vector in the Puffin file's plaintext."""
-        return cast("int | None", self[_CONTENT_SIZE])
-
-    @property
-    def is_deletion_vector(self) -> bool:
-        """Whether this is a deletion vector in a Puffin file."""
-        return (
-            self.content == DataFileContent.POSITION_DELETES
-            and self.stored_format == FileFormat.PUFFIN
-        )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ContentFile):
-            return NotImplemented
-        return (self.file_path, self.content_offset) == (other.file_path, other.content_offset)
-
-    def __hash__(self) -> int:
-        return hash((self.file_path, self.content_offset))
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a file of an encrypted table holds its key and is not pickled or copied")
-
-
-class EncryptedManifest(ManifestFile):
-    """A manifest of an encrypted table. ``key_metadata`` is None; ``key`` is the real key."""
-
-    _key_bytes: bytes | None = None
-
-    def conceal(self) -> None:
-        """Move the key from the record's fields, which PyIceberg shows, to this object."""
-        self._key_bytes = self[_MANIFEST_KEY]
-        self[_MANIFEST_KEY] = None
-
-    @property
-    def is_plaintext(self) -> bool:
-        """Whether the manifest list has no key for this manifest."""
-        return self._key_bytes is None
+class EncryptedManifest(Manifest):
+    """A manifest of an encrypted table."""
 
     @property
     def key(self) -> KeyMetadata:
@@ -199,9 +58,11 @@ class EncryptedManifest(ManifestFile):
                 "before 1.12, which writes such manifests itself",
                 file=self.manifest_path,
             )
-        return _parsed_key(self._key_bytes, self.manifest_path, self.manifest_length)
+        return parse_key(self._key_bytes, self.manifest_path, self.manifest_length)
 
-    def fetch_manifest_entry(self, io: FileIO, discard_deleted: bool = True) -> list[ManifestEntry]:
+    def fetch_manifest_entry(
+        self, io: FileIO, discard_deleted: bool = True
+    ) -> list[PyIcebergEntry]:
         """Return the manifest's entries. ``io`` is that of the table.
 
         Raises AuthenticationError, TruncatedError and FormatError if the file is not the manifest
@@ -220,7 +81,7 @@ class EncryptedManifest(ManifestFile):
             # The values that entries inherit are part of the key of the cache.
             known_by = (
                 *(self.manifest_path, self.manifest_length, self._key_bytes, self.sequence_number),
-                *(self.added_snapshot_id, self.partition_spec_id, self[_MANIFEST_FIRST_ROW_ID]),
+                *(self.added_snapshot_id, self.partition_spec_id, self.first_row_id),
             )
             entries = files.decoded.get(
                 known_by, self.manifest_length, functools.partial(self._read, files)
@@ -238,23 +99,13 @@ class EncryptedManifest(ManifestFile):
         _, records = _parsed("manifest", self.manifest_path, data, MANIFEST)
         if self.is_plaintext:
             self._check_counts(records)
-        entries = []
-        next_row_id = self[_MANIFEST_FIRST_ROW_ID]
-        for entry in records:
-            is_deleted = entry.status == ManifestEntryStatus.DELETED
-            entry = inherit_from_manifest(entry, self)
-            file = cast("ContentFile", entry.data_file)
-            file.conceal()
-            file.sequence_number = entry.sequence_number
-            if next_row_id is not None and not is_deleted and file[_FIRST_ROW_ID] is None:
-                file[_FIRST_ROW_ID] = next_row_id
-                next_row_id += file.record_count
-            if file.content != DataFileContent.DATA and not file.is_encrypted:
+        entries = list(self.inherited(records))
+        for file in (entry.file for entry in entries):
+            if file.content != DATA and not file.is_encrypted:
                 raise NotEncryptedError(
                     "a delete file of an encrypted table has no key: it is not encrypted",
                     file=file.file_path,
                 )
-            entries.append(entry)
         return entries
 
     def _check_counts(self, entries: Sequence[ManifestEntry]) -> None:
@@ -274,9 +125,6 @@ class EncryptedManifest(ManifestFile):
                     "was changed. Restore it from a backup",
                     file=self.manifest_path,
                 )
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a manifest of an encrypted table holds its key and is not pickled")
 
 
 class EncryptedSnapshot(Snapshot):
@@ -325,7 +173,7 @@ class EncryptedSnapshot(Snapshot):
         keys: dict[str, bytes | None] = {}
         for manifest in manifests:
             manifest.conceal()
-            if keys.setdefault(manifest.manifest_path, manifest._key_bytes) != manifest._key_bytes:
+            if keys.setdefault(manifest.manifest_path, manifest.key_bytes) != manifest.key_bytes:
                 raise MetadataIntegrityError(
                     "the manifest list names this manifest twice, with different keys",
                     file=manifest.manifest_path,
@@ -342,20 +190,6 @@ def files_of(io: FileIO) -> TableFiles:
             f"an encrypted table is read with its own io, not {type(io).__name__}: pass table.io"
         )
     return files
-
-
-def _parsed_key(key_bytes: bytes, location: str, length: int) -> KeyMetadata:
-    try:
-        km = KeyMetadata.from_bytes(key_bytes)
-    except Ags1Error as error:
-        error.file = location
-        raise
-    if km.file_length is not None and km.file_length != length:
-        raise MetadataIntegrityError(
-            f"the file's length is {length} in its entry, but {km.file_length} in its key metadata",
-            file=location,
-        )
-    return km
 
 
 def _parsed(

@@ -1,8 +1,11 @@
-"""What the specifications fix: how files begin, reserved field ids, the name of the main branch."""
+"""What the specifications fix: how files begin, reserved field ids, names."""
 
 AVRO_MAGIC, PUFFIN_MAGIC = b"Obj\x01", b"PFA1"
 PARQUET_MAGIC, ENCRYPTED_PARQUET_MAGIC = b"PAR1", b"PARE"
 ORC_MAGIC = b"ORC"
+
+# The key of a column's id in the metadata of Arrow's field.
+PARQUET_FIELD_ID = b"PARQUET:field_id"
 
 # Of metadata columns, and of the columns of position delete files.
 FILE_ID, POSITION_ID, SPEC_ID = 2147483646, 2147483645, 2147483643

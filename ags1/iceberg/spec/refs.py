@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .constants import MAIN_BRANCH
 from .json_fields import one_of, whole
 
-MAIN = "main"
 RETENTION = ("min-snapshots-to-keep", "max-snapshot-age-ms", "max-ref-age-ms")
 
 
@@ -16,7 +16,11 @@ def refs_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     refs = metadata.get("refs")
     if refs is None:
         current = metadata.get("current-snapshot-id")
-        return {} if current in (None, -1) else {MAIN: {"snapshot-id": current, "type": "branch"}}
+        return (
+            {}
+            if current in (None, -1)
+            else {MAIN_BRANCH: {"snapshot-id": current, "type": "branch"}}
+        )
     return dict(refs)
 
 

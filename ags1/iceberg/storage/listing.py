@@ -6,42 +6,17 @@ by folder, because a table may have too many files to hold at once.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import posixpath
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
+from .locations import split_location, without_scheme
+
 if TYPE_CHECKING:
     from pyiceberg.io.fsspec import FsspecFileIO
-
-
-def place(location: str) -> str:
-    """Return a location without its scheme, in one spelling: a path, or bucket and key.
-
-    ``file:/a``, ``file:///a`` and ``/a`` are one place, and so are ``s3://b/k`` and ``s3a://b/k``.
-    """
-    scheme, rest = _split(location)
-    if scheme in ("", "file"):
-        return "/" + rest.lstrip("/")
-    return rest.lstrip("/")
-
-
-def real_place(location: str) -> str:
-    """Return ``place(location)`` without ``.`` and ``..``. On local file systems, links in the
-    folder are followed. A link itself and the file that it leads to are two places, because either
-    can be deleted without the other."""
-    found = place(location)
-    if _split(location)[0] in ("", "file"):
-        folder, _, name = found.rpartition("/")
-        if name not in ("", ".", ".."):
-            # A name that no file can have raises ValueError; it is left as it is.
-            with contextlib.suppress(ValueError):
-                return posixpath.join(os.path.realpath(folder or "/"), name)
-    return posixpath.normpath(found)
 
 
 def list_files(io: FileIO, location: str) -> Iterator[str] | None:
@@ -50,16 +25,13 @@ def list_files(io: FileIO, location: str) -> Iterator[str] | None:
     A folder that does not exist has no files. Links to folders are not followed, because they may
     form a circle. The iterator raises OSError.
     """
-    scheme, rest = _split(location)
-    prefix = "" if scheme in ("", "file") else f"{scheme}://"
+    scheme = split_location(location)[0] or "file"
+    prefix = "" if scheme == "file" else f"{scheme}://"
     if isinstance(io, PyArrowFileIO):
         return (prefix + path for path in _arrow_files(io, location))
     if hasattr(io, "get_fs"):
-        path = "/" + rest.lstrip("/") if not prefix else rest.lstrip("/")
-        return (
-            prefix + found
-            for found in _fsspec_files(cast("FsspecFileIO", io), scheme or "file", path)
-        )
+        paths = _fsspec_files(cast("FsspecFileIO", io), scheme, without_scheme(location))
+        return (prefix + path for path in paths)
     return None
 
 
@@ -91,10 +63,3 @@ def _fsspec_files(io: FsspecFileIO, scheme: str, path: str) -> Iterator[str]:
                 yield f"{folder.rstrip('/')}/{name}"
     finally:
         filesystem.invalidate_cache()
-
-
-def _split(location: str) -> tuple[str, str]:
-    scheme, colon, rest = location.partition(":")
-    if not colon or "/" in scheme:
-        return "", location
-    return scheme.lower(), rest

@@ -1,9 +1,9 @@
 """Writes a table's new files. Each appears complete under its name, or not at all.
 
-On local file systems a file gets its name after it is complete and synced. Object stores show a
-file after its upload is complete; if an upload fails, the file is deleted. ``TableOutput`` records
-the written files, so that they can be deleted if a commit certainly failed. It does not know what
-the files contain, but it can encrypt a whole one with AGS1.
+On local file systems, a file gets its name after it is complete and synced. On object stores, a
+file is visible after its upload is complete; if an upload fails, the file is deleted.
+``TableOutput`` records the written files, so that they can be deleted if a commit certainly failed.
+It does not know what the files contain.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from pyiceberg.io import FileIO, InputStream
-from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from ... import oneshot
 from ..._gcm import process_number
@@ -27,7 +26,7 @@ from ...errors import KeyReuseError
 from ...key_metadata import KeyMetadata
 from ...layout import DEFAULT_BLOCK_SIZE
 from .listing import list_files
-from .table_files import moved
+from .locations import local_path, mapped_location
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +58,9 @@ class TableOutput:
         Raises FileExistsError if the file exists, KeyReuseError in a forked child, and OSError.
         """
         self.check_process()
-        path = self._local_path(location)
-        with self._local(path) if path is not None else self._remote(location) as file:
+        stored = self._stored(location)
+        path = local_path(self.io, stored)
+        with self._local(path) if path is not None else self._remote(stored) as file:
             yield file
         with self._lock:
             self._written.append(location)
@@ -81,17 +81,17 @@ class TableOutput:
 
     def open(self, location: str) -> InputStream:
         """Open a written file for reading. Raises OSError."""
-        return self.io.new_input(moved(location, self._location_map)).open()
+        return self.io.new_input(self._stored(location)).open()
 
     def listed(self, folder: str) -> Iterator[str] | None:
         """Return the locations of all files below a folder; None if the storage cannot list. The
         iterator raises OSError."""
-        return list_files(self.io, moved(folder, self._location_map))
+        return list_files(self.io, self._stored(folder))
 
     def delete(self, location: str) -> None:
         """Delete a file if it exists. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
-            self.io.delete(moved(location, self._location_map))
+            self.io.delete(self._stored(location))
         with self._lock, contextlib.suppress(ValueError):
             self._written.remove(location)
 
@@ -110,27 +110,23 @@ class TableOutput:
         if self._process != process_number():
             raise KeyReuseError(
                 "a forked process cannot continue what its parent has begun to write: load the "
-                "table anew in this process"
+                "table again in this process"
             )
 
     def discard(self, locations: list[str]) -> None:
         """Delete the files of a commit that certainly failed. In a forked child, do nothing. If a
-        file cannot be deleted, it is logged and stays; nothing refers to it, and ``verify_table``
-        finds it."""
+        file cannot be deleted, this logs a warning. Nothing refers to that file, and
+        ``verify_table`` reports it as an orphan."""
         if self._process != process_number():
             return
         for location in locations:
             try:
                 self.delete(location)
             except Exception as error:
-                _log.warning("%s is left behind: %s", location, type(error).__name__)
+                _log.warning("%s could not be deleted: %s", location, type(error).__name__)
 
-    def _local_path(self, location: str) -> str | None:
-        if not isinstance(self.io, PyArrowFileIO):
-            return None
-        stored = moved(location, self._location_map)
-        scheme, _, path = self.io.parse_location(stored, self.io.properties)
-        return path if scheme == "file" else None
+    def _stored(self, location: str) -> str:
+        return mapped_location(location, self._location_map)
 
     @contextmanager
     def _local(self, path: str) -> Iterator[BinaryIO]:
@@ -142,8 +138,7 @@ class TableOutput:
                     yield file
 
     @contextmanager
-    def _remote(self, location: str) -> Iterator[BinaryIO]:
-        stored = moved(location, self._location_map)
+    def _remote(self, stored: str) -> Iterator[BinaryIO]:
         stream: Any = self.io.new_output(stored).create()
         try:
             yield cast(BinaryIO, stream)

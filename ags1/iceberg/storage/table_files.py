@@ -7,6 +7,7 @@ keys of files. The lengths of files come from key metadata, never from the stora
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import stat
@@ -16,7 +17,6 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
-from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from ... import oneshot
 from ...errors import (
@@ -33,6 +33,7 @@ from ...keys.manager import EncryptionManager
 from ...layout import DEFAULT_BLOCK_SIZE, MAGIC, build_header
 from ...reader import Reader
 from ..spec.constants import AVRO_MAGIC
+from .locations import is_encodable, local_path, mapped_location
 
 _HEADER = build_header(DEFAULT_BLOCK_SIZE)
 
@@ -66,19 +67,19 @@ class Decoded:
         """Return ``make()``, or what it has returned before for this key. The result must depend
         only on ``key``. ``size`` is that of the stored file (bytes)."""
         with self._lock:
-            found = self._now.get(key) or self._before.pop(key, None)
-            if found is not None:
-                self._now[key] = found
-                kept: _T = found[1]
-                return kept
-        made = make()
+            entry = self._now.get(key) or self._before.pop(key, None)
+            if entry is not None:
+                self._now[key] = entry
+                known: _T = entry[1]
+                return known
+        decoded = make()
         with self._lock:
             while self._size + size > _MAX_DECODED and self._before:
                 self._size -= self._before.popitem()[1][0]
             if self._size + size <= _MAX_DECODED and key not in self._now:
-                self._now[key] = size, made
+                self._now[key] = size, decoded
                 self._size += size
-        return made
+        return decoded
 
     def __reduce__(self) -> tuple[type[Decoded], tuple[()]]:
         return Decoded, ()
@@ -123,14 +124,9 @@ class TableFiles(FileIO):
 
     def with_keys(self, keys: EncryptionManager) -> TableFiles:
         """Return the same files with another key manager."""
-        return TableFiles(
-            self.inner,
-            keys,
-            location_map=self.location_map,
-            require_encrypted=self.require_encrypted,
-            reads_exposed=self.reads_exposed,
-            decoded=self.decoded,
-        )
+        files = copy.copy(self)
+        files.keys = keys
+        return files
 
     def reading_exposed(self) -> TableFiles:
         """Return the same files with the same keys, with plaintext manifests readable."""
@@ -141,8 +137,8 @@ class TableFiles(FileIO):
     def stored_location(self, location: str) -> str:
         """Return the present location of the file with this ``location`` in the metadata. Raises
         MetadataIntegrityError if no file can have that name."""
-        stored = moved(location, self.location_map)
-        if "\0" in stored or not _is_text(stored):
+        stored = mapped_location(location, self.location_map)
+        if "\0" in stored or not is_encodable(stored):
             raise MetadataIntegrityError("the location cannot be a file's name", file=location)
         return stored
 
@@ -180,12 +176,8 @@ class TableFiles(FileIO):
         path = self.local_path(location)
         stream = self.open_stored(location) if path is None else None
         try:
-            reader = Reader(
-                stream if path is None else path,
-                km,
-                block_size=DEFAULT_BLOCK_SIZE,
-                threads=threads,
-            )
+            source: Any = path if stream is None else stream
+            reader = Reader(source, km, block_size=DEFAULT_BLOCK_SIZE, threads=threads)
         except BaseException as error:
             if stream is not None:
                 stream.close()
@@ -247,28 +239,15 @@ class TableFiles(FileIO):
         """Return the path of a local file; None if it is not local. Raises MetadataIntegrityError
         as ``new_input``."""
         stored = self.stored_location(location)
-        if isinstance(self.inner, PyArrowFileIO):
-            try:
-                scheme, _, path = self.inner.parse_location(stored, self.inner.properties)
-            except ValueError as error:
-                raise MetadataIntegrityError(
-                    f"the location is not valid: {error}", file=location
-                ) from error
-            if scheme == "file":
-                return path
-        return None
+        try:
+            return local_path(self.inner, stored)
+        except ValueError as error:
+            raise MetadataIntegrityError(
+                f"the location is not valid: {error}", file=location
+            ) from error
 
     def __repr__(self) -> str:
         return f"TableFiles({type(self.inner).__name__}, {self.keys!r})"
-
-
-def _is_text(text: str) -> bool:
-    """Return whether the text can be encoded: JSON may have half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check_header(sealed: bytes) -> None:
@@ -281,20 +260,6 @@ def _check_header(sealed: bytes) -> None:
         )
     if len(sealed) >= len(_HEADER) and not sealed.startswith(_HEADER):
         raise FormatError("the blocks do not have 1 MiB, as Iceberg requires", offset=0)
-
-
-def moved(location: str, location_map: Mapping[str, str]) -> str:
-    """Return ``location`` with its longest prefix in ``location_map`` replaced."""
-    best = ""
-    for old in location_map:
-        prefix = old.rstrip("/")
-        if len(prefix) > len(best.rstrip("/")) and (
-            location == prefix or location.startswith(prefix + "/")
-        ):
-            best = old
-    if not best:
-        return location
-    return location_map[best].rstrip("/") + location[len(best.rstrip("/")) :]
 
 
 def _open_regular(path: str, flags: int) -> int:

@@ -69,8 +69,5 @@ def hive_trust(trust: Trust, parameters: Properties) -> Trust:
 def is_a(catalog: Catalog, name: str) -> bool:
     """Return whether ``catalog`` is PyIceberg's class ``name`` or a subclass of it."""
     # Compared by name, because importing the class needs libraries that only its users have.
-    return any(c.__name__ == name and _is_pyiceberg(c) for c in type(catalog).__mro__)
-
-
-def _is_pyiceberg(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "pyiceberg"
+    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(catalog).__mro__}
+    return ("pyiceberg", name) in names

@@ -1,9 +1,17 @@
-"""Whether a change that was made for one version of a table may be committed upon a later one.
+"""Decides whether a change that was made for one version of a table fits a later one.
 
-Pure: what the change has read, what the snapshots in between changed, and a verdict with a reason.
-The rules are those of PyIceberg 0.12 (``pyiceberg.table.update.validate``), with two differences:
-a deletion vector counts by the data file that it is of, as in Java, and a filter means what it
-means in SQL. Knows nothing of files, catalogs and retries.
+    what the change has read      Read
+    what others have committed    Changes of each snapshot since then
+    find_conflict                 None, or the reason why the change cannot be committed
+
+    others have        conflict if the change ...             isolation level
+    added rows         may match them by its filter           serializable
+    removed a file     has read it, or may match its rows     both
+    deleted rows       has read their file, or may match      both
+
+The rules are those of PyIceberg 0.12 (``pyiceberg.table.update.validate``), with two differences: a
+deletion vector counts for the data file that it names, as in Java, and filters mean what they mean
+in SQL. This module opens no file and does not know catalogs and retries.
 """
 
 from __future__ import annotations
@@ -21,25 +29,24 @@ from pyiceberg.table.snapshots import IsolationLevel, Operation
 from ..pyiceberg.expressions import InclusiveMetricsEvaluator
 from ..read.filters import as_sql
 from ..read.planning import path_of_all
-from ..read.records import FileRecord
+from ..read.records import ContentFile
 
-MayMatch = Callable[[FileRecord], bool]
+MayMatch = Callable[[ContentFile], bool]
 
 
 class ConflictError(ValidationException):
-    """What a change goes by is not so any more: others have committed since."""
+    """Others have committed what the change should have read, so it was not committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a change goes by: the rows for which ``row_filter``, unbound, is true.
+    """What a change has read: the rows for which ``row_filter`` (unbound) is true.
 
     ``files`` are the paths of the data files that may have such rows, in the version that the
-    change was made for, and ``field_ids`` the columns that the filter named there: see
-    ``columns_of``. ``rewrites``: some of them are written anew, and what others delete by
-    values meanwhile would not be deleted in the new files. ``operation`` says which isolation level
-    counts: OVERWRITE for the table's ``write.update.isolation-level``, any other for
-    ``write.delete.isolation-level``.
+    change was made for. ``field_ids`` are the columns that the filter names there (``columns_of``).
+    ``rewrites`` is true if some of these files are rewritten: an equality delete that others commit
+    meanwhile would not apply to the new files. If ``operation`` is OVERWRITE, the table's property
+    ``write.update.isolation-level`` counts, otherwise ``write.delete.isolation-level``.
     """
 
     row_filter: BooleanExpression
@@ -52,73 +59,75 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What one snapshot changed: data files that it added and removed, delete files that it
-    added."""
+    """What one snapshot has changed: the data files that it has ``added`` and ``removed``, and the
+    delete files that it has added (``deletes``)."""
 
     snapshot_id: int
     operation: Operation
-    added: Sequence[FileRecord] = ()
-    removed: Sequence[FileRecord] = ()
-    deletes: Sequence[FileRecord] = ()
+    added: Sequence[ContentFile] = ()
+    removed: Sequence[ContentFile] = ()
+    deletes: Sequence[ContentFile] = ()
 
 
 def find_conflict(
     read: Read, snapshots: Iterable[Changes], schema: Schema, isolation: IsolationLevel
 ) -> str | None:
-    """Return why a change cannot be committed after these snapshots, None when it can.
+    """Return the reason why a change cannot be committed after these snapshots; None if it can.
 
-    ``schema`` is the table's. Raises ValueError when it does not have a column of the filter.
+    ``schema`` is the table's current one. Raises ValueError if it lacks a column of the filter.
     """
     if columns_of(read.row_filter, schema, read.case_sensitive) != read.field_ids:
         return (
-            "another writer renamed columns, so that the filter of this change names others now: "
-            "nothing was committed. Load the table again and repeat the change"
+            "another writer has renamed columns, so the filter of this change now names other "
+            "columns: nothing was committed. Load the table again and repeat the change"
         )
     as_meant = as_sql(read.row_filter, schema, case_sensitive=read.case_sensitive)
-    # A record has the metrics that it looks at.
+    # A ContentFile has all the fields that the evaluator reads.
     may_match: Any = InclusiveMetricsEvaluator(schema, as_meant, read.case_sensitive).eval
     for changes in snapshots:
-        found = None
+        conflict = None
         if isolation == IsolationLevel.SERIALIZABLE:
-            found = added_rows(changes, may_match)
-        found = (
-            found or removed_rows(changes, may_match, read) or new_deletes(changes, may_match, read)
-        )
-        if found:
+            conflict = added_rows(changes, may_match)
+        conflict = conflict or removed_rows(changes, may_match, read)
+        conflict = conflict or new_deletes(changes, may_match, read)
+        if conflict:
             return (
-                f"{found} in snapshot {changes.snapshot_id}, and its rows may match the filter of "
-                "this change, which had read the table before: nothing was committed. Load the "
+                f"{conflict} in snapshot {changes.snapshot_id}, and its rows may match the filter "
+                "of this change, which had read the table before: nothing was committed. Load the "
                 "table again and repeat the change"
             )
     return None
 
 
 def added_rows(changes: Changes, may_match: MayMatch) -> str | None:
-    """Rows that a serial order would have shown to the change. A rewrite adds none."""
+    """Find added rows that the change would have read if it had run later. A rewrite (REPLACE)
+    adds no rows."""
     if changes.operation not in (Operation.APPEND, Operation.OVERWRITE):
         return None
     return _first("another writer added the data file", filter(may_match, changes.added))
 
 
 def removed_rows(changes: Changes, may_match: MayMatch, read: Read) -> str | None:
-    """Data files that are gone: deleted, or rewritten, and the change knows only their old name."""
+    """Find removed data files that the change has read, or whose rows it may match. If such a file
+    was rewritten, the change does not know the new file."""
 
-    def counts(file: FileRecord) -> bool:
+    def counts(file: ContentFile) -> bool:
         return file.file_path in read.files or may_match(file)
 
     return _first("another writer removed the data file", filter(counts, changes.removed))
 
 
 def new_deletes(changes: Changes, may_match: MayMatch, read: Read) -> str | None:
-    """Deletes of rows that the change has read. A data file has one deletion vector, so one that
-    was written without these rows would bring them back.
+    """Find added deletes of rows that the change has read. A data file has only one deletion
+    vector; if the change's vector lacks these rows, they come back.
 
-    A delete file of one data file counts when the change has read that; any other when its own
-    metrics do not rule it out, or when the change rewrites files: its rows need not be those of the
-    filter then. A rewrite of others' deletes no rows, but it may add vectors.
+    If a delete file is of one data file, it counts if the change has read that. Any other counts
+    unless its metrics rule out a match, and always if the change rewrites files, because then other
+    rows than those of the filter matter. A snapshot that only rewrites files (REPLACE) deletes no
+    rows, but may add deletion vectors.
     """
 
-    def counts(file: FileRecord) -> bool:
+    def counts(file: ContentFile) -> bool:
         path = path_of_all(file)
         if path is not None:
             return path in read.files
@@ -130,12 +139,13 @@ def new_deletes(changes: Changes, may_match: MayMatch, read: Read) -> str | None
 def columns_of(
     row_filter: BooleanExpression, schema: Schema, case_sensitive: bool = True
 ) -> frozenset[int]:
-    """Return the ids of the columns that a filter names. Raises ValueError for one that the schema
-    does not have."""
+    """Return the IDs of the columns that a filter names. Raises ValueError if the schema lacks
+    one."""
     as_meant = as_sql(row_filter, schema, case_sensitive=case_sensitive)
     bound = bind(schema, as_meant, case_sensitive=case_sensitive)
     return frozenset(extract_field_ids(bound))
 
 
-def _first(what: str, files: Iterable[FileRecord]) -> str | None:
+def _first(what: str, files: Iterable[ContentFile]) -> str | None:
+    """Return ``what`` with the path of the first file; None if there is no file."""
     return next((f"{what} {file.file_path}" for file in files), None)

@@ -31,12 +31,12 @@ from pyiceberg.types import (
 )
 
 from ...errors import UnsupportedTypeError
+from ..formats.arrow_lists import with_child
 from ..pyiceberg.arrow import check_arrow_schema, downcasts_ns_timestamps
 from ..spec.column_types import WKB, as_stored, writable
+from ..spec.constants import PARQUET_FIELD_ID
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
-
-_FIELD_ID = b"PARQUET:field_id"
 
 
 class _WellKnownBinary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types
@@ -150,7 +150,7 @@ class RowConversion:
         if isinstance(field.field_type, UnknownType) and name == "element":
             raise NotImplementedError(f"column {path!r}: a list of unknown is not stored")
         kind = self._arrow_type(field.field_type, None if source is None else source.type, path)
-        metadata = {_FIELD_ID: str(field.field_id).encode()}
+        metadata = {PARQUET_FIELD_ID: str(field.field_id).encode()}
         if field.doc:
             metadata[b"doc"] = field.doc.encode()
         return pa.field(name, kind, nullable=field.optional, metadata=metadata)
@@ -204,7 +204,7 @@ class RowConversion:
             values = _plain_list(values)
             element = kind.element_field
             children = self._values(element.field_type, target.value_type, values.values, path)
-            result = _with_child(values, target, children)
+            result = with_child(values, target, children)
             if element.required and children.null_count:
                 self._check_required(element, result.flatten(), None, path)
             return result
@@ -216,10 +216,10 @@ class RowConversion:
             entries = pa.StructArray.from_arrays(
                 [keys, items], fields=[target.key_field, target.item_field]
             )
-            result = _with_child(values, target, entries)
+            result = with_child(values, target, entries)
             if kind.value_field.required and items.null_count:
                 as_list = pa.list_(pa.struct([target.key_field, target.item_field]))
-                of_rows = _with_child(result, as_list, entries).flatten().field(1)
+                of_rows = with_child(result, as_list, entries).flatten().field(1)
                 self._check_required(kind.value_field, of_rows, None, path)
             return result
         return self._primitive(kind, target, values, path)
@@ -351,13 +351,6 @@ def _plain_list(values: pa.Array) -> pa.Array:
         return values
     field = values.type.value_field
     return values.cast(pa.list_(field))
-
-
-def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
-    """Return a list or map of other children: the same offsets and nulls, wherever it begins."""
-    return pa.Array.from_buffers(
-        kind, len(array), array.buffers()[:2], offset=array.offset, children=[child]
-    )
 
 
 def _without_ids(schema: pa.Schema) -> pa.Schema:

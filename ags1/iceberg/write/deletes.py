@@ -1,11 +1,16 @@
-"""What a row-level delete changes: which data files go whole, which positions of others.
+"""Plans a row-level delete: which data files it removes, and which positions of others.
 
-A row is deleted where the filter is true; null is not. A data file goes whole when its partition
-and metrics say that all rows match, or when a reading of it finds that all that are left do. Each
-other file with a match gets one deletion vector, of the positions that were deleted before too: its
-old vector and the position deletes that it makes superfluous go. Equality deletes stay, and apply
-to a file with a new vector as before. Follows the Iceberg specification, "Scan Planning" and
-"Deletion Vectors". Opens data files for reading and writes nothing.
+A row is deleted if the filter is true for it; null does not count as true.
+
+    partition and metrics say that all rows match      the file is removed, unread
+    reading it finds that all live rows match          the file is removed
+    reading it finds that some rows match              the file gets one deletion vector
+    no row matches                                     nothing changes
+
+A new deletion vector has the positions that were deleted before, too. So the file's old vector is
+removed, and also position deletes that are of no other file. Equality deletes stay; they apply to a
+file with a new vector as before. This follows the Iceberg specification, "Scan Planning" and
+"Deletion Vectors". Data files are read, and nothing is written.
 """
 
 from __future__ import annotations
@@ -16,7 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.expressions.visitors import bind, extract_field_ids
-from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestFile
+from pyiceberg.manifest import DataFileContent, ManifestFile
+from pyiceberg.manifest import ManifestEntry as PyIcebergEntry
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 from pyiceberg.types import (
@@ -39,8 +45,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 from ..pyiceberg.expressions import StrictMetricsEvaluator
 from ..read.filters import as_sql
 from ..read.planning import EncryptedPlanner, path_of_all
-from ..read.records import Entry, read_entries
-from ..read.snapshots import ContentFile
+from ..read.records import ContentFile, ManifestEntry, read_entries
 from ..read.tasks import TaskReader
 from .view import TableView
 
@@ -49,7 +54,7 @@ if TYPE_CHECKING:
 
 _Identity: TypeAlias = "tuple[str, int | None]"
 
-# Types whose bounds PyIceberg compares with a literal as the values are compared.
+# PyIceberg compares the bounds of these types with a literal just as it compares the values.
 _BOUNDED_TYPES = (
     BinaryType,
     BooleanType,
@@ -69,20 +74,20 @@ _BOUNDED_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class DeletePlan:
-    """What a delete changes. Entries are as the snapshot's manifests have them.
+    """What a delete changes. Entries are those of the snapshot's manifests.
 
-    ``dropped`` are data files that go whole. ``vectors`` has, by a data file's path, the positions
-    of all of its deleted rows, the older ones too, and its entry; ``changed`` are the tasks that
-    read these files. ``superseded`` are deletion vectors and position delete files that go with a
-    dropped file, or whose positions are in the new vectors. ``matched_rows`` is the number of rows
-    that are deleted; in a file that was dropped unread, rows that only position or equality delete
-    files had deleted are counted again. ``read`` are the paths of the data files that were looked
-    at, since they may have rows that match.
+    ``dropped`` are the data files that are removed. ``vectors`` has by a data file's path the
+    positions of all its deleted rows, the earlier ones included, and its entry; ``changed`` are the
+    tasks that read these files. ``superseded`` are the deletion vectors and position delete files
+    that are removed, because their data files are or because new vectors have their positions.
+    ``matched_rows`` is the number of deleted rows. If a file was dropped unread, it includes rows
+    that position or equality delete files had deleted already. ``read`` are the paths of the data
+    files that may have rows that match.
     """
 
-    dropped: list[Entry] = field(default_factory=list)
-    vectors: dict[str, tuple[BitMap64, Entry]] = field(default_factory=dict)
-    superseded: list[Entry] = field(default_factory=list)
+    dropped: list[ManifestEntry] = field(default_factory=list)
+    vectors: dict[str, tuple[BitMap64, ManifestEntry]] = field(default_factory=dict)
+    superseded: list[ManifestEntry] = field(default_factory=list)
     matched_rows: int = 0
     changed: list[FileScanTask] = field(default_factory=list, repr=False, compare=False)
     read: frozenset[str] = field(default=frozenset(), compare=False)
@@ -96,11 +101,11 @@ class DeletePlan:
 def find_deletes(
     view: TableView, row_filter: BooleanExpression, *, case_sensitive: bool = True
 ) -> DeletePlan:
-    """Return what deleting the rows for which ``row_filter``, unbound, is true changes in the
-    view's snapshot. A table without one has nothing to delete.
+    """Return what changes in the view's snapshot if the rows for which ``row_filter`` (unbound) is
+    true are deleted. If there is no snapshot, nothing does.
 
-    Raises ValueError for a column that the table does not have; NotEncryptedError,
-    MetadataIntegrityError, AuthenticationError, TruncatedError, KmsError as reading does, and
+    Raises ValueError if the table does not have a column of the filter, NotEncryptedError,
+    MetadataIntegrityError, AuthenticationError, TruncatedError and KmsError as reading does, and
     NotImplementedError for ORC.
     """
     as_meant = as_sql(row_filter, view.schema, case_sensitive=case_sensitive)
@@ -116,16 +121,16 @@ def find_deletes(
     for task in planner.plan_files(view.manifests):
         whole = _all_rows_match(task, view.schema, case_sensitive)
         (dropped if whole else unknown).append(task)
-    matched_rows = sum(map(_rows_left, dropped))
+    matched_rows = sum(map(_live_rows, dropped))
     read = frozenset(task.file.file_path for task in (*dropped, *unknown))
 
-    # Only the columns that the filter and equality deletes look at are read.
+    # Only the columns of the filter and of equality deletes are read.
     reader = TaskReader(view.files, view.parsed, Schema(), bound)
     reader.share(len(unknown))
     changed: dict[str, tuple[BitMap64, FileScanTask]] = {}
     partly: list[FileScanTask] = []
-    found = ExecutorFactory.get_or_create().map(reader.matches, unknown)
-    for task, matches in zip(unknown, found, strict=True):
+    matches_of_tasks = ExecutorFactory.get_or_create().map(reader.matches, unknown)
+    for task, matches in zip(unknown, matches_of_tasks, strict=True):
         matched_rows += len(matches.positions)
         if not matches.positions:
             continue
@@ -152,7 +157,7 @@ def find_deletes(
 
 
 class _Planner(EncryptedPlanner):
-    """Remembers which manifest has which file."""
+    """A planner that remembers the manifest of each file."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -160,52 +165,52 @@ class _Planner(EncryptedPlanner):
 
     def plan_manifest_entries(
         self, manifests: Iterable[ManifestFile]
-    ) -> Iterator[list[ManifestEntry]]:
+    ) -> Iterator[list[PyIcebergEntry]]:
         for manifest, entries in self.matching_entries(manifests):
             self._manifests |= {_identity(entry.data_file): manifest for entry in entries}
             yield entries
 
-    def entries(self, view: TableView, files: Iterable[Any]) -> Mapping[_Identity, Entry]:
-        """Return the entries of these files, from their manifests, which are read again: row ids
-        are assigned over all of a manifest."""
+    def entries(self, view: TableView, files: Iterable[Any]) -> Mapping[_Identity, ManifestEntry]:
+        """Return the entries of these files. Their manifests are read again as a whole, because row
+        IDs are assigned over all entries of a manifest."""
         wanted = {_identity(file) for file in files}
         manifests = {m.manifest_path: m for m in map(self._manifests.__getitem__, wanted)}
 
-        def wanted_of(manifest: ManifestFile) -> list[Entry]:
-            found = read_entries(manifest, view.files)
-            return [entry for entry in found if entry.file.identity in wanted]
+        def wanted_of(manifest: ManifestFile) -> list[ManifestEntry]:
+            entries = read_entries(manifest, view.files)
+            return [entry for entry in entries if entry.file.identity in wanted]
 
-        found = ExecutorFactory.get_or_create().map(wanted_of, manifests.values())
-        return {entry.file.identity: entry for entries in found for entry in entries}
+        by_manifest = ExecutorFactory.get_or_create().map(wanted_of, manifests.values())
+        return {entry.file.identity: entry for entries in by_manifest for entry in entries}
 
 
 def _superseded(affected: list[FileScanTask], reader: TaskReader) -> list[ContentFile]:
-    """Return the delete files that nothing needs once the affected data files are dropped or have a
-    new vector.
+    """Return the delete files that are not needed any more when the affected data files are dropped
+    or have a new vector.
 
-    A position delete file that is of other data files too stays, as it does when Java rewrites it.
+    If a position delete file also names other data files, it stays, as in Java.
     """
     covered = {task.file.file_path for task in affected}
-    found: dict[ContentFile, None] = {}
+    superseded: dict[ContentFile, None] = {}
     for delete in (d for task in affected for d in cast("set[ContentFile]", task.delete_files)):
-        if delete in found or delete.content != DataFileContent.POSITION_DELETES:
+        if delete in superseded or delete.content != DataFileContent.POSITION_DELETES:
             continue
         path = path_of_all(delete)
         if covered.issuperset(reader.position_deletes(delete) if path is None else (path,)):
-            found[delete] = None
-    return list(found)
+            superseded[delete] = None
+    return list(superseded)
 
 
 def _all_rows_match(task: FileScanTask, schema: Schema, case_sensitive: bool) -> bool:
-    """Whether a file's partition and metrics say that the filter is true of all rows.
+    """Return whether a file's partition and metrics say that the filter is true for all rows.
 
-    PyIceberg takes a count that is missing for a count of none. Here a file without counts of what
-    the filter looks at is one to be read.
+    PyIceberg takes a missing count for 0. Here a file without counts of the filter's columns must
+    be read.
     """
     file, residual = task.file, task.residual
-    looked_at = extract_field_ids(bind(schema, residual, case_sensitive=case_sensitive))
+    field_ids = extract_field_ids(bind(schema, residual, case_sensitive=case_sensitive))
     top_level = {f.field_id: f.field_type for f in schema.fields}
-    for field_id in looked_at:
+    for field_id in field_ids:
         kind = top_level.get(field_id)
         if not isinstance(kind, _BOUNDED_TYPES) or field_id not in (file.null_value_counts or {}):
             return False
@@ -216,8 +221,8 @@ def _all_rows_match(task: FileScanTask, schema: Schema, case_sensitive: bool) ->
     return StrictMetricsEvaluator(schema, residual, case_sensitive).eval(file)
 
 
-def _rows_left(task: FileScanTask) -> int:
-    """Return the number of a file's rows that its deletion vector leaves."""
+def _live_rows(task: FileScanTask) -> int:
+    """Return the number of a file's rows that are not in its deletion vector."""
     deletes = cast("set[ContentFile]", task.delete_files)
     return task.file.record_count - sum(d.record_count for d in deletes if d.is_deletion_vector)
 

@@ -1,9 +1,12 @@
-"""Deletion vectors written: many of them in one encrypted Puffin file.
+"""Writes the deletion vectors of a commit into one encrypted Puffin file.
 
-The file is laid out as Java's ``BaseDVFileWriter`` and ``BitmapPositionDeleteIndex`` do it: a blob
-for each data file, neither compressed nor the footer, bitmaps run-length encoded where that is
-shorter. Offsets are those of the plaintext. Follows the Iceberg specification, "Puffin" and
-"Deletion Vectors". Knows nothing of which rows go.
+    plaintext   PFA1 | blob | blob | ... | PFA1 | footer (JSON) | footer length | flags | PFA1
+    blob        length | magic | 64-bit Roaring bitmap of positions | CRC-32
+
+The layout is that of Java's ``BaseDVFileWriter`` and ``BitmapPositionDeleteIndex``: one blob for
+each data file, nothing compressed, and a bitmap run-length encoded if that is shorter. Offsets in
+the records are those of the plaintext. This follows the Iceberg specification, "Puffin" and
+"Deletion Vectors". It does not know which rows are deleted.
 """
 
 from __future__ import annotations
@@ -20,26 +23,26 @@ from pyroaring import BitMap64
 from ... import __version__
 from ...keys.manager import EncryptionManager
 from ..read.deletes import CARDINALITY, VECTOR_MAGIC, VECTOR_TYPE
-from ..read.records import POSITION_DELETES, FileRecord
+from ..read.records import POSITION_DELETES, ContentFile
 from ..spec.constants import POSITION_ID, PUFFIN_MAGIC
 from ..storage.output import TableOutput
 
 _NO_FLAGS = b"\0\0\0\0"
-_INHERITED = -1  # a snapshot id or sequence number that is the manifest entry's
+_INHERITED = -1  # the snapshot ID or sequence number is that of the manifest entry
 
 
 def write_deletion_vectors(
     output: TableOutput,
     location: str,
-    vectors: Mapping[str, tuple[BitMap64, FileRecord]],
+    vectors: Mapping[str, tuple[BitMap64, ContentFile]],
     manager: EncryptionManager,
-) -> list[FileRecord]:
+) -> list[ContentFile]:
     """Write a Puffin file of deletion vectors under a fresh key; return the vectors' records.
 
-    ``vectors`` has, by a data file's path, the positions of its deleted rows and its record, whose
-    partition the vector gets; they are written in that order. Nothing is written when there is
-    none. Raises ValueError for a record of another file than its key says, and what
-    ``TableOutput.write_encrypted`` raises.
+    ``vectors`` has by a data file's path the positions of its deleted rows and its record, in the
+    order in which they are written. A vector is in the partition of its data file. If there are no
+    vectors, nothing is written. Raises ValueError if a record is not of the file that its key
+    names, and what ``TableOutput.write_encrypted`` raises.
     """
     if not vectors:
         return []
@@ -47,7 +50,9 @@ def write_deletion_vectors(
     blobs: list[dict[str, Any]] = []
     for path, (positions, data_file) in vectors.items():
         if data_file.file_path != path:
-            raise ValueError(f"the deletion vector of {path} comes with {data_file.file_path}")
+            raise ValueError(
+                f"the deletion vector of {path} has the record of {data_file.file_path}"
+            )
         blob = vector_blob(positions)
         blobs.append(
             {
@@ -68,11 +73,11 @@ def write_deletion_vectors(
     km = output.write_encrypted(location, bytes(payload), manager.new_file_key())
     assert km.file_length is not None
     return [
-        FileRecord(
+        ContentFile.of(
             content=POSITION_DELETES,
             file_path=location,
             file_format="PUFFIN",
-            partition=data_file.partition,
+            partition=data_file.partition_values,
             record_count=len(positions),
             file_size_in_bytes=km.file_length,
             key_metadata=km.to_bytes(),
@@ -86,7 +91,7 @@ def write_deletion_vectors(
 
 
 def vector_blob(positions: BitMap64) -> bytes:
-    """Return a deletion vector as it stands in a Puffin file: length, magic, bitmap, CRC-32."""
+    """Return a deletion vector as a blob of a Puffin file: length, magic, bitmap, CRC-32."""
     data = VECTOR_MAGIC + BitMap64(positions, optimize=True).serialize()
     return struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
 

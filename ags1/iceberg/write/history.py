@@ -1,7 +1,7 @@
-"""What was committed to a branch since a snapshot, as its manifests have it.
+"""Reads what others have committed to a branch since a snapshot.
 
-Reads manifest lists and manifests, and no data. Which of it conflicts is in ``conflicts``. The
-exceptions are those of PyIceberg's ``CommitWindow``.
+It reads manifest lists and manifests, and no data. ``conflicts`` decides whether a change is in
+conflict with it. The exceptions are those of PyIceberg's ``CommitWindow``.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from collections.abc import Iterator
 from typing import cast
 
 from pyiceberg.exceptions import ValidationException
+from pyiceberg.manifest import ManifestFile
 from pyiceberg.table.snapshots import ancestors_of
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from ..read.records import ADDED, DATA, DELETED, Entry, read_entries
+from ..read.records import ADDED, DATA, DELETED, ManifestEntry, read_entries
 from ..read.snapshots import EncryptedSnapshot
 from .conflicts import Changes, ConflictError, Read, find_conflict
 from .view import TableView
 
 
 def check_unchanged(read: Read | None, start: EncryptedSnapshot | None, view: TableView) -> None:
-    """Raise ValidationException when what a change has read in the snapshot ``start`` is not so in
-    the view's any more, as the table's isolation level says. Nothing read, no conflict."""
+    """Raise ConflictError if a later snapshot has changed what a change has read in the snapshot
+    ``start``, according to the table's isolation level. A change that has read nothing (None) is
+    never in conflict."""
     if read is None or view.snapshot == start:
         return
     conflict = find_conflict(
@@ -36,50 +38,52 @@ def check_unchanged(read: Read | None, start: EncryptedSnapshot | None, view: Ta
 
 
 def changes_since(start: EncryptedSnapshot | None, view: TableView) -> Iterator[Changes]:
-    """Yield what each snapshot of the view's branch after ``start`` changed, the newest first; all
-    of them when ``start`` is None, as in a table that was empty.
+    """Yield what each snapshot of the view's branch has changed since ``start``, newest first. If
+    ``start`` is None (the table was empty), all snapshots count.
 
-    Raises ValidationException when the branch's history does not lead back to ``start``: it was
-    rolled back, moved or expired. Raises as reading manifests does.
+    Raises ConflictError as ``snapshots_since``, and as reading manifests does.
     """
     return (_changes_of(snapshot, view) for snapshot in snapshots_since(start, view))
 
 
 def snapshots_since(start: EncryptedSnapshot | None, view: TableView) -> list[EncryptedSnapshot]:
-    """Return the branch's snapshots after ``start``. Raises ValidationException as
-    ``changes_since``."""
-    found: list[EncryptedSnapshot] = []
-    # Damaged metadata may have snapshots that are each other's parents.
+    """Return the branch's snapshots since ``start``, newest first. Raises ConflictError if
+    ``start`` is not in the branch's history any more."""
+    newer: list[EncryptedSnapshot] = []
+    # In damaged metadata, snapshots may be each other's parents.
     most = len(view.parsed.snapshots)
     for snapshot in itertools.islice(ancestors_of(view.snapshot, view.parsed), most):
-        # A table that was moved has its snapshots under their old ids, with other files.
+        # If a table was moved, its snapshots have their old IDs, but other files.
         if start is not None and snapshot.snapshot_id == start.snapshot_id:
             if snapshot.manifest_list == start.manifest_list:
-                return found
+                return newer
             break
-        found.append(cast("EncryptedSnapshot", snapshot))
+        newer.append(cast("EncryptedSnapshot", snapshot))
     if start is None:
-        return found
+        return newer
     raise ConflictError(
-        f"the branch {view.branch!r} does not come from snapshot {start.snapshot_id} any more, "
-        "which this change was made for: it was rolled back, moved or expired. Load the table "
-        "again and repeat the change"
+        f"snapshot {start.snapshot_id}, which this change was made for, is not in the history of "
+        f"the branch {view.branch!r} any more: the branch was rolled back or moved, or the "
+        "snapshot has expired. Nothing was committed. Load the table again and repeat the change"
     )
 
 
 def _changes_of(snapshot: EncryptedSnapshot, view: TableView) -> Changes:
-    number = snapshot.snapshot_id
+    snapshot_id = snapshot.snapshot_id
     if snapshot.summary is None:
-        raise ValidationException(f"snapshot {number} does not say what it has changed")
-    manifests = [m for m in snapshot.manifests(view.files) if m.added_snapshot_id == number]
+        raise ValidationException(
+            f"snapshot {snapshot_id} has no summary, so conflicts with it cannot be ruled out"
+        )
+    manifests = [m for m in snapshot.manifests(view.files) if m.added_snapshot_id == snapshot_id]
 
-    def own(manifest: object) -> list[Entry]:
-        entries = read_entries(manifest, view.files, discard_deleted=False)  # type: ignore[arg-type]
-        return [entry for entry in entries if entry.snapshot_id == number]
+    def own(manifest: ManifestFile) -> list[ManifestEntry]:
+        entries = read_entries(manifest, view.files, discard_deleted=False)
+        return [entry for entry in entries if entry.snapshot_id == snapshot_id]
 
-    entries = [e for found in ExecutorFactory.get_or_create().map(own, manifests) for e in found]
+    by_manifest = ExecutorFactory.get_or_create().map(own, manifests)
+    entries = list(itertools.chain.from_iterable(by_manifest))
     return Changes(
-        number,
+        snapshot_id,
         snapshot.summary.operation,
         added=[e.file for e in entries if e.status == ADDED and e.file.content == DATA],
         removed=[e.file for e in entries if e.status == DELETED and e.file.content == DATA],

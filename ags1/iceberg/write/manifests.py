@@ -17,6 +17,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from pyiceberg.conversions import to_bytes
+from pyiceberg.manifest import ManifestContent, PartitionFieldSummary
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
@@ -49,11 +50,10 @@ from ..read.records import (
     DELETED,
     EXISTING,
     POSITION_DELETES,
-    Entry,
-    FieldSummary,
-    FileRecord,
-    ManifestRecord,
+    ContentFile,
+    ManifestEntry,
 )
+from ..read.snapshots import EncryptedManifest
 from ..storage.output import TableOutput
 
 __all__ = [
@@ -73,13 +73,15 @@ DATA_MANIFEST, DELETE_MANIFEST = 0, 1
 DEFAULT_TARGET_SIZE = 8 << 20
 _ENTRIES_PER_CHECK = 250
 
+_OF_POSITION_DELETES = ("referenced_data_file", "content_offset", "content_size_in_bytes")
+
 _INT, _LONG, _STRING, _BYTES = IntegerType(), LongType(), StringType(), BinaryType()
 
 
 def write_manifest(
     output: TableOutput,
     location: str,
-    entries: Iterable[Entry],
+    entries: Iterable[ManifestEntry],
     *,
     spec: PartitionSpec,
     schema: Schema,
@@ -89,7 +91,7 @@ def write_manifest(
     manager: EncryptionManager,
     codec: str = "gzip",
     compression_level: int | None = None,
-) -> ManifestRecord:
+) -> EncryptedManifest:
     """Write one manifest under a fresh key; return what a manifest list is to say of it.
 
     ``spec`` is the entries' partition spec; ``schema`` gives its types (see ``schema_of_spec``) and
@@ -115,7 +117,7 @@ def write_manifest(
 def write_manifests(
     output: TableOutput,
     new_location: Callable[[], str],
-    entries: Iterable[Entry],
+    entries: Iterable[ManifestEntry],
     *,
     spec: PartitionSpec,
     schema: Schema,
@@ -126,7 +128,7 @@ def write_manifests(
     codec: str = "gzip",
     compression_level: int | None = None,
     target_size: int = DEFAULT_TARGET_SIZE,
-) -> list[ManifestRecord]:
+) -> list[EncryptedManifest]:
     """Write as many manifests as ``target_size`` (``commit.manifest.target-size-bytes``) asks for,
     none for no entries; ``new_location`` names each. Else as ``write_manifest``.
 
@@ -148,7 +150,7 @@ def write_manifests(
 def write_manifest_list(
     output: TableOutput,
     location: str,
-    manifests: Iterable[ManifestRecord],
+    manifests: Iterable[EncryptedManifest],
     *,
     snapshot_id: int,
     parent_snapshot_id: int | None,
@@ -192,7 +194,7 @@ def write_manifest_list(
             row_id = manifest.first_row_id
             if row_id is None:
                 row_id = next_row_id
-                next_row_id += manifest.existing_rows_count + manifest.added_rows_count
+                next_row_id += manifest.live_rows_count
         container.add(_manifest_values(manifest, sequence_number, row_id))
     km = output.write_encrypted(location, container.finish(), manager.new_file_key())
     return km, next_row_id
@@ -267,14 +269,14 @@ class _Manifest:
     def is_full(self, target_size: int) -> bool:
         return sum(self._files) % _ENTRIES_PER_CHECK == 0 and self._container.size >= target_size
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: ManifestEntry) -> None:
         file = entry.file
         _check_entry(entry, self._snapshot_id)
         is_new = entry.status == ADDED and entry.sequence_number is None
         _check_file(file, self._content, self._spec_id, len(self._partition), is_new=is_new)
         partition = tuple(
             field.normal(value)
-            for field, value in zip(self._partition, file.partition, strict=True)
+            for field, value in zip(self._partition, file.partition_values, strict=True)
         )
         self._container.add(_entry_values(entry, self._snapshot_id, partition))
         for field, value in zip(self._partition, partition, strict=True):
@@ -288,14 +290,14 @@ class _Manifest:
 
     def write(
         self, output: TableOutput, location: str, manager: EncryptionManager
-    ) -> ManifestRecord:
+    ) -> EncryptedManifest:
         km = output.write_encrypted(location, self._container.finish(), manager.new_file_key())
         assert km.file_length is not None
-        return ManifestRecord(
+        return EncryptedManifest.of(
             manifest_path=location,
             manifest_length=km.file_length,
             partition_spec_id=self._spec_id,
-            content=self._content,
+            content=ManifestContent(self._content),
             sequence_number=None,
             min_sequence_number=self._min_sequence_number,
             added_snapshot_id=self._snapshot_id,
@@ -305,13 +307,13 @@ class _Manifest:
             added_rows_count=self._rows[ADDED],
             existing_rows_count=self._rows[EXISTING],
             deleted_rows_count=self._rows[DELETED],
-            partitions=tuple(field.summary() for field in self._partition),
+            partitions=[field.summary() for field in self._partition],
             key_metadata=km.to_bytes(),
             first_row_id=None,
         )
 
 
-def _check_entry(entry: Entry, snapshot_id: int) -> None:
+def _check_entry(entry: ManifestEntry, snapshot_id: int) -> None:
     """Raise ValueError unless the entry has what cannot be inherited. Java's V3Metadata."""
     path = entry.file.file_path
     if entry.status not in (EXISTING, ADDED, DELETED):
@@ -327,7 +329,7 @@ def _check_entry(entry: Entry, snapshot_id: int) -> None:
 
 
 def _check_file(
-    file: FileRecord, content: int, spec_id: int, partition_size: int, *, is_new: bool
+    file: ContentFile, content: int, spec_id: int, partition_size: int, *, is_new: bool
 ) -> None:
     path = file.file_path
     if (file.content == DATA) != (content == DATA_MANIFEST) or file.content not in (0, 1, 2):
@@ -344,53 +346,40 @@ def _check_file(
         or file.content_size_in_bytes is None
     ):
         raise ValueError(f"{path}: a deletion vector has a data file, an offset and a size")
-    km = file.key
-    if km is None:
+    if file.key_bytes is None:
         if content == DELETE_MANIFEST:
             raise NotEncryptedError("a delete file of an encrypted table has no key", file=path)
-    elif km.file_length != file.file_size_in_bytes and (km.file_length is not None or is_new):
+        return
+    length = KeyMetadata.from_bytes(file.key_bytes).file_length
+    if length != file.file_size_in_bytes and (length is not None or is_new):
         # Other writers may have left it out; Java cannot open a file of an unknown length.
         raise ValueError(
-            f"{path}: the file has {file.file_size_in_bytes} bytes, and {km.file_length} by its "
-            "key metadata"
+            f"{path}: the file has {file.file_size_in_bytes} bytes, and {length} by its key "
+            "metadata"
         )
 
 
-def _entry_values(entry: Entry, snapshot_id: int, partition: tuple[Any, ...]) -> tuple[Any, ...]:
+def _entry_values(
+    entry: ManifestEntry, snapshot_id: int, partition: tuple[Any, ...]
+) -> tuple[Any, ...]:
     file = entry.file
-    is_data, is_positions = file.content == DATA, file.content == POSITION_DELETES
-    values = (
-        file.content,
-        file.file_path,
-        file.file_format,
-        partition,
-        file.record_count,
-        file.file_size_in_bytes,
-        file.column_sizes,
-        file.value_counts,
-        file.null_value_counts,
-        file.nan_value_counts,
-        file.lower_bounds,
-        file.upper_bounds,
-        file.key_metadata,
-        file.split_offsets,
-        file.equality_ids,
-        file.sort_order_id,
-        file.first_row_id if is_data else None,
-        file.referenced_data_file if is_positions else None,
-        file.content_offset if is_positions else None,
-        file.content_size_in_bytes if is_positions else None,
-    )
+    fields = {**file.fields(), "partition": partition, "key_metadata": file.key_bytes}
+    fields["file_format"] = file.stored_format.name
+    del fields["spec_id"]
+    if file.content != DATA:
+        fields["first_row_id"] = None
+    if file.content != POSITION_DELETES:
+        fields |= dict.fromkeys(_OF_POSITION_DELETES)
     return (
         entry.status,
         snapshot_id if entry.snapshot_id is None else entry.snapshot_id,
         entry.sequence_number,
         entry.file_sequence_number,
-        values,
+        tuple(fields.values()),
     )
 
 
-def _check_manifest(manifest: ManifestRecord, snapshot_id: int) -> None:
+def _check_manifest(manifest: EncryptedManifest, snapshot_id: int) -> None:
     path = manifest.manifest_path
     numbers = manifest.sequence_number, manifest.min_sequence_number
     if None in numbers and manifest.added_snapshot_id != snapshot_id:
@@ -400,9 +389,9 @@ def _check_manifest(manifest: ManifestRecord, snapshot_id: int) -> None:
         )
     if manifest.content not in (DATA_MANIFEST, DELETE_MANIFEST):
         raise ValueError(f"{path}: a manifest holds data (0) or deletes (1)")
-    if manifest.key_metadata is None:
+    if manifest.key_bytes is None:
         raise NotEncryptedError("a manifest of an encrypted table has no key", file=path)
-    length = KeyMetadata.from_bytes(manifest.key_metadata).file_length
+    length = KeyMetadata.from_bytes(manifest.key_bytes).file_length
     if length not in (None, manifest.manifest_length):
         raise ValueError(
             f"{path}: the manifest has {manifest.manifest_length} bytes, and {length} by its key "
@@ -411,32 +400,22 @@ def _check_manifest(manifest: ManifestRecord, snapshot_id: int) -> None:
 
 
 def _manifest_values(
-    manifest: ManifestRecord, sequence_number: int, first_row_id: int | None
+    manifest: EncryptedManifest, sequence_number: int, first_row_id: int | None
 ) -> tuple[Any, ...]:
-    own, smallest = manifest.sequence_number, manifest.min_sequence_number
-    return (
-        manifest.manifest_path,
-        manifest.manifest_length,
-        manifest.partition_spec_id,
-        manifest.content,
-        sequence_number if own is None else own,
-        sequence_number if smallest is None else smallest,
-        manifest.added_snapshot_id,
-        manifest.added_files_count,
-        manifest.existing_files_count,
-        manifest.deleted_files_count,
-        manifest.added_rows_count,
-        manifest.existing_rows_count,
-        manifest.deleted_rows_count,
-        None
-        if manifest.partitions is None
-        else [
+    fields = {
+        **manifest.fields(),
+        "key_metadata": manifest.key_bytes,
+        "first_row_id": first_row_id,
+    }
+    for name in ("sequence_number", "min_sequence_number"):
+        if fields[name] is None:
+            fields[name] = sequence_number
+    if manifest.partitions is not None:
+        fields["partitions"] = [
             (s.contains_null, s.contains_nan, s.lower_bound, s.upper_bound)
             for s in manifest.partitions
-        ],
-        manifest.key_metadata,
-        first_row_id,
-    )
+        ]
+    return tuple(fields.values())
 
 
 # -- partitions
@@ -472,8 +451,8 @@ class _PartitionField:
             if order > self._order(self._max):
                 self._max = value
 
-    def summary(self) -> FieldSummary:
-        return FieldSummary(
+    def summary(self) -> PartitionFieldSummary:
+        return PartitionFieldSummary(
             self._contains_null,
             self._contains_nan,
             self._single_value(self._min),
@@ -543,7 +522,7 @@ def _field(
 
 @functools.lru_cache(maxsize=64)
 def _entry_type(partition: StructType) -> StructType:
-    """``manifest_entry``, in the order of ``_entry_values``."""
+    """``manifest_entry``, in the order of PyIceberg's records."""
     file = StructType(
         _field(134, "content", _INT, _CONTENT_DOC, required=True),
         _field(100, "file_path", _STRING, "Location URI with FS scheme", required=True),
@@ -612,7 +591,7 @@ _FIELD_SUMMARY = StructType(
     _field(510, "lower_bound", _BYTES, "Partition lower bound for all files"),
     _field(511, "upper_bound", _BYTES, "Partition upper bound for all files"),
 )
-# In the order of ``_manifest_values``.
+# In the order of PyIceberg's records.
 _MANIFEST_FILE = StructType(
     _field(500, "manifest_path", _STRING, "Location URI with FS scheme", required=True),
     _field(501, "manifest_length", _LONG, "Total file size in bytes", required=True),

@@ -1,30 +1,35 @@
-"""What a manifest says of a data file's columns: sizes, counts and bounds, as the table wants them.
+"""The metrics of a data file's columns for its manifest entry: sizes, counts and bounds.
 
-Which columns have what follows Java's ``MetricsConfig`` (``write.metadata.metrics.*``, the first
-hundred columns by default, sorted columns always), and what that means ``ParquetMetrics``: nothing
-of lists' and maps' insides. For Parquet the writer has counted already, and only what it does not
-know is counted here; for Avro everything is. PyIceberg's collector is not used: it has no NaN
-counts, finds columns by names that two columns may share, and when a row group has no bounds (a
-value above 4 KiB) takes those of the others for the file's. Knows nothing of writing.
+Which columns have which metrics follows Java's ``MetricsConfig`` (``write.metadata.metrics.*``; by
+default the first hundred columns, and always the sorted columns). What a metric is follows Java's
+``ParquetMetrics``: nothing inside of lists and maps is counted.
+
+                    Parquet                                    Avro
+    column sizes    footer                                     none
+    values, nulls   footer; geometries here                    counted here
+    NaNs            counted here                               counted here
+    bounds          footer; here if a value exceeds 4 KiB      compared here
+
+PyIceberg's collector is not used. It has no NaN counts, and it finds columns by names that two
+columns may share. If a row group has no bounds, because a value exceeds 4 KiB, it takes the bounds
+of the other row groups as the file's. This module does not write files.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyiceberg.conversions import to_bytes
 from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode, match_metrics_mode
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.types import (
     BinaryType,
-    BooleanType,
     DateType,
     DecimalType,
     DoubleType,
@@ -32,7 +37,6 @@ from pyiceberg.types import (
     GeographyType,
     GeometryType,
     IcebergType,
-    IntegerType,
     ListType,
     MapType,
     NestedField,
@@ -42,6 +46,7 @@ from pyiceberg.types import (
     UnknownType,
     UUIDType,
 )
+from pyiceberg.utils.decimal import bytes_required, decimal_to_unscaled
 
 _DEFAULT = "write.metadata.metrics.default"
 _OF_COLUMN = "write.metadata.metrics.column."
@@ -52,15 +57,15 @@ _TRUNCATED = MetricsMode(MetricModeTypes.TRUNCATE, 16)
 _NONE = MetricsMode(MetricModeTypes.NONE)
 _COUNTS = MetricsMode(MetricModeTypes.COUNTS)
 
-# Of a value of a column that Arrow writes the bounds of to the footer, in bytes.
+# Arrow writes bounds to the footer only if the values are not longer than that, in bytes.
 _MAX_FOOTER_BOUND = 4096
-_LAST_SURROGATE = 0xDFFF
-_FIRST_SURROGATE = 0xD800
+_FIRST_SURROGATE, _LAST_SURROGATE = 0xD800, 0xDFFF
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnMetrics:
-    """The metrics of a file, by field id; bounds as the specification serializes them."""
+    """The metrics of a file by field id. Bounds are serialized as in the specification, "Appendix
+    D: Single-value serialization"."""
 
     column_sizes: Mapping[int, int] | None
     value_counts: Mapping[int, int]
@@ -72,8 +77,8 @@ class ColumnMetrics:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A primitive column. ``path`` leads to it through structs by positions; None inside of lists
-    and maps."""
+    """A primitive column. ``path`` has its positions in the rows and in the structs around it, from
+    outside in. It is None inside of lists and maps."""
 
     field_id: int
     kind: PrimitiveType
@@ -94,24 +99,24 @@ class _Leaf:
 
     @property
     def is_counted_by_parquet(self) -> bool:
-        """Whether a Parquet footer has the number of its nulls: not that of geometries."""
+        """Whether a Parquet footer has the number of its nulls. It has none for geometries."""
         return not isinstance(self.kind, GeometryType | GeographyType)
 
     @property
     def is_float(self) -> bool:
         return isinstance(self.kind, FloatType | DoubleType)
 
-    def of(self, rows: pa.Table) -> pa.ChunkedArray:
+    def column(self, rows: pa.Table) -> pa.ChunkedArray:
         assert self.path is not None
         column = rows.column(self.path[0])
         return pc.struct_field(column, list(self.path[1:])) if len(self.path) > 1 else column
 
 
 class MetricsPlan:
-    """What a table wants to know of the columns of ``schema``.
+    """Which metrics a table wants of the columns of ``schema``.
 
-    ``keep_unknown``: files have columns of the type ``unknown``. Raises ValueError for a mode that
-    is none.
+    With ``keep_unknown``, files have the columns of type ``unknown``. Raises ValueError for an
+    invalid mode.
     """
 
     def __init__(
@@ -129,7 +134,7 @@ class MetricsPlan:
         ]
 
     def collector(self) -> MetricsCollector:
-        """Return what collects the metrics of one file."""
+        """Return a new collector for the metrics of one file."""
         return MetricsCollector(self.leaves)
 
 
@@ -144,24 +149,24 @@ class MetricsCollector:
         self._lower: dict[int, Any] = {}
         self._upper: dict[int, Any] = {}
         self._sizes: dict[int, int] | None = None
-        # Columns whose bounds are known from the rows wherever the footer has none.
+        # Columns whose bounds come from the rows where the footer has none.
         self._measured: set[int] = set()
 
     def add_parquet_rows(self, rows: pa.Table) -> None:
-        """Count what a Parquet footer will not say of rows that are written as a row group."""
+        """Count what a Parquet footer will not have of the rows of a row group."""
         self._count_nans(rows)
         for leaf in self._leaves:
             if leaf.is_measured and not leaf.is_counted_by_parquet:
-                self._count(leaf, leaf.of(rows))
+                self._count(leaf, leaf.column(rows))
             if leaf.has_bounds and isinstance(leaf.kind, StringType | BinaryType):
-                column = leaf.of(rows)
-                # Above that the footer has no bounds, and those of other row groups would lie.
+                column = leaf.column(rows)
+                # The footer has no bounds then, and those of other row groups may not hold.
                 if (pc.max(pc.binary_length(column)).as_py() or 0) > _MAX_FOOTER_BOUND:
                     self._widen(leaf, *_bounds(leaf, column))
                     self._measured.add(leaf.field_id)
 
     def add_parquet_footer(self, footer: pq.FileMetaData) -> None:
-        """Count what the footer of the file says."""
+        """Add what the file's footer has. Raises ValueError if it lacks a null count."""
         sizes: dict[int, int] = {}
         boundless: set[int] = set()
         for group in map(footer.row_group, range(footer.num_row_groups)):
@@ -179,30 +184,30 @@ class MetricsCollector:
             sizes[leaf.field_id] = sizes.get(leaf.field_id, 0) + chunk.total_compressed_size
         if not leaf.is_measured or not leaf.is_counted_by_parquet:
             return
-        found = chunk.statistics
-        if found is None or not found.has_null_count:
+        statistics = chunk.statistics
+        if statistics is None or not statistics.has_null_count:
             raise ValueError(f"the nulls of {chunk.path_in_schema} were not counted")
         self._values[leaf.field_id] += chunk.num_values
-        self._nulls[leaf.field_id] += found.null_count
-        if not leaf.has_bounds or found.null_count == chunk.num_values:
+        self._nulls[leaf.field_id] += statistics.null_count
+        if not leaf.has_bounds or statistics.null_count == chunk.num_values:
             return
-        if found.has_min_max:
-            self._widen(leaf, _raw(leaf, found.min_raw), _raw(leaf, found.max_raw))
-        elif not leaf.is_float:  # of which all may be NaN
+        if statistics.has_min_max:
+            self._widen(leaf, _raw(leaf, statistics.min_raw), _raw(leaf, statistics.max_raw))
+        elif not leaf.is_float:  # if all values are NaN, there are no bounds
             boundless.add(leaf.field_id)
 
     def add_rows(self, rows: pa.Table) -> None:
-        """Count rows of a file whose format has no statistics."""
+        """Count rows of a file whose format has no statistics (Avro)."""
         self._count_nans(rows)
         for leaf in self._leaves:
             if leaf.is_measured:
-                column = leaf.of(rows)
+                column = leaf.column(rows)
                 self._count(leaf, column)
                 if leaf.has_bounds and column.null_count < len(column):
                     self._widen(leaf, *_bounds(leaf, column))
 
     def result(self) -> ColumnMetrics:
-        """Return the metrics of what was added."""
+        """Return the metrics of all that was added."""
         lower: dict[int, bytes] = {}
         upper: dict[int, bytes] = {}
         for leaf in self._leaves:
@@ -216,8 +221,7 @@ class MetricsCollector:
     def _count_nans(self, rows: pa.Table) -> None:
         for leaf in self._leaves:
             if leaf.field_id in self._nans:
-                found = pc.sum(pc.is_nan(leaf.of(rows))).as_py()
-                self._nans[leaf.field_id] += found or 0
+                self._nans[leaf.field_id] += pc.sum(pc.is_nan(leaf.column(rows))).as_py() or 0
 
     def _count(self, leaf: _Leaf, column: pa.ChunkedArray) -> None:
         self._values[leaf.field_id] += len(column)
@@ -261,7 +265,7 @@ def _modes(
 
 
 def _first_primitives(kind: IcebergType, most: int) -> list[int]:
-    """Return the ids of the first primitive columns, those of a level before those inside."""
+    """Return the ids of the first primitive columns; an outer level comes before an inner one."""
     if most <= 0:
         return []
     fields = _children(kind)
@@ -274,7 +278,7 @@ def _first_primitives(kind: IcebergType, most: int) -> list[int]:
 def _leaves(
     kind: IcebergType, path: tuple[int, ...] | None, keep_unknown: bool
 ) -> Iterator[tuple[int, PrimitiveType, tuple[int, ...] | None]]:
-    """Yield the primitive columns in the order in which a Parquet file has them."""
+    """Yield the id, type and path of each primitive column, in the order of a Parquet file."""
     fields = [
         f for f in _children(kind) if keep_unknown or not isinstance(f.field_type, UnknownType)
     ]
@@ -296,22 +300,22 @@ def _children(kind: IcebergType) -> tuple[NestedField, ...]:
     return ()
 
 
-# Bounds are compared as numbers or bytes: of strings the UTF-8, of decimals the unscaled value.
+# Bounds are compared as numbers or bytes: strings as UTF-8, decimals as unscaled values.
 
 
 def _raw(leaf: _Leaf, value: Any) -> Any:
-    """Return a bound as a Parquet footer has it."""
+    """Return a bound of a Parquet footer as it is compared."""
     if isinstance(leaf.kind, DecimalType) and isinstance(value, bytes):
         return int.from_bytes(value, "big", signed=True)
     return value
 
 
 def _bounds(leaf: _Leaf, column: pa.ChunkedArray) -> tuple[Any, Any]:
-    """Return the smallest and the largest value, None where there is none."""
+    """Return the smallest and the largest value; None if there is none."""
     if isinstance(leaf.kind, UUIDType):
         column = pa.chunked_array([c.storage for c in column.chunks], pa.binary(16))
     elif isinstance(leaf.kind, StringType):
-        # As bytes, for which Arrow has the order of code points.
+        # Arrow compares bytes in the order of code points.
         column = column.cast(pa.large_binary())
     elif isinstance(leaf.kind, DateType):
         column = column.cast(pa.int32())
@@ -319,24 +323,17 @@ def _bounds(leaf: _Leaf, column: pa.ChunkedArray) -> tuple[Any, Any]:
         column = column.cast(pa.int64())
     if leaf.is_float:
         column = column.filter(pc.invert(pc.is_nan(column)))
-    found = pc.min_max(column).as_py()
-    lower, upper = found["min"], found["max"]
+    lower, upper = pc.min_max(column).as_py().values()
     if leaf.is_float and lower is not None:
-        # Zeros of either sign are one number to Arrow, and two to Iceberg: as in a Parquet footer.
+        # Arrow takes zeros of either sign for equal, Iceberg does not. A Parquet footer has these.
         return lower or -0.0, upper or 0.0
     if isinstance(leaf.kind, DecimalType) and lower is not None:
-        return _unscaled(lower), _unscaled(upper)
+        return decimal_to_unscaled(lower), decimal_to_unscaled(upper)
     return lower, upper
 
 
-def _unscaled(value: Decimal) -> int:
-    sign, digits, _ = value.as_tuple()
-    number = int("".join(map(str, digits)))
-    return -number if sign else number
-
-
 def _serialized(leaf: _Leaf, value: Any, *, upwards: bool) -> Any:
-    """Return a bound as manifests have it; None for an upper one that has no shorter form."""
+    """Return a bound as manifests have it; None for an upper bound that cannot be truncated."""
     kind = leaf.kind
     length = leaf.mode.length
     if isinstance(kind, StringType):
@@ -344,17 +341,8 @@ def _serialized(leaf: _Leaf, value: Any, *, upwards: bool) -> Any:
     if isinstance(kind, BinaryType):
         return value if length is None else _truncated_bytes(value, length, upwards=upwards)
     if isinstance(kind, DecimalType):
-        # The fewest bytes that hold it and its sign.
-        return value.to_bytes((value + (value < 0)).bit_length() // 8 + 1, "big", signed=True)
-    if isinstance(kind, BooleanType):
-        return b"\x01" if value else b"\x00"
-    if isinstance(kind, IntegerType | DateType):
-        return struct.pack("<i", value)
-    if isinstance(kind, FloatType):
-        return struct.pack("<f", value)
-    if isinstance(kind, DoubleType):
-        return struct.pack("<d", value)
-    return bytes(value) if isinstance(value, bytes) else struct.pack("<q", value)
+        return value.to_bytes(bytes_required(value), "big", signed=True)
+    return to_bytes(kind, value)
 
 
 def _truncated_text(value: bytes, length: int, *, upwards: bool) -> bytes | None:

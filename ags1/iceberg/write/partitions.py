@@ -1,9 +1,14 @@
-"""Hidden partitioning and sort orders over Arrow: transforms of columns, rows by partition.
+"""Splits and sorts Arrow rows by a table's partition spec and sort order.
 
-PyIceberg's own ``pyarrow_transform`` needs a package of its own (``pyiceberg-core``, 40 MB), its
-partitioning tells neither NaN nor a timestamp in nanoseconds apart and refuses two fields of one
-column, so the transforms are computed here, by Arrow and NumPy or else by ``_transforms``. Follows
-the Iceberg specification, "Partition Transforms" and "Sorting". Knows nothing of files.
+For example, rows of a table that is partitioned by ``bucket[16](id), day(time)``:
+
+    id 34, time 2017-11-16T22:31      -> partition (3, 2017-11-16)
+    id 34, time 2017-11-17T01:00      -> partition (3, 2017-11-17)
+
+PyIceberg's ``pyarrow_transform`` needs another package (``pyiceberg-core``, 40 MB). PyIceberg's
+partitioning distinguishes neither NaN values nor timestamps in nanoseconds, and does not accept two
+fields of one column. So Arrow, NumPy and ``_transforms`` compute the transforms here. This follows
+the Iceberg specification, "Partition Transforms" and "Sorting". It does not know files.
 """
 
 from __future__ import annotations
@@ -53,7 +58,7 @@ from . import _transforms
 
 _Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
-# How many of a type's units are in a day, for types of points in time.
+# The types of points in time, with the number of their units in a day.
 _UNITS_A_DAY: Mapping[type[IcebergType], int] = {
     DateType: 1,
     TimestampType: 86_400_000_000,
@@ -62,15 +67,15 @@ _UNITS_A_DAY: Mapping[type[IcebergType], int] = {
     TimestamptzNanoType: 86_400_000_000_000,
 }
 _INTEGERS: tuple[type[IcebergType], ...] = (IntegerType, LongType, TimeType, *_UNITS_A_DAY)
-# Of buckets, and the width of a truncation.
+# The largest number of buckets, and the largest width of a truncation.
 _MAX_INT = 2**31 - 1
 _NANOSECONDS = (TimestampNanoType, TimestamptzNanoType)
 
 
 @dataclass(frozen=True)
 class RowsPartition(PartitionKey):
-    """A partition, as PyIceberg's location providers take one: ``values`` as manifests have them,
-    in the order of the spec's fields."""
+    """A partition for PyIceberg's location providers. ``values`` are those of manifests, in the
+    order of the spec's fields."""
 
     values: tuple[Any, ...] = ()
 
@@ -83,10 +88,11 @@ class RowsPartition(PartitionKey):
 
 
 class Partitioner:
-    """Splits rows of ``schema``, with the columns as files have them, by a partition spec.
+    """Splits rows by a partition spec. The rows have the columns of ``schema`` as files have them.
 
-    ``keep_unknown``: the rows have columns of the type ``unknown``. Raises NotImplementedError for
-    a transform that nobody here knows, and ValueError for one whose column is gone.
+    With ``keep_unknown``, the rows have the columns of type ``unknown``. Raises NotImplementedError
+    for an unknown transform, and ValueError for one whose column does not exist or has a type that
+    the transform is not for.
     """
 
     def __init__(self, spec: PartitionSpec, schema: Schema, *, keep_unknown: bool = False) -> None:
@@ -95,17 +101,17 @@ class Partitioner:
         self._terms = [
             _Term(field.transform, field.source_id, schema, keep_unknown) for field in spec.fields
         ]
-        # A dropped field is null everywhere.
+        # The values of a dropped field (void transform) are null.
         self._live = [i for i, term in enumerate(self._terms) if not term.is_void]
 
     def key(self, values: tuple[Any, ...]) -> RowsPartition | None:
-        """Return the partition of these values; None where the table has none."""
+        """Return the partition with these values; None if the table is not partitioned."""
         if not self._terms:
             return None
         return RowsPartition([], self._spec, self._schema, values)
 
     def split(self, rows: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
-        """Yield the partitions that occur, by their values, with their rows in the order given."""
+        """Yield the values of each partition that occurs, and its rows in their given order."""
         if not rows.num_rows:
             return
         keys = {i: self._terms[i].of(rows) for i in self._live}
@@ -119,10 +125,10 @@ class Partitioner:
         if count == 1:
             yield self._values(keys, 0), rows
             return
-        # NumPy sorts narrow integers by their digits, ten times as fast.
+        # NumPy sorts narrow integers ten times as fast (radix sort).
         order = np.argsort(groups.astype(np.min_scalar_type(count - 1)), kind="stable")
         ends = np.cumsum(np.bincount(groups))[:-1]
-        # Copies: a slice would keep all of the batch in memory until the last of them is written.
+        # These are copies. A slice would keep the whole batch in memory until it is written.
         for indices in np.split(order, ends):
             yield (
                 self._values(keys, int(indices[0])),
@@ -139,7 +145,7 @@ class Partitioner:
 def sort_rows(
     rows: pa.Table, order: SortOrder, schema: Schema, *, keep_unknown: bool = False
 ) -> pa.Table:
-    """Return the rows in a table's sort order; equal ones keep theirs. NaN is above all numbers."""
+    """Return the rows in a table's sort order. The sort is stable; NaN is above all numbers."""
     batches = rows.to_batches()
     if not batches:
         return rows
@@ -166,7 +172,7 @@ def sort_rows(
 
 
 def can_sort(order: SortOrder, schema: Schema) -> bool:
-    """Whether rows can be sorted so: its transforms are known, and its columns are there."""
+    """Return whether the order has fields, all of known transforms and existing columns."""
     try:
         for field in order.fields:
             _Term(field.transform, field.source_id, schema, keep_unknown=True)
@@ -186,14 +192,16 @@ class _Term:
         if self.is_void:
             self.kind: IcebergType = UnknownType()
             return
-        path = _path(schema.as_struct(), source_id, keep_unknown)
-        if path is None:
-            raise ValueError(f"the transform {transform} is of column {source_id}, which is none")
-        self._path, self._source = path
+        column = _path(schema.as_struct(), source_id, keep_unknown)
+        if column is None:
+            raise ValueError(
+                f"the transform {transform} is of column {source_id}, which does not exist"
+            )
+        self._path, self._source = column
         if not isinstance(transform, _TRANSFORMS):
-            raise NotImplementedError(f"{transform!r} is not known here")
+            raise NotImplementedError(f"the transform {transform!r} is not supported")
         if not transform.can_transform(self._source):
-            raise ValueError(f"the transform {transform} is not for {self._source}")
+            raise ValueError(f"the transform {transform} cannot be applied to {self._source}")
         if (
             getattr(transform, "num_buckets", 1) > _MAX_INT
             or getattr(transform, "width", 1) > _MAX_INT
@@ -202,7 +210,7 @@ class _Term:
         self.kind = transform.result_type(self._source)
 
     def of(self, rows: pa.RecordBatch) -> pa.Array:
-        """Return the transformed column; null where that is null. Points in time are integers."""
+        """Return the transformed column. Null stays null; points in time are integers."""
         if self.is_void:
             return pa.nulls(rows.num_rows)
         column = rows.column(self._path[0])
@@ -249,7 +257,7 @@ _TRANSFORMS = (
     DayTransform,
     HourTransform,
 )
-# Others have that of their source.
+# The results of other transforms have the type of their source.
 _RESULT_OF_INTEGERS: Mapping[type[Transform[Any, Any]], pa.DataType] = {
     YearTransform: pa.int32(),
     MonthTransform: pa.int32(),
@@ -261,15 +269,16 @@ _RESULT_OF_INTEGERS: Mapping[type[Transform[Any, Any]], pa.DataType] = {
 def _path(
     struct: StructType, field_id: int, keep_unknown: bool
 ) -> tuple[tuple[int, ...], PrimitiveType] | None:
-    """Return where a primitive column is in structs of rows, by positions, and its type."""
+    """Return the positions of a primitive column in the rows and in the structs around it, from
+    outside in, and its type. Return None if there is no such column."""
     fields = [f for f in struct.fields if keep_unknown or not _is_unknown(f.field_type)]
     for position, field in enumerate(fields):
         if field.field_id == field_id and isinstance(field.field_type, PrimitiveType):
             return (position,), field.field_type
         if isinstance(field.field_type, StructType):
-            found = _path(field.field_type, field_id, keep_unknown)
-            if found is not None:
-                return (position, *found[0]), found[1]
+            inner = _path(field.field_type, field_id, keep_unknown)
+            if inner is not None:
+                return (position, *inner[0]), inner[1]
     return None
 
 
@@ -278,7 +287,7 @@ def _is_unknown(kind: IcebergType) -> bool:
 
 
 def _plain(kind: IcebergType, column: pa.Array) -> pa.Array:
-    """Return a column without logical types: points in time as integers, UUIDs as bytes."""
+    """Return a column of physical values: points in time as integers, UUIDs as bytes."""
     if isinstance(column, pa.ExtensionArray):
         return column.storage
     if isinstance(kind, DateType):
@@ -289,15 +298,15 @@ def _plain(kind: IcebergType, column: pa.Array) -> pa.Array:
 
 
 def _buckets(source: PrimitiveType, column: pa.Array, count: int) -> pa.Array:
-    """Return the buckets of a column without logical types."""
+    """Return the buckets of a column of physical values."""
     if pa.types.is_decimal(column.type):
-        found = _transforms.bucket_decimals(_memory(column, 16), count)
-        return _with_nulls_of(column, found, pa.int32())
+        buckets = _transforms.bucket_decimals(_memory(column, 16), count)
+        return _with_nulls_of(column, buckets, pa.int32())
     offsets: Any
     data: Any
     if isinstance(source, _INTEGERS):
         values = _integers(column)
-        # Both precisions of a point in time are in one bucket.
+        # A point in time is in the same bucket in either precision.
         data = values // 1000 if isinstance(source, _NANOSECONDS) else values
         offsets = np.arange(len(column) + 1) * 8
     elif pa.types.is_fixed_size_binary(column.type):
@@ -313,18 +322,18 @@ def _buckets(source: PrimitiveType, column: pa.Array, count: int) -> pa.Array:
 
 
 def _memory(column: pa.Array, width: int) -> memoryview:
-    """Return where a column's values are, ``width`` bytes each."""
+    """Return the memory of a column's values, each of ``width`` bytes."""
     return memoryview(column.buffers()[1])[column.offset * width :][: len(column) * width]
 
 
 def _with_nulls_of(column: pa.Array, memory: bytes, kind: pa.DataType) -> pa.Array:
-    """Return values of ``kind`` from memory, and null where the column has it."""
-    found = pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(memory)])
-    return pc.if_else(column.is_valid(), found, pa.scalar(None, kind))
+    """Return an array of ``kind`` with the values in ``memory`` and the nulls of the column."""
+    values = pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(memory)])
+    return pc.if_else(column.is_valid(), values, pa.scalar(None, kind))
 
 
 def _integers(column: pa.Array) -> _Ints:
-    """Return a column of integers, with any number for null."""
+    """Return a column as integers; a null becomes 0."""
     values: _Ints = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return values
 
@@ -338,8 +347,8 @@ def _mapped(column: pa.Array, function: Any, kind: pa.DataType | None) -> pa.Arr
 
 
 def _codes(key: pa.Array) -> tuple[_Ints, int]:
-    """Return a number from 0 on for each value, the same for the same value, and how many values
-    there are: NaN is one, null another, and -0.0 not 0.0, as Java tells partitions apart."""
+    """Return a code from 0 on for each value, and how many different values there are. As in Java,
+    all NaNs are one value, null is another, and -0.0 is different from 0.0."""
     if pa.types.is_floating(key.type):
         is_wide = key.type == pa.float64()
         nan = pa.scalar(float("nan"), key.type)
@@ -350,7 +359,7 @@ def _codes(key: pa.Array) -> tuple[_Ints, int]:
 
 
 def _value(kind: IcebergType, scalar: pa.Scalar) -> Any:
-    """Return a value as PyIceberg represents it in a manifest."""
+    """Return a value in PyIceberg's representation."""
     value = scalar.as_py()
     return UUID(bytes=value) if isinstance(kind, UUIDType) and value is not None else value
 

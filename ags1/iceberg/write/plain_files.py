@@ -1,15 +1,17 @@
-"""Parquet files in the clear that a table takes over as they are.
+"""Records of unencrypted Parquet files that are added to a table as they are (``add_files``).
 
-Knows nothing of snapshots.
+It does not know snapshots.
 """
 
 from __future__ import annotations
 
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.manifest import DataFile
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from ..read.records import DATA, FileRecord, file_record, manifest_record, read_entries
+from ..pyiceberg.records import values_of
+from ..read.records import DATA, ContentFile, read_entries
 from .view import TableView
 
 NAME_MAPPING = "schema.name-mapping.default"
@@ -17,12 +19,12 @@ NAME_MAPPING = "schema.name-mapping.default"
 
 def plain_file_records(
     view: TableView, io: FileIO, paths: list[str], *, check_duplicates: bool
-) -> list[FileRecord]:
-    """Return what manifests are to say of plain Parquet files of the table's current schema.
+) -> list[ContentFile]:
+    """Return records of plain Parquet files that have the table's current schema.
 
-    Raises ValueError when a path is named twice or the table has the file already (looked for
-    unless ``check_duplicates`` is False), when a file does not fit the schema or lies across
-    partitions, and OSError.
+    Raises ValueError if a path is named twice, if a file does not fit the schema or has rows of
+    several partitions, and, with ``check_duplicates``, if the table has the file already. Raises
+    OSError.
     """
     if len(set(paths)) != len(paths):
         raise ValueError("File paths must be unique")
@@ -31,7 +33,7 @@ def plain_file_records(
         known = [
             entry.file.file_path
             for manifest in view.manifests
-            if manifest_record(manifest).content == DATA
+            if not manifest.is_deletes
             for entry in read_entries(manifest, view.files)
             if entry.file.file_path in wanted
         ]
@@ -39,13 +41,34 @@ def plain_file_records(
             raise ValueError(f"the table has these files already: {', '.join(known)}")
     executor = ExecutorFactory.get_or_create()
     files = list(executor.map(lambda path: parquet_file_to_data_file(io, view.parsed, path), paths))
-    for file in files:
-        file.spec_id = view.metadata["default-spec-id"]
-    return list(map(file_record, files))
+    return [_content_file(file, view.metadata["default-spec-id"]) for file in files]
+
+
+def _content_file(file: DataFile, spec_id: int) -> ContentFile:
+    """Return PyIceberg's record of a file that it has looked at, with our class."""
+    return ContentFile.of(
+        content=DATA,
+        file_path=file.file_path,
+        file_format=file.file_format,
+        partition=values_of(file.partition),
+        record_count=file.record_count,
+        file_size_in_bytes=file.file_size_in_bytes,
+        column_sizes=file.column_sizes,
+        value_counts=file.value_counts,
+        null_value_counts=file.null_value_counts,
+        nan_value_counts=file.nan_value_counts,
+        lower_bounds=file.lower_bounds,
+        upper_bounds=file.upper_bounds,
+        split_offsets=file.split_offsets,
+        equality_ids=file.equality_ids,
+        sort_order_id=file.sort_order_id,
+        spec_id=spec_id,
+    )
 
 
 def name_mapping_update(view: TableView) -> list[dict[str, object]]:
-    """Return the update that lets files without field ids be read, none where there is one."""
+    """Return the update that adds a name mapping, so that files without field IDs can be read. If
+    the table has one, no update is needed."""
     if view.parsed.name_mapping() is not None:
         return []
     mapping = view.schema.name_mapping.model_dump_json()

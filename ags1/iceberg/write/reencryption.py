@@ -1,13 +1,18 @@
-"""One data or equality delete file under a fresh key: the same rows in the same order.
+"""Rewrites data files and equality delete files under fresh keys. The rows and their order stay.
 
-No row is decoded. An Avro file is sealed anew as the bytes that it is, a Parquet file page by page;
-metrics stay, places and sizes change. What was written is read again, decrypted and compared with
-what was read, before anybody hears of it: by the rows, and by a checksum under a key that is drawn
-for the file and kept nowhere. The tags alone say that nobody has changed the new file since it was
-sealed; the checksum says that what was sealed decrypts to what was read. Sources may be in the
-clear. Many files are rewritten by threads, or by whoever else is a ``RewriteExecutor``. Knows
-nothing of snapshots; deletion vectors name their data file and are written by
-``deletion_vectors``.
+    old file -> read, decrypt --+--> encrypt -> new file -> read again, decrypt --+
+                                |                                                 |
+                             checksum  ----------- must be equal ----------- checksum
+
+No row is decoded. The bytes of an Avro file are encrypted again as they are, and a Parquet file is
+encrypted page by page; metrics stay, offsets and sizes change. The old file may be unencrypted.
+Before its record is returned, the new file is read again. Its tags prove that nobody has changed it
+since it was encrypted. The number of rows and the checksum prove that it decrypts to what was read;
+the checksum's key is random and is not stored.
+
+Threads rewrite many files at once, or another ``RewriteExecutor`` does. This module does not know
+snapshots. It does not rewrite deletion vectors, because these name their data file;
+``deletion_vectors`` writes new ones.
 """
 
 from __future__ import annotations
@@ -15,60 +20,57 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
-from pyiceberg.io import FileIO
+from pyiceberg.manifest import FileFormat
 from pyiceberg.table.locations import LocationProvider
 
 from ..._gcm import Checksum, random_bytes
 from ...cpu import usable_cpus
 from ...errors import Ags1Error, MetadataIntegrityError
 from ...key_metadata import KeyMetadata
-from ...keys.manager import EncryptionManager
 from ...layout import DEFAULT_BLOCK_SIZE
 from ...reader import Reader
 from ...writer import Writer
 from ..formats.avro import AvroFile
 from ..formats.parquet_transcription import ParquetContents, read_contents, transcribe_parquet
-from ..read.records import ADDED, Entry, FileRecord
+from ..read.records import ContentFile
 from ..storage.output import TableOutput
+from ..storage.table_files import TableFiles
 
 _PIECE_SIZE = 4 << 20
-# Above this the storage is the limit, and each thread holds a page and two windows.
+# With more threads, the storage is the limit. Each thread holds a page and two windows in memory.
 _MAX_THREADS = 16
 
 Identity = tuple[str, int | None]
 # Called with a file's old record and its new one.
-Done: TypeAlias = "Callable[[FileRecord, FileRecord], None]"
+Done: TypeAlias = "Callable[[ContentFile, ContentFile], None]"
 
 
 class RewriteExecutor(Protocol):
-    """Rewrites files side by side, wherever it likes and in any order."""
+    """Rewrites many files, in any order and in any process."""
 
     def rewrite(
         self,
-        files: Sequence[FileRecord],
-        source: FileIO,
+        files: Sequence[ContentFile],
+        source: TableFiles,
         output: TableOutput,
-        manager: EncryptionManager,
         locations: LocationProvider,
         on_done: Done,
     ) -> None:
         """Do for each file what ``rewrite_file`` does, at a ``new_location``.
 
-        ``on_done`` is called after each, by one thread at a time, and ``output`` knows of each new
-        file. Raises what ``rewrite_file`` raises, for the first file that fails; no other is begun
-        then, and what was under way is completed and told, or leaves no file.
+        ``output`` records each new file. ``on_done`` is called after each file, by one thread at a
+        time. If a file fails, this raises what ``rewrite_file`` has raised, and no other file is
+        begun. Files under way are completed and reported to ``on_done``, or leave no file.
         """
-        ...
 
 
 class RewriteThreads:
-    """Rewrites ``threads`` files at once, None for as many as there are CPUs."""
+    """Rewrites ``threads`` files at once; by default as many as there are CPUs, at most 16."""
 
     def __init__(self, threads: int | None = None) -> None:
         if threads is not None and threads < 1:
@@ -78,16 +80,15 @@ class RewriteThreads:
 
     def rewrite(
         self,
-        files: Sequence[FileRecord],
-        source: FileIO,
+        files: Sequence[ContentFile],
+        source: TableFiles,
         output: TableOutput,
-        manager: EncryptionManager,
         locations: LocationProvider,
         on_done: Done,
     ) -> None:
-        def rewrite(record: FileRecord) -> None:
+        def rewrite(record: ContentFile) -> None:
             location = new_location(record, locations)
-            new = rewrite_file(record, source, output, location, manager)
+            new = rewrite_file(record, source, output, location)
             with self._lock:
                 on_done(record, new)
 
@@ -96,64 +97,15 @@ class RewriteThreads:
             for done in as_completed([pool.submit(rewrite, file) for file in files]):
                 done.result()
         finally:
-            # One that was interrupted leaves no file, and no thread that goes on writing.
+            # After an interrupt, no thread goes on writing.
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-class FileRewriter:
-    """Rewrites the files of a table side by side, each once however often it is asked for.
-
-    ``rewritten`` has the new record of each file, by the old one's identity: when a commit has to
-    be tried again, what was written for it is used again. ``on_done`` is called after each file
-    with the old and the new record, by one thread at a time. ``threads`` is how many files are
-    rewritten at once, None for as many as there are CPUs; ``executor`` is used instead of them.
-    """
-
-    def __init__(
-        self,
-        output: TableOutput,
-        *,
-        threads: int | None = None,
-        on_done: Done | None = None,
-        executor: RewriteExecutor | None = None,
-    ) -> None:
-        self.rewritten: dict[Identity, FileRecord] = {}
-        self._output = output
-        self._executor = RewriteThreads(threads) if executor is None else executor
-        self._on_done = on_done
-
-    def rewrite(
-        self,
-        files: Iterable[FileRecord],
-        source: FileIO,
-        manager: EncryptionManager,
-        locations: LocationProvider,
-    ) -> None:
-        """Rewrite the files that are not yet. Raises what ``rewrite_file`` raises, for the first
-        that fails; those that were completed stay in ``rewritten``."""
-        missing = {f.identity: f for f in files if f.identity not in self.rewritten}
-        if missing:
-            self._executor.rewrite(
-                list(missing.values()), source, self._output, manager, locations, self._note
-            )
-
-    def _note(self, old: FileRecord, new: FileRecord) -> None:
-        self.rewritten[old.identity] = new
-        if self._on_done is not None:
-            self._on_done(old, new)
-
-    def entry(self, old: Entry) -> Entry:
-        """Return the entry with which a snapshot adds the rewritten file: its rows keep their
-        sequence number and their ids. Raises KeyError for a file that was not rewritten."""
-        new = replace(self.rewritten[old.file.identity], first_row_id=old.file.first_row_id)
-        return Entry(ADDED, None, old.sequence_number, None, new)
-
-
-def new_location(record: FileRecord, locations: LocationProvider, stem: str | None = None) -> str:
-    """Return a new file's location: in the folder of the file that it replaces where this is one
-    of the table's, so that paths that show partitions go on doing so. ``stem`` is its name without
-    the suffix, None for one that no other file has."""
-    name = f"{stem or uuid.uuid4()}.{record.file_format.lower()}"
+def new_location(record: ContentFile, locations: LocationProvider, stem: str | None = None) -> str:
+    """Return the location of the file that replaces ``record``'s. If that is in the table's data
+    folder, the new file is in the same folder, so that its path still shows the partition. ``stem``
+    is its name without the suffix, by default a random one."""
+    name = f"{stem or uuid.uuid4()}.{record.stored_format.name.lower()}"
     folder = record.file_path.rpartition("/")[0]
     own = locations.data_path.rstrip("/")
     is_own = folder == own or folder.startswith(own + "/")
@@ -161,62 +113,56 @@ def new_location(record: FileRecord, locations: LocationProvider, stem: str | No
 
 
 def rewrite_file(
-    record: FileRecord,
-    source: FileIO,
-    output: TableOutput,
-    location: str,
-    manager: EncryptionManager,
-) -> FileRecord:
-    """Write a file's contents to ``location`` under a fresh key; return what to say of it.
+    record: ContentFile, source: TableFiles, output: TableOutput, location: str
+) -> ContentFile:
+    """Write a file's contents to ``location`` under a fresh key of ``source``; return its record.
 
-    ``source`` is where the file of ``record`` lies: a ``TableFiles``, or any other FileIO for one
-    in the clear. When anything fails, no new file stays. Any number of threads may call this.
+    If anything fails, no new file is left. Any number of threads may call this.
 
-    Raises MetadataIntegrityError when the file does not have the rows that its record says, or
-    what was written is not what was read; what opening a file raises (AuthenticationError,
+    Raises MetadataIntegrityError if the file has not as many rows as its record says, or if the new
+    file does not have the contents of the old one; what opening a file raises (AuthenticationError,
     TruncatedError, FormatError, NotEncryptedError, MissingFileLengthError); NotImplementedError for
     ORC; ValueError for a Puffin file; OSError.
     """
-    if record.file_format not in ("PARQUET", "AVRO"):
-        if record.file_format == "PUFFIN":
-            raise ValueError("a deletion vector names its data file and is not copied")
+    if record.stored_format not in (FileFormat.PARQUET, FileFormat.AVRO):
+        if record.stored_format == FileFormat.PUFFIN:
+            raise ValueError(f"{record.file_path}: deletion vectors are not rewritten")
         raise NotImplementedError(
-            f"{record.file_path}: Iceberg has no encryption of {record.file_format} files"
+            f"{record.file_path}: Iceberg has no encryption of {record.stored_format.name} files"
         )
-    rewrite = _rewrite_parquet if record.file_format == "PARQUET" else _rewrite_avro
-    km = manager.new_file_key()
+    rewrite = _rewrite_parquet if record.stored_format == FileFormat.PARQUET else _rewrite_avro
+    km = source.keys.new_file_key()
     with _named(record.file_path):
         return rewrite(record, source, output, location, km)
 
 
 def _rewrite_parquet(
-    record: FileRecord, source: FileIO, output: TableOutput, location: str, km: KeyMetadata
-) -> FileRecord:
+    record: ContentFile, source: TableFiles, output: TableOutput, location: str, km: KeyMetadata
+) -> ContentFile:
     checksum, checksum_again = _checksums()
     with source.new_input(record.file_path).open() as stream, output.create(location) as file:
         old = _Ranges(stream)
         key = _key_with_length(record)
         before = transcribe_parquet(old.view, old.size, key, file.write, km, checksum)
     km = km.with_file_length(before.size)
-    with _discarded_on_error(output, location), _stored(output, location) as stream:
+    with _discarded_on_error(output, location), output.open(location) as stream:
         new = _Ranges(stream)
         after = read_contents(new.view, new.size, km, checksum_again)
         if before != after:
             raise _differs(location)
         _check_rows(record, after.rows)
-    return replace(
-        record,
+    return record.replace(
         file_path=location,
         file_size_in_bytes=after.size,
-        column_sizes=_column_sizes(record.column_sizes, after),
+        column_sizes=_column_sizes(record.fields()["column_sizes"], after),
         key_metadata=km.to_bytes(),
         split_offsets=after.split_offsets or None,
     )
 
 
 def _rewrite_avro(
-    record: FileRecord, source: FileIO, output: TableOutput, location: str, km: KeyMetadata
-) -> FileRecord:
+    record: ContentFile, source: TableFiles, output: TableOutput, location: str, km: KeyMetadata
+) -> ContentFile:
     before, after = _checksums()
     with _plaintext(record, source) as text, output.create(location) as file:
         with Writer(file, km, block_size=DEFAULT_BLOCK_SIZE) as writer:
@@ -224,7 +170,7 @@ def _rewrite_avro(
                 before.update(piece)
                 writer.write(piece)
     km = writer.key_metadata
-    with _discarded_on_error(output, location), _stored(output, location) as stream:
+    with _discarded_on_error(output, location), output.open(location) as stream:
         with Reader(_Ranges(stream), km, block_size=DEFAULT_BLOCK_SIZE) as reader:
             while piece := reader.read(_PIECE_SIZE):
                 after.update(piece)
@@ -233,8 +179,7 @@ def _rewrite_avro(
             avro = AvroFile(reader)
             _check_rows(record, avro.rows_before(avro.size))
     assert km.file_length is not None
-    return replace(
-        record,
+    return record.replace(
         file_path=location,
         file_size_in_bytes=km.file_length,
         key_metadata=km.to_bytes(),
@@ -242,36 +187,37 @@ def _rewrite_avro(
 
 
 def _checksums() -> tuple[Checksum, Checksum]:
-    """Return checksums for what is written and for what is read again."""
+    """Return checksums for what is written and for what is read again, under one key."""
     key = random_bytes(32)
     return Checksum(key), Checksum(key)
 
 
 class _Ranges:
-    """An open file as a source of ranges, for one thread."""
+    """Reads ranges of an open file. One thread may use it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         has_size = callable(getattr(stream, "size", None))
         self.size: int = stream.size() if has_size else stream.seek(0, os.SEEK_END)
-        self._room = memoryview(bytearray())
+        self._buffer = memoryview(bytearray())
 
     def pread(self, offset: int, size: int, /) -> bytes:
         return bytes(self.view(offset, size))
 
     def view(self, offset: int, size: int) -> memoryview:
-        """Read a range into memory that the next call uses again: fresh memory costs far more."""
-        if size > len(self._room):
-            self._room = memoryview(bytearray(size))
+        """Read a range into a buffer that the next call overwrites. New memory would take far more
+        time."""
+        if size > len(self._buffer):
+            self._buffer = memoryview(bytearray(size))
         self._stream.seek(offset)
         done = 0
-        while done < size and (count := self._stream.readinto(self._room[done:size])):
+        while done < size and (count := self._stream.readinto(self._buffer[done:size])):
             done += count
-        return self._room[:done]
+        return self._buffer[:done]
 
 
 @contextmanager
-def _plaintext(record: FileRecord, source: FileIO) -> Iterator[Any]:
+def _plaintext(record: ContentFile, source: TableFiles) -> Iterator[Any]:
     """Open an Avro file's plaintext."""
     with source.new_input(record.file_path).open() as stream:
         km = record.key
@@ -280,13 +226,6 @@ def _plaintext(record: FileRecord, source: FileIO) -> Iterator[Any]:
         else:
             with Reader(_Ranges(stream), km, block_size=DEFAULT_BLOCK_SIZE) as reader:
                 yield reader
-
-
-@contextmanager
-def _stored(output: TableOutput, location: str) -> Iterator[Any]:
-    """Open a file that was written, as it is stored."""
-    with output.open(location) as stream:
-        yield stream
 
 
 @contextmanager
@@ -307,10 +246,10 @@ def _named(location: str) -> Iterator[None]:
         raise
 
 
-def _key_with_length(record: FileRecord) -> KeyMetadata | None:
+def _key_with_length(record: ContentFile) -> KeyMetadata | None:
     km = record.key
     if km is not None and km.file_length is None:
-        # The manifest tells it too, as well authenticated.
+        # The manifest has it too, and is authenticated as well.
         km = km.with_file_length(record.file_size_in_bytes)
     return km
 
@@ -318,19 +257,21 @@ def _key_with_length(record: FileRecord) -> KeyMetadata | None:
 def _column_sizes(
     old: Mapping[int, int] | None, contents: ParquetContents
 ) -> Mapping[int, int] | None:
-    """Return the sizes of the columns that had one."""
+    """Return the new sizes of the columns that had a size."""
     return old and {i: contents.column_sizes.get(i, size) for i, size in old.items()}
 
 
-def _check_rows(record: FileRecord, rows: int) -> None:
+def _check_rows(record: ContentFile, rows: int) -> None:
     if rows != record.record_count:
         raise MetadataIntegrityError(
-            f"the file has {rows} rows, and its manifest says {record.record_count}",
+            f"the file has {rows} rows, but its manifest says {record.record_count}",
             file=record.file_path,
         )
 
 
 def _differs(location: str) -> MetadataIntegrityError:
     return MetadataIntegrityError(
-        "what was written is not what was read: the storage has changed it", file=location
+        "the new file does not contain what was written to it, so it was deleted: the storage or "
+        "the machine is faulty",
+        file=location,
     )

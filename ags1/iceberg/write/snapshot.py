@@ -15,24 +15,15 @@ import itertools
 import secrets
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from pyiceberg.table.locations import LocationProvider, load_location_provider
+from pyiceberg.table.locations import LocationProvider
 
 from ...errors import MetadataIntegrityError
 from ...keys.manager import EncryptionManager, now_ms
-from ..read.records import (
-    ADDED,
-    DATA,
-    DELETED,
-    Entry,
-    FileRecord,
-    ManifestRecord,
-    manifest_file,
-    manifest_record,
-    read_entries,
-)
+from ..read.records import ADDED, DATA, DELETED, ContentFile, ManifestEntry, read_entries
+from ..read.snapshots import EncryptedManifest
 from ..spec.constants import MAIN_BRANCH
 from ..spec.table_keys import with_own_kek
 from ..storage.output import TableOutput
@@ -64,10 +55,10 @@ class FileChange:
     as an append.
     """
 
-    added: Sequence[FileRecord] = ()
-    replaced: Sequence[Entry] = ()
-    deletes: Sequence[FileRecord] = ()
-    removed: Sequence[Entry] = ()
+    added: Sequence[ContentFile] = ()
+    replaced: Sequence[ManifestEntry] = ()
+    deletes: Sequence[ContentFile] = ()
+    removed: Sequence[ManifestEntry] = ()
     reseals: bool = False
     read: Read | None = None
 
@@ -90,7 +81,7 @@ class _Rewrite:
     """A manifest of the head that is written anew: without the files of these identities, if any,
     and encrypted."""
 
-    record: ManifestRecord
+    manifest: EncryptedManifest
     gone: Collection[tuple[str, int | None]]
 
 
@@ -109,7 +100,7 @@ class SnapshotProducer:
         self._numbers = itertools.count(0)
         self._written: list[str] = []
         self._used: set[str] = set()
-        self._added: tuple[Any, list[ManifestRecord]] | None = None
+        self._added: tuple[Any, list[EncryptedManifest]] | None = None
 
     def produce(self, view: TableView, change: FileChange) -> list[Update]:
         """Write the snapshot that makes ``change`` upon ``view``; return the updates to commit:
@@ -124,7 +115,7 @@ class SnapshotProducer:
         _check_counters(view)
         _check_definitions(view, change.added)
         schema_id = view.metadata["current-schema-id"]
-        locations = location_provider(view)
+        locations = view.locations
         kept, rewritten = self._without(view, change.removed)
         new = self._added_manifests(view, locations, change)
         new += self._write(view, locations, _as_added(change.deletes, self), _DELETE_MANIFEST)
@@ -206,31 +197,29 @@ class SnapshotProducer:
     # -- manifests
 
     def _without(
-        self, view: TableView, removed: Sequence[Entry]
-    ) -> tuple[list[ManifestRecord], list[_Rewrite]]:
+        self, view: TableView, removed: Sequence[ManifestEntry]
+    ) -> tuple[list[EncryptedManifest], list[_Rewrite]]:
         """Return the head's manifests that stay, and those to be written anew without the files
         that go."""
         wanted = {entry.file.identity: entry.file for entry in removed}
         found: set[tuple[str, int | None]] = set()
-        kept: list[ManifestRecord] = []
+        kept: list[EncryptedManifest] = []
         rewritten: list[_Rewrite] = []
         contents = {_manifest_content(entry.file) for entry in removed}
         for manifest in view.manifests:
-            record = manifest_record(manifest)
-            if not record.has_live_files:
+            if not manifest.live_files_count:
                 # What has only deleted files tells readers nothing that they still need.
                 continue
-            is_plaintext = record.key_metadata is None
-            if record.content not in contents and not is_plaintext:
-                kept.append(record)
+            if manifest.content not in contents and not manifest.is_plaintext:
+                kept.append(manifest)
                 continue
             # All of them: a file may be in the table twice.
             gone = {e.file.identity for e in read_entries(manifest, view.files)} & wanted.keys()
-            if not gone and not is_plaintext:
-                kept.append(record)
+            if not gone and not manifest.is_plaintext:
+                kept.append(manifest)
                 continue
             found |= gone
-            rewritten.append(_Rewrite(record, frozenset(gone)))
+            rewritten.append(_Rewrite(manifest, frozenset(gone)))
         missing = [file for identity, file in wanted.items() if identity not in found]
         if missing:
             raise ConflictError(
@@ -241,7 +230,7 @@ class SnapshotProducer:
 
     def _added_manifests(
         self, view: TableView, locations: LocationProvider, change: FileChange
-    ) -> list[ManifestRecord]:
+    ) -> list[EncryptedManifest]:
         """Return the manifests of the added data files, written at the first attempt."""
         if not change.added:
             return []
@@ -259,9 +248,9 @@ class SnapshotProducer:
         self,
         view: TableView,
         locations: LocationProvider,
-        entries: Sequence[Entry],
+        entries: Sequence[ManifestEntry],
         content: int,
-    ) -> list[ManifestRecord]:
+    ) -> list[EncryptedManifest]:
         target_size = _integer(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
         schemas = view.parsed.schemas
         records = []
@@ -293,35 +282,37 @@ class SnapshotProducer:
         self,
         view: TableView,
         locations: LocationProvider,
-        manifests: list[ManifestRecord | _Rewrite],
-    ) -> tuple[list[ManifestRecord], int]:
+        manifests: list[EncryptedManifest | _Rewrite],
+    ) -> tuple[list[EncryptedManifest], int]:
         """Return the manifests with many small ones made into few, and how many of the head's are
         gone for it. Those to be written anew are written once, merged or not."""
-        groups: Iterable[Sequence[ManifestRecord | _Rewrite]] = ([m] for m in manifests)
+        groups: Iterable[Sequence[EncryptedManifest | _Rewrite]] = ([m] for m in manifests)
         if view.properties.get(_MERGE_ENABLED, "true").lower() != "false":
             groups = _to_merge(view, manifests)
-        result: list[ManifestRecord] = []
+        result: list[EncryptedManifest] = []
         replaced = 0
         for group in groups:
-            if len(group) == 1 and isinstance(group[0], ManifestRecord):
+            if len(group) == 1 and not isinstance(group[0], _Rewrite):
                 result.append(group[0])
                 continue
             entries = [entry for manifest in group for entry in self._entries(view, manifest)]
-            result += self._write(view, locations, entries, _record(group[0]).content)
-            replaced += sum(_record(m).added_snapshot_id != self.snapshot_id for m in group)
+            result += self._write(view, locations, entries, _manifest(group[0]).content)
+            replaced += sum(_manifest(m).added_snapshot_id != self.snapshot_id for m in group)
         return result, replaced
 
-    def _entries(self, view: TableView, source: ManifestRecord | _Rewrite) -> Iterator[Entry]:
+    def _entries(
+        self, view: TableView, source: EncryptedManifest | _Rewrite
+    ) -> Iterator[ManifestEntry]:
         """Yield a manifest's entries as they stand in one that this snapshot writes."""
-        record = _record(source)
+        manifest = _manifest(source)
         gone = source.gone if isinstance(source, _Rewrite) else ()
-        for entry in read_entries(manifest_file(record), view.files, discard_deleted=False):
+        for entry in read_entries(manifest, view.files, discard_deleted=False):
             if entry.file.identity in gone and entry.status != DELETED:
                 yield entry.deleted(self.snapshot_id)
             elif entry.snapshot_id == self.snapshot_id:
                 # Ours: what it inherits, the commit decides.
-                if entry.status == ADDED and record.added_snapshot_id == self.snapshot_id:
-                    entry = _unassigned(entry, record)
+                if entry.status == ADDED and manifest.added_snapshot_id == self.snapshot_id:
+                    entry = _unassigned(entry, manifest)
                 yield entry
             elif entry.status != DELETED:
                 yield entry.existing()
@@ -355,19 +346,19 @@ def _check_counters(view: TableView) -> None:
     """
     number = view.metadata.get("last-sequence-number", 0)
     next_row_id = view.metadata.get("next-row-id", 0)
-    for record in map(manifest_record, view.manifests):
-        rows = record.existing_rows_count + record.added_rows_count
-        if (record.sequence_number or 0) > number or (
-            record.first_row_id is not None and record.first_row_id + rows > next_row_id
+    for manifest in view.manifests:
+        first, rows = manifest.first_row_id, manifest.live_rows_count
+        if (manifest.sequence_number or 0) > number or (
+            first is not None and first + rows > next_row_id
         ):
             raise MetadataIntegrityError(
                 "the metadata's last-sequence-number or next-row-id is less than its manifests "
                 "have: it was changed",
-                file=record.manifest_path,
+                file=manifest.manifest_path,
             )
 
 
-def _check_definitions(view: TableView, added: Iterable[FileRecord]) -> None:
+def _check_definitions(view: TableView, added: Iterable[ContentFile]) -> None:
     """Raise ConflictError for a new file of a partition spec, or in a sort order, that another
     writer has removed. (Java does not look again, and its snapshot cannot be read then.) A schema
     may go: files know columns by their ids."""
@@ -397,45 +388,40 @@ def key_updates(manager: EncryptionManager, key_id: str) -> list[Update]:
     return [{"action": "add-encryption-key", "encryption-key": k.to_dict()} for k in keys]
 
 
-def location_provider(view: TableView) -> LocationProvider:
-    """Return what names the table's new files."""
-    return load_location_provider(view.metadata["location"], dict(view.properties))
+def _as_added(files: Iterable[ContentFile], producer: SnapshotProducer) -> list[ManifestEntry]:
+    return [ManifestEntry(ADDED, producer.snapshot_id, None, None, file) for file in files]
 
 
-def _as_added(files: Iterable[FileRecord], producer: SnapshotProducer) -> list[Entry]:
-    return [Entry(ADDED, producer.snapshot_id, None, None, file) for file in files]
+def _unassigned(entry: ManifestEntry, manifest: EncryptedManifest) -> ManifestEntry:
+    number = None if entry.sequence_number == manifest.sequence_number else entry.sequence_number
+    return entry.replace(sequence_number=number, file_sequence_number=None)
 
 
-def _unassigned(entry: Entry, record: ManifestRecord) -> Entry:
-    number = None if entry.sequence_number == record.sequence_number else entry.sequence_number
-    return replace(entry, sequence_number=number, file_sequence_number=None)
-
-
-def _manifest_content(file: FileRecord) -> int:
+def _manifest_content(file: ContentFile) -> int:
     return _DATA_MANIFEST if file.content == DATA else _DELETE_MANIFEST
 
 
-def _by_content(entries: Sequence[Entry]) -> Iterator[tuple[int, list[Entry]]]:
+def _by_content(entries: Sequence[ManifestEntry]) -> Iterator[tuple[int, list[ManifestEntry]]]:
     for content in (_DATA_MANIFEST, _DELETE_MANIFEST):
         part = [entry for entry in entries if _manifest_content(entry.file) == content]
         if part:
             yield content, part
 
 
-def _record(manifest: ManifestRecord | _Rewrite) -> ManifestRecord:
-    return manifest.record if isinstance(manifest, _Rewrite) else manifest
+def _manifest(manifest: EncryptedManifest | _Rewrite) -> EncryptedManifest:
+    return manifest.manifest if isinstance(manifest, _Rewrite) else manifest
 
 
 def _to_merge(
-    view: TableView, manifests: Sequence[ManifestRecord | _Rewrite]
-) -> Iterator[Sequence[ManifestRecord | _Rewrite]]:
+    view: TableView, manifests: Sequence[EncryptedManifest | _Rewrite]
+) -> Iterator[Sequence[EncryptedManifest | _Rewrite]]:
     """Yield the manifests that are to be one, as the table's properties say."""
     min_count = _integer(view.properties, _MERGE_MIN_COUNT, _DEFAULT_MIN_COUNT)
     target = _integer(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
 
-    def kind(manifest: ManifestRecord | _Rewrite) -> tuple[int, int]:
-        record = _record(manifest)
-        return record.content, record.partition_spec_id
+    def kind(manifest: EncryptedManifest | _Rewrite) -> tuple[int, int]:
+        one = _manifest(manifest)
+        return one.content, one.partition_spec_id
 
     for _, of_kind in itertools.groupby(sorted(manifests, key=kind), key=kind):
         groups = _packed_from_the_end(list(of_kind), target)
@@ -445,13 +431,13 @@ def _to_merge(
 
 
 def _packed_from_the_end(
-    manifests: Sequence[ManifestRecord | _Rewrite], target: int
-) -> list[list[ManifestRecord | _Rewrite]]:
+    manifests: Sequence[EncryptedManifest | _Rewrite], target: int
+) -> list[list[EncryptedManifest | _Rewrite]]:
     """Return neighbours grouped up to ``target`` bytes, filled from the oldest on."""
-    groups: list[list[ManifestRecord | _Rewrite]] = []
+    groups: list[list[EncryptedManifest | _Rewrite]] = []
     size = 0
     for manifest in reversed(manifests):
-        length = _record(manifest).manifest_length
+        length = _manifest(manifest).manifest_length
         if groups and size + length <= target:
             groups[-1].insert(0, manifest)
             size += length

@@ -1,6 +1,9 @@
-"""Upserts: which rows of a table are replaced by which of the caller's, and which are new.
+"""Upserts: finds which of the caller's rows update rows of a table, and which are inserted.
 
-Knows nothing of files. The matching is PyIceberg's own (``pyiceberg.table.upsert_util``).
+    the table has a row with the same key     rows_updated: if a value differs, replace the row
+    it has none                               rows_inserted: add the row
+
+PyIceberg compares the rows (``pyiceberg.table.upsert_util``). This module does not know files.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ _NANOSECONDS = TimestampNanoType, TimestamptzNanoType
 
 
 class Upsert:
-    """Rows ``df`` with unique keys in the columns ``join_cols``, the schema's identifier fields if
-    that is empty. ``result`` tells what became of them in the version last asked about.
+    """The rows ``df``, with unique keys in the columns ``join_cols`` or, if there are none, in the
+    schema's identifier fields. ``result`` is that of the last call of ``against``.
 
-    Raises ValueError for arguments that cannot be, as PyIceberg's ``upsert`` does, and
-    UnsupportedTypeError for an update of rows with a column that is not read.
+    Raises ValueError for invalid arguments, as PyIceberg's ``upsert`` does, and
+    UnsupportedTypeError if rows with a column of an unreadable type would be updated.
     """
 
     def __init__(
@@ -55,14 +58,16 @@ class Upsert:
             column = df[name]
             is_float = pa.types.is_floating(column.type)
             if column.null_count or (is_float and pc.any(pc.is_nan(column)).as_py()):
-                raise ValueError(f"the key {name!r} is null or NaN in a row, which matches no row")
+                raise ValueError(
+                    f"the key {name!r} is null or NaN in a row: such a row matches no other"
+                )
         if upsert_util.has_duplicate_rows(df, keys):
             raise ValueError(
                 "Duplicate rows found in source dataset based on the key columns. No upsert "
                 "executed"
             )
         if update:
-            # Whole rows are replaced: what is in such a column would be lost.
+            # Rows are replaced as a whole, so the values of such a column would be lost.
             check_readable(schema, "insert only, by when_matched_update_all=False")
         check_arrow_schema(
             as_stored(schema),
@@ -83,7 +88,7 @@ class Upsert:
         self.result = UpsertResult()
 
     def against(self, view: TableView) -> tuple[BooleanExpression, pa.Table]:
-        """Return which of the table's rows go, and the rows to be written."""
+        """Return the filter of the table's rows to delete, and the rows to write."""
         to_insert = self._in_numbers(self._rows)
         updates: list[pa.Table] = []
         filters: list[BooleanExpression] = []
@@ -111,8 +116,8 @@ class Upsert:
         return row_filter, pa.concat_tables([*updates, to_insert])
 
     def check_inserts(self, view: TableView) -> None:
-        """Raise ValidationException when a version has rows with keys that were new in the one last
-        asked about."""
+        """Raise ConflictError if the table has a row now whose key the last call of ``against``
+        found to be new."""
         if len(self._inserted) and any(map(len, self._matched(view, self._inserted))):
             raise ConflictError(
                 "another writer has inserted a key that this upsert would insert: nothing was "
@@ -123,12 +128,12 @@ class Upsert:
         return upsert_util.create_match_filter(self._in_numbers(rows), self._keys)
 
     def _in_numbers(self, rows: pa.Table) -> pa.Table:
-        """Return rows with keys in nanoseconds as numbers, which they are compared with: PyIceberg
-        takes times for those of Python, which have no nanoseconds."""
+        """Return rows in which keys in nanoseconds are numbers. PyIceberg would compare them as
+        Python's times, which have no nanoseconds."""
         for name in self._nanoseconds:
-            place = rows.schema.get_field_index(name)
+            index = rows.schema.get_field_index(name)
             kind = pa.timestamp("ns", rows.schema.field(name).type.tz)
-            rows = rows.set_column(place, name, rows[name].cast(kind).cast(pa.int64()))
+            rows = rows.set_column(index, name, rows[name].cast(kind).cast(pa.int64()))
         return rows
 
     def _of_numbers(self, schema: Schema) -> Schema:
@@ -141,11 +146,11 @@ class Upsert:
         return Schema(*fields)
 
     def _matched(self, view: TableView, wanted: pa.Table) -> pa.RecordBatchReader:
-        """Return the rows of a version that have the keys of ``wanted``."""
+        """Return the table's rows that have the keys of ``wanted``."""
         snapshot = view.snapshot
         if snapshot is None:
             return wanted.slice(0, 0).to_reader()
-        # By the columns as they are now, and not as they were when the snapshot was made.
+        # The rows get the current columns, not those of the snapshot's time.
         snapshot = snapshot.model_copy(update={"schema_id": None})
         return EncryptedScan(
             table_metadata=view.parsed.model_copy(update={"snapshots": [snapshot]}),

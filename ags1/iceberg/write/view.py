@@ -1,4 +1,4 @@
-"""The version of a table that a change is built upon. Knows nothing of catalogs."""
+"""The version of a table that a change is based on. It does not know catalogs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, cast
 from pyiceberg.io import FileIO
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.locations import LocationProvider, load_location_provider
 from pyiceberg.table.metadata import TableMetadata
 
 from ...keys.manager import EncryptionManager
@@ -19,11 +20,11 @@ from ..storage.table_files import TableFiles
 
 
 class TableView:
-    """A table's metadata, ``metadata`` as JSON, with the files and keys to read it by.
+    """A version of a table: ``metadata`` (parsed JSON), and the files and keys to read it.
 
-    ``branch`` is whose head a change is built upon; None builds upon that of main, for a snapshot
-    that no branch is to have. ``committed_refs`` are the branches and tags that the catalog has,
-    where ``metadata`` is not committed yet.
+    A change is based on the head of ``branch``. If that is None, it is based on main's head, and no
+    branch will have its snapshot. ``committed_refs`` are the branches and tags in the catalog, if
+    ``metadata`` is not committed yet.
     """
 
     def __init__(
@@ -41,13 +42,13 @@ class TableView:
         self.committed_refs = frozenset(refs if committed_refs is None else committed_refs)
 
     def at(self, branch: str | None) -> TableView:
-        """Return the same version, seen from another branch."""
+        """Return the same version with another branch."""
         if branch == self.branch:
             return self
         return TableView(self.metadata, self.files, branch, committed_refs=self.committed_refs)
 
     def exposed(self) -> TableView:
-        """Return the same version, plaintext manifests included, which cannot be read otherwise."""
+        """Return the same version with files that also read plaintext manifests."""
         files = self.files.reading_exposed()
         return TableView(self.metadata, files, self.branch, committed_refs=self.committed_refs)
 
@@ -64,6 +65,11 @@ class TableView:
         return self.metadata.get("properties") or {}
 
     @cached_property
+    def locations(self) -> LocationProvider:
+        """Makes the locations of the table's new files."""
+        return load_location_provider(self.metadata["location"], dict(self.properties))
+
+    @cached_property
     def parsed(self) -> TableMetadata:
         return parse_metadata(self.metadata)
 
@@ -72,7 +78,7 @@ class TableView:
         return self.parsed.schema()
 
     def schema_json(self, schema_id: int) -> dict[str, Any]:
-        """Return a schema as the metadata has it."""
+        """Return a schema of the metadata, as JSON."""
         return next(s for s in self.metadata["schemas"] if s["schema-id"] == schema_id)
 
     @property
@@ -85,28 +91,28 @@ class TableView:
 
     @property
     def branch_head_id(self) -> int | None:
-        """The id of the branch's head, None where there is no such branch yet. Raises ValueError
-        for a tag."""
+        """The snapshot ID of the branch's head; None if there is no such branch yet. Raises
+        ValueError for a tag."""
         ref = (self.metadata.get("refs") or {}).get(self.branch)
         if ref is None:
             return None
         if ref.get("type", "branch") != "branch":
-            raise ValueError(f"{self.branch} is a tag, and only branches are written to")
+            raise ValueError(f"{self.branch} is a tag; changes are made to branches only")
         return int(ref["snapshot-id"])
 
     @cached_property
     def snapshot(self) -> EncryptedSnapshot | None:
-        """The snapshot to build upon: the branch's head, or main's where the branch is to be made,
-        as Java does; None in an empty table."""
+        """The snapshot that a change is based on: the branch's head or, if there is no such branch
+        yet, main's, as in Java. It is None in an empty table."""
         head = self.branch_head_id
         if head is None:
             head = self.metadata.get("current-snapshot-id", -1)
-        found = None if head in (None, -1) else self.parsed.snapshot_by_id(head)
-        return cast("EncryptedSnapshot | None", found)
+        snapshot = None if head in (None, -1) else self.parsed.snapshot_by_id(head)
+        return cast("EncryptedSnapshot | None", snapshot)
 
     @cached_property
     def manifests(self) -> list[EncryptedManifest]:
-        """The head's manifests. Raises as reading them does."""
+        """The manifests of ``snapshot``. Raises as reading them does."""
         if self.snapshot is None:
             return []
         return cast("list[EncryptedManifest]", self.snapshot.manifests(self.files))

@@ -15,12 +15,11 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from uuid import UUID
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.table.refs import MAIN_BRANCH
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -28,13 +27,13 @@ from ... import private_file
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..iceberg_api import (
+    MAIN_BRANCH,
+    ContentFile,
     FileChange,
-    FileRecord,
     SnapshotStep,
     TableOutput,
     TableView,
     WritePlan,
-    location_provider,
     parse_row_filter,
     write_rows,
 )
@@ -51,7 +50,7 @@ from ..workers import end_of_task
 _log = logging.getLogger(__name__)
 
 # All fields of a record but its key, which is sent wrapped.
-_SENT = [field.name for field in fields(FileRecord) if field.name != "key_metadata"]
+_SENT = [*(name for name in ContentFile.names if name != "key_metadata"), "spec_id"]
 
 
 @dataclass
@@ -90,11 +89,9 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         # Spark's timestamps with a zone are instants, whatever the session's zone.
         batches = (conform(batch, self._arrow) for batch in iterator)
         records = write_rows(
-            self._metadata,
+            view,
             batches,
             table.output(),
-            view.manager,
-            location_provider=location_provider(view),
             write_uuid=UUID(self._job_id),
             # Spark runs a task on each core.
             threads=1,
@@ -124,7 +121,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             for file in files:
                 transaction.output.note(file.path)
             job = self._key.open(table.files.keys.cache)
-            added = [FileRecord(**file.fields_with_key(job)) for file in files]
+            added = [ContentFile.of(**file.fields_with_key(job)) for file in files]
             row_filter = parse_row_filter(options.get("overwrite-filter") or AlwaysTrue())
 
             def change(view: TableView) -> FileChange:
@@ -147,7 +144,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         table = open_of_options(dict(self._options))
         output = TableOutput(table.files.inner)
         output.discard([file.path for file in _files_of(messages)])
-        folder = location_provider(TableView(self._metadata, table.files)).data_path
+        folder = TableView(self._metadata, table.files).locations.data_path
         listed = output.listed(folder)
         if listed is None:
             _log.warning("%s cannot be listed: files of %s may be left", folder, self._job_id)

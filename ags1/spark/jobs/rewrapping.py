@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from ...errors import Ags1Error, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
+from ...errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.sidecar import Sidecar
 from ..keys import FileKeys, KmsConfig, as_text, document_of
@@ -22,7 +22,7 @@ from ..paths import ledger_folder
 from ..storage import local_files as files
 from ..workers import task_context
 from .running import Job, Summary, task_failure
-from .work import KMS_UNUSABLE, cause
+from .work import cause
 
 REWRAP = "rewrap"
 

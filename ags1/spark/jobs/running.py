@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from ... import errors
 from ..._gcm import random_bytes
 from ...bulk import verify_file
-from ...errors import Ags1Error, FormatError, KeyMetadataError, TruncatedError
+from ...errors import KMS_UNUSABLE, Ags1Error, FormatError, KeyMetadataError, TruncatedError
 from ...key_metadata import KeyMetadata
 from ...keys.keychain import FILE_KEY_SIZE
 from ...layout import encrypted_size
@@ -47,7 +47,7 @@ from ..workers import task_context
 from . import planning
 from .planning import Task, Wave, task_cost, waves
 from .publishing import clear, has_its_name, published, settle_pending, sync_names
-from .work import EXPECTED, KMS_UNUSABLE, WRONG_LENGTH, Result, Work, cause, identity_of
+from .work import EXPECTED, WRONG_LENGTH, Result, Work, cause, identity_of
 
 SUFFIX = ".ags1"
 VERIFY = "verify"

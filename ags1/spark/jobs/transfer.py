@@ -19,14 +19,14 @@ from ..._pump import Pump
 from ...errors import Ags1Error, TruncatedError
 from ...geometry import Geometry
 from ...key_metadata import KeyMetadata
-from ...kms.process import PerProcess
+from ...process import OncePerProcess
 from ..storage.pieces import BLOCK_SIZE
 from ..storage.protocol import CHANGED, Output, Source
 
 # The blocks of a run by default, and the runs that are read ahead.
 RUN_BLOCKS = 8
 _READ_AHEAD = 2
-_readers = PerProcess(lambda: ThreadPoolExecutor(4 * _READ_AHEAD, "ags1-read"))
+_readers = OncePerProcess(lambda: ThreadPoolExecutor(4 * _READ_AHEAD, "ags1-read"))
 
 
 def seal(

@@ -17,7 +17,7 @@ from itertools import repeat
 from typing import ClassVar, NamedTuple
 
 from ... import layout, oneshot
-from ...errors import Ags1Error, KmsAccessDeniedError, KmsConfigurationError, KmsUnavailableError
+from ...errors import KMS_UNUSABLE, Ags1Error
 from ...geometry import Geometry, claim_key, file_geometry
 from ...key_metadata import KeyMetadata
 from ...keys.keychain import FILE_KEY_SIZE
@@ -30,8 +30,6 @@ from ..workers import end_of_task, task_context
 from .transfer import open_blocks, seal, texts_of
 
 EXPECTED = (Ags1Error, OSError, MemoryError)
-# Errors that every other file would have, too.
-KMS_UNUSABLE = (KmsUnavailableError, KmsAccessDeniedError, KmsConfigurationError)
 ALREADY_ENCRYPTED = "is encrypted already"
 WRONG_LENGTH = "the file is not as long as the ledger says: it was cut or replaced"
 _SMALL = 1 << 20

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from ...errors import KmsConfigurationError
-from ...kms.process import PerProcess
 from ...kms.properties import Properties
+from ...process import OncePerProcess
 from ..paths import local_path
 from .local import LOCAL
 from .protocol import Problem, SourceFile, Storage
@@ -82,7 +82,7 @@ def _new_storage(host_url: str) -> RemoteStorage:
 
 
 # Per process: a forked child must not use its parent's connections.
-_remote: PerProcess[dict[str, RemoteStorage]] = PerProcess(dict)
+_remote: OncePerProcess[dict[str, RemoteStorage]] = OncePerProcess(dict)
 
 
 def absolute(path: str) -> str:

@@ -17,6 +17,7 @@ from functools import partial
 
 from ...atomic import publish
 from ...errors import Ags1Error
+from ...source import regular_file
 from ..ledger import Row
 from ..paths import local_path
 from . import local_files as files
@@ -36,11 +37,9 @@ from .protocol import (
 class LocalSource:
     """A regular file, open for reading."""
 
-    def __init__(self, fd: int, path: str) -> None:
+    def __init__(self, fd: int, status: os.stat_result) -> None:
         self.fd = fd
-        self._status = status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", path)
+        self._status = status
         self.size = status.st_size
         self.version = files.version(status)
         self.mode = stat.S_IMODE(status.st_mode) & 0o777
@@ -138,12 +137,8 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def open(self, path: str, size: int, version: str) -> Iterator[LocalSource]:
-        # Without O_NONBLOCK, opening a pipe without a writer would hang.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            yield LocalSource(fd, path)
-        finally:
-            os.close(fd)
+        with regular_file(path) as (fd, status):
+            yield LocalSource(fd, status)
 
     @contextlib.contextmanager
     def output(

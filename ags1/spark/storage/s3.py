@@ -21,7 +21,7 @@ from typing import Any
 
 from ... import layout
 from ...errors import Ags1Error
-from ...kms.process import PerProcess
+from ...process import OncePerProcess
 from ..ledger import Row
 from .pieces import BLOCK_SIZE, Item, Piece
 from .protocol import (
@@ -48,7 +48,7 @@ _TRIES = 3
 _ATTEMPT_KEY = "ags1-attempt"
 # S3's codes for an upload that can never be completed.
 _NEVER = frozenset({"NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
-_uploaders = PerProcess(lambda: ThreadPoolExecutor(_UPLOADS, "ags1-upload"))
+_uploaders = OncePerProcess(lambda: ThreadPoolExecutor(_UPLOADS, "ags1-upload"))
 
 
 class _S3Source(RemoteSource):

@@ -22,14 +22,15 @@ from typing import Any, TypeAlias
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.table import ALWAYS_TRUE
-from pyiceberg.table.refs import MAIN_BRANCH
 
 from ...keys.manager import DEFAULT_DATA_KEY_LENGTH
 from .. import iceberg_api
 from ..iceberg_api import (
+    MAIN_BRANCH,
+    ContentFile,
     EncryptedCatalog,
     EncryptedTable,
-    FileRecord,
+    EstimatedProgress,
     MigrationResult,
     Progress,
     Rekeyed,
@@ -49,7 +50,7 @@ def verify_table(
     options: Options | None = None,
     *,
     cores: int | None = None,
-    progress: iceberg_api.verify.Progress | None = None,
+    progress: EstimatedProgress | None = None,
     require_encrypted: bool = False,
     list_folders: bool = True,
 ) -> TableVerification:
@@ -63,7 +64,7 @@ def verify_table(
     than a file.
     """
     opened, known = _opened(table, options)
-    return iceberg_api.verify.verify_table(
+    return iceberg_api.verify_table(
         opened,
         progress=progress,
         require_encrypted=require_encrypted,
@@ -123,7 +124,7 @@ def rekey_table(
     options: Options | None = None,
     row_filter: str | BooleanExpression = ALWAYS_TRUE,
     *,
-    select: Callable[[FileRecord], bool] | None = None,
+    select: Callable[[ContentFile], bool] | None = None,
     case_sensitive: bool = True,
     branch: str | None = MAIN_BRANCH,
     cores: int | None = None,

@@ -16,7 +16,6 @@ from typing import Any, cast
 from uuid import uuid4
 
 from pyiceberg.manifest import DataFile
-from pyiceberg.typedef import Record
 
 from ...errors import KeyMetadataError, NotEncryptedError
 from ...key_metadata import KeyMetadata
@@ -26,11 +25,9 @@ from ...keys.manager import EncryptionManager, now_ms
 from ...kms.registry import KMS_IMPL, KMS_TYPE
 from .. import options as opt
 from ..iceberg_api import (
-    DATA_FILE,
     ContentFile,
     EncryptedCatalog,
     EncryptedTable,
-    FileRecord,
     configured_properties,
     load_catalog,
     open_table,
@@ -43,17 +40,14 @@ _FILE = b"\0ags1 spark file\0"
 
 _CATALOG_PREFIX = "catalog."
 # Fields of a data file's record that no task needs.
-_METRICS = [
-    DATA_FILE[name]
-    for name in "column_sizes value_counts null_value_counts nan_value_counts lower_bounds "
-    "upper_bounds".split()
-]
+_METRICS = (
+    "column_sizes value_counts null_value_counts nan_value_counts lower_bounds upper_bounds"
+).split()
 # Fields of a table's metadata that grow with its history. No task needs them.
 _HISTORY = frozenset(
     "current-snapshot-id encryption-keys metadata-log partition-statistics refs snapshot-log "
     "snapshots statistics".split()
 )
-_FILE_PATH, _PARTITION = DATA_FILE["file_path"], DATA_FILE["partition"]
 
 
 def open_of_options(options: Mapping[str, str]) -> EncryptedTable:
@@ -198,16 +192,17 @@ class SentRecord:
     wrapped_key: bytes | None
 
     @classmethod
-    def of(cls, record: FileRecord, names: Iterable[str], job: KeyEncryptionKey) -> SentRecord:
+    def of(cls, record: ContentFile, names: Iterable[str], job: KeyEncryptionKey) -> SentRecord:
         """Raises KeyMetadataError."""
         km = record.key
         wrapped = None if km is None else wrap_key(job, km, record.file_path)
-        return cls({name: getattr(record, name) for name in names}, wrapped)
+        fields = record.fields()
+        return cls({name: fields[name] for name in names}, wrapped)
 
     @classmethod
-    def of_new(cls, record: FileRecord, names: Iterable[str], job: KeyEncryptionKey) -> SentRecord:
+    def of_new(cls, record: ContentFile, names: Iterable[str], job: KeyEncryptionKey) -> SentRecord:
         """The record of a file that a task has written, which always has a key."""
-        assert record.key_metadata is not None
+        assert record.is_encrypted
         return cls.of(record, names, job)
 
     @property
@@ -225,8 +220,7 @@ class SentRecord:
 class SentFile:
     """A data or delete file for a task: its record without metrics, and its wrapped key."""
 
-    record: tuple[Any, ...]
-    spec_id: int
+    fields: dict[str, Any]
     wrapped_key: bytes | None
     sequence_number: int | None
 
@@ -234,22 +228,21 @@ class SentFile:
     def of(cls, file: DataFile, job: KeyEncryptionKey) -> SentFile:
         """Raises KeyMetadataError, MetadataIntegrityError."""
         known = cast("ContentFile", file)
-        record = known.record
-        record[_PARTITION] = tuple(known.partition[n] for n in range(len(known.partition)))
-        for index in _METRICS:
-            record[index] = None
         km = known.key
         wrapped = None if km is None else wrap_key(job, km, known.file_path)
-        return cls(tuple(record), known.spec_id, wrapped, known.sequence_number)
+        fields = {**known.fields(), **dict.fromkeys(_METRICS)}
+        return cls(fields, wrapped, known.sequence_number)
 
     def open(self, job: KeyEncryptionKey) -> ContentFile:
         """Return the file with its key, which does not leave this process. Raises
         AuthenticationError."""
-        record = list(self.record)
-        record[_PARTITION] = Record(*record[_PARTITION])
-        path = record[_FILE_PATH]
-        km = None if self.wrapped_key is None else unwrap_key(job, self.wrapped_key, path)
-        return ContentFile.of_record(record, self.spec_id, km, self.sequence_number)
+        km = None
+        if self.wrapped_key is not None:
+            km = unwrap_key(job, self.wrapped_key, self.fields["file_path"])
+        key_bytes = None if km is None else km.to_bytes()
+        file = ContentFile.of(**{**self.fields, "key_metadata": key_bytes})
+        file.sequence_number = self.sequence_number
+        return file
 
 
 def new_job_id() -> str:

@@ -15,26 +15,24 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from pyiceberg.io import FileIO
 from pyiceberg.table.locations import LocationProvider
 
-from ...errors import Ags1Error
+from ...errors import KMS_UNUSABLE, Ags1Error
 from ...keys.envelope import KeyEncryptionKey
 from ...keys.manager import EncryptionManager
 from .. import options as opt
 from ..iceberg_api import (
     ByteMeter,
     Check,
+    ContentFile,
     Done,
     EncryptedTable,
-    FileRecord,
     Outcome,
     TableFiles,
     TableOutput,
     Tick,
     new_location,
 )
-from ..jobs.work import KMS_UNUSABLE
 from .access import JobKey, new_job_id
 from .tasks import Checking, Failed, JobTable, OldFile, Rewriting, Rewritten, SentCheck
 from .waves import Waves
@@ -139,20 +137,20 @@ class SparkRewrites:
 
     def rewrite(
         self,
-        files: Sequence[FileRecord],
-        source: FileIO,
+        files: Sequence[ContentFile],
+        source: TableFiles,
         output: TableOutput,
-        manager: EncryptionManager,
         locations: LocationProvider,
         on_done: Done,
     ) -> None:
         output.check_process()
+        manager = source.keys
         key = JobKey.by_kms(manager)
         job = key.open(manager.cache)
         # The driver says how long keys have to be; tasks do not find out for themselves.
         key_size = len(manager.new_file_key().encryption_key)
         self._folders[locations.data_path] = output
-        under_way: dict[int, FileRecord] = {}
+        under_way: dict[int, ContentFile] = {}
         failure: Exception | None = None
 
         def sent() -> Iterator[tuple[OldFile, int]]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from pyiceberg.io import FileIO
 
-from ...errors import Ags1Error, KmsConfigurationError
+from ...errors import KMS_UNUSABLE, Ags1Error, KmsConfigurationError
 from ...keys.cache import KekCache
 from ...keys.envelope import KeyEncryptionKey
 from ...keys.manager import DEFAULT_DATA_KEY_LENGTH, EncryptionManager
@@ -24,16 +24,15 @@ from ..iceberg_api import (
     ByteMeter,
     Check,
     CheckKind,
+    ContentFile,
     EncryptedTable,
     FileChecker,
-    FileRecord,
     Outcome,
     PlainTableWarning,
     TableFiles,
     TableOutput,
     rewrite_file,
 )
-from ..jobs.work import KMS_UNUSABLE
 from ..workers import end_of_task, task_context
 from .access import JobKey, SentFile, SentRecord, catalog_of_options, table_of_process
 
@@ -146,13 +145,13 @@ class OldFile(NamedTuple):
     sent: SentRecord
 
     @classmethod
-    def of(cls, number: int, location: str, file: FileRecord, job: KeyEncryptionKey) -> OldFile:
+    def of(cls, number: int, location: str, file: ContentFile, job: KeyEncryptionKey) -> OldFile:
         """Raises KeyMetadataError."""
         return cls(number, location, SentRecord.of(file, _OLD, job))
 
-    def open(self, job: KeyEncryptionKey) -> FileRecord:
+    def open(self, job: KeyEncryptionKey) -> ContentFile:
         """Return the file's record with its key. Raises AuthenticationError."""
-        return FileRecord(partition=(), **self.sent.fields_with_key(job))
+        return ContentFile.of(partition=(), **self.sent.fields_with_key(job))
 
 
 class NewFile(NamedTuple):
@@ -161,9 +160,9 @@ class NewFile(NamedTuple):
     number: int
     sent: SentRecord
 
-    def replacing(self, old: FileRecord, job: KeyEncryptionKey) -> FileRecord:
+    def replacing(self, old: ContentFile, job: KeyEncryptionKey) -> ContentFile:
         """Return the new file's record, made from the old one's. Raises AuthenticationError."""
-        return replace(old, **self.sent.fields_with_key(job))
+        return old.replace(**self.sent.fields_with_key(job))
 
 
 class Failed(NamedTuple):
@@ -197,7 +196,7 @@ class Rewriting:
                 for file in task:
                     location = attempt_location(file.location, context.taskAttemptId())
                     try:
-                        new = rewrite_file(file.open(job), source, output, location, source.keys)
+                        new = rewrite_file(file.open(job), source, output, location)
                     except KMS_UNUSABLE:
                         raise
                     except _EXPECTED as error:

@@ -1,0 +1,139 @@
+"""``Base``: a table's current metadata as its catalog has it, which a commit is built upon.
+
+``load_base`` reads it in every kind of catalog. What the catalog knows of a table is trusted more
+than the metadata file: Hive's parameters and a REST server's answer become part of the ``Trust``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.typedef import Identifier, Properties
+
+from ...errors import MetadataIntegrityError
+from ...keys.manager import TABLE_KEY_ID
+from ..pyiceberg.hive import hive_parameters
+from ..pyiceberg.redirection import refuse_redirection
+from ..pyiceberg.rest import RestTable, ask_rest_server, snapshot_loading_mode
+from ..pyiceberg.sql import sql_metadata_location
+from ..read.metadata import read_metadata
+from ..storage.trust import (
+    ICEBERG,
+    METADATA_LOCATION,
+    TABLE_TYPE,
+    Trust,
+    hive_trust,
+    is_a,
+    rest_trust,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableConfig:
+    """A REST server's configuration of a table; empty in other catalogs. ``storage`` is the same
+    with the credentials for the table's files."""
+
+    config: dict[str, str] = field(default_factory=dict, repr=False)
+    storage: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def io(self, catalog: Catalog, location: str) -> FileIO:
+        """Return the FileIO for ``location``. The table's metadata has no say in it."""
+        return load_file_io(self.properties(catalog), location)
+
+    def properties(self, catalog: Catalog) -> Properties:
+        """Return the properties of the table's FileIO: those of the catalog and of the server."""
+        return {**catalog.properties, **self.storage}
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A table's metadata as its catalog has it. Updates are applied to it.
+
+    ``location`` is that of its metadata.json; a REST server may leave it out, then it is empty.
+    ``trust`` is what confirms the metadata.
+    """
+
+    identifier: Identifier
+    metadata: dict[str, Any] = field(repr=False)
+    location: str
+    trust: Trust
+    config: TableConfig = field(default_factory=TableConfig)
+
+    def io(self, catalog: Catalog) -> FileIO:
+        """Return the FileIO of the table's files."""
+        return self.config.io(catalog, self.location or self.metadata.get("location", ""))
+
+
+def load_base(
+    catalog: Catalog, identifier: str | Identifier, trust: Trust, *, as_configured: bool = False
+) -> Base:
+    """Return a table's current metadata. ``trust`` is what the caller knows of it.
+
+    A REST server is asked for all snapshots. If ``as_configured`` is true, it is asked for those
+    that the catalog's property ``snapshot-loading-mode`` names; but an encrypted table needs all.
+
+    Raises NoSuchTableError, and MetadataIntegrityError if the metadata contradicts what the caller
+    or the catalog knows, or if it names code to run or a server to ask that the catalog's
+    properties do not name.
+    """
+    config = TableConfig()
+    name = Catalog.identifier_to_tuple(identifier)
+    if is_a(catalog, "RestCatalog"):
+        mode = snapshot_loading_mode(catalog) if as_configured else None
+        answer = ask_rest_server(catalog, identifier, mode)
+        if mode == "refs" and answer[0].get("properties", {}).get(TABLE_KEY_ID):
+            # Keys whose snapshots are missing from the answer would be pruned.
+            answer = ask_rest_server(catalog, identifier)
+        return rest_base(catalog, name, answer, trust)
+    if is_a(catalog, "HiveCatalog"):
+        parameters = hive_parameters(catalog, identifier)
+        location = parameters.get(METADATA_LOCATION, "")
+        if not location or parameters.get(TABLE_TYPE, "").lower() != ICEBERG:
+            catalog.load_table(identifier)  # raises PyIceberg's own errors
+            raise MetadataIntegrityError(
+                f"the Hive metastore gave two different answers about {'.'.join(name)}: "
+                "load the table again"
+            )
+        trust = hive_trust(trust, parameters)
+    elif is_a(catalog, "SqlCatalog"):
+        location = sql_metadata_location(catalog, identifier)
+    else:
+        table = catalog.load_table(identifier)
+        name, location = table.name(), table.metadata_location
+        config = TableConfig(table.config, table.config)
+    return file_base(catalog, name, location, trust, config)
+
+
+def rest_base(catalog: Catalog, identifier: Identifier, answer: RestTable, trust: Trust) -> Base:
+    """Return the table of a REST server's answer. Raises MetadataIntegrityError as ``load_base``.
+
+    The answer's metadata is used and not the metadata file, unless a SHA-256 of the file is
+    expected.
+    """
+    metadata, location, config = answer[0], answer[1], TableConfig(answer[2], answer[3])
+    trust = rest_trust(trust, metadata)
+    if trust.metadata_sha256 is not None:
+        return file_base(catalog, identifier, location, trust, config)
+    return _checked(catalog, Base(identifier, metadata, location, trust, config))
+
+
+def file_base(
+    catalog: Catalog,
+    identifier: Identifier,
+    location: str,
+    trust: Trust,
+    config: TableConfig | None = None,
+) -> Base:
+    """Return the table of the metadata.json at ``location``. Raises MetadataIntegrityError as
+    ``load_base``."""
+    config = config or TableConfig()
+    metadata = read_metadata(config.io(catalog, location), location, trust)
+    return _checked(catalog, Base(identifier, metadata, location, trust, config))
+
+
+def _checked(catalog: Catalog, base: Base) -> Base:
+    refuse_redirection(base.metadata, base.config.properties(catalog), base.location)
+    return base

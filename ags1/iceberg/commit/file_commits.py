@@ -1,0 +1,254 @@
+"""``FileCommits``: commits to catalogs that only keep the location of a table's metadata.json.
+
+Each try writes a metadata.json of its own. The catalog replaces the old location by the new one
+only if it still has the old one. Follows Java's ``BaseMetastoreTableOperations``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Event
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchNamespaceError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.io import FileIO
+from pyiceberg.typedef import Identifier
+
+from ...keys.manager import TABLE_KEY_ID, now_ms
+from ..read.metadata import MAX_METADATA_SIZE, read_metadata
+from ..spec.requirements import check_requirements
+from ..storage.output import TableOutput
+from ..storage.trust import Trust, vouches
+from .base import Base, TableConfig
+from .commits import Commits, NewLocation, Update, check_still_encrypted, plain_dicts
+from .metadata_file import (
+    METADATA_PATH,
+    hash_of,
+    java_hash,
+    next_metadata_location,
+    print_metadata,
+    stored_form,
+    with_metadata_log,
+)
+from .outcome import after_commit, not_committed, was_committed
+from .updates import apply_updates
+
+# After these, the change was certainly not made.
+_REFUSALS = (CommitFailedException, NoSuchNamespaceError, TableAlreadyExistsError)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A table's next metadata, written but not committed.
+
+    ``java_hash`` is Hive's ``metadata_hash`` of it, ``sha256`` that of the stored file in hex.
+    """
+
+    metadata: dict[str, Any] = field(repr=False)
+    location: str
+    java_hash: str
+    sha256: str
+
+
+class FileCommits(Commits):
+    """Commits to a catalog that keeps the location of a table's metadata.json."""
+
+    def commit(
+        self,
+        base: Base,
+        updates: Sequence[Mapping[str, Any]],
+        requirements: Sequence[Mapping[str, Any]],
+        output: TableOutput,
+        *,
+        new_key_id: str | None = None,
+    ) -> Base:
+        check_requirements(base.metadata, plain_dicts(requirements))
+        if not updates:
+            return base
+        changes = plain_dicts(updates)
+        metadata = self._updated(base, changes, new_key_id, now_ms())
+        metadata, expired = with_metadata_log(
+            metadata, base.location, base.metadata["last-updated-ms"]
+        )
+        location = next_metadata_location(
+            metadata, base.location, is_beside=not self._may_choose_folder(base, metadata, changes)
+        )
+        staged = _write(metadata, location, output, base)
+        trust = replace(base.trust, key_id=new_key_id or base.trust.key_id)
+        after = self._after(replace(base, trust=trust), staged)
+        self._try(base, staged, output, lambda sent: self._swap(base, staged, sent))
+        with after_commit(base.identifier):
+            output.discard(expired)
+        return after
+
+    def create(
+        self,
+        identifier: str | Identifier,
+        updates: Sequence[Mapping[str, Any]],
+        output: TableOutput,
+        *,
+        new_location: NewLocation | None = None,
+    ) -> Base:
+        name = Catalog.identifier_to_tuple(identifier)
+        metadata = apply_updates(None, plain_dicts(updates), now_ms=now_ms())
+        new_location = new_location or NewLocation(metadata["location"])
+        self._refuse_redirection(metadata, new_location.config, new_location.location)
+        key_id = (metadata.get("properties") or {}).get(TABLE_KEY_ID) or None
+        check_still_encrypted({}, metadata, key_id)
+        staged = _write(metadata, next_metadata_location(metadata, None), output)
+        after = self._after(Base(name, metadata, staged.location, Trust(key_id)), staged)
+        self._try(after, staged, output, lambda sent: self._insert(name, staged, sent))
+        return after
+
+    def repoint(self, base: Base, location: str, output: TableOutput) -> Base:
+        staged = _read_staged(location, output.io, base)
+        check_requirements(
+            staged.metadata,
+            [{"type": "assert-table-uuid", "uuid": base.metadata["table-uuid"]}],
+        )
+        self._refuse_redirection(staged.metadata, base.config, base.location)
+        check_still_encrypted(base.metadata, staged.metadata, None)
+        self._try(base, staged, output, lambda sent: self._swap(base, staged, sent))
+        return self._after(base, staged)
+
+    def register(self, identifier: str | Identifier, location: str, output: TableOutput) -> None:
+        staged = _read_staged(location, output.io, None)
+        self._refuse_redirection(staged.metadata, TableConfig(), location)
+        self._insert(Catalog.identifier_to_tuple(identifier), staged, Event())
+
+    def _may_choose_folder(
+        self, base: Base, metadata: Mapping[str, Any], updates: list[Update]
+    ) -> bool:
+        """Return whether ``metadata`` may choose the folder of the next metadata.json.
+
+        Files beside the catalog's metadata.json count as the table's own. So somebody who could
+        write the base's file must not choose the folder. This commit may, and the catalog's own
+        properties, and metadata that a hash or a server confirms.
+        """
+        path = (metadata.get("properties") or {}).get(METADATA_PATH)
+        if path:
+            chosen = any(
+                update["action"] == "set-properties"
+                and update["updates"].get(METADATA_PATH) == path
+                for update in updates
+            )
+            chosen = chosen or self.catalog.properties.get(METADATA_PATH) == path
+        else:
+            chosen = any(update["action"] == "set-location" for update in updates)
+        return chosen or vouches(base.trust)
+
+    @abstractmethod
+    def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
+        """Make ``staged`` the table's metadata if ``base`` still is.
+
+        ``sent`` is set before the request after which the catalog may have committed, even if it
+        ends in an exception. Raises CommitFailedException if another commit was first, whether
+        ``sent`` is set or not.
+        """
+
+    @abstractmethod
+    def _insert(self, identifier: Identifier, staged: Staged, sent: Event) -> None:
+        """Make a new table. ``sent`` is that of ``_swap``. Raises TableAlreadyExistsError and
+        NoSuchNamespaceError if it was certainly not made."""
+
+    @abstractmethod
+    def _current_location(self, identifier: Identifier) -> str | None:
+        """Return the metadata's location that the catalog has; None if there is no such table.
+
+        A commit that is under way is waited for, if the catalog can do that. Raises whatever
+        prevents an answer.
+        """
+
+    @abstractmethod
+    def _may_still_commit(self, error: BaseException, is_new: bool) -> bool:
+        """Return whether the catalog may still carry out a request that ended in ``error``,
+        although ``_current_location`` does not show it yet. ``is_new``: it was for a new table."""
+
+    def _after(self, base: Base, staged: Staged) -> Base:
+        """Return the base after ``staged`` is committed. What confirmed the old metadata confirms
+        the new."""
+        trust = replace(
+            base.trust,
+            metadata_sha256=base.trust.metadata_sha256 and staged.sha256,
+            java_hash=None,
+            data_key_length=None,
+        )
+        return replace(base, metadata=staged.metadata, location=staged.location, trust=trust)
+
+    def _try(
+        self, base: Base, staged: Staged, output: TableOutput, change: Callable[[Event], None]
+    ) -> None:
+        """Return if the catalog has ``staged``. Otherwise delete its file and raise as ``commit``
+        and ``create``; if that is unknown, the file stays."""
+        sent = Event()
+        try:
+            change(sent)
+        except BaseException as error:
+            was_refused = isinstance(error, _REFUSALS) or not sent.is_set()
+            if not was_refused and self._was_made(base, staged, error):
+                return
+            output.discard([staged.location])
+            if was_refused or not isinstance(error, Exception):
+                raise
+            what = "the creation" if base.location == staged.location else "a commit"
+            raise not_committed(base.identifier, error, what) from error
+
+    def _was_made(self, base: Base, staged: Staged, error: BaseException) -> bool:
+        is_new = base.location == staged.location
+
+        def ask() -> bool | None:
+            location = self._current_location(base.identifier)
+            if location == staged.location:
+                return True
+            if location == (None if is_new else base.location):
+                return None if self._may_still_commit(error, is_new) else False
+            if location is None:
+                # The table was dropped.
+                return None
+            log = self.load(base.identifier, Trust()).metadata.get("metadata-log") or ()
+            locations = {entry.get("metadata-file") for entry in log}
+            if staged.location in locations:
+                return True
+            # Somebody else's new table excludes ours. A commit may be older than the log.
+            return False if is_new or base.location in locations else None
+
+        return was_committed(base.identifier, staged.metadata, error, ask)
+
+
+def _read_staged(location: str, io: FileIO, base: Base | None) -> Staged:
+    """Return metadata that was written earlier. ``base`` is the table's, None for a new table.
+    Raises as ``read_metadata``."""
+    with io.new_input(location).open() as stream:
+        sha256 = hashlib.sha256(stream.read(MAX_METADATA_SIZE + 1)).hexdigest()
+    metadata = read_metadata(io, location, Trust(base.trust.key_id if base else None, sha256))
+    return Staged(metadata, location, _java_hash(print_metadata(metadata), base), sha256)
+
+
+def _write(
+    metadata: dict[str, Any], location: str, output: TableOutput, base: Base | None = None
+) -> Staged:
+    text = print_metadata(metadata)
+    stored = stored_form(text, location)
+    output.write(location, stored)
+    return Staged(metadata, location, _java_hash(text, base), hashlib.sha256(stored).hexdigest())
+
+
+def _java_hash(text: bytes, base: Base | None) -> str:
+    """Return Hive's hash of printed metadata.
+
+    Java hashes the fields that it knows. If the hash of ``base`` covers fields that are not known
+    here, a later Java wrote it, and the new hash covers them too.
+    """
+    known, whole = java_hash(text), hash_of(text)
+    stated = None if base is None else base.trust.java_hash
+    if base is None or stated is None or known == whole:
+        return known
+    return known if java_hash(print_metadata(base.metadata)) == stated else whole

@@ -1,0 +1,1 @@
+"""Copies an encrypted table to another location. Begin with ``relocate``."""

@@ -1,0 +1,258 @@
+"""``relocate`` copies an encrypted table to another location, in the same storage or in another.
+
+What is at the new location after each step::
+
+    make_plan      nothing; the old table's manifests are read
+    Copier         data/1.parquet                   data files, equality deletes and statistics,
+                   data/2.parquet                   as they are stored and under their old names
+    Rewriter       data/<uuid>-deletes.puffin       deletion vectors and position deletes,
+                   metadata/<attempt>-m0.avro       then manifests, which name all files above,
+                   metadata/snap-1-1-<attempt>.avro then manifest lists, which name manifests
+    _publish       metadata/00001-<uuid>.metadata.json   to register in a catalog
+
+Each file appears complete or not at all. So if the process is killed, there are whole files, and
+no metadata.json names them. The next attempt finds the copies by their names and sizes, and does
+not copy them again. It writes the other files under new names, and those of the killed attempt
+stay: ``verify_table`` reports them as orphans. If an attempt fails with an exception, it deletes
+the files that it has written anew, and its copies stay for the next attempt. The old table never
+changes.
+
+Java's ``RewriteTablePath`` does the same for unencrypted tables and refuses encrypted ones. This
+package does not know catalogs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.io import load_file_io
+
+from ....cpu import usable_cpus
+from ....errors import MetadataIntegrityError
+from ...commit.base import Base
+from ...commit.metadata_file import (
+    METADATA_PATH,
+    next_metadata_location,
+    print_metadata,
+    stored_form,
+)
+from ...commit.session import TableSession, version_of
+from ...storage.locations import checked_location, normalized
+from ...storage.trust import Trust
+from ..verify import verify_table
+from ..verify.findings import Severity
+from ..verify.progress import EstimatedProgress
+from .copying import Copier
+from .destination import Destination
+from .job import Job
+from .location_checks import (
+    is_in_place,
+    is_seen_from,
+    known_by_another_name,
+    refuse_other_table,
+)
+from .new_metadata import new_metadata, new_properties
+from .plan import Plan, make_plan
+from .rewriting import Rewriter
+from .workers import Workers
+
+_REMOTE_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RelocationResult:
+    """The result of a relocation, or of its ``dry_run``.
+
+    ``metadata_location`` is the new metadata.json, to register in a catalog; None after a dry run.
+    ``copied_files`` is the number of files that were copied, ``copied_size`` their bytes.
+    ``found_files`` and ``found_size`` are those that an earlier attempt had copied; a dry run does
+    not look for them. ``rewritten_files`` is the number of files that were written anew: manifest
+    lists, manifests, deletion vectors, position deletes. ``dropped_statistics`` are statistics
+    files of the old metadata that are missing or outside the metadata folder; those outside may be
+    something else, so they are not copied.
+
+    ``old_files`` are the files in the old table's own folders that the new table replaces, and all
+    known metadata.json files there. Delete them once nobody reads the old table.
+    ``old_files_outside`` are those outside these folders, which may be somebody else's.
+    """
+
+    location: str
+    metadata_location: str | None
+    snapshots: int
+    copied_files: int
+    copied_size: int
+    found_files: int
+    found_size: int
+    rewritten_files: int
+    dropped_statistics: tuple[str, ...] = ()
+    old_files: tuple[str, ...] = field(default=(), repr=False)
+    old_files_outside: tuple[str, ...] = field(default=(), repr=False)
+
+
+def relocate(
+    table: TableSession,
+    new_location: str,
+    *,
+    properties: Mapping[str, str] | None = None,
+    snapshots: Literal["all", "current"] = "all",
+    threads: int | None = None,
+    dry_run: bool = False,
+    progress: EstimatedProgress | None = None,
+    resume: bool = True,
+    verify: bool = False,
+) -> RelocationResult:
+    """Copy a table to ``new_location``. The old table does not change.
+
+    ``properties`` are those of PyIceberg's FileIO for the new location; the default is the table's
+    own. With ``snapshots="current"``, only the current snapshot is copied, with the branches and
+    tags that refer to it. ``threads`` is the number of threads that copy. The default is one per
+    CPU for this machine's file systems, and more over a network. ``progress(done, total)`` is
+    called about ten times a second with numbers of bytes to copy, in the calling thread. If it
+    raises, the call ends. With ``dry_run``, the manifests are read and nothing is written. With
+    ``resume``, data files that are at their new location already are used, and after a failure the
+    copied files stay. Without it, such a file is an error, and after a failure nothing stays.
+
+    Each copy must have the size that the metadata says. With ``verify``, every file of the new
+    table is authenticated before its metadata.json is written. If an unencrypted file is at its new
+    location already, it is compared with its source. If a wrong encrypted file is there, reading it
+    will fail.
+
+    The new table keeps its KEKs and the keys of its data files. Files from outside the table's
+    location are copied into a folder of the new location. Table properties that name a folder below
+    the old location are changed to the new one. Those that name another folder are removed.
+
+    If the table was moved and is opened with a ``location_map``, the new location may be where its
+    files already are. Then nothing is copied.
+
+    Raises ValueError if the location is invalid, if it is inside the present one or contains it,
+    or if it is the present one under another name (through a link, a mount or an access point);
+    TypeError if the table is not encrypted; FileExistsError if another file is in the way;
+    MetadataIntegrityError, TruncatedError, FormatError, AuthenticationError and NotEncryptedError
+    if the table is damaged; KmsError; OSError.
+
+    There are nine parameters: each optional one is a choice by itself, and is given by name.
+    """
+    if not isinstance(table, TableSession):
+        raise TypeError(
+            "the table is not encrypted, and only encrypted tables can be relocated: migrate it "
+            "first"
+        )
+    if snapshots not in ("all", "current"):
+        raise ValueError(f"snapshots must be 'all' or 'current', not {snapshots!r}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    view = table.view()
+    old_location = view.metadata["location"]
+    new_location = checked_location(new_location)
+    io_properties = view.files.properties if properties is None else dict(properties)
+    in_place = is_in_place(view, new_location, io_properties)
+    if threads is None:
+        threads = usable_cpus()
+        used = (normalized(new_location), normalized(view.files.stored_location(old_location)))
+        if any(location.scheme != "file" for location in used):
+            threads = max(threads, _REMOTE_THREADS)
+    job = Job(
+        view=view,
+        metadata_location=table.metadata_location,
+        folders=table.folders,
+        all_snapshots=snapshots == "all",
+        destination=Destination(old_location, new_location),
+        io=load_file_io(io_properties, new_location),
+        is_same_storage=io_properties == view.files.properties,
+        is_in_place=in_place,
+        workers=Workers(threads, progress),
+    )
+    return _run(job, resume=resume, verify=verify, dry_run=dry_run)
+
+
+def _run(job: Job, *, resume: bool, verify: bool, dry_run: bool) -> RelocationResult:
+    properties = new_properties(job.metadata, job.destination)
+    metadata_folder = properties.get(METADATA_PATH, f"{job.destination.new}/metadata")
+    copier = Copier(job, resume=resume)
+    rewriter = Rewriter(job, metadata_folder)
+    metadata_location = None
+    try:
+        plan = make_plan(job)
+        if not dry_run:
+            refuse_other_table(job.io, metadata_folder, job.metadata)
+            for _ in job.workers.each(copier.copy, plan.copies.values()):
+                pass
+            lists = rewriter.rewrite(plan)
+            metadata = new_metadata(job, plan, properties, lists)
+            metadata_location = _publish(job, metadata, copier, rewriter, verify=verify)
+        job.workers.report(final=True)
+    except BaseException:
+        # Stop the threads first, because they may be about to complete a file.
+        job.workers.stop()
+        rewriter.output.discard(rewriter.output.written)
+        if not resume:
+            copier.output.discard(copier.output.written)
+        raise
+    finally:
+        job.workers.stop()
+    return _result(job, plan, copier, metadata_location)
+
+
+def _publish(
+    job: Job, metadata: dict[str, Any], copier: Copier, rewriter: Rewriter, *, verify: bool
+) -> str:
+    """Write the new metadata.json; return its location."""
+    location = next_metadata_location(metadata, job.metadata_location)
+    text = print_metadata(metadata)
+    if verify:
+        _verify(job, metadata, location)
+    rewriter.output.write(location, stored_form(text, location))
+    if not job.is_in_place and is_seen_from(job.view, job.metadata_location, location):
+        # Delete the copies of files from outside: no further attempt will use them.
+        copier.output.discard(copier.output.written)
+        raise known_by_another_name(job.destination.new)
+    return location
+
+
+def _verify(job: Job, metadata: dict[str, Any], location: str) -> None:
+    """Authenticate every file of the new table. Raises MetadataIntegrityError, KmsError."""
+    keys = job.files.keys
+    version = version_of(
+        Base(("relocated", location), metadata, location, Trust(key_id=keys.table_key_id)),
+        job.io,
+        keys.kms,
+        require_encrypted=job.files.require_encrypted,
+    )
+    table = TableSession(version, NoopCatalog("relocated"))
+    report = verify_table(table, threads=job.workers.threads, list_folders=False)
+    for finding in report.findings:
+        if finding.severity == Severity.ERROR:
+            raise MetadataIntegrityError(
+                f"the relocated table has an error, so it was not completed: {finding.message}",
+                file=finding.file,
+            )
+
+
+def _result(
+    job: Job, plan: Plan, copier: Copier, metadata_location: str | None
+) -> RelocationResult:
+    logged = [entry["metadata-file"] for entry in job.metadata.get("metadata-log") or ()]
+    old = {item.source for item in plan.copies.values() if not job.stays(item.source)}
+    old.update(item.source for item in plan.vectors.values())
+    old.update(item.source for item in plan.deletes.values())
+    old.update(plan.manifests, (snapshot.manifest_list for snapshot in plan.snapshots))
+    inside = {location for location in old if job.folders.has(location)}
+    inside.update(job.folders.versions(logged))
+    # The table was opened from this file, which may have another location than in the metadata.
+    inside.add(job.metadata_location)
+    return RelocationResult(
+        location=job.destination.new,
+        metadata_location=metadata_location,
+        snapshots=len(plan.snapshots),
+        copied_files=len(plan.copies) - copier.found_files,
+        copied_size=plan.copied_size - copier.found_size,
+        found_files=copier.found_files,
+        found_size=copier.found_size,
+        rewritten_files=plan.rewritten_files,
+        dropped_statistics=tuple(plan.dropped_statistics),
+        old_files=tuple(sorted(inside)),
+        old_files_outside=tuple(sorted(old.union(logged) - inside)),
+    )

@@ -1,0 +1,167 @@
+"""Opens the files of one table, and returns their columns in the table's types.
+
+A file may have been written with any schema that the table had, or by a writer without field IDs.
+So columns are found by field ID, are promoted to the table's type, and get the values that are only
+in the file's partition. Most files of a table have the same schema, and computing what follows from
+it takes longer than reading a small file. So the results are cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, closing
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
+from pyiceberg.manifest import FileFormat
+from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import ListType, MapType, NestedField, StructType
+
+from ..pyiceberg.arrow import column_projection_values, downcasts_ns_timestamps, project
+from ..spec.column_types import as_stored, opaque_ids, readable
+from ..storage.table_files import TableFiles
+from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
+from .once import Once
+from .open_files import FileColumns, OpenAvro, OpenParquet, without_fields
+from .records import ContentFile
+
+_LINEAGE = Schema(*(METADATA_COLUMNS[i] for i in sorted(LINEAGE_IDS)))
+
+
+class Rows(NamedTuple):
+    """Rows in a file's own columns, whose schema is ``schema``.
+
+    ``missing`` has values of columns that are only in the file's partition. ``positions`` are the
+    rows' positions in the file, if they are needed. ``live`` is the number of rows before the
+    filter. ``file`` is their data file.
+    """
+
+    schema: Schema
+    missing: dict[int, Any]
+    batch: pa.RecordBatch
+    positions: pa.Array | None = None
+    live: int = 0
+    file: ContentFile | None = None
+
+    def where(self, mask: pa.Array | None) -> Rows:
+        """Return the rows that the mask selects; all rows if it is None."""
+        if mask is None:
+            return self
+        positions = None if self.positions is None else self.positions.filter(mask)
+        return self._replace(batch=self.batch.filter(mask), positions=positions)
+
+
+class FileReader:
+    """Opens files of one table and reads their columns. Any number of threads may use it at once.
+
+    ``projected`` is the schema of the rows that the caller wants. Each Avro file is read by
+    ``threads`` threads; Arrow has its own for Parquet.
+    """
+
+    def __init__(self, files: TableFiles, metadata: TableMetadata, projected: Schema) -> None:
+        self.files = files
+        self.threads = 1
+        self._metadata = metadata
+        self._projected = projected
+        self._opaque = opaque_ids(metadata.schemas)
+        self._names = metadata.name_mapping()
+        self._downcasts = bool(downcasts_ns_timestamps())
+        self._table_columns: Once[frozenset[int], Schema] = Once(self._find_table_columns)
+        self._file_columns: Once[tuple[bytes, frozenset[int]], FileColumns] = Once(
+            self._find_file_columns
+        )
+
+    def table_columns(self, field_ids: Iterable[int]) -> Schema:
+        """Return the table's columns with these IDs, also those that it has dropped. If there are
+        none, return any one column, because Arrow does not count rows that have no columns."""
+        return self._table_columns(frozenset(field_ids))
+
+    def open(
+        self, file: ContentFile, wanted: Schema, dictionary_columns: tuple[str, ...] = ()
+    ) -> AbstractContextManager[OpenParquet | OpenAvro]:
+        """Open a file to read its columns ``wanted``."""
+        if file.stored_format == FileFormat.PARQUET:
+            leaves = frozenset(leaf_ids(wanted))
+
+            def columns_of(physical: pa.Schema) -> FileColumns:
+                return self._file_columns((physical.serialize().to_pybytes(), leaves))
+
+            return closing(OpenParquet(self.files, file, columns_of, dictionary_columns))
+        if file.stored_format == FileFormat.AVRO:
+            values = self.partition_values(file, wanted, set())
+            return closing(OpenAvro(self.files, file, wanted, self._names, values, self.threads))
+        raise NotImplementedError(
+            f"{file.file_path}: {file.stored_format.name} files are not supported in an encrypted "
+            "table"
+        )
+
+    def partition_values(
+        self, file: ContentFile, wanted: Schema, present: set[int]
+    ) -> dict[int, Any]:
+        """Return the values of the wanted columns that the file does not have, if its partition has
+        them. ``present`` are the IDs of the columns in the file."""
+        spec = self._metadata.specs().get(file.spec_id)
+        return column_projection_values(file, wanted, self._metadata.schema(), spec, present)
+
+    def project(self, schema: Schema, rows: Rows) -> pa.RecordBatch:
+        """Return rows in the columns of ``schema``."""
+        return project(
+            schema,
+            rows.schema,
+            rows.batch,
+            downcast_ns_timestamp_to_us=self._downcasts,
+            missing=rows.missing,
+        )
+
+    def column(self, schema: Schema, field_id: int, rows: Rows) -> pa.Array:
+        """Return one column in its type in ``schema``, which has no other column."""
+        column = self.project(schema, rows).column(0)
+        field = schema.fields[0]
+        while field.field_id != field_id:
+            assert isinstance(field.field_type, StructType)
+            field = field.field_type.fields[0]
+            column = pc.struct_field(column, 0)
+        # A filter on a struct, list or map asks only whether it is null.
+        return (
+            column.cast(arrow_type(schema, field_id)) if field.field_type.is_primitive else column
+        )
+
+    def _find_table_columns(self, field_ids: frozenset[int]) -> Schema:
+        columns: dict[int, NestedField] = {}
+        others = sorted(self._metadata.schemas, key=lambda s: s.schema_id, reverse=True)
+        for schema in (self._projected, self._metadata.schema(), *others, _LINEAGE):
+            for field in prune_columns(schema, set(field_ids), select_full_types=False).fields:
+                have = columns.get(field.field_id)
+                # If two versions of a column differ, take the one with more of the wanted fields.
+                if have is None or len(Schema(field).field_ids) > len(Schema(have).field_ids):
+                    columns[field.field_id] = field
+        any_column = readable(self._metadata.schema()).fields[:1]
+        return as_stored(Schema(*(columns.values() or any_column)))
+
+    def _find_file_columns(self, wanted: tuple[bytes, frozenset[int]]) -> FileColumns:
+        """Return the columns to read of Parquet files. ``wanted`` has the files' serialized Arrow
+        schema and the IDs of the columns."""
+        serialized, field_ids = wanted
+        schema = pyarrow_to_schema(
+            without_fields(pa.ipc.read_schema(pa.py_buffer(serialized)), self._opaque),
+            self._names,
+            downcast_ns_timestamp_to_us=self._downcasts,
+            format_version=3,
+        )
+        columns = prune_columns(schema, set(field_ids), select_full_types=False)
+        # The file may have none of these columns. Its rows still count, so one column is read.
+        return FileColumns(schema, columns if columns.fields else Schema(*schema.fields[:1]))
+
+
+def leaf_ids(schema: Schema) -> set[int]:
+    """Return the IDs of a schema's fields without lists and maps, whose elements are counted."""
+    containers = (MapType, ListType)
+    return {i for i in schema.field_ids if not isinstance(schema.find_type(i), containers)}
+
+
+def arrow_type(schema: Schema, field_id: int) -> pa.DataType:
+    """Return Arrow's type of a column."""
+    return schema_to_pyarrow(schema.find_type(field_id), include_field_ids=False)

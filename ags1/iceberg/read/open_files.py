@@ -1,0 +1,258 @@
+"""Opens data and delete files: Parquet files with Arrow, Avro files with our reader.
+
+Arrow decrypts Parquet, with properties that are made for one file and never cached. Its messages
+about wrong encrypted files become our errors. No deletes and no filters are known here, but Arrow
+applies a filter that is passed to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyarrow.parquet.encryption import create_decryption_properties
+from pyiceberg.schema import Schema
+from pyiceberg.table.name_mapping import NameMapping
+
+from ...errors import (
+    Ags1Error,
+    AuthenticationError,
+    FormatError,
+    NotEncryptedError,
+    TruncatedError,
+)
+from ...formats.row_groups import row_group_starts
+from ...key_metadata import KeyMetadata
+from ..formats.avro import AvroFile, read_avro
+from ..formats.parquet_modules import check_algorithm
+from ..spec.column_types import WKB
+from ..spec.constants import PARQUET_FIELD_ID
+from ..storage.table_files import TableFiles
+from .records import ContentFile
+
+_BUFFER_SIZE = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileColumns:
+    """A file's ``schema``, and the columns of it that are ``read``. Compared by identity."""
+
+    schema: Schema
+    read: Schema
+
+
+class OpenParquet:
+    """An open Parquet file, encrypted or not. ``columns_of`` returns what is read of a file with
+    this Arrow schema."""
+
+    can_filter = True
+
+    def __init__(
+        self,
+        files: TableFiles,
+        file: ContentFile,
+        columns_of: Callable[[pa.Schema], FileColumns],
+        dictionary_columns: tuple[str, ...],
+    ) -> None:
+        self._file = file
+        km = file.key
+        self._stream: Any = files.open_stored(file.file_path)
+        try:
+            options: dict[str, Any] = {"pre_buffer": True, "buffer_size": _BUFFER_SIZE}
+            if km is not None:
+                _check_stored(self._stream, km, file)
+                options["decryption_properties"] = create_decryption_properties(
+                    km.encryption_key, aad_prefix=km.aad_prefix, allow_plaintext_files=False
+                )
+            parquet = ds.ParquetFileFormat(
+                default_fragment_scan_options=ds.ParquetFragmentScanOptions(**options),
+                dictionary_columns=dictionary_columns or None,
+            )
+            with _arrow_errors(file):
+                self._fragment = parquet.make_fragment(self._stream)
+                self._physical = self._fragment.physical_schema
+            self.columns = columns_of(self._physical)
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def read(
+        self, row_filter: pc.Expression | None = None, split: tuple[int, int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows for which ``row_filter`` is true, of the row groups that begin in
+        ``split`` (offset and length in bytes)."""
+        with _arrow_errors(self._file):
+            fragment = self._fragment
+            if split is not None:
+                begin, end = split[0], split[0] + split[1]
+                starts = enumerate(row_group_starts(fragment.metadata))
+                groups = [number for number, start in starts if begin <= start < end]
+                fragment = fragment.subset(row_group_ids=groups)
+            batches = ds.Scanner.from_fragment(
+                fragment,
+                schema=self._physical,
+                columns=[field.name for field in self.columns.read.fields],
+                filter=row_filter,
+            ).to_batches()
+            stored: pa.Schema | None = None
+            for batch in batches:
+                stored = stored or without_fields(batch.schema, frozenset())
+                yield batch if stored == batch.schema else batch.cast(stored)
+
+    def rows_before(self, offset: int) -> int:
+        """Return how many rows are in the row groups that begin before ``offset``."""
+        with _arrow_errors(self._file):
+            metadata = self._fragment.metadata
+            starts = enumerate(row_group_starts(metadata))
+            return sum(metadata.row_group(n).num_rows for n, start in starts if start < offset)
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class OpenAvro:
+    """An open Avro file, encrypted or not. Its rows are read as the table's columns directly."""
+
+    can_filter = False
+
+    def __init__(
+        self,
+        files: TableFiles,
+        file: ContentFile,
+        wanted: Schema,
+        names: NameMapping | None,
+        values: dict[int, Any],
+        threads: int,
+    ) -> None:
+        self.columns = FileColumns(wanted, wanted)
+        self._file = file
+        self._options: dict[str, Any] = {
+            "name_mapping": names,
+            "missing_values": values,
+            "record_count": file.record_count,
+            "threads": threads,
+        }
+        km = file.key
+        self._stream: Any = (
+            files.open_stored(file.file_path)
+            if km is None
+            else files.open_encrypted(file.file_path, km)
+        )
+
+    def read(
+        self, row_filter: pc.Expression | None = None, split: tuple[int, int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the blocks in ``split``. There must be no filter."""
+        try:
+            yield from read_avro(self._stream, self.columns.read, split=split, **self._options)
+        except Ags1Error as error:
+            error.file = self._file.file_path
+            raise
+
+    def rows_before(self, offset: int) -> int:
+        """Return how many rows are in the blocks of the splits before ``offset``. This reads the
+        headers of the blocks."""
+        try:
+            return AvroFile(self._stream).rows_before(offset)
+        except Ags1Error as error:
+            error.file = self._file.file_path
+            raise
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def without_fields(schema: pa.Schema, ids: frozenset[int]) -> pa.Schema:
+    """Return the schema of a Parquet file without the fields with these IDs and without containers
+    that need them. Geometries, for which GeoArrow's libraries have a type, become bytes."""
+    kept = (_field_without(field, ids) for field in schema)
+    return pa.schema([field for field in kept if field is not None])
+
+
+def _struct(*fields: pa.Field) -> pa.DataType:
+    return pa.struct(fields)
+
+
+def _field_without(field: pa.Field, ids: frozenset[int]) -> pa.Field | None:
+    if int((field.metadata or {}).get(PARQUET_FIELD_ID, -1)) in ids:
+        return None
+    kind = field.type
+    if isinstance(kind, pa.BaseExtensionType) and kind.extension_name == WKB:
+        return field.with_type(kind.storage_type)
+    make: Callable[..., pa.DataType]
+    if pa.types.is_struct(kind):
+        parts, make = list(kind), _struct
+    elif pa.types.is_map(kind):
+        parts, make = [kind.key_field, kind.item_field], pa.map_
+    elif pa.types.is_list(kind):
+        parts, make = [kind.value_field], pa.list_
+    elif pa.types.is_large_list(kind):
+        parts, make = [kind.value_field], pa.large_list
+    else:
+        return field
+    kept = [part for part in (_field_without(part, ids) for part in parts) if part is not None]
+    if not kept or (len(kept) < len(parts) and not pa.types.is_struct(kind)):
+        return None
+    return field.with_type(make(*kept))
+
+
+def _check_stored(stream: Any, km: KeyMetadata, file: ContentFile) -> None:
+    """Refuse a stored file whose size is not the trusted one, or whose pages Arrow would decrypt
+    without authenticating them.
+
+    Raises TruncatedError, FormatError, AuthenticationError. If the storage then gives Arrow other
+    bytes than it gave this function, that is not detected here.
+    """
+    size = stream.size() if callable(getattr(stream, "size", None)) else stream.seek(0, 2)
+    if km.file_length is None:  # the manifest has the length too, and is authenticated
+        km = km.with_file_length(file.file_size_in_bytes)
+
+    def fetch(offset: int, length: int) -> bytes:
+        stream.seek(offset)
+        return bytes(stream.read(length))
+
+    try:
+        check_algorithm(fetch, size, km)
+    except (AuthenticationError, FormatError, TruncatedError) as error:
+        error.file = file.file_path
+        raise
+
+
+@contextmanager
+def _arrow_errors(file: ContentFile) -> Iterator[None]:
+    """Turn Arrow's errors about a wrong encrypted file into our errors.
+
+    Arrow has no exception types for these, so its messages decide. Errors of the storage pass.
+    """
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        kind, what = _arrow_failure(str(error))
+        if kind is None or not file.is_encrypted:
+            raise
+        raise kind(what, file=file.file_path) from None
+
+
+def _arrow_failure(message: str) -> tuple[type[Ags1Error] | None, str]:
+    if "decryption properties on plaintext" in message:
+        return NotEncryptedError, (
+            "the manifest has a key for this file, but it is an unencrypted Parquet file"
+        )
+    if "decrypt" in message.lower() or "AAD" in message:
+        return AuthenticationError, (
+            "the Parquet file does not decrypt: it was changed, or the key is of another file"
+        )
+    if "ciphertext" in message.lower():
+        return AuthenticationError, (
+            "a page of the Parquet file does not decrypt: it was changed, or it is a page of "
+            "version 2 as parquet-java encrypts it (write.parquet.page-version=v2), which Arrow "
+            "cannot read. EncryptedTable.rekey and `ags1 table rekey` turn it into version 1"
+        )
+    if "Parquet" in message or "thrift" in message:
+        return FormatError, f"the Parquet file cannot be read: {message.splitlines()[0]}"
+    return None, ""

@@ -1,0 +1,217 @@
+"""Compares locations: whether two of them name one file, and whether one is inside another.
+
+Iceberg's metadata names each file by its location, a URI or a path. One file has many spellings::
+
+    location          normalized         file_identity         unambiguous
+    /t/d/../a         file, t/d/../a     /t/a, links followed  file, "", t/d/../a
+    file:///t//a      file, t//a         /t/a, links followed  file, "", t/a
+    s3a://bucket/t/a  s3, bucket/t/a     bucket/t/a            s3, bucket, t/a
+    s3://bucket/a?b   s3, bucket/a?b     bucket/a?b            None: "?" may end the path
+
+There are three forms because a mistake costs something else in each case:
+
+- ``normalized`` says where a file goes when its table is relocated. It depends on the text alone.
+- ``file_identity`` says which files are still needed. If in doubt, two files are one, and it stays.
+- ``unambiguous`` says which files may be deleted. If in doubt, the file is nowhere, and it stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+_SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
+
+
+def split_location(location: str) -> tuple[str, str]:
+    """Return the scheme in lower case, empty for a path, and what follows the colon."""
+    scheme, colon, rest = location.partition(":")
+    if not colon or "/" in scheme:
+        return "", location
+    return scheme.lower(), rest
+
+
+# -- one spelling
+
+
+class Location(NamedTuple):
+    """A location in one spelling. ``path`` is the path, or bucket and key, without ``/`` before."""
+
+    scheme: str
+    path: str
+
+
+def normalized(location: str) -> Location:
+    """Return a location in one spelling: ``file:/a``, ``file:///a`` and ``/a`` are one location,
+    and so are ``s3://b/k`` and ``s3a://b/k``."""
+    scheme, rest = split_location(location)
+    return Location(_SAME_SCHEME.get(scheme, scheme or "file"), rest.lstrip("/"))
+
+
+def without_scheme(location: str) -> str:
+    """Return the path of a local file, or the bucket and key of an object."""
+    scheme, path = normalized(location)
+    return f"/{path}" if scheme == "file" else path
+
+
+def file_identity(location: str) -> str:
+    """Return ``without_scheme(location)`` without ``.`` and ``..``. On local file systems, links in
+    the folder are followed. A link itself and the file that it leads to are two files, because
+    either can be deleted without the other."""
+    path = without_scheme(location)
+    if path.startswith("/"):
+        folder, _, name = path.rpartition("/")
+        if name not in ("", ".", ".."):
+            # A name that no file can have raises ValueError; it is left as it is.
+            with contextlib.suppress(ValueError):
+                return posixpath.join(os.path.realpath(folder or "/"), name)
+    return posixpath.normpath(path)
+
+
+# -- where a table is
+
+
+def checked_location(location: str) -> str:
+    """Return a table's location in the form for metadata. Raises ValueError if it is invalid."""
+    path = normalized(location).path
+    if "\0" in location or not path.strip("/"):
+        raise ValueError(f"{location!r} cannot be a table's location: give a folder")
+    if {".", ".."} & set(path.split("/")):
+        raise ValueError(f"the location {location!r} must not contain '.' or '..'")
+    stripped = location.rstrip("/")
+    if ":" in stripped.partition("/")[0]:
+        return stripped
+    if not location.startswith("/"):
+        raise ValueError(f"{location!r} depends on the current folder: give the whole path")
+    # A reader with another default file system would look for a bare path there.
+    return f"file://{stripped}"
+
+
+def are_nested(one: str, other: str) -> bool:
+    """Return whether one of two locations is inside the other. A location is not inside itself."""
+    (scheme, path), (other_scheme, other_path) = normalized(one), normalized(other)
+    path, other_path = f"{path.rstrip('/')}/", f"{other_path.rstrip('/')}/"
+    return (
+        scheme == other_scheme
+        and path != other_path
+        and (path.startswith(other_path) or other_path.startswith(path))
+    )
+
+
+def real_location(location: str) -> str:
+    """Return a location with links followed, if it is on a local file system."""
+    scheme, path = normalized(location)
+    return f"file://{os.path.realpath('/' + path)}" if scheme == "file" else location
+
+
+def mapped_location(location: str, location_map: Mapping[str, str]) -> str:
+    """Return ``location`` with its longest prefix in ``location_map`` replaced."""
+    best = ""
+    for old in location_map:
+        prefix = old.rstrip("/")
+        if len(prefix) > len(best.rstrip("/")) and (
+            location == prefix or location.startswith(prefix + "/")
+        ):
+            best = old
+    if not best:
+        return location
+    return location_map[best].rstrip("/") + location[len(best.rstrip("/")) :]
+
+
+def local_path(io: FileIO, location: str) -> str | None:
+    """Return a file's path if PyArrow finds it on a local file system, else None. Raises ValueError
+    if the location is invalid."""
+    if not isinstance(io, PyArrowFileIO):
+        return None
+    scheme, _, path = io.parse_location(location, io.properties)
+    return path if scheme == "file" else None
+
+
+# -- what every FileIO understands alike
+
+
+class UnambiguousLocation(NamedTuple):
+    """A location that every FileIO understands alike.
+
+    ``host`` is the bucket or host; ``path`` has no slash at either end. On local file systems it
+    has no ``.`` and no empty part. ``..`` stays, because where it leads depends on links.
+    """
+
+    scheme: str
+    host: str
+    path: str
+
+    @property
+    def parent(self) -> UnambiguousLocation:
+        """The folder of the file or folder."""
+        return self._replace(path=self.path.rpartition("/")[0])
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is the root of a file system, or a whole bucket."""
+        return posixpath.normpath("/" + self.path).strip("/") == ""
+
+    def contains(self, other: UnambiguousLocation) -> bool:
+        """Return whether a file or folder is below this folder. A folder is not below itself."""
+        if other[:2] != self[:2] or not other.path.startswith(self.path + "/"):
+            return False
+        inner = other.path[len(self.path) + 1 :]
+        return not {".", ".."} & set(inner.split("/"))
+
+    def with_links_followed(self) -> UnambiguousLocation:
+        """Return where a local folder is really."""
+        return self._replace(path=_real(self.path)) if self.scheme == "file" else self
+
+    def in_real_folder(self) -> UnambiguousLocation:
+        """Return a local file under the real name of its folder. If the file itself is a link, that
+        link is not followed."""
+        folder, _, name = self.path.rpartition("/")
+        real = _real(folder)
+        return self._replace(path=f"{real}/{name}" if name and real else real or name)
+
+
+def unambiguous(location: str) -> UnambiguousLocation | None:
+    """Return what a location names for every FileIO; None if FileIOs understand it differently."""
+    if any(ord(character) < 32 or character == "\x7f" for character in location):
+        # Python's parser of URIs ignores some of these characters.
+        return None
+    if not is_encodable(location):
+        return None
+    scheme, rest = split_location(location)
+    if not scheme:
+        is_whole = location.startswith("/")
+        return UnambiguousLocation("file", "", _cleaned(location)) if is_whole else None
+    if {"?", "#"} & set(rest):
+        # For some FileIOs the path ends here.
+        return None
+    if scheme == "file":
+        # PyArrow treats a host name as the beginning of a relative path.
+        is_whole = rest.startswith("/") and (rest[1:2] != "/" or rest[2:3] == "/")
+        return UnambiguousLocation(scheme, "", _cleaned(rest)) if is_whole else None
+    host, path = "", rest
+    if rest.startswith("//"):
+        host, _, path = rest[2:].partition("/")
+    return UnambiguousLocation(_SAME_SCHEME.get(scheme, scheme), host, path)
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether a text can be encoded. JSON may have half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _cleaned(path: str) -> str:
+    return "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def _real(folder: str) -> str:
+    return os.path.realpath("/" + folder).strip("/")

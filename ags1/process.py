@@ -1,0 +1,103 @@
+"""Objects that a forked child must not share with its parent.
+
+A forked child does not have its parent's threads. It must not use its parent's connections. A lock
+that another thread of the parent held stays locked in the child. Two classes, for two kinds of
+objects:
+
+    PerProcess       takes no lock. Two threads may both make an object; both get the first one. For
+                     locks, queues and pools, also where a signal handler may interrupt the call.
+    OncePerProcess   is made by one thread while the others wait. For what is expensive or secret:
+                     connections, unwrapped keys. The child forgets the parent's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, NoReturn, TypeVar
+
+from ._gcm import process_number
+
+T = TypeVar("T")
+
+
+class PerProcess(Generic[T]):
+    """An object that is made when it is first needed, and again in a forked child."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._by_process: dict[int, T] = {}
+
+    def made(self) -> T | None:
+        """Return this process's object if there is one."""
+        return self._by_process.get(process_number())
+
+    def get(self) -> T:
+        """Return this process's object."""
+        made = self.made()
+        if made is None:
+            # One step: of two threads that come at once, both get what the first has put there.
+            made = self._by_process.setdefault(process_number(), self._make())
+        return made
+
+    def forget_parents(self) -> None:
+        """Drop the objects of other processes."""
+        for number in [number for number in self._by_process if number != process_number()]:
+            self._by_process.pop(number, None)
+
+
+class _Slot(Generic[T]):
+    __slots__ = ("lock", "value")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.value: T | None = None
+
+
+class OncePerProcess(Generic[T]):
+    """An object that one thread makes when it is first needed, and again in a forked child.
+
+    If ``make`` fails, ``get`` raises its exception, and the next ``get`` calls it again. The
+    parent's object is dropped in the child, not closed: its connections are still the parent's.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._slots: PerProcess[_Slot[T]] = PerProcess(_Slot)
+
+    def get(self) -> T:
+        """Return this process's object."""
+        slot = self._slot()
+        value = slot.value
+        if value is None:
+            with slot.lock:
+                value = slot.value
+                if value is None:
+                    value = slot.value = self._make()
+        return value
+
+    def made(self) -> T | None:
+        """Return this process's object if there is one."""
+        slot = self._slots.made()
+        return None if slot is None else slot.value
+
+    def take(self) -> T | None:
+        """Return the object if there is one, and forget it. The caller closes it."""
+        slot = self._slot()
+        with slot.lock:
+            value, slot.value = slot.value, None
+        return value
+
+    def forget_parents(self) -> None:
+        """Drop the parent's object in a forked child. ``get`` and ``take`` do it too."""
+        self._slot()
+
+    def _slot(self) -> _Slot[T]:
+        slot = self._slots.made()
+        if slot is None:
+            slot = self._slots.get()
+            self._slots.forget_parents()
+        return slot
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("OncePerProcess is not pickled or copied: it may hold secrets")

@@ -1,0 +1,1168 @@
+"""``ags1 table create|append|…``: tables written and maintained from the command line, and read
+back through PyIceberg."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import fcntl
+import functools
+import json
+import math
+import os
+import pty
+import select
+import signal
+import subprocess
+import termios
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import Result
+from conftest import RunPython
+from exposing import rewrite_manifests_as_java_1_11
+from pyiceberg.catalog import load_catalog as load_plain_catalog
+from pyiceberg.exceptions import CommitStateUnknownException
+from pyiceberg.table import Table
+
+from ags1 import KeyMetadata
+from ags1.cli import options
+from ags1.cli.report import Report
+from ags1.cli.table import inputs, writing
+from ags1.cli.table.failures import CommitStateUnknownError, failures
+from ags1.cli.table.schemas import partition_spec, schema_of_columns, sort_order
+from ags1.iceberg import EncryptedCatalog, EncryptedTable, verify_table
+from ags1.kms import LocalKms, create_key
+
+from .test_files import home, run, start, wait_for
+
+__all__ = ["home"]
+
+COLUMNS = {"id": "long not null", "v": "string", "n": "double"}
+ROWS = [{"id": i, "v": f"v{i}", "n": i / 2} for i in range(1, 6)]
+EVERY_TYPE = {
+    "id": "long not null",
+    "b": "boolean",
+    "i": "int",
+    "f": "float",
+    "d": "double",
+    "x": "decimal(9,2)",
+    "day": "date",
+    "t": "time",
+    "ts": "timestamp",
+    "tz": "timestamptz",
+    "s": "string",
+    "u": "uuid",
+    "k": "fixed[3]",
+    "y": "binary",
+    "a": "list<int>",
+    "m": "map<string, long>",
+    "r": "struct<p: int, q: list<string>>",
+}
+UTC = datetime.timezone.utc
+ONE = {
+    "id": 1,
+    "b": True,
+    "i": 2**31 - 1,
+    "f": 0.5,
+    "d": 0.1,
+    "x": decimal.Decimal("-1.50"),
+    "day": datetime.date(2026, 1, 31),
+    "t": datetime.time(12, 0, 0, 5),
+    "ts": datetime.datetime(2026, 1, 31, 12, 0, 0, 123456),
+    "tz": datetime.datetime(2026, 1, 31, 12, tzinfo=UTC),
+    "s": 'a "quoted"\nline, NA',
+    "u": uuid.UUID(int=7),
+    "k": b"abc",
+    "y": b"\x00\xff",
+    "a": [1, None, 3],
+    "m": [("one", 1), ("none", None)],
+    "r": {"p": 1, "q": ["x"]},
+}
+
+
+@pytest.fixture(autouse=True)
+def catalog(home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A SQL catalog 'prod' in PyIceberg's configuration, for this process and its children."""
+    pytest.importorskip("sqlalchemy")
+    from pyiceberg.catalog import _ENV_CONFIG
+
+    place = home.parent / "lake"
+    place.mkdir()
+    properties = {
+        "type": "sql",
+        "uri": f"sqlite:///{place}/catalog.db",
+        "warehouse": f"file://{place}/w",
+    }
+    monkeypatch.setattr(_ENV_CONFIG, "config", {"catalog": {"prod": properties}})
+    for name, value in properties.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__PROD__{name.upper()}", value)
+    return properties
+
+
+def table(command: str, name: str, *arguments: object, data: bytes = b"") -> Result:
+    return run("table", command, name, "--catalog", "prod", *arguments, data=data)
+
+
+def succeed(command: str, name: str, *arguments: object, data: bytes = b"") -> str:
+    result = table(command, name, *arguments, data=data)
+    assert (result.exit_code, result.stderr) == (0, ""), (result.stdout, result.stderr)
+    return result.stdout
+
+
+def facts(command: str, name: str, *arguments: object, data: bytes = b"") -> dict[str, Any]:
+    """Return what a command says as JSON."""
+    found: dict[str, Any] = json.loads(succeed(command, name, *arguments, "--json", data=data))
+    assert found.pop("ok") is True
+    return found
+
+
+def fail(code: int, command: str, name: str, *arguments: object, data: bytes = b"") -> str:
+    """Expect an exit code, one line about it, and nothing on standard output; return the line."""
+    result = table(command, name, *arguments, data=data)
+    assert (result.exit_code, result.stdout) == (code, ""), (result.stdout, result.stderr)
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("ags1")
+    return result.stderr
+
+
+def create(name: str = "db.t", columns: dict[str, str] = COLUMNS, *arguments: object) -> None:
+    typed = [a for pair in columns.items() for a in ("--column", " ".join(pair))]
+    succeed("create", name, *typed, "--create-namespace", *arguments)
+
+
+def load(name: str = "db.t") -> EncryptedTable:
+    made = EncryptedCatalog(load_plain_catalog("prod"), LocalKms()).load_table(name)
+    assert isinstance(made, EncryptedTable)
+    return made
+
+
+def rows(name: str = "db.t", **scan: Any) -> list[dict[str, Any]]:
+    found = load(name).scan(**scan).to_arrow().to_pylist()
+    return sorted(found, key=lambda row: row["id"])
+
+
+def ids(name: str = "db.t", **scan: Any) -> list[int]:
+    return [row["id"] for row in rows(name, **scan)]
+
+
+def data_keys(name: str = "db.t") -> list[KeyMetadata]:
+    return [task.file.key for task in load(name).scan().plan_files()]  # type: ignore[attr-defined]
+
+
+def stored(name: str = "t") -> list[Path]:
+    """Return a table's files but for its metadata.json."""
+    place = Path.cwd().parent / "lake" / "w" / "db" / name
+    files = (path for path in place.rglob("*") if path.is_file())
+    return sorted(path for path in files if not path.name.endswith(".metadata.json"))
+
+
+def jsonl(name: str, *found: dict[str, Any]) -> str:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in found))
+    return name
+
+
+@pytest.fixture
+def filled() -> EncryptedTable:
+    """The table db.t with ROWS in two files."""
+    create()
+    succeed("append", "db.t", jsonl("a.jsonl", *ROWS[:3]))
+    succeed("append", "db.t", jsonl("b.jsonl", *ROWS[3:]))
+    return load()
+
+
+# -- create
+
+
+def test_a_table_is_what_was_typed() -> None:
+    create(
+        "db.t",
+        EVERY_TYPE,
+        *("--partition", "bucket[16](id)", "--partition", "month(ts)", "--partition", "v"),
+        *("--column", "v string", "--sort", "ts desc nulls first", "--sort", "truncate[3](s)"),
+        *("--format", "avro", "--data-key-length", "32", "--property", "a.b=c"),
+    )
+    made = load()
+    types = {field.name: str(field.field_type) for field in made.schema().fields}
+    assert types["m"] == "map<string, long>"
+    assert types["x"] == "decimal(9, 2)"
+    assert types["u"] == "uuid"
+    assert [f.name for f in made.schema().fields if f.required] == ["id"]
+    assert [(f.name, str(f.transform)) for f in made.spec().fields] == [
+        ("id_bucket", "bucket[16]"),
+        ("ts_month", "month"),
+        ("v", "identity"),
+    ]
+    assert [
+        (str(f.transform), f.direction.name, f.null_order.name) for f in made.sort_order().fields
+    ] == [("identity", "DESC", "NULLS_FIRST"), ("truncate[3]", "ASC", "NULLS_FIRST")]
+    properties = made.properties
+    assert properties["encryption.key-id"] == "default"
+    assert properties["encryption.data-key-length"] == "32"
+    assert properties["write.format.default"] == "avro"
+    assert properties["a.b"] == "c"
+    assert made.format_version == 3
+
+
+def test_a_dry_run_creates_nothing_and_a_second_table_is_refused() -> None:
+    found = facts("create", "db.t", "--column", "id long", "--partition", "id", "--dry-run")
+    assert found["schema"]["fields"][0]["type"] == "long"
+    assert "db" in fail(2, "create", "db.t", "--column", "id long")  # no namespace
+    create()
+    assert "already exists" in fail(6, "create", "db.t", "--column", "id long")
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "csv", "jsonl", "avro"])
+def test_columns_of_a_file_s_rows(form: str) -> None:
+    name = f"rows.{form}"
+    write_file(name, pa.table({"id": pa.array([1, 2], pa.int64()), "v": ["a", "b"]}))
+    succeed("create", "db.t", "--like", name, "--create-namespace", "-q")
+    assert [(f.name, str(f.field_type)) for f in load().schema().fields] == [
+        ("id", "long"),
+        ("v", "string"),
+    ]
+    assert facts("append", "db.t", name)["rows"] == 2
+    assert ids() == [1, 2]
+
+
+def test_columns_of_iceberg_s_json() -> None:
+    create("db.a", EVERY_TYPE)
+    Path("s.json").write_text(load("db.a").schema().model_dump_json())
+    succeed("create", "db.b", "--schema", "s.json", "-q")
+    assert load("db.b").schema().as_struct() == load("db.a").schema().as_struct()
+    Path("s.json").write_text('{"type": "struct", "fields": [{"id": 1}]}')
+    assert "s.json" in fail(4, "create", "db.c", "--schema", "s.json")
+
+
+NO_TABLES: list[tuple[list[str], str]] = [
+    (["--column", "id"], "NAME TYPE"),
+    (["--column", "id lang"], "'lang'"),
+    (["--column", "id map<int>"], "map"),
+    (["--column", "id long", "--column", "id int"], "multiple"),
+    (["--column", "id long", "--partition", "bucket(id)"], "number"),
+    (["--column", "id long", "--partition", "month(id)"], "long"),
+    (["--column", "id long", "--partition", "zz"], "zz"),
+    (["--column", "id long", "--partition", "id", "--partition", "id"], "already"),
+    (["--column", "id long", "--sort", "weird(id)"], "among the transforms"),
+    (["--column", "id long", "--property", "encryption.key-id=a"], "option"),
+    (["--column", "id long", "--like", "a.csv"], "one of"),
+    ([], "one of"),
+    (["--like", "a.xls"], "--input-format"),
+]
+
+
+def test_what_is_no_table() -> None:
+    for arguments, what in NO_TABLES:
+        assert what in fail(2, "create", "db.t", *arguments, "--create-namespace")
+
+
+def test_terms() -> None:
+    schema = schema_of_columns(['"a b" long', "r struct<p: int>", "ts timestamp", "s string"])
+    spec = partition_spec(["days(ts)", "truncate(4, s)", "r.p", '"a b"'], schema)
+    assert [(f.name, str(f.transform), f.source_id) for f in spec.fields] == [
+        ("ts_day", "day", 4),
+        ("s_trunc", "truncate[4]", 5),
+        ("r.p", "identity", 3),
+        ("a b", "identity", 1),
+    ]
+    orders = [
+        f.null_order.name for f in sort_order(["s DESC", "ts", "r.p nulls last"], schema).fields
+    ]
+    assert orders == ["NULLS_LAST", "NULLS_FIRST", "NULLS_LAST"]
+
+
+# -- append
+
+
+def write_file(name: str, data: pa.Table) -> None:
+    """Write a file of rows as its suffix says, by somebody else's code."""
+    suffix = name.rpartition(".")[2]
+    if suffix == "parquet":
+        pq.write_table(data, name)
+    elif suffix == "arrow":
+        with pa.ipc.new_file(name, data.schema) as writer:
+            writer.write_table(data, 1000)
+    elif suffix == "arrows":
+        with pa.ipc.new_stream(name, data.schema) as writer:
+            writer.write_table(data, 1000)
+    elif suffix == "csv":
+        from pyarrow import csv
+
+        csv.write_csv(data, name)
+    elif suffix == "jsonl":
+        jsonl(name, *data.to_pylist())
+    else:
+        avro = {pa.int64(): "long", pa.string(): "string", pa.float64(): "double"}
+        fields = [{"name": f.name, "type": ["null", avro[f.type]]} for f in data.schema]
+        schema = {"type": "record", "name": "row", "fields": fields}
+        with open(name, "wb") as file:
+            fastavro.writer(file, schema, data.to_pylist(), codec="deflate")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows", "csv", "jsonl", "avro"])
+def test_a_file_of_each_format(suffix: str) -> None:
+    create()
+    name = f"rows.{suffix}"
+    # In another order, and one column less.
+    write_file(name, pa.table({"v": [None, "NA"], "id": pa.array([1, 2], pa.int64())}))
+    found = facts("append", "db.t", name, name)
+    assert (found["rows"], found["files"], len(found["snapshot_ids"])) == (4, 1, 1)
+    one, two = {"id": 1, "v": None, "n": None}, {"id": 2, "v": "NA", "n": None}
+    assert rows() == [one, one, two, two]
+    for path in stored():
+        assert path.read_bytes()[:4] in (b"PARE", b"AGS1")
+
+
+def test_csv_of_any_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_CSV_BLOCK_SIZE", 64)
+    create()
+    text = 'id,v,n\r\n1,NA,nan\r\n2,,\r\n3,"",-1e3\r\n'
+    lines = "\n".join(["0123456789"] * 4)
+    Path("a.csv").write_bytes((text + "".join(f'{i},"{lines}",\n' for i in range(4, 9))).encode())
+    succeed("append", "db.t", "a.csv")
+    found = [(row["v"], row["n"]) for row in rows()]
+    assert found[0][0] == "NA"
+    assert math.isnan(found[0][1])
+    assert found[1:] == [(None, None), ("", -1000.0), *[(lines, None)] * 5]
+
+
+def avro_file(name: str, *found: dict[str, Any], **fields: Any) -> str:
+    """Write an Avro file of another program's, whose fields have no ids."""
+    schema = {
+        "type": "record",
+        "name": "row",
+        "namespace": "some.where",
+        "fields": [{"name": field, "type": kind} for field, kind in fields.items()],
+    }
+    with open(name, "wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(schema), found)
+    return name
+
+
+def test_avro_of_any_program() -> None:
+    logical = {
+        "x": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
+        "day": {"type": "int", "logicalType": "date"},
+        "t": {"type": "long", "logicalType": "time-micros"},
+        "ts": {"type": "long", "logicalType": "local-timestamp-micros"},
+        "tz": {"type": "long", "logicalType": "timestamp-micros"},
+        "k": {"type": "fixed", "name": "three", "size": 3},
+        "y": "bytes",
+        "a": {"type": "array", "items": ["null", "int"]},
+        "m": {"type": "map", "values": ["null", "long"]},
+    }
+    fields = {"id": "long", **logical}
+    fields["r"] = {
+        "type": "record",
+        "name": "part",
+        "fields": [
+            {"name": "p", "type": "int"},
+            {"name": "q", "type": {"type": "array", "items": "string"}},
+        ],
+    }
+    fields["s"] = ["null", {"type": "enum", "name": "letter", "symbols": ["A", "B"]}]
+    fields["r2"] = ["null", "part"]
+    row = {name: ONE[name] for name in ("id", *logical, "r")}
+    row |= {"m": dict(ONE["m"]), "s": "B", "r2": None}
+    name = avro_file("rows.avro", row, **fields)
+    create("db.t", EVERY_TYPE | {"r2": EVERY_TYPE["r"]})
+    succeed("append", "db.t", name)
+    succeed("create", "db.like", "--like", name, "-q")
+    succeed("append", "db.like", name)
+    for table_name in ("db.t", "db.like"):
+        (found,) = rows(table_name)
+        for column in ("id", *logical, "r"):
+            assert found[column] == ONE[column], column
+        assert (found["s"], found["r2"]) == ("B", None)
+
+
+def test_avro_that_is_no_table_s() -> None:
+    create()
+    holding = [{"name": "c", "type": ["null", "r"]}]
+    itself = {"name": "r", "type": "record", "fields": holding}
+    no_precision = {"type": "fixed", "name": "f", "size": 3, "logicalType": "decimal"}
+    for kind, row, what in (
+        (["int", "string"], {"c": 1}, "union"),
+        (no_precision, {"c": b"abc"}, "precision"),
+        (["null", itself], {"c": None}, "itself"),
+    ):
+        name = avro_file("a.avro", row, c=kind)
+        assert what in fail(4, "append", "db.t", name)
+        assert what in fail(4, "create", "db.new", "--like", name)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "arrow", "parquet"])
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_what_scan_prints_append_reads(form: str, file_format: str) -> None:
+    create("db.a", EVERY_TYPE, "--format", file_format)
+    nothing = dict.fromkeys(EVERY_TYPE) | {"id": 2}
+    source = load("db.a")
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    values = [{**ONE, "u": uuid.UUID(int=7).bytes}, {**nothing}]
+    arrow = schema_to_pyarrow(source.schema(), include_field_ids=False)
+    columns = []
+    for field in arrow:
+        kind = field.type.storage_type if field.name == "u" else field.type
+        column = pa.array([row[field.name] for row in values], kind)
+        columns.append(
+            pa.ExtensionArray.from_storage(field.type, column) if field.name == "u" else column
+        )
+    source.append(pa.Table.from_arrays(columns, schema=arrow))
+    create("db.b", EVERY_TYPE)
+    Path("rows").write_bytes(table("scan", "db.a", "--format", form).stdout_bytes)
+    assert facts("append", "db.b", "rows", "--input-format", form)["rows"] == 2
+    assert rows("db.b") == rows("db.a")
+    assert rows("db.b")[0]["y"] == b"\x00\xff"
+
+
+def test_several_files_are_one_commit_and_one_snapshot_unless_their_columns_differ() -> None:
+    create()
+    before = load().metadata_location
+    pq.write_table(pa.table({"id": pa.array([1], pa.int32())}), "a.parquet")
+    pq.write_table(pa.table({"id": pa.array([2], pa.int64())}), "b.parquet")
+    write_file("c.csv", pa.table({"id": [3], "v": ["x"]}))
+    write_file("d.avro", pa.table({"id": pa.array([4], pa.int64())}))
+    found = facts("append", "db.t", "a.parquet", "b.parquet", "c.csv", "d.avro")
+    assert (found["rows"], found["files"], len(found["snapshot_ids"])) == (4, 2, 2)
+    made = load()
+    assert [entry.metadata_file for entry in made.metadata.metadata_log] == [before]
+    assert ids() == [1, 2, 3, 4]
+
+
+def test_a_branch_and_a_dry_run(filled: EncryptedTable) -> None:
+    before, location = stored(), filled.metadata_location
+    assert facts("append", "db.t", "a.jsonl", "--dry-run")["rows"] == 3
+    assert (stored(), load().metadata_location) == (before, location)
+    line = succeed("append", "db.t", jsonl("c.jsonl", {"id": 9}), "--branch", "audit")
+    assert line == "db.t: 1 row appended in 1 file, on the branch audit\n"
+    assert ids() == [1, 2, 3, 4, 5]
+    snapshot = load().snapshot_by_name("audit")
+    assert snapshot is not None
+    assert ids(snapshot_id=snapshot.snapshot_id) == [1, 2, 3, 4, 5, 9]
+    assert succeed("append", "db.t", "c.jsonl", "-q") == ""
+
+
+def test_a_stream_on_standard_input_that_was_cut(filled: EncryptedTable) -> None:
+    sink = pa.BufferOutputStream()
+    data = pa.table({"id": pa.array(range(10, 20), pa.int64())})
+    with pa.ipc.new_stream(sink, data.schema) as writer:
+        writer.write_table(data)
+        cut = sink.tell()
+    whole = sink.getvalue().to_pybytes()
+    assert facts("append", "db.t", "-", data=whole)["rows"] == 10
+    before = stored()
+    assert "truncated" in fail(4, "append", "db.t", "-", data=whole[:cut])
+    fail(4, "append", "db.t", "-", data=whole[: cut - 30])
+    fail(4, "append", "db.t", "-", data=b"")
+    assert stored() == before
+
+
+@pytest.mark.parametrize(
+    ("suffix", "code"), [("parquet", 4), ("arrow", 4), ("arrows", 4), ("jsonl", 2), ("avro", 3)]
+)
+def test_a_file_that_was_cut_leaves_nothing(suffix: str, code: int) -> None:
+    create()
+    before = stored()
+    data = pa.table({"id": pa.array(range(5000), pa.int64()), "v": ["x" * 50] * 5000})
+    write_file("good.parquet", data)
+    write_file(f"bad.{suffix}", data)
+    whole = Path(f"bad.{suffix}").read_bytes()
+    Path(f"bad.{suffix}").write_bytes(whole[: len(whole) // 2])
+    failure = fail(code, "append", "db.t", "good.parquet", f"bad.{suffix}")
+    assert f"bad.{suffix}" in failure
+    assert stored() == before
+    assert ids() == []
+
+
+BAD_ROWS = [
+    ("a.csv", "id,zz\n1,2\n", "no column 'zz'"),
+    ("a.csv", "v\nx\n", "required column 'id'"),
+    ("a.csv", "id,v\n,x\n", "nulls"),
+    ("a.csv", "id,id\n1,2\n", "twice"),
+    ("a.jsonl", '{"id": 1}\n{"id": "2"}\n', "line 2: column 'id'"),
+    ("a.jsonl", '{"id": 1}\n\n{"id": 1.5}\n', "line 3: column 'id'"),
+    ("a.jsonl", '{"id": 1}\n{"id": 2, "zz": 3}\n', "'zz'"),
+    ("a.jsonl", '{"id": 1}\n[1]\n', "line 2: it is not a JSON object"),
+    ("a.jsonl", '{"id": true}\n', "column 'id'"),
+    ("a.jsonl", '{"id": 99999999999999999999}\n', "column 'id'"),
+    ("a.jsonl", '{"id": 1, "v": 7}\n', "column 'v'"),
+    ("a.jsonl", '{"id": 1, "n": "much"}\n', "column 'n'"),
+]
+
+
+def test_rows_that_do_not_fit() -> None:
+    create()
+    for name, text, what in BAD_ROWS:
+        Path(name).write_text(text)
+        failure = fail(4 if what == "twice" else 2, "append", "db.t", name)
+        assert what in failure
+        assert name in failure or what == "nulls"
+        assert stored() == []
+
+
+def test_a_column_of_another_type(filled: EncryptedTable) -> None:
+    pq.write_table(pa.table({"id": [1], "v": [2]}), "a.parquet")
+    failure = fail(2, "append", "db.t", "a.parquet")
+    assert "2: v: optional string" in failure
+    assert "2: v: optional long" in failure
+    pq.write_table(pa.table({"id": pa.array([1, None], pa.int64())}), "a.parquet")
+    assert "nulls" in fail(2, "append", "db.t", "a.parquet")
+    fail(6, "append", "db.t", "nothing.parquet")
+    fail(6, "append", "db.t", "nothing.csv")
+    os.mkdir("folder.csv")
+    fail(6, "append", "db.t", "folder.csv")
+
+
+# -- delete, overwrite
+
+
+def test_delete_tells_what_it_did_and_would_do(filled: EncryptedTable) -> None:
+    would = facts("delete", "db.t", "id >= 3", "--dry-run")
+    assert ids() == [1, 2, 3, 4, 5]
+    did = facts("delete", "db.t", "id >= 3")
+    for found in (would, did):
+        counts = (found["deleted_rows"], found["dropped_files"], found["marked_files"])
+        assert counts == (3, 1, 1)
+    assert ids() == [1, 2]
+    # Its older vector is part of the new one, and not counted twice.
+    assert facts("delete", "db.t", "id = 2")["deleted_rows"] == 1
+    assert succeed("delete", "db.t", "id = 77") == (
+        "db.t: 0 rows deleted: 0 files dropped, rows of 0 others marked\n"
+    )
+    assert facts("delete", "db.t", "id = 1")["dropped_files"] == 1
+    assert ids() == []
+
+
+def test_files_are_rewritten_where_the_table_says_so(filled: EncryptedTable) -> None:
+    succeed("delete", "db.t", "id = 1")
+    with load().transaction() as transaction:
+        modes = {f"write.{command}.mode": "copy-on-write" for command in ("delete", "update")}
+        transaction.set_properties(modes)
+    for flags in (["--dry-run"], []):
+        found = facts("delete", "db.t", "id = 2 or id = 4", *flags)
+        assert (found["deleted_rows"], found["marked_files"]) == (2, 0)
+        assert (found["dropped_files"], found["rewritten_files"]) == (2, 2)
+    assert ids() == [3, 5]
+    name = jsonl("c.jsonl", {"id": 8}, {"id": 9})
+    for flags in (["--dry-run"], []):
+        found = facts("overwrite", "db.t", name, "--filter", "id = 3", *flags)
+        assert (found["rows"], found["deleted_rows"]) == (2, 1)
+    assert ids() == [5, 8, 9]
+    succeed("append", "db.t", jsonl("d.jsonl", {"id": 20}, {"id": 21}))
+    assert "1 row deleted: 1 file dropped, rows of 0 others marked, 1 file written" in succeed(
+        "delete", "db.t", "id = 21"
+    )
+
+
+def test_what_others_changed_is_a_conflict(
+    filled: EncryptedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = EncryptedTable.commit_updates
+    others = [lambda: load().delete("id = 3"), lambda: load().delete("id = 4")]
+    waiting: list[Callable[[], object]] = []
+
+    def second(self: EncryptedTable, *arguments: Any) -> None:
+        while waiting:
+            waiting.pop()()
+        commit(self, *arguments)
+
+    monkeypatch.setattr(EncryptedTable, "commit_updates", second)
+    for arguments in (["delete", "db.t", "id = 2"], ["overwrite", "db.t", "a.jsonl", "--yes"]):
+        waiting.append(others.pop(0))
+        result = table(*arguments, "--json")
+        found = json.loads(result.stdout)
+        assert (result.exit_code, found["error"]["kind"]) == (6, "CommitConflictError")
+        assert "nothing was committed" in found["error"]["message"]
+    assert ids() == [1, 2, 5]
+
+
+def test_a_filter_that_is_none(filled: EncryptedTable) -> None:
+    for command, arguments in (
+        ("delete", ["{}"]),
+        ("overwrite", ["a.jsonl", "--filter", "{}"]),
+        ("rekey", ["--filter", "{}"]),
+    ):
+        for text, what in (("id > > 3", "character"), ("zz = 3", "zz"), ("", "character")):
+            given = [text if a == "{}" else a for a in arguments]
+            assert what in fail(2, command, "db.t", *given)
+    assert ids() == [1, 2, 3, 4, 5]
+
+
+def test_overwrite(filled: EncryptedTable) -> None:
+    name = jsonl("c.jsonl", {"id": 8}, {"id": 9})
+    would = facts("overwrite", "db.t", name, "--filter", "id <= 4", "--dry-run")
+    assert (would["rows"], would["deleted_rows"]) == (2, 4)
+    assert ids() == [1, 2, 3, 4, 5]
+    did = facts("overwrite", "db.t", name, "--filter", "id <= 4")
+    assert (did["rows"], did["deleted_rows"], did["files"]) == (2, 4, 1)
+    assert ids() == [5, 8, 9]
+    assert succeed("overwrite", "db.t", name, "--yes") == (
+        "db.t: 2 rows appended in 1 file, 3 rows deleted\n"
+    )
+    assert ids() == [8, 9]
+
+
+# -- keys and files
+
+
+def test_rotate_and_prune(filled: EncryptedTable) -> None:
+    def keks() -> set[str]:
+        return {kek.key_id for kek in load().files.keys.key_encryption_keys}
+
+    before = keks()
+    assert facts("rotate", "db.t", "--dry-run")["keks"] != sorted(before)
+    assert keks() == before
+    assert set(facts("rotate", "db.t")["keks"]) == keks()
+    assert not keks() & before
+    after = keks()
+    succeed("rotate", "db.t", "--rewrap")
+    assert keks() == after
+    succeed("delete", "db.t", "id > 0")
+    assert len(facts("expire", "db.t", "--older-than", "0s", "--yes")["snapshot_ids"]) == 2
+    would = facts("prune-keys", "db.t", "--dry-run")["key_ids"]
+    assert facts("prune-keys", "db.t", "--yes")["key_ids"] == would
+    assert len(would) == 2
+    assert verify_table(load()).ok
+    assert ids() == []
+
+
+def test_another_master_key_and_another_kms(
+    filled: EncryptedTable, catalog: dict[str, str], home: Path
+) -> None:
+    assert "'new'" in fail(5, "rotate", "db.t", "--to-key", "new")
+    create_key(os.environ["XDG_CONFIG_HOME"] + "/ags1/keyring.json", "new")
+    catalog["encryption.trusted-key-ids"] = "default"
+    assert "trusted-key-ids" in fail(2, "rotate", "db.t", "--to-key", "new")
+    del catalog["encryption.trusted-key-ids"]
+    succeed("rotate", "db.t", "--to-key", "new", "--dry-run")
+    assert load().key_id == "default"
+    succeed("rotate", "db.t", "--to-key", "new")
+    assert load().key_id == "new"
+    assert ids() == [1, 2, 3, 4, 5]
+    # A table is only what it is expected to be.
+    assert "'default'" in fail(7, "append", "db.t", "a.jsonl", "--key", "default")
+    succeed("append", "db.t", "a.jsonl", "--key", "new")
+    for wrong in (
+        ["--to-kms", "memory"],
+        ["--rewrap", "--to-key", "new"],
+        ["--to-kms-property", "a.b=c", "--to-key", "new"],
+    ):
+        fail(2, "rotate", "db.t", *wrong)
+    other = home / "other.json"
+    create_key(str(other), "elsewhere")
+    there = ["--to-kms", "local", "--to-kms-property", f"kms.local.keyring={other}"]
+    succeed("rotate", "db.t", *there, "--to-key", "elsewhere")
+    fail(5, "delete", "db.t", "id = 1")
+    succeed("delete", "db.t", "id = 1", "--keyring", other)
+
+
+def test_rekey_takes_fresh_keys_and_keeps_the_rows(filled: EncryptedTable) -> None:
+    def keys() -> set[bytes]:
+        return {km.encryption_key for km in data_keys()}
+
+    before = keys()
+    assert facts("rekey", "db.t", "--dry-run")["files"] == 2
+    assert keys() == before
+    assert facts("rekey", "db.t", "--filter", "id < 2")["files"] == 1
+    assert len(keys() & before) == 1
+    assert facts("rekey", "db.t")["files"] == 2
+    assert not keys() & before
+    assert ids() == [1, 2, 3, 4, 5]
+
+
+def test_exposed_keys_are_told_and_mended(filled: EncryptedTable) -> None:
+    rewrite_manifests_as_java_1_11(filled)
+    assert "--exposed" in run("table", "scan", "db.t", "--catalog", "prod").stderr
+    result = run("table", "verify", "db.t", "--catalog", "prod")
+    assert result.exit_code == 7
+    assert "error: exposed-keys: " in result.stdout
+    assert "2 files with exposed keys (2 in use)" in result.stderr
+    told = json.loads(run("table", "verify", "db.t", "--catalog", "prod", "--json").stdout)
+    assert (told["exposed_files"], told["exposed_current_files"]) == (2, 2)
+    would = facts("rekey", "db.t", "--exposed", "--dry-run")
+    assert (would["files"], would["manifests"]) == (2, 2)
+    line = succeed("rekey", "db.t", "--exposed", "--quiet")
+    assert line == ""
+    assert ids() == [1, 2, 3, 4, 5]
+    succeed("expire", "db.t", "--older-than", "0s", "--retain-last", "1", "--yes")
+    result = run("table", "verify", "db.t", "--catalog", "prod")
+    assert result.exit_code == 0
+    assert "exposed keys" not in result.stdout
+
+
+def test_relocate_copies_registers_and_moves(filled: EncryptedTable, home: Path) -> None:
+    succeed("delete", "db.t", "id = 1")
+    place = home.parent / "there"
+    would = facts("relocate", "db.t", place, "--dry-run")
+    assert (would["copied_files"], would["metadata_location"]) == (2, None)
+    assert not place.exists()
+    copy = facts("relocate", "db.t", place, "--verify")
+    text = run("table", "scan", copy["metadata_location"], "-q", "--format", "csv").stdout
+    assert sorted(line.split(",")[0] for line in text.splitlines()[1:]) == ["2", "3", "4", "5"]
+    succeed("relocate", "db.t", home.parent / "two", "--register-as", "db.two", "--current-only")
+    assert ids("db.two") == [2, 3, 4, 5]
+    assert len(load("db.two").metadata.snapshots) == 1
+    assert "exclude each other" in fail(
+        2, "relocate", "db.t", "/a", "--move", "--register-as", "db.x"
+    )
+    assert "is" in succeed("relocate", "db.t", home.parent / "moved", "--move", "-y")
+    assert load().location().endswith("/moved")
+    assert ids() == [2, 3, 4, 5]
+    assert stored() == []
+
+
+def test_expire_by_age_number_and_id(filled: EncryptedTable) -> None:
+    succeed("overwrite", "db.t", "a.jsonl", "--yes")
+    expire = functools.partial(facts, "expire", "db.t", "--yes")
+    first, second, _ = (s.snapshot_id for s in load().metadata.snapshots)
+    assert expire("--older-than", "7d")["snapshot_ids"] == []
+    assert expire("--older-than", "2026-01-31T12:00:00Z")["snapshot_ids"] == []
+    assert expire("--older-than", "0s", "--retain-last", "3")["files"] == 0
+    would = facts("expire", "db.t", "--snapshot", first, "--dry-run")
+    assert would["snapshot_ids"] == [first]
+    before = stored()
+    assert expire("--snapshot", first)["files"] == would["files"]
+    assert len(stored()) == len(before) - would["files"]
+    kept = expire("--older-than", "0s", "--keep-files")
+    assert (kept["snapshot_ids"], kept["files"]) == ([second], 0)
+    assert ids() == [1, 2, 3]
+    for wrong in (["--older-than", "soon"], ["--older-than", "7x"], ["--retain-last", "0"]):
+        fail(2, "expire", "db.t", *wrong)
+
+
+def plain_table(properties: dict[str, str] | None = None) -> Table:
+    catalog = load_plain_catalog("prod")
+    catalog.create_namespace_if_not_exists("db")
+    data = pa.table({"id": [1, 2, 3], "v": ["a", "b", "c"]})
+    made = catalog.create_table("db.t", data.schema, properties=properties or {})
+    made.append(data)
+    made.append(data)
+    return made
+
+
+def test_migrate() -> None:
+    plain_table()
+    before = stored()
+    fail(2, "migrate", "db.t")  # --key has to be said
+    assert "not encrypted" in fail(7, "append", "db.t", "a.jsonl")
+    would = facts("migrate", "db.t", "--key", "default", "--dry-run")
+    assert (would["files"], would["rows"]) == (2, 6)
+    assert stored() == before
+    done = facts("migrate", "db.t", "--key", "default", "--data-key-length", "32")
+    assert (done["files"], done["rows"], done["plaintext_deleted"]) == (2, 6, 0)
+    assert {path.removeprefix("file://") for path in done["plaintext_left"]} == set(
+        map(str, before)
+    )
+    assert load().files.keys.data_key_length == 32
+    assert ids() == [1, 1, 2, 2, 3, 3]
+    # What is left can be deleted by another call.
+    assert "6 unencrypted files left" in succeed("migrate", "db.t", "--key", "default")
+    assert set(before) & set(stored())
+    succeed("migrate", "db.t", "--key", "default", "--delete-plaintext", "--yes")
+    assert not [path for path in before if path in stored() and "metadata.json" not in str(path)]
+
+
+def test_migrate_and_delete_what_was_in_the_clear() -> None:
+    plain_table()
+    before = set(stored())
+    done = succeed("migrate", "db.t", "--key", "default", "--delete-plaintext", "--yes")
+    assert done.endswith("encrypted\n")
+    assert not before & set(stored())
+    for path in stored():
+        assert path.read_bytes()[:4] in (b"PARE", b"AGS1")
+    assert ids() == [1, 1, 2, 2, 3, 3]
+
+
+def test_drop_and_purge(filled: EncryptedTable) -> None:
+    would = facts("drop", "db.t", "--purge", "--dry-run")
+    assert would["files"] == len(stored())
+    location = load().metadata_location
+    succeed("drop", "db.t", "--dry-run")
+    assert facts("drop", "db.t", "--yes")["metadata_location"] == location
+    assert "not exist: db.t" in fail(2, "drop", "db.t", "--yes")
+    load_plain_catalog("prod").register_table("db.t", location)
+    assert ids() == [1, 2, 3, 4, 5]
+    assert succeed("drop", "db.t", "--purge", "--yes").startswith("db.t dropped, ")
+    assert stored() == []
+
+
+# -- questions
+
+ASKED = [
+    (["overwrite", "a.jsonl"], "Replace all rows of db.t?"),
+    (["overwrite", "a.jsonl", "--branch", "audit"], "Replace all rows of db.t, branch audit?"),
+    (["overwrite", "a.jsonl", "--filter", "id < 7"], None),
+    (["delete", "id >= 0"], None),
+    (["delete", "id is not null"], "Delete all rows of db.t?"),
+    (["expire", "--older-than", "0s"], "and delete the files that only they use?"),
+    (["expire", "--older-than", "0s", "--keep-files"], "Remove old snapshots of db.t?"),
+    (["prune-keys"], "Remove the keys of db.t that nothing refers to?"),
+    (["relocate", "/"], None),
+    (["relocate", "/", "--move"], "and delete its old files?"),
+    (["drop"], "Remove db.t from its catalog?"),
+    (["drop", "--purge"], "Drop db.t and delete its"),
+]
+
+
+@pytest.mark.parametrize(("words", "question"), ASKED)
+def test_what_destroys_asks(
+    filled: EncryptedTable,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    question: str | None,
+) -> None:
+    command, *rest = (str(home.parent / "new") if word == "/" else word for word in words)
+    words = [command, "db.t", *rest]
+    if "audit" in words:
+        succeed("append", "db.t", "b.jsonl", "--branch", "audit")
+    before = load().metadata_location, stored()
+    if question is None:
+        succeed(*words)
+        return
+    said = fail(2, *words)
+    assert question in said
+    assert "--yes" in said
+    succeed(*words, "--dry-run")
+    monkeypatch.setattr(options, "_has_terminal", lambda: True)
+    for answer in (b"n\n", b"\n"):
+        result = table(*words, "--json", data=answer)
+        assert (result.exit_code, result.stdout.strip()) == (1, "")
+        assert question in result.stderr
+        assert result.stderr.endswith("ags1: nothing was changed\n")
+    result = table(*words, data=b"")
+    assert (result.exit_code, result.stderr[-18:]) == (130, "ags1: interrupted\n")
+    assert (load().metadata_location, stored()) == before
+    result = table(*words, "--json", data=b"y\n")
+    assert (result.exit_code, json.loads(result.stdout)["ok"]) == (0, True), result.stderr
+
+
+def test_deleting_the_plaintext_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain_table()
+    before = stored()
+    words = ("migrate", "db.t", "--key", "default", "--delete-plaintext")
+    question = "Delete the unencrypted files of db.t once it is encrypted?"
+    assert question in fail(2, *words)
+    succeed(*words, "--dry-run")
+    spark = run("spark", *words, "--catalog", "prod")
+    assert spark.exit_code == 2
+    assert question in spark.stderr
+    monkeypatch.setattr(options, "_has_terminal", lambda: True)
+    assert table(*words, data=b"n\n").exit_code == 1
+    assert stored() == before
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "end"), [(b"y\n", 0, b"db.t dropped"), (b"\x03", 130, b"interrupted")]
+)
+def test_a_question_on_a_terminal(
+    filled: EncryptedTable, answer: bytes, code: int, end: bytes
+) -> None:
+    master, terminal = pty.openpty()
+
+    def own_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    with start(
+        *("table", "drop", "db.t", "--catalog", "prod", "--purge"),
+        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
+        preexec_fn=own_terminal,
+    ) as process:
+        os.close(terminal)
+        seen, is_asked = b"", False
+        with suppress(OSError):  # the other end is closed
+            while True:
+                if select.select([master], [], [], 1)[0]:
+                    if not (part := os.read(master, 65536)):
+                        break
+                    seen += part
+                    # The space is written when the answer is waited for.
+                    if is_asked or not seen.endswith(b"[y/N]: "):
+                        continue
+                elif not is_asked or answer != b"\x03" or end in seen:
+                    continue
+                # Python misses a Ctrl-C that comes right before it waits: press it again.
+                is_asked = True
+                os.write(master, answer)
+    os.close(master)
+    assert (process.returncode, end in seen) == (code, True), seen
+    assert (stored() == []) is (code == 0)
+
+
+def test_a_signal_at_a_question(filled: EncryptedTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(text: str, *, err: bool) -> bool:
+        try:  # as click does
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise click.Abort from None
+        return True
+
+    monkeypatch.setattr(options, "_has_terminal", lambda: True)
+    monkeypatch.setattr(click, "confirm", asked)
+    result = table("drop", "db.t", "--purge")
+    assert (result.exit_code, result.stdout, result.stderr) == (143, "", "")
+    assert ids() == [1, 2, 3, 4, 5]
+
+
+# -- which table, failures
+
+
+CHANGES = {
+    "create": ["--column", "id long"],
+    "append": ["a.jsonl"],
+    "overwrite": ["a.jsonl", "--yes"],
+    "delete": ["id = 1"],
+    "migrate": ["--key", "default"],
+    "rotate": [],
+    "rekey": [],
+    "relocate": ["/tmp/there"],
+    "expire": ["--yes"],
+    "prune-keys": ["--yes"],
+    "drop": ["--yes"],
+}
+
+
+def test_what_is_opened_by_its_metadata_cannot_be_changed(filled: EncryptedTable) -> None:
+    for command, arguments in CHANGES.items():
+        for name in (filled.metadata_location, filled.location()):
+            result = run("table", command, name, *arguments)
+            assert (result.exit_code, result.stdout) == (2, "")
+            assert "only be read" in result.stderr
+            assert "--catalog" in result.stderr
+        assert "NAMESPACE.TABLE" in fail(2, command, "t", *arguments)
+
+
+def test_a_table_that_is_not_there() -> None:
+    for command, arguments in CHANGES.items():
+        if command != "create":
+            assert "db.nothing" in fail(2, command, "db.nothing", *arguments)
+
+
+def test_without_the_master_key(filled: EncryptedTable, home: Path) -> None:
+    other = home / "other.json"
+    create_key(str(other), "default")
+    before = stored()
+    for command in ("append", "overwrite", "delete", "rekey", "rotate"):
+        fail(5, command, "db.t", *CHANGES[command], "--keyring", other)
+        fail(7, command, "db.t", *CHANGES[command], "--key", "another")
+        assert "empty" in fail(2, command, "db.t", *CHANGES[command], "--key", "")
+    fail(5, "create", "db.new", "--column", "id long", "--key", "another")
+    result = table("delete", "db.t", "id = 1", "--keyring", other, "--json")
+    assert result.exit_code == json.loads(result.stdout)["exit_code"] == 5
+    assert json.loads(result.stdout)["ok"] is False
+    assert stored() == before
+
+
+def test_where_a_key_may_be_a_stranger_s_it_is_the_named_one(
+    filled: EncryptedTable, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    monkeypatch.setattr(LocalKms, "accepts_foreign_keys", True)
+    for command, arguments in CHANGES.items():
+        if command in ("create", "migrate", "relocate", "drop"):
+            continue
+        assert "'other'" in fail(7, command, "db.t", *arguments, "--key", "other")
+        succeed(command, "db.t", *arguments, "--key", "default")
+    succeed("relocate", "db.t", home.parent / "copy", "--key", "default")
+    monkeypatch.setenv("AGS1_KMS_KEY", "default")
+    succeed("append", "db.t", "a.jsonl")
+    succeed("drop", "db.t", "--purge", "--yes")
+
+
+def test_a_damaged_table_can_be_dropped(filled: EncryptedTable) -> None:
+    Path(filled.metadata_location.removeprefix("file://")).unlink()
+    fail(6, "append", "db.t", "a.jsonl")
+    fail(6, "drop", "db.t", "--purge", "--yes")
+    assert facts("drop", "db.t", "--yes")["metadata_location"] is None
+    assert "not exist: db.t" in fail(2, "drop", "db.t", "--yes")
+
+
+@pytest.mark.parametrize("retries", [0, 4])
+def test_somebody_else_commits_first(retries: int) -> None:
+    create("db.t", COLUMNS, "--property", f"commit.retry.num-retries={retries}")
+    with Appending() as process:
+        feed(process, 1 << 20)  # it has the table by now
+        other = load()
+        other.append(pa.table({"id": [-1]}, schema=pa.schema([pa.field("id", pa.int64(), False)])))
+        process.finish()
+        out, errors = process.communicate()
+    if retries:
+        assert (process.returncode, errors) == (0, b"")
+        assert len(ids()) == 1 + json.loads(out)["rows"]
+        return
+    assert process.returncode == 6
+    assert b"nothing was changed" in errors
+    assert json.loads(out)["error"]["kind"] == "CommitConflictError"
+    assert ids() == [-1]
+    assert len([path for path in stored() if path.suffix == ".parquet"]) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_the_middle_of_an_append_leaves_nothing(number: int, code: int) -> None:
+    small = ["write.target-file-size-bytes=65536", "write.parquet.row-group-size-bytes=65536"]
+    create("db.t", COLUMNS, *(a for text in small for a in ("--property", text)))
+    before = load().metadata_location
+    with Appending() as process:
+        feed(process, 4 << 20)
+        wait_for(lambda: len(stored()) > 3)
+        process.send_signal(number)
+        out, errors = process.communicate()
+    assert (process.returncode, out) == (code, b"")
+    assert errors == (b"ags1: interrupted\n" if number == signal.SIGINT else b"")
+    assert stored() == []
+    assert load().metadata_location == before
+
+
+class Appending:
+    """``ags1 table append db.t -`` in a process of its own, and Arrow's stream into it."""
+
+    def __enter__(self) -> Appending:
+        arguments = ("table", "append", "db.t", "-", "--catalog", "prod", "--json")
+        self._process = start(*arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None
+        self._stdin = self._process.stdin
+        self.schema = pa.schema([("id", pa.int64()), ("v", pa.string())])
+        self._writer = pa.ipc.new_stream(self._stdin, self.schema)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+    @property
+    def returncode(self) -> int:
+        return self._process.wait(60)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+        self._stdin.flush()
+
+    def finish(self) -> None:
+        self._writer.close()
+        self._stdin.close()
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def communicate(self) -> tuple[bytes, bytes]:
+        process = self._process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        return process.stdout.read(), process.stderr.read()
+
+
+def feed(process: Appending, size: int) -> None:
+    """Write so many bytes, more than a pipe holds."""
+    for begin in range(0, size // 100, 1000):
+        numbers = range(begin, begin + 1000)
+        columns = [pa.array(numbers, pa.int64()), pa.array([os.urandom(46).hex() for _ in numbers])]
+        process.write(pa.RecordBatch.from_arrays(columns, schema=process.schema))
+
+
+def test_no_key_is_ever_printed(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of all commands, in words and in JSON."""
+    from ags1.iceberg.storage.output import TableOutput
+
+    keys: set[bytes] = set()
+    write_encrypted = TableOutput.write_encrypted
+
+    def noting(self: TableOutput, location: str, data: bytes, km: KeyMetadata) -> KeyMetadata:
+        keys.add(km.encryption_key)
+        return write_encrypted(self, location, data, km)
+
+    monkeypatch.setattr(TableOutput, "write_encrypted", noting)
+    said: list[str] = []
+
+    def say(command: str, *arguments: object, name: str = "db.t") -> None:
+        result = table(command, name, *arguments)
+        assert result.exit_code == 0, result.stderr
+        said.extend([result.stdout, result.stderr])
+
+    create()
+    jsonl("a.jsonl", *ROWS)
+    for more in ([], ["--json"]):
+        say("append", "a.jsonl", *more)
+        say("delete", "id = 1", *more)
+        say("overwrite", "a.jsonl", "--filter", "id = 2", *more)
+        say("rotate", *more)
+        say("rotate", "--rewrap", *more)
+        say("rekey", *more)
+        say("expire", "--older-than", "0s", "--yes", *more)
+        say("prune-keys", "--yes", *more)
+        say("relocate", home.parent / f"copy{len(more)}", *more)
+        keys |= {km.encryption_key for km in data_keys()}
+    say("drop", "--purge", "--yes", "--json")
+    text = "".join(said) + "".join(capfd.readouterr())
+    assert len(keys) > 10
+    for key in keys:
+        for form in (key.hex(), base64.b64encode(key).decode(), repr(key)[2:-1]):
+            assert form not in text
+
+
+def test_an_interrupt_that_came_too_late_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """What became of the commit, and that it was interrupted."""
+    for cause, caught in (
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (None, CommitStateUnknownError),
+    ):
+        with pytest.raises(caught), failures("db.t"):
+            raise CommitStateUnknownException("it was made") from cause
+    assert capfd.readouterr().err.startswith("ags1: db.t: the commit may have been made or not")
+
+
+def test_progress_tells_how_far_the_reading_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all files, up to their end, and only where there is a terminal."""
+    told: list[tuple[str, int]] = []
+    create()
+    write_file("a.arrow", pa.table({"id": pa.array(range(5000), pa.int64())}))
+    jsonl("b.jsonl", *ROWS)
+
+    class Told(Report):
+        def progress(self, done_size: int, total_size: int | None = None) -> None:
+            super().progress(done_size)
+            told.append((self._file, self._finished_size + done_size))
+            assert self._total_size == sum(Path(n).stat().st_size for n in ("a.arrow", "b.jsonl"))
+
+    monkeypatch.setattr(writing, "Report", Told)
+    succeed("append", "db.t", "a.arrow", "b.jsonl")
+    sizes = [size for _, size in told]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) > 4
+    assert {file for file, _ in told} == {"a.arrow", "b.jsonl"}
+    assert sizes[-1] == sum(Path(name).stat().st_size for name in ("a.arrow", "b.jsonl"))
+
+
+# -- help
+
+
+def test_help_has_examples_and_imports_little(run_python: RunPython) -> None:
+    for command in CHANGES:
+        text = run("table", command, "--help").stdout
+        assert "Examples:" in text
+        assert "Exit status:" in text
+        assert f"ags1 table {command} " in text
+    run_python(
+        """
+import sys
+from ags1.cli.app import app
+try:
+    app.main(["table", "relocate", "--help"])
+except SystemExit as end:
+    assert not end.code
+loaded = {name.partition(".")[0] for name in sys.modules}
+assert not {"pyiceberg", "pyarrow", "rich", "fastavro", "configparser"} & loaded, loaded
+"""
+    )

@@ -1,0 +1,1 @@
+"""Tests of ``ags1.kms``, against real and emulated services."""
