@@ -136,10 +136,14 @@ class AtomicFile:
             self.discard()
 
 
+def temporary_name(unique: str) -> str:
+    """Return the name of a file under construction. All commands and readers pass over it."""
+    return f"{_TEMPORARY_PREFIX}{unique}{_TEMPORARY_SUFFIX}"
+
+
 def temporary_path(target: str) -> str:
-    """Return a new name in the folder of ``target``, for a file under construction."""
-    name = f"{_TEMPORARY_PREFIX}{os.urandom(8).hex()}{_TEMPORARY_SUFFIX}"
-    return os.path.join(os.path.dirname(target), name)
+    """Return a new path in the folder of ``target``, for a file under construction."""
+    return os.path.join(os.path.dirname(target), temporary_name(os.urandom(8).hex()))
 
 
 def is_temporary(name: str) -> bool:
@@ -176,7 +180,7 @@ def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> N
             os.unlink(temporary)
     if durable:
         try:
-            _sync_folder(os.path.dirname(target))
+            sync_folder(os.path.dirname(target))
         except OSError as error:
             # The file has its name, and raising now would lose the key of what it holds.
             warnings.warn(
@@ -205,7 +209,8 @@ def _named(error: OSError, name: str) -> OSError:
     return OSError(error.errno, error.strerror, name)
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str) -> None:
+    """Sync the names in a folder to the disk. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

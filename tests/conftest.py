@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import ags1
+from ags1.kms import passphrase
 
 settings.register_profile(
     "ags1",
@@ -69,6 +70,12 @@ def memory_folder(tmp_path: Path) -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(dir=memory))
     yield made
     shutil.rmtree(made)
+
+
+@pytest.fixture
+def cheap_scrypt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process protects keyrings with 1 MiB of work for scrypt instead of 128 MiB."""
+    monkeypatch.setattr(passphrase, "_SCRYPT_N", 1 << 10)
 
 
 @pytest.fixture

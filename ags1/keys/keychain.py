@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from ..errors import Ags1Error, AuthenticationError, KeyMetadataError, KmsError
 from ..key_metadata import KeyMetadata
-from ..kms.client import KmsClient
+from ..kms.client import KmsClient, accepts_foreign_keys
 from ..process import OncePerProcess
 from ..stream import open as open_stream
 from .cache import KekCache
@@ -38,8 +39,8 @@ class Keychain:
         trusted_key_ids: Collection[str] | None = None,
     ) -> None:
         self._kms = kms
-        if trusted_key_ids is None and getattr(kms, "accepts_foreign_keys", True):
-            trusted_key_ids = {master_key_id}
+        if trusted_key_ids is None:
+            trusted_key_ids = default_trust(kms, {master_key_id})
         self._trusted_key_ids = trusted_key_ids
         self._keks = KekCache(kms)
         # The last ones: the sidecars of a folder mostly share a KEK.
@@ -60,22 +61,12 @@ class Keychain:
     def open(self, sidecar_file: str, encrypted_file: str | None) -> KeyMetadata:
         """Return the key metadata of ``encrypted_file`` from its sidecar.
 
-        A sidecar has more than one file key if the replacement of a file was interrupted, or if a
-        sidecar without its file was used again. Then the first block of the file decides which key
-        is the right one. For a pipe, ``encrypted_file`` is None, and the newest key is used. Raises
-        KeyMetadataError, AuthenticationError and KmsError.
+        For a pipe, ``encrypted_file`` is None, and the newest key is used. Raises KeyMetadataError,
+        AuthenticationError and KmsError.
         """
         sidecar = find_sidecar(sidecar_file)
-        candidates = sidecar.file_keys
         with _errors_about(sidecar_file):
-            first = sidecar.open(self._unwrap, candidates[0])
-            if encrypted_file is None or len(candidates) == 1 or _opens(encrypted_file, first):
-                return first
-            for wrapped in candidates[1:]:
-                km = sidecar.open(self._unwrap, wrapped)
-                if _opens(encrypted_file, km):
-                    return km
-        return first
+            return key_of_file(sidecar, self._unwrap, encrypted_file)
 
     def rewrap(
         self, sidecar_file: str, master_key_id: str, kms: KmsClient | None = None
@@ -106,13 +97,41 @@ class Keychain:
         return kek.entry
 
     def _unwrap(self, entry: EncryptedKey) -> KeyEncryptionKey:
-        trusted = self._trusted_key_ids
-        if trusted is not None and entry.encrypted_by_id not in trusted:
-            raise KeyMetadataError(
-                f"the sidecar names the master key {entry.encrypted_by_id!r}, which is not among "
-                "those to trust"
-            )
+        check_trust(entry, self._trusted_key_ids)
         return self._keks.unwrap(entry)
+
+
+def default_trust(kms: KmsClient, key_ids: Collection[str]) -> frozenset[str] | None:
+    """Return the master keys to accept where nobody has named any: ``key_ids`` if a key ID may name
+    another user's key; None, which accepts every key of the KMS, if it has only its owner's."""
+    return frozenset(key_ids) if accepts_foreign_keys(kms) else None
+
+
+def check_trust(entry: EncryptedKey, trusted_key_ids: Collection[str] | None) -> None:
+    """Raise KeyMetadataError if the master key that ``entry`` names is not one to accept."""
+    if trusted_key_ids is not None and entry.encrypted_by_id not in trusted_key_ids:
+        raise KeyMetadataError(
+            f"the wrapped key names the master key {entry.encrypted_by_id!r}, which is not among "
+            "those to trust"
+        )
+
+
+def key_of_file(
+    sidecar: Sidecar, unwrap_kek: Callable[[EncryptedKey], KeyEncryptionKey], file: Any
+) -> KeyMetadata:
+    """Return the key metadata of an encrypted file: a path, a seekable file object at its
+    beginning, or None for the newest key.
+
+    A sidecar has more than one file key if the replacement of a file was interrupted, or if a
+    sidecar without its file was used again. Then the first block of the file decides which key is
+    the right one. If none fits, this returns the newest one.
+    """
+    newest, *older = sidecar.file_keys
+    km = sidecar.open(unwrap_kek, newest)
+    if file is None or not older or _opens(file, km):
+        return km
+    candidates = (sidecar.open(unwrap_kek, wrapped) for wrapped in older)
+    return next((other for other in candidates if _opens(file, other)), km)
 
 
 @contextlib.contextmanager
@@ -137,11 +156,14 @@ def find_sidecar(path: str) -> Sidecar:
         raise KeyMetadataError(message, file=path) from None
 
 
-def _opens(encrypted_file: str, km: KeyMetadata) -> bool:
+def _opens(file: Any, km: KeyMetadata) -> bool:
     """Whether ``km`` fits the file: its length, and the tag of its first block."""
     try:
-        with open_stream(encrypted_file, "rb", km) as file:
-            file.read(1)
+        with open_stream(file, "rb", km) as stream:
+            stream.read(1)
     except Ags1Error:
         return False
+    finally:
+        if hasattr(file, "seek"):
+            file.seek(0)
     return True

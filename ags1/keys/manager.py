@@ -22,7 +22,7 @@ from typing import Any
 
 from ..errors import KeyMetadataError, KmsUnwrapError
 from ..key_metadata import KEY_SIZES, KeyMetadata
-from ..kms.client import KmsClient
+from ..kms.client import KmsClient, accepts_foreign_keys, wraps_with_public_key
 from ..process import OncePerProcess
 from .cache import KekCache
 from .envelope import EncryptedKey, KeyEncryptionKey, parse_encryption_keys
@@ -106,7 +106,7 @@ class EncryptionManager:
         stated = properties.get(TABLE_KEY_ID)
         if stated is None:
             raise KeyMetadataError(f"the table is not encrypted: it has no {TABLE_KEY_ID!r}")
-        if table_key_id is None and getattr(kms, "accepts_foreign_keys", True):
+        if table_key_id is None and accepts_foreign_keys(kms):
             raise KeyMetadataError(
                 f"the metadata names {stated!r} as the table's key, which may be another user's "
                 "key: give the key ID to expect"
@@ -147,7 +147,7 @@ class EncryptionManager:
 
     def _kek_length(self) -> int:
         if self._newest_kek_length is None:
-            public = getattr(self.kms, "wraps_with_public_key", False)
+            public = wraps_with_public_key(self.kms)
             length = 0
             for entry in self._usable_keks()[:1]:
                 kek = self._cache.peek(entry, self.table_key_id) if public else self._unwrap(entry)
@@ -265,7 +265,7 @@ class EncryptionManager:
         )
 
     def _kek_for_sealing(self) -> KeyEncryptionKey:
-        public = getattr(self.kms, "wraps_with_public_key", False)
+        public = wraps_with_public_key(self.kms)
         for entry in self._usable_keks():
             kek = self._cache.peek(entry, self.table_key_id) if public else self._unwrap(entry)
             if kek is None or (public and not kek.made_here):

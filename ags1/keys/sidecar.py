@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from .. import private_file
 from ..errors import KeyMetadataError
@@ -69,13 +70,14 @@ class Sidecar:
             raise KeyMetadataError("the sidecar is damaged: its 'key-id' names no file's key in it")
         return sidecar
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        keys = encryption_keys_to_dicts(self.encryption_keys)
+        return {"encryption-keys": keys, "key-id": self.key_id}
+
     def to_bytes(self) -> bytes:
-        """Return the JSON document, with one line for each field and a newline at the end."""
-        document = {
-            "encryption-keys": encryption_keys_to_dicts(self.encryption_keys),
-            "key-id": self.key_id,
-        }
-        return json.dumps(document, indent=2).encode() + b"\n"
+        """Return the JSON document's text: a line for each field, and a newline at the end."""
+        return json.dumps(self.to_dict(), indent=2).encode() + b"\n"
 
     def with_keys_of(self, other: Sidecar) -> Sidecar:
         """Return this sidecar with the entries of ``other`` as well."""

@@ -81,6 +81,16 @@ class KmsClient(Protocol):
         ...
 
 
+def accepts_foreign_keys(kms: KmsClient) -> bool:
+    """Whether a key ID may name another user's key (see ``KmsClient``)."""
+    return bool(getattr(kms, "accepts_foreign_keys", True))
+
+
+def wraps_with_public_key(kms: KmsClient) -> bool:
+    """Whether anybody can make keys that the KMS unwraps (see ``KmsClient``)."""
+    return bool(getattr(kms, "wraps_with_public_key", False))
+
+
 @runtime_checkable
 class Rewrapper(Protocol):
     """A KMS that can wrap a wrapped key again under its master key's newest version. The key does

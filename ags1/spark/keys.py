@@ -13,13 +13,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import KeyMetadataError, KmsConfigurationError
+from ..errors import KmsConfigurationError
 from ..key_metadata import KeyMetadata
 from ..keys.cache import KekCache
-from ..keys.envelope import EncryptedKey, KeyEncryptionKey, encryption_keys_to_dicts
-from ..keys.keychain import FILE_KEY_SIZE
+from ..keys.envelope import EncryptedKey, KeyEncryptionKey
+from ..keys.keychain import FILE_KEY_SIZE, check_trust, default_trust
 from ..keys.sidecar import Sidecar
-from ..kms.client import KmsClient
+from ..kms.client import KmsClient, accepts_foreign_keys
 from ..kms.properties import Properties
 from ..kms.registry import from_properties
 from ..process import OncePerProcess
@@ -82,7 +82,7 @@ class FileKeys:
         keks = kms.keks()
         kek = KeyEncryptionKey.generate(keks.kms, master_key_id, key_size=FILE_KEY_SIZE)
         keks.put(kek)
-        return cls(kms, kek.entry, trusted(kms, {master_key_id}))
+        return cls(kms, kek.entry, default_trust(keks.kms, {master_key_id}))
 
     @classmethod
     def for_opening(cls, kms: KmsConfig, master_key_ids: Collection[str] = ()) -> FileKeys:
@@ -92,7 +92,7 @@ class FileKeys:
         another user's master key.
         """
         accepted = frozenset(master_key_ids) or None
-        if accepted is None and getattr(kms.client(), "accepts_foreign_keys", True):
+        if accepted is None and accepts_foreign_keys(kms.client()):
             raise KmsConfigurationError(
                 "with this KMS a wrapped key may name another user's master key: name those to "
                 "accept (--key, key_ids=, or the option 'trusted-keys')"
@@ -101,7 +101,7 @@ class FileKeys:
 
     def wrap(self, km: KeyMetadata) -> dict[str, Any]:
         """Wrap ``km``: return the document that a sidecar holds. Raises KmsError."""
-        return document_of(Sidecar.seal(km, self._kek()))
+        return Sidecar.seal(km, self._kek()).to_dict()
 
     def unwrap(self, wrapped: Mapping[str, Any] | str) -> KeyMetadata:
         """Return the key that ``wrap`` wrapped, or that a sidecar holds. ``wrapped`` may be JSON.
@@ -130,28 +130,10 @@ class FileKeys:
     def unwrap_kek(self, entry: EncryptedKey) -> KeyEncryptionKey:
         """Unwrap a KEK, or return it if this process has unwrapped it already. Raises
         KeyMetadataError for a master key that is not accepted, KmsError."""
-        accepted = self.trusted_key_ids
-        if accepted is not None and entry.encrypted_by_id not in accepted:
-            raise KeyMetadataError(
-                f"the wrapped key names the master key {entry.encrypted_by_id!r}, which is not "
-                "among those to trust"
-            )
+        check_trust(entry, self.trusted_key_ids)
         return self.kms.keks().unwrap(entry)
-
-
-def document_of(sidecar: Sidecar) -> dict[str, Any]:
-    """Return the JSON document of a sidecar."""
-    entries = encryption_keys_to_dicts(sidecar.encryption_keys)
-    return {"encryption-keys": entries, "key-id": sidecar.key_id}
 
 
 def as_text(document: Mapping[str, Any]) -> str:
     """Return the document of a wrapped key in the form of tasks and of the ledger."""
     return json.dumps(document, separators=(",", ":"))
-
-
-def trusted(kms: KmsConfig, master_key_ids: Collection[str]) -> frozenset[str] | None:
-    """Return the master keys to accept. None, which accepts all, if the KMS has only ours."""
-    if getattr(kms.client(), "accepts_foreign_keys", True):
-        return frozenset(master_key_ids)
-    return None

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .. import private_file
-from ..atomic import AtomicFile
+from ..atomic import AtomicFile, sync_folder
 from ..errors import FormatError, KmsAccessDeniedError
 from ..kms.passphrase import check_owner
 from .paths import ledger_folder
@@ -300,11 +300,7 @@ class Ledger:
 
     def _sync(self) -> None:
         if self._durable:
-            fd = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            sync_folder(self.folder)
 
 
 def _refuse_others(folder: str) -> None:

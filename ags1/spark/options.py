@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from ..errors import KmsConfigurationError
 from ..kms import settings
+from ..kms.client import accepts_foreign_keys
 from ..kms.properties import Properties
 from ..kms.registry import KMS_TYPE
 from ..kms.settings import Layer, Settings
@@ -60,7 +61,7 @@ def opening_keys(options: Mapping[str, str]) -> FileKeys:
     chosen = key_settings(options)
     kms = KmsConfig(chosen.properties)
     trusted = names(options.get("trusted-keys"))
-    if not trusted and chosen.key_id and getattr(kms.client(), "accepts_foreign_keys", True):
+    if not trusted and chosen.key_id and accepts_foreign_keys(kms.client()):
         trusted = [chosen.key_id]
     return FileKeys.for_opening(kms, trusted)
 

@@ -52,7 +52,10 @@ from .test_files import (
 
 __all__ = ["home"]
 
-pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning"),
+    pytest.mark.usefixtures("cheap_scrypt"),
+]
 
 KEYS = {"keyA": b"0123456789012345", "keyB": b"1123456789012345"}
 MEMORY = [
@@ -813,7 +816,7 @@ def test_a_failure_of_rewrapping_stops_no_other(home: Path) -> None:
     assert [master_key_of(f"{name}.ags1.keys") for name in ("b", "c")] == ["b", "default"]
     assert (home / "a.ags1.keys").read_bytes() == b"{"
     assert "a.ags1.keys: the sidecar is damaged" in result.stderr
-    assert "b.ags1.keys: the sidecar names the master key 'b'" in result.stderr
+    assert "b.ags1.keys: the wrapped key names the master key 'b'" in result.stderr
     assert "no master key 'none'" in fail(5, "key", "rewrap", ".", "--to-key", "none")
     assert "no .ags1.keys file" in fail(6, "key", "rewrap", _made(home / "empty"))
     assert "not JSON" in fail(5, "key", "rewrap", "a")

@@ -751,7 +751,7 @@ def test_a_file_that_has_its_name_has_a_key(
     def fail(folder: str) -> None:
         raise OSError(5, "Input/output error", folder)
 
-    monkeypatch.setattr("ags1.atomic._sync_folder", fail)
+    monkeypatch.setattr("ags1.atomic.sync_folder", fail)
     with pytest.warns(RuntimeWarning, match="folder"):
         with ags1.open(tmp_path / "one", "wb") as file:
             file.write(b"data")

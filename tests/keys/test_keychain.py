@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ags1 import AuthenticationError, KeyMetadata, KeyMetadataError, KmsUnwrapError
-from ags1.keys import EncryptedKey, Keychain, read_sidecar, write_sidecar
+from ags1 import AuthenticationError, KeyMetadata, KeyMetadataError, KmsUnwrapError, encrypt
+from ags1.keys import EncryptedKey, Keychain, KeyEncryptionKey, Sidecar, read_sidecar, write_sidecar
+from ags1.keys.keychain import key_of_file
 from ags1.kms import LocalKms, create_key
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*for tests and demonstrations")
@@ -51,6 +53,19 @@ def sealed(keychain: Keychain, folder: Path, count: int) -> dict[str, KeyMetadat
         made[str(folder / f"{n}.keys")] = km
         write_sidecar(str(folder / f"{n}.keys"), keychain.seal(km))
     return made
+
+
+def test_the_key_of_a_file_object_is_found_and_the_object_is_at_its_beginning_again(
+    keyring: Callable[[str], Counting],
+) -> None:
+    (old, old_km), (new, new_km) = encrypt(b"old"), encrypt(b"new")
+    kek = KeyEncryptionKey.generate(keyring("a"), "default", key_size=32)
+    sidecar = Sidecar.seal(new_km, kek).with_keys_of(Sidecar.seal(old_km, kek))
+    for data, km in ((old, old_km), (new, new_km)):
+        file = io.BytesIO(data)
+        assert key_of_file(sidecar, lambda entry: kek, file) == km
+        assert file.read() == data
+    assert key_of_file(sidecar, lambda entry: kek, None) == new_km
 
 
 def test_one_kek_seals_a_run_and_one_call_opens_it(

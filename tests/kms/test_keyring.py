@@ -41,6 +41,9 @@ from ags1.kms.local import remove_passphrase, set_passphrase
 
 KEY = bytes(range(32))
 PASSPHRASE = b"correct horse, battery staple \xff"
+SCRYPT_N = passphrase_module._SCRYPT_N
+
+pytestmark = pytest.mark.usefixtures("cheap_scrypt")
 
 
 @pytest.fixture
@@ -421,7 +424,7 @@ def test_where_the_keyring_is(
 
 
 @pytest.fixture(params=["plain", "passphrase", "passphrase file"])
-def any_kms(request: pytest.FixtureRequest, tmp_path: Path, cheap_scrypt: None) -> LocalKms:
+def any_kms(request: pytest.FixtureRequest, tmp_path: Path) -> LocalKms:
     path, file = str(tmp_path / "keyring.json"), tmp_path / "passphrase"
     if request.param == "plain":
         kms = LocalKms(path)
@@ -578,12 +581,7 @@ def test_a_deleted_keyring_wraps_no_more(keyring: Path) -> None:
 
 
 @pytest.fixture
-def cheap_scrypt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passphrase_module, "_SCRYPT_N", 1 << 10)
-
-
-@pytest.fixture
-def protected(keyring: Path, cheap_scrypt: None) -> Path:
+def protected(keyring: Path) -> Path:
     set_passphrase(str(keyring), PASSPHRASE)
     return keyring
 
@@ -623,7 +621,10 @@ def opened_independently(keyring: Path, passphrase: bytes) -> Any:
     return json.loads(cipher.decrypt(sealed[:12], sealed[12:], header_of(document)))
 
 
-def test_a_passphrase_seals_the_keys_as_documented(keyring: Path) -> None:
+def test_a_passphrase_seals_the_keys_as_documented(
+    keyring: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passphrase_module, "_SCRYPT_N", SCRYPT_N)
     before = json.loads(keyring.read_bytes())
     before["note"] = "kept"
     keyring.write_text(json.dumps(before))
@@ -876,7 +877,7 @@ def test_a_changed_protected_keyring_stays_protected(protected: Path) -> None:
 
 
 def test_a_new_keyring_is_protected_by_the_passphrase_at_hand(
-    tmp_path: Path, cheap_scrypt: None, derivations: list[int]
+    tmp_path: Path, derivations: list[int]
 ) -> None:
     path = tmp_path / "folder" / "keyring.json"
     kms = LocalKms(str(path), passphrase=PASSPHRASE)
@@ -1167,7 +1168,7 @@ def test_versions_made_by_many_processes_at_once_are_all_there(keyring: Path) ->
 def test_a_protected_keyring_made_by_many_processes_at_once_is_one(tmp_path: Path) -> None:
     path = tmp_path / "keyring.json"
     code = (
-        "import sys; from ags1.kms import create_key, local; local._SCRYPT_N = 1024; "
+        "import sys; from ags1.kms import create_key, passphrase; passphrase._SCRYPT_N = 1024; "
         f"create_key(sys.argv[1], sys.argv[2], passphrase={PASSPHRASE!r})"
     )
     children = [
@@ -1202,9 +1203,9 @@ def test_an_end_before_the_new_keyring_has_its_name_leaves_the_old_one(
     script = f"""
 import os, signal, sys
 from ags1 import atomic
-from ags1.kms import LocalKms, local
+from ags1.kms import LocalKms, local, passphrase as module
 path, passphrase = sys.argv[1], {PASSPHRASE!r}
-local._SCRYPT_N = 1024
+module._SCRYPT_N = 1024
 
 def publish(temporary, *_, **__):
     assert os.path.getsize(temporary) > 100

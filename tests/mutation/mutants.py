@@ -760,13 +760,13 @@ faults(
 faults(
     "keys/keychain.py",
     (
-        '        if trusted_key_ids is None and getattr(kms, "accepts_foreign_keys", True):\n',
-        "        if False:\n",
+        "    return frozenset(key_ids) if accepts_foreign_keys(kms) else None\n",
+        "    return None\n",
         "a sidecar may name anybody's master key",
     ),
     (
-        "        if trusted is not None and entry.encrypted_by_id not in trusted:\n",
-        "        if False:\n",
+        "    if trusted_key_ids is not None and entry.encrypted_by_id not in trusted_key_ids:\n",
+        "    if False:\n",
         "master keys are not compared with the trusted ones",
     ),
     (
@@ -780,7 +780,7 @@ faults(
         "a key that does not open is wrapped anew",
     ),
     (
-        "            file.read(1)\n",
+        "            stream.read(1)\n",
         "            pass\n",
         "the file's first block is not looked at to find its key",
     ),
@@ -829,7 +829,7 @@ faults(
         "the metadata chooses the table's master key",
     ),
     (
-        '        if table_key_id is None and getattr(kms, "accepts_foreign_keys", True):\n',
+        "        if table_key_id is None and accepts_foreign_keys(kms):\n",
         "        if False:\n",
         "the metadata may name a stranger's master key",
     ),
@@ -1156,18 +1156,18 @@ faults(
         "an empty file's tag is not checked",
     ),
     (
-        "            blocks.source.check_end()\n\n\ndef _geometry",
-        "            pass\n\n\ndef _geometry",
+        "            blocks.source.check_end()\n",
+        "            pass\n",
         "bytes after a header alone are not noticed",
     ),
     (
-        "        trust_file_size=trust_file_size,\n    )",
-        "        trust_file_size=True,\n    )",
+        "                _header(source), source.size, km, block_size, max_block_size, trust_file_size\n",
+        "                _header(source), source.size, km, block_size, max_block_size, True\n",
         "the file system's size is trusted unasked",
     ),
     (
-        "        block_size=block_size,\n        max_block_size=max_block_size,\n        trust_file_size=trust_file_size,",
-        "        block_size=None,\n        max_block_size=max_block_size,\n        trust_file_size=trust_file_size,",
+        "                _header(source), source.size, km, block_size, max_block_size, trust_file_size\n",
+        "                _header(source), source.size, km, None, max_block_size, trust_file_size\n",
         "the block size that is asked for is ignored",
     ),
     (

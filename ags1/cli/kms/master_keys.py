@@ -16,6 +16,7 @@ import click
 from ...errors import KmsAccessDeniedError
 from ...keys.keychain import Keychain
 from ...kms import KmsClient, LocalKms, default_keyring_path, from_properties, settings
+from ...kms.client import accepts_foreign_keys
 from ...kms.local import check_names
 from ...kms.registry import KMS_IMPL, KMS_TYPE, is_built_in
 from ...kms.secret import discreet
@@ -199,7 +200,7 @@ def trusted_keys(chosen: Settings, kms: KmsClient, keys: tuple[str, ...]) -> fro
     """
     if keys:
         return frozenset(keys)
-    if not getattr(kms, "accepts_foreign_keys", True):
+    if not accepts_foreign_keys(kms):
         return None
     if not chosen.key_id:
         raise click.UsageError(

@@ -119,6 +119,8 @@ class NamedCatalog:
     @property
     def takes_any_key(self) -> bool:
         """Whether the KMS opens with whatever key a table's metadata names."""
+        from ...kms.client import accepts_foreign_keys
+
         kms = self.catalog.kms
         return kms is not None and accepts_foreign_keys(kms)
 
@@ -137,6 +139,7 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
     from ...iceberg.read.metadata import read_metadata, table_key_id
     from ...iceberg.storage.locations import without_scheme
     from ...iceberg.storage.trust import Trust
+    from ...kms.client import accepts_foreign_keys
     from ..kms.master_keys import connect, settings_of
 
     location = options.table if ":" in options.table else os.path.abspath(options.table)
@@ -224,8 +227,3 @@ def newest_metadata(io: FileIO, folder: str) -> str:
             file=folder,
         )
     return newest[0]
-
-
-def accepts_foreign_keys(kms: KmsClient) -> bool:
-    """Whether a key id that stands in the metadata may be the key of whoever wrote it there."""
-    return bool(getattr(kms, "accepts_foreign_keys", True))

@@ -27,6 +27,7 @@ from ...errors import Ags1Error, KmsError, KmsUnwrapError
 from ...key_metadata import KeyMetadata
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.manager import EncryptionManager, now_ms
+from ...kms.client import wraps_with_public_key
 from ...layout import DEFAULT_BLOCK_SIZE
 from ..read.records import ContentFile
 from ..storage.listing import list_files
@@ -68,8 +69,7 @@ class Journal:
         self._waiting: list[dict[str, Any]] = []
         self._last_part = time.monotonic()
         self._is_kept = (
-            not getattr(self._kms, "wraps_with_public_key", False)
-            and list_files(self._io, folder) is not None
+            not wraps_with_public_key(self._kms) and list_files(self._io, folder) is not None
         )
 
     def prepare(self) -> None:

@@ -26,8 +26,8 @@ from ...errors import (
     NotEncryptedError,
     TruncatedError,
 )
-from ...formats.row_groups import row_group_starts
 from ...key_metadata import KeyMetadata
+from ...row_groups import row_group_starts
 from ..formats.avro import AvroFile, read_avro
 from ..formats.parquet_modules import check_algorithm
 from ..spec.column_types import WKB

@@ -19,20 +19,17 @@ from typing import Any, NamedTuple
 
 from ... import layout
 from ...errors import Ags1Error, FormatError, KeyMetadataError
-from ...key_metadata import KeyMetadata
-from ...keys.keychain import find_sidecar
-from ...keys.sidecar import SUFFIX, Sidecar, sidecar_path
+from ...keys.keychain import find_sidecar, key_of_file
+from ...keys.sidecar import MAX_SIDECAR_SIZE, SUFFIX, Sidecar, sidecar_path
 from ...reader import Reader
 from ..jobs.running import SUFFIX as LEDGER_SUFFIX
 from ..keys import FileKeys
 from ..paths import local_path
+from ..splits import grouped
 from ..storage.choice import absolute, find, storage_of
 from ..storage.protocol import REQUESTS, SourceFile
 
-_MAX_SIDECAR_SIZE = 1 << 20
 _NONE: Mapping[str, str] = MappingProxyType({})
-# The cost of opening a file: bytes that could be read in that time.
-_OPEN_COST = 1 << 20
 
 
 class Listed(NamedTuple):
@@ -121,24 +118,13 @@ def plan(
 ) -> list[list[Part]]:
     """Return the parts for each task: a large file in several parts, several small files together.
     ``sidecars`` has the documents of sidecars by the files' paths."""
-    tasks: list[list[Part]] = []
-    gathered: list[Part] = []
-    weight = 0
-    for file in files:
-        size = file.size
-        count = max(1, round(size / part_size))
-        bounds = [size * n // count for n in range(count + 1)]
-        sidecar = sidecars.get(file.path)
-        parts = [Part(file, a, b, sidecar) for a, b in pairwise(bounds)]
-        if count > 1:
-            tasks += [[part] for part in parts]
-            continue
-        if gathered and weight + size > part_size:
-            tasks.append(gathered)
-            gathered, weight = [], 0
-        gathered += parts
-        weight += size + _OPEN_COST
-    return [*tasks, gathered] if gathered else tasks
+    return list(grouped(((_parts(f, part_size, sidecars), f.size) for f in files), part_size))
+
+
+def _parts(file: Listed, part_size: int, sidecars: Mapping[str, str]) -> list[Part]:
+    count = max(1, round(file.size / part_size))
+    bounds = [file.size * n // count for n in range(count + 1)]
+    return [Part(file, a, b, sidecars.get(file.path)) for a, b in pairwise(bounds)]
 
 
 @contextlib.contextmanager
@@ -185,27 +171,11 @@ def _open(part: Part, keys: FileKeys, stack: contextlib.ExitStack) -> Reader:
         filesystem, name = _remote(path)
         source = stack.enter_context(filesystem.open(name, "rb"))
     sidecar = Sidecar.from_bytes(part.sidecar.encode()) if part.sidecar else _sidecar(path)
-    candidates = sidecar.file_keys
     try:
-        for wrapped in candidates:
-            chosen = Sidecar(sidecar.encryption_keys, wrapped.key_id)
-            km = keys.unwrap(chosen.to_bytes().decode())
-            # While a file is being replaced, its sidecar has the keys of the old and the new one.
-            if len(candidates) == 1 or _fits(source, km):
-                break
-        return Reader(source, km)
+        return Reader(source, key_of_file(sidecar, keys.unwrap_kek, source))
     except Ags1Error as error:
         error.file = path
         raise
-
-
-def _fits(source: Any, km: KeyMetadata) -> bool:
-    try:
-        with Reader(source, km) as reader:
-            reader.read(1)
-    except Ags1Error:
-        return False
-    return True
 
 
 def _sidecar(path: str) -> Sidecar:
@@ -215,7 +185,7 @@ def _sidecar(path: str) -> Sidecar:
     filesystem, name = _remote(sidecar_path(path))
     try:
         with filesystem.open(name, "rb") as file:
-            data = file.read(_MAX_SIDECAR_SIZE)
+            data = file.read(MAX_SIDECAR_SIZE)
     except FileNotFoundError:
         raise KeyMetadataError(
             "there is no such sidecar, and only it has the file's key (see the option 'ledger')",

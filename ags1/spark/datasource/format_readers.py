@@ -19,7 +19,7 @@ import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
 from ...errors import FormatError
-from ...formats.row_groups import row_group_starts
+from ...row_groups import row_group_starts
 from .. import options as opt
 from .encrypted_files import OpenPart
 from .lines import line_start, whole_lines, with_line_feeds

@@ -20,6 +20,7 @@ from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..keys import FileKeys
 from ..ledger import DONE, ENCRYPT, REMOVED, Ledger
+from ..splits import PART_SIZE
 from ..storage.choice import absolute
 from ..storage.protocol import REQUESTS
 from ..workers import end_of_task
@@ -37,7 +38,6 @@ from .encrypted_files import (
 from .format_readers import InnerFormat, inner_format
 
 _NO_KEYS = "the ledger has no key for any of these files: give the ledger that encrypted them"
-_PART_SIZE = 64 << 20
 # Bytes of a row's content, if blocks are smaller, and of a batch's.
 _ROW_SIZE = 1 << 20
 _BATCH_SIZE = 8 << 20
@@ -70,7 +70,7 @@ class FilesReader(DataSourceReader):  # type: ignore[misc]
     def tasks(self, files: list[Listed], sidecars: Mapping[str, str]) -> list[FilesPartition]:
         """Return the tasks that read these files; ``sidecars`` as for ``plan``. Raises
         ValueError."""
-        part_size = opt.size(self._options, "partsize", _PART_SIZE)
+        part_size = opt.size(self._options, "partsize", PART_SIZE)
         return [FilesPartition(parts) for parts in plan(files, part_size, sidecars)]
 
     def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:

@@ -37,6 +37,7 @@ from ..iceberg_api import (
     parse_metadata,
     parse_row_filter,
 )
+from ..splits import PART_SIZE, grouped
 from ..tables.access import (
     JobKey,
     SentFile,
@@ -47,9 +48,6 @@ from ..tables.access import (
 )
 from ..workers import end_of_task
 
-_PART_SIZE = 64 << 20
-# What opening a file costs, in the bytes that could be read meanwhile.
-_OPEN_COST = 1 << 20
 _MAX_COUNTED_SPLITS = 16
 
 
@@ -138,7 +136,7 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
                 sent[file] = SentFile.of(file, job_key)
             return sent[file]
 
-        part_size = opt.size(self._options, "partsize", _PART_SIZE)
+        part_size = opt.size(self._options, "partsize", PART_SIZE)
         return [
             TablePartition(
                 job,
@@ -147,7 +145,7 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
                     for t, split in group
                 ],
             )
-            for group in _groups(tasks, part_size, counted=_counts_rows(scan))
+            for group in grouped(_splits(tasks, part_size, counted=_counts_rows(scan)), part_size)
         ]
 
     def read(self, partition: TablePartition) -> Iterator[pa.RecordBatch]:
@@ -209,26 +207,14 @@ def _counts_rows(scan: EncryptedScan) -> bool:
     return not asked.isdisjoint((POSITION_ID, ROW_ID))
 
 
-def _groups(
-    tasks: list[FileScanTask], part_size: int, *, counted: bool = False
-) -> Iterator[list[_Split]]:
-    """Yield the files, or the part of a file, of each task: about ``part_size`` stored bytes."""
-    gathered: list[_Split] = []
-    weight = 0
+def _splits(
+    tasks: list[FileScanTask], part_size: int, *, counted: bool
+) -> Iterator[tuple[list[_Split], int]]:
+    """Yield the splits of each data file, and its size in bytes."""
     for task in tasks:
         splits = splits_of(task, part_size, counted=counted)
-        if len(splits) > 1:
-            for split in splits:
-                yield [(task, split)]
-            continue
-        size = task.file.file_size_in_bytes + _OPEN_COST
-        if gathered and weight + size > part_size:
-            yield gathered
-            gathered, weight = [], 0
-        gathered.append((task, None))
-        weight += size
-    if gathered:
-        yield gathered
+        parts: list[_Split] = [(task, split if len(splits) > 1 else None) for split in splits]
+        yield parts, task.file.file_size_in_bytes
 
 
 def splits_of(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ...errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.sidecar import Sidecar
-from ..keys import FileKeys, KmsConfig, as_text, document_of
+from ..keys import FileKeys, KmsConfig, as_text
 from ..ledger import Row, read_rows, write_rows
 from ..paths import ledger_folder
 from ..storage import local_files as files
@@ -124,7 +124,7 @@ class _Rewrapping:
             sidecar.open(lambda entry: keks[entry.key_id], wrapped)
         after = sidecar.with_entries([kek.entry for kek in keks.values()])
         master_key_id = after.kek_entry(after.file_keys[0]).encrypted_by_id
-        return row._replace(key_metadata=as_text(document_of(after)), master_key_id=master_key_id)
+        return row._replace(key_metadata=as_text(after.to_dict()), master_key_id=master_key_id)
 
     def _rewrap(self, entry: EncryptedKey) -> KeyEncryptionKey:
         master_key_id = self.to_key_id or entry.encrypted_by_id

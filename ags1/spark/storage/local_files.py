@@ -20,11 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
-from ...atomic import is_temporary
+from ...atomic import is_temporary, temporary_name
 from .protocol import Problem, SourceFile
 
-# As AtomicFile names its files (see is_temporary), which all commands pass over.
-_STAGED_PREFIX, _STAGED_SUFFIX = ".ags1-", ".tmp"
 # Of the folder in which a data source stages files, and which readers pass over. The rest of its
 # name begins the job's id.
 SINK_PREFIX = "_ags1-"
@@ -144,15 +142,14 @@ def _no_text(path: str) -> Problem:
 
 def staged_path(target: str, job_id: str, attempt: str) -> str:
     """Return the path, in the target's folder, for what one attempt of a job writes."""
-    name = f"{_STAGED_PREFIX}{job_id}-{attempt}{_STAGED_SUFFIX}"
-    return os.path.join(os.path.dirname(target), name)
+    return os.path.join(os.path.dirname(target), temporary_name(f"{job_id}-{attempt}"))
 
 
 def is_staged(name: str, job_id: str) -> bool:
     """Whether that is the name of a file that an attempt of the job made."""
-    begin = f"{_STAGED_PREFIX}{job_id}-"
-    is_ours = name.startswith(begin) and name.endswith(_STAGED_SUFFIX)
-    return is_ours and name != f"{begin}{_MARK}{_STAGED_SUFFIX}"
+    begin, end = temporary_name(f"{job_id}-/").split("/")
+    is_ours = name.startswith(begin) and name.endswith(end)
+    return is_ours and name != f"{begin}{_MARK}{end}"
 
 
 def mark_path(root: str, job_id: str) -> str:

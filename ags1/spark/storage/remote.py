@@ -16,7 +16,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from ...atomic import is_temporary
+from ...atomic import is_temporary, temporary_name
 from ...errors import Ags1Error
 from ..ledger import Row
 from .pieces import Item, Piece
@@ -387,8 +387,8 @@ class RemoteStorage:
         id stages a file under that path: a ledger must not move or remove other files."""
         staged = row.attempt or ""
         folder, _, name = staged.rpartition("/")
-        root, _, staging = folder.rpartition("/")
-        is_ours = staging == _folder_name(row.job_id) and row.target.startswith(root + "/")
+        root = folder.rpartition("/")[0]
+        is_ours = folder == _staging_folder(root, row.job_id) and row.target.startswith(root + "/")
         if not is_ours or name in ("", ".", "..") or self.absolute(staged) != staged:
             raise NothingStagedError(
                 errno.EINVAL, "the ledger names no file that a job stages", row.target
@@ -464,9 +464,5 @@ def _is_wanted(file: SourceFile, closed: tuple[str, ...]) -> bool:
     return "/.ags1-" not in file.path or not any(map(is_temporary, file.path.split("/")))
 
 
-def _folder_name(job_id: str) -> str:
-    return f".ags1-{job_id}.tmp"
-
-
 def _staging_folder(root: str, job_id: str) -> str:
-    return f"{root}/{_folder_name(job_id)}"
+    return f"{root}/{temporary_name(job_id)}"
