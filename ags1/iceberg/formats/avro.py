@@ -36,12 +36,12 @@ if sys.byteorder != "little":
 
 DEFAULT_BATCH_ROWS = 65536
 BATCH_SIZE = 32 << 20
-"""At about so many bytes a batch ends before it has all its rows."""
+"""A batch of about so many bytes ends, even if it has fewer rows than asked for."""
 
-# What a thread takes on at once: some batches' worth, but several pieces even of a small file.
+# What a thread reads at once, in bytes: some batches, but a small file is still several pieces.
 _PIECE_SIZE = 8 << 20
 _MIN_PIECE_SIZE = 1 << 20
-# Of one piece, before they are asked for. What compresses well is large once it is read.
+# Of one piece, read before they are asked for. Data that compresses well is large once read.
 _BATCHES_AHEAD = 2
 
 
@@ -148,7 +148,7 @@ class AvroFile:
             for batch in batches:
                 end_row = position + batch.num_rows
                 if expected is not None and end_row > expected:
-                    # At once: rows of no bytes may go on for ever.
+                    # Raised at once: rows of no bytes may never end.
                     raise FormatError(
                         f"the file has {end_row} rows or more, but should have {expected}"
                     )
@@ -170,7 +170,7 @@ class AvroFile:
             decoder.begin(data, rows)
             while decoder.rows_left:
                 held += decoder.decode(batch_size - held, BATCH_SIZE)
-                # Short of rows although the block has more: there are bytes enough.
+                # With fewer rows than asked for, although the block has more: enough bytes.
                 if held == batch_size or decoder.rows_left:
                     yield projection.batch(decoder, held)
                     held = 0
@@ -223,7 +223,7 @@ class AvroFile:
 
 
 class _Named:
-    """Says in our errors which file they are about."""
+    """Puts the name of the file into our errors."""
 
     def __init__(self, name: str | None) -> None:
         self._name = name
@@ -242,7 +242,7 @@ _Queue = Queue["pa.RecordBatch | BaseException | None"]
 def _put(
     queue: _Queue, item: pa.RecordBatch | BaseException | None, stopping: threading.Event
 ) -> bool:
-    """Wait for room in ``queue``; return whether the caller still wants what is in it."""
+    """Wait for room in ``queue`` and add ``item``; return False if the caller has stopped."""
     while not stopping.is_set():
         try:
             queue.put(item, timeout=0.1)

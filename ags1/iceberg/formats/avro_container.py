@@ -258,7 +258,7 @@ def _unsnap(data: memoryview, limit: int) -> Buffer:
         size = _snappy_size(compressed)
         if size > limit:
             raise _too_large(limit)
-        # No element gives more than 64 bytes: memory is not had for a claim alone.
+        # No element gives more than 64 bytes: a false size alone gets no memory.
         if size > 64 * len(compressed):
             raise _damaged("snappy")
         text = pa.Codec("snappy").decompress(compressed, decompressed_size=size)
@@ -282,7 +282,7 @@ def _unzstd(data: memoryview, limit: int) -> Buffer:
     parts: list[bytes] = []
     size = 0
     try:
-        # Streamed, as Java writes frames that don't tell their size.
+        # Streamed, because Java writes frames without their size.
         with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
             while part := stream.read(min(limit + 1 - size, max(1 << 18, 4 * len(data)))):
                 parts.append(part)
@@ -338,9 +338,9 @@ CODECS: dict[str, _Decompress] = {
 
 
 class AvroCodec:
-    """A codec by the name that Iceberg's properties have for it, and a level. ``name`` is Avro's.
+    """A codec by the name that Iceberg's properties use, and a level; ``name`` is Avro's name.
 
-    Raises ValueError for one that there is not.
+    Raises ValueError for an unknown name.
     """
 
     def __init__(self, name: str, level: int | None = None) -> None:
@@ -370,12 +370,12 @@ class NewContainer:
         self.header = AVRO_MAGIC + long(len(metadata)) + pairs + b"\x00" + self._sync
 
     def block(self, rows: int, data: bytes) -> bytes:
-        """Return the block of so many rows, whose encodings are ``data``."""
+        """Return a block of ``rows`` rows, whose encodings are ``data``."""
         return long(rows) + prefixed(self._codec.compress(data)) + self._sync
 
 
 def compact(value: Any) -> str:
-    """Return JSON as Java writes it into headers."""
+    """Return JSON without spaces, as Java writes it into headers."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -393,17 +393,17 @@ def _zigzag(number: int) -> bytes:
     return bytes(encoded)
 
 
-# Most numbers of a manifest come again and again: column ids, counts, the lengths of bounds.
+# Most numbers of a manifest are repeated: column ids, counts, the lengths of bounds.
 long = functools.lru_cache(maxsize=1 << 16)(_zigzag)
 
 
 def prefixed(data: bytes) -> bytes:
-    """Return bytes as Avro has them, after their number."""
+    """Return bytes as Avro encodes them: their count comes first."""
     return long(len(data)) + bytes(memoryview(data))
 
 
 def string(text: str) -> bytes:
-    """Return a text as Avro has it."""
+    """Return text as Avro encodes it."""
     return prefixed(text.encode())
 
 

@@ -56,7 +56,7 @@ _Taken = list[tuple[int, int, "Memory | None", "Memory | None", "Memory | None"]
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What the table wants to be read."""
+    """A column, field or element as the table has it."""
 
     type: IcebergType
     arrow: pa.DataType
@@ -120,7 +120,7 @@ def _buffer(memory: Memory | None) -> pa.Buffer | None:
 
 
 def _content(memory: Memory | None) -> pa.Buffer:
-    # Of empty strings, say. Arrow wants a buffer there.
+    # No bytes, as of empty strings. Arrow requires a buffer all the same.
     return pa.py_buffer(b"" if memory is None else memory)
 
 
@@ -166,11 +166,11 @@ class Projection:
         return Decoder(self._program, self._columns, self._symbols)
 
     def batch(self, decoder: Decoder, rows: int) -> pa.RecordBatch:
-        """Return what ``decoder`` holds, which is that many rows."""
+        """Return the rows that ``decoder`` holds, which are ``rows``."""
         taken = decoder.take()
         arrays = [node.array(taken, rows) for node in self._nodes]
         if not arrays:
-            # A batch of no columns knows its rows only this way.
+            # Only so does a batch without columns know its number of rows.
             nothing = pa.Array.from_buffers(pa.struct([]), rows, [None], 0, children=[])
             return pa.RecordBatch.from_struct_array(nothing)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -258,7 +258,7 @@ class _Compiler:
         path: str,
         mapping: _Mapping,
     ) -> _Node | None:
-        # Not resolved, for that would define names twice and out of order.
+        # Not resolved here: that would define names twice and out of order.
         null = [n for n, branch in enumerate(branches) if branch in ("null", {"type": "null"})]
         if len(branches) == 1:
             step, inside = self._step(Step.ONLY, path), branches[0]
@@ -497,7 +497,7 @@ class _Compiler:
         return {"first_symbol": first, "symbol_count": len(symbols)}
 
 
-# Where a file's fields have no ids: the table's mapping of the names at that place.
+# If a file's fields have no ids: the table's mapping of the names at this level.
 _Mapping = Sequence[MappedField] | None
 
 
@@ -579,7 +579,7 @@ _READABLE: dict[tuple[str, str | None], list[tuple[tuple[type[IcebergType], ...]
     ("string", None): [((StringType,), Step.STRING, 0)],
     ("enum", None): [((StringType,), Step.ENUM, 0)],
 }
-# Types that may not be taken for what they are made of. Avro has other logical types ignored.
+# These may not be read as the type below them. Avro says to ignore unknown logical types.
 _LOGICAL = frozenset(name for _, name in _READABLE) | {"decimal", "uuid", "duration"}
 
 

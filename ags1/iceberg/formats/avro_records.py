@@ -82,7 +82,8 @@ class RecordFile:
 
 
 class _BadValueError(ValueError):
-    """A value that its field cannot have. It may be a key: only the field is named."""
+    """A value that its field cannot have. The message names only the field: the value may be a
+    key."""
 
 
 def _encoder(kind: IcebergType) -> _Encode:
@@ -138,7 +139,7 @@ def _array(encode: _Encode) -> _Encode:
 
 
 def _map(encode_key: _Encode, encode_value: _Encode) -> _Encode:
-    """Of a map with integers for keys, which Avro has as an array of pairs."""
+    """Encode a map with integers for keys: Avro has it as an array of pairs."""
 
     def encode_pairs(pairs: Mapping[int, Any]) -> bytes:
         if not pairs:

@@ -1,7 +1,7 @@
 """The schema of any Avro file as Iceberg's, and Iceberg's schemas as Avro's.
 
-What is read is a table's data file or another program's file: a union is of null and one type.
-What is written is what Java's ``TypeToSchema`` makes of Iceberg's schema: field ids, names of
+The files read are a table's data files or another program's: a union is of null and one type.
+The schemas written are what Java's ``TypeToSchema`` makes of Iceberg's schema: field ids, names of
 records and fixed types, maps with string keys as Avro's and others as arrays of pairs. (PyIceberg's
 conversion has no nulls in lists and maps, and no Avro map at all.)
 Follows the Avro specification, "Logical Types", and Iceberg's, "Avro". Knows nothing of rows.
@@ -66,8 +66,8 @@ _LOGICAL: dict[tuple[str, str], IcebergType] = {
 
 
 def iceberg_schema_of_avro(avro: Any) -> tuple[Schema, NameMapping | None]:
-    """Return the schema of an Avro file, parsed from JSON, and what finds its fields by name where
-    they have no ids. Raises FormatError for one that cannot be read as columns."""
+    """Return Iceberg's schema for that of an Avro file, parsed from JSON, and the mapping of its
+    fields' names if they have no ids. Raises FormatError for one that cannot be read as columns."""
     converter = _Converter(has_ids=has_ids(avro))
     schema = converter.rows(avro)
     return schema, None if converter.has_ids else create_mapping_from_schema(schema)
@@ -174,7 +174,7 @@ def _leaf(kind: str, definition: dict[str, Any], path: str) -> IcebergType:
     if kind == "enum":
         return StringType()
     if kind == "long" and logical in ("timestamp-millis", "timestamp-micros", "timestamp-nanos"):
-        # Avro's are instants; Iceberg's writers say where one of theirs is not.
+        # Avro's timestamps are instants, unless one of Iceberg's writers says otherwise.
         is_local = definition.get("adjust-to-utc") is False
         if logical == "timestamp-nanos":
             return TimestampNanoType() if is_local else TimestamptzNanoType()

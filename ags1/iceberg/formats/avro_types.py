@@ -103,7 +103,7 @@ def fields_of(definition: dict[str, Any], path: str) -> list[dict[str, Any]]:
     ):
         raise FormatError(f"{path or 'a row'}: a record has no fields")
     for field in fields:
-        # Names come to stand in messages.
+        # Messages quote names.
         if not field["name"].isprintable():
             raise FormatError(f"{path or 'a row'}: {shown(field['name'])} is no name")
     return fields

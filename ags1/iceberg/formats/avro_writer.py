@@ -1,7 +1,7 @@
 """Avro data files from Arrow rows, in an AGS1 stream.
 
-Blocks are of about Java's size. Rows are
-encoded by fastavro, from values that need no conversion of its own. Follows Avro's specification,
+Blocks are of about Java's size. fastavro encodes the rows, from values that it need not convert.
+Follows Avro's specification,
 "Object Container Files", and Iceberg's appendix "Avro". Knows nothing of partitions and tables.
 """
 
@@ -37,7 +37,7 @@ from .avro_schema import avro_schema
 
 _FIRST_BLOCK_ROWS = 100
 _MAX_BLOCK_ROWS = 10_000
-# Of Arrow's rows that are Python objects at a time, in bytes.
+# How many bytes of Arrow's rows become Python objects at once.
 _SIZE_AT_ONCE = 4 << 20
 _MAX_ROWS_AT_ONCE = 50_000
 
@@ -113,7 +113,7 @@ class AvroFileWriter:
 
 
 def _records(struct: StructType, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows as the encoder takes them."""
+    """Return rows as dicts, which the encoder takes."""
     columns = [
         _encodable(field.field_type, column)
         for field, column in zip(struct.fields, batch.columns, strict=True)

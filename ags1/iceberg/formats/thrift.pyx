@@ -2,7 +2,7 @@
 """Thrift's compact protocol with the types kept, so that a structure can be printed again.
 
 A struct is a dict from field id to ``(type, value)``, a list ``(element type, values)``. Fields
-that nobody here knows survive. Follows the Thrift compact protocol specification. Knows nothing of
+that are unknown here are kept. Follows the Thrift compact protocol specification. Knows nothing of
 what the structures mean. Compiled, because a Parquet file has a structure for each of its pages.
 """
 
@@ -31,7 +31,7 @@ cdef enum Kind:
 # Field types. A boolean field has its value in its type; here it is always (TRUE, value).
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 
-# For annotations; the stub says of what.
+# For annotations; the stub has the types inside.
 Struct = dict
 
 cdef enum:
@@ -70,7 +70,7 @@ def print_struct(dict fields):
 
 
 def value(dict fields, field_id, default=None):
-    """Return a field's value, ``default`` where it is not there."""
+    """Return a field's value, ``default`` if it is missing."""
     found = fields.get(field_id)
     return default if found is None else found[1]
 

@@ -1,8 +1,8 @@
-"""Types of columns that PyIceberg does not know, or spells otherwise than Java does.
+"""Types of columns that PyIceberg does not know, or spells in another way than Java.
 
 A table's metadata may name any type: ``variant``, or one of a later version of the format. Such a
-column has an ``OpaqueType`` here, which keeps the type's JSON as it was. So the table opens, its
-other columns are read and written, and the type goes back into metadata unchanged. Follows the
+column has an ``OpaqueType`` here, which keeps the type's JSON. So the table opens, its other
+columns are read and written, and the type is written back into metadata unchanged. Follows the
 Iceberg specification, "Schemas and Data Types" and "Appendix C". Knows nothing of files and keys.
 """
 
@@ -105,8 +105,8 @@ def with_types(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_types(kind: Any) -> Any:
-    """Return a schema's or type's JSON with types for the primitive ones in it. What is malformed
-    stays, for PyIceberg to refuse."""
+    """Return a schema's or type's JSON with its primitive types as objects. Malformed parts stay,
+    for PyIceberg to refuse."""
     if isinstance(kind, str):
         return primitive_type(kind)
     of = kind.get("type") if isinstance(kind, Mapping) else None
@@ -139,7 +139,7 @@ def primitive_type(kind: str) -> IcebergType:
     except (ValueError, PyIcebergValidationError):
         return OpaqueType(json.dumps(kind))
     found: IcebergType = field.field_type
-    # It looks at the beginning of some names only.
+    # PyIceberg looks only at the beginning of some names.
     is_whole = str(found).replace(" ", "") == kind.replace(" ", "")
     return found if is_whole else OpaqueType(json.dumps(kind))
 
@@ -167,8 +167,8 @@ def check_comparable(schema: Schema, field: NestedField) -> None:
 
 
 def check_sources(fields: Iterable[Mapping[str, Any]], schema: Schema) -> None:
-    """Raise UnsupportedTypeError where a field of a partition spec or sort order, as JSON, is of an
-    opaque column. A field whose transform is ``void`` is of none."""
+    """Raise UnsupportedTypeError if a field of a partition spec or sort order, as JSON, has an
+    opaque source column. A field whose transform is ``void`` has no source."""
     for field in fields:
         source_id = field.get("source-id")
         if source_id not in schema.field_ids or field.get("transform") == "void":
@@ -187,8 +187,8 @@ def readable(schema: Schema) -> Schema:
 
 
 def writable(schema: Schema, *, is_avro: bool) -> Schema:
-    """Return the columns that files have which are written here. Others are left out, and so are
-    null. Raises UnsupportedTypeError where one may not be."""
+    """Return the columns that files written here have. The others are left out and so read as null.
+    Raises UnsupportedTypeError if one of these may not be null."""
     known = _writable(schema, is_avro)
     if known is schema:
         return schema
@@ -214,9 +214,9 @@ def check_writable(schema: Schema, *, is_avro: bool) -> None:
 
 def _writable(schema: Schema, is_avro: bool) -> Schema:
     def written(kind: IcebergType) -> IcebergType | None:
-        # Arrow knows of no other edges in Parquet.
-        is_arrow_s = not isinstance(kind, GeographyType) or kind.algorithm == "spherical"
-        return None if isinstance(kind, OpaqueType) or not (is_avro or is_arrow_s) else kind
+        # Arrow writes no other edges to Parquet.
+        fits_arrow = not isinstance(kind, GeographyType) or kind.algorithm == "spherical"
+        return None if isinstance(kind, OpaqueType) or not (is_avro or fits_arrow) else kind
 
     return _of_types(schema, written)
 
@@ -239,7 +239,7 @@ def opaque_ids(schemas: Iterable[Schema]) -> frozenset[int]:
 
 
 def _opaque(fields: Iterable[NestedField]) -> Iterator[NestedField]:
-    """Yield what is opaque of the fields and in them."""
+    """Yield the opaque fields, also those inside the fields."""
     for field in fields:
         kind = field.field_type
         if isinstance(kind, OpaqueType):
@@ -257,8 +257,8 @@ def _parts(kind: IcebergType) -> tuple[NestedField, ...]:
 
 
 def _of_types(schema: Schema, change: _Change) -> Schema:
-    """Return the schema with other primitive types. Where one becomes None, the smallest optional
-    field goes that has it, or the column."""
+    """Return the schema with changed primitive types. If one becomes None, the smallest optional
+    field around it is left out, or the whole column."""
     changed = [_of_type(field, change) for field in schema.fields]
     if all(new is old for new, old in zip(changed, schema.fields, strict=True)):
         return schema

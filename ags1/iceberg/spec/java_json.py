@@ -1,9 +1,9 @@
 """A table's metadata as Java prints it: the order of the fields, the text of numbers and strings.
 
 The Hive catalog keeps a hash of Java's print of the metadata and refuses a table whose metadata
-prints otherwise, so writers print in this form, and readers compare with it. Pure over parsed JSON,
-of whatever form: what is not as Java has it stays as it is. Follows Java's ``TableMetadataParser``,
-the parsers it calls, and Jackson.
+prints otherwise, so writers print in this form, and readers compare with it. Works on parsed JSON
+alone, also on JSON that is malformed: unexpected parts stay as they are. Follows Java's
+``TableMetadataParser``, the parsers it calls, and Jackson.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Order = Callable[[Any, bool], Any]
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The fields of a JSON object in Java's order, and how those with a form of their own go on."""
+    """The fields of a JSON object in Java's order, and the forms of those that are not plain."""
 
     fields: tuple[str, ...]
     inside: Mapping[str, _Order] = field(default_factory=dict)
@@ -55,8 +55,8 @@ class _Form:
         return {name: inner for name, inner in value.items() if name not in self.known}
 
     def _followers(self, value: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return the fields that are not known, by the known one that they follow: whoever knows
-        them has his own place for them."""
+        """Return the unknown fields, by the known field that each follows: their own writer put
+        them there."""
         found: dict[str, dict[str, Any]] = {}
         before = ""
         for name, inner in value.items():
@@ -229,7 +229,7 @@ _TABLE = _Form(
     },
     frozenset({"encryption-keys"}),
 )
-# What Java prints of every table, empty or not.
+# Java prints these for every table, even if they are empty.
 _ALWAYS: tuple[tuple[str, type[dict[str, Any]] | type[list[Any]]], ...] = (
     ("properties", dict),
     ("refs", dict),
@@ -239,16 +239,16 @@ _ALWAYS: tuple[tuple[str, type[dict[str, Any]] | type[list[Any]]], ...] = (
     ("snapshot-log", list),
     ("metadata-log", list),
 )
-# Java prints these of tables of version 1 alone, and of others drops them.
-_FIRST_VERSION_S = ("schema", "partition-spec")
+# Java prints these only for tables of version 1.
+_VERSION_1_ONLY = ("schema", "partition-spec")
 
 
 def in_java_order(metadata: Mapping[str, Any], *, known_only: bool = False) -> dict[str, Any]:
     """Return a table's metadata with its fields in Java's order, on all levels.
 
-    Optional fields that are null, or empty where Java leaves them out, are gone; those that Java
-    always prints are there. Fields that Java does not know stay behind those that they follow, or
-    go if ``known_only``.
+    Optional fields that are null, or empty where Java leaves them out, are left out; those that
+    Java always prints are added. Fields that Java does not know stay after the field that they
+    follow, or are left out if ``known_only``.
     """
     version = metadata.get("format-version")
     is_first = isinstance(version, int) and version == 1
@@ -258,12 +258,12 @@ def in_java_order(metadata: Mapping[str, Any], *, known_only: bool = False) -> d
             complete[name] = kind()
     unset = None if isinstance(version, int) and version >= 3 else -1
     if complete.get("current-snapshot-id") in (None, -1):
-        # A null would be left out like any other: it is put in its place below.
+        # A null would be left out like any other: it is set below.
         complete["current-snapshot-id"] = -1
     if is_first:
         complete.pop("last-sequence-number", None)
     elif known_only:
-        for name in _FIRST_VERSION_S:
+        for name in _VERSION_1_ONLY:
             complete.pop(name, None)
     ordered: dict[str, Any] = _TABLE(complete, known_only)
     if ordered["current-snapshot-id"] == -1:
@@ -277,8 +277,8 @@ def schema_in_java_order(schema: Any) -> Any:
 
 
 def with_unknown_fields(schema: Any, before: Any) -> Any:
-    """Return a schema's JSON with what its columns have in another schema besides the fields known
-    here: PyIceberg, which made the one of the other, drops it."""
+    """Return a schema's JSON with the unknown fields that its columns have in ``before``:
+    PyIceberg, which made ``schema`` from it, drops them."""
     unknown = {column["id"]: _COLUMN.unknown(column) for column in _columns(before)}
     for column in _columns(schema):
         column.update(unknown.get(column["id"], {}))
@@ -286,8 +286,8 @@ def with_unknown_fields(schema: Any, before: Any) -> Any:
 
 
 def partition_fields_like(fields: list[Any], before: list[Any]) -> list[Any]:
-    """Return a partition spec's fields, with what those of other specs with their ids have besides
-    the fields known here."""
+    """Return a partition spec's fields, each with the unknown fields of the one in ``before`` that
+    has its id."""
     unknown = {field["field-id"]: _PARTITION_FIELD.unknown(field) for field in before}
     return [{**field, **unknown.get(field["field-id"], {})} for field in fields]
 
@@ -306,8 +306,9 @@ def _columns(kind: Any) -> Iterator[dict[str, Any]]:
 def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> bytes:
     """Return the metadata.json that Java would print of a table's metadata: compact, in UTF-8.
 
-    Fields that Java does not know stay behind those that they follow, or go if ``known_only``.
-    Raises ValueError for what JSON cannot say: NaN, infinities, text that is not Unicode.
+    Fields that Java does not know stay after the field that they follow, or are left out if
+    ``known_only``. Raises ValueError for what JSON cannot express: NaN, infinities, text that is
+    not Unicode.
     """
     ordered = in_java_order(metadata, known_only=known_only)
     members = (f"{_text(name)}:{_printed(name, value)}" for name, value in ordered.items())
@@ -375,10 +376,10 @@ def _default(value: float, *, is_single: bool) -> _Float:
 def _java_float(value: float, *, is_single: bool) -> str:
     """Return a number as Java's Double.toString and Float.toString print it.
 
-    Those of JDK 19 and later: older ones print some large numbers with more digits than it takes.
+    As JDK 19 and later do: older ones print some large numbers with more digits than needed.
     """
     if not math.isfinite(value):
-        raise ValueError(f"a column's default is {value}, which JSON cannot say")
+        raise ValueError(f"a column's default is {value}, which JSON cannot express")
     sign = "-" if math.copysign(1, value) < 0 else ""
     digits, exponent = _shortest(abs(value), is_single=is_single)
     if value == 0:

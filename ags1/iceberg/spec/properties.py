@@ -7,7 +7,7 @@ from typing import Any
 
 FORMAT_VERSION_PROPERTY = "format-version"
 
-# Java keeps none of these in the metadata: they say what it has elsewhere.
+# Java keeps none of these among the properties: the metadata has other fields for them.
 RESERVED_PROPERTIES = frozenset(
     {
         FORMAT_VERSION_PROPERTY,

@@ -35,7 +35,7 @@ def ref_of(update: Mapping[str, Any]) -> dict[str, Any]:
             continue
         ref[name] = whole(update, name)
         if ref[name] <= 0:
-            raise ValueError(f"{name} is {ref[name]}; it is above 0")
+            raise ValueError(f"{name} is {ref[name]}, but must be above 0")
         if ref["type"] == "tag" and name != "max-ref-age-ms":
             raise ValueError(f"a tag has no {name}")
     return ref

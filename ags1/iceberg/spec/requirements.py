@@ -1,6 +1,6 @@
 """What a commit requires of the table that it changes, as in the REST specification.
 
-By the rules of Java's ``UpdateRequirement``. Pure; knows nothing of files and catalogs.
+Follows Java's ``UpdateRequirement``. Knows nothing of files and catalogs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from .refs import refs_of
 def check_requirements(
     metadata: Mapping[str, Any] | None, requirements: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Raise CommitFailedException unless the metadata, None without a table, meets requirements.
+    """Raise CommitFailedException unless the metadata meets the requirements. It is None if
+    there is no table.
 
     Raises ValueError for a requirement that is unknown or malformed.
     """

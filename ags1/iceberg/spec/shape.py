@@ -12,13 +12,13 @@ from .java_json import schema_in_java_order
 from .json_fields import one_of, string, whole
 
 FIRST_PARTITION_ID = 1000
-# The format version from which on rows have ids and columns have default values.
+# The first format version in which rows have ids and columns have default values.
 LINEAGE = 3
 _NEEDS_VERSION_3 = ("timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography")
 
 
 class Column:
-    """A field of a schema, with what its place in the schema says of it."""
+    """A field of a schema: its full name, and whether it is inside a list or map."""
 
     __slots__ = ("id", "in_collection", "name", "type")
 
@@ -51,8 +51,8 @@ def walk(kind: Any, prefix: str = "", in_collection: bool = False) -> Iterator[C
 
 
 def checked_schema(schema: Any, version: int) -> dict[str, Any]:
-    """Return a schema's JSON in Java's form. Raises ValueError when it is none, or not for the
-    table's format version."""
+    """Return a schema's JSON in Java's form. Raises ValueError if it is malformed, or if the
+    table's format version does not allow it."""
     if not isinstance(schema, Mapping) or schema.get("type") != "struct":
         raise ValueError("the schema is not a struct")
     ordered: dict[str, Any] = schema_in_java_order(dict(schema))
@@ -124,7 +124,7 @@ def sequential_ids(ids: Sequence[int]) -> list[int]:
 
 
 def sort_fields(order: Any) -> list[dict[str, Any]]:
-    """Return a sort order's fields in Java's form. Raises ValueError for one that is none."""
+    """Return a sort order's fields in Java's form. Raises ValueError if it is malformed."""
     fields = order.get("fields") if isinstance(order, Mapping) else None
     if not isinstance(fields, Sequence):
         raise ValueError("the sort order has no 'fields'")

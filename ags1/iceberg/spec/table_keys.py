@@ -1,16 +1,16 @@
 """``rotate``, ``rewrap`` and ``prune``: changes of a table's keys, as updates for its catalog.
 
 Each takes the metadata that it is based upon and the manager of that metadata's keys, and returns a
-``KeyChange``: updates and requirements in the form of the REST specification. Made anew for each
-attempt to commit, from the base of that attempt. Keys change and no file does. Knows nothing of
+``KeyChange``: updates and requirements in the form of the REST specification. Each attempt to
+commit makes the change again, from its own base. Keys change, files do not. Knows nothing of
 catalogs.
 
 **The rule**: a snapshot is never in the metadata without its manifest list's key, nor that key
 without its KEK, whoever commits in between.
 
 Where a commit swaps a pointer (SQL, Hive), it replaces the very metadata that it was made from or
-fails, so that both an append and a rotation are made again from what the other left. The pointer is
-the requirement.
+fails, so that an append and a rotation at the same time are each made again from the other's
+result. The pointer is the requirement.
 
 A REST server applies a commit's updates to whatever is current, if the requirements hold, and there
 is none about keys; a key whose id is there is not added again. There the rule takes four parts:
@@ -55,12 +55,11 @@ _KEYS = "encryption-keys"
 
 
 def named_keys(metadata: Mapping[str, Any], key_ids: Collection[str]) -> set[str]:
-    """Return those of the ids that anything in a table's metadata refers to, but for its list of
-    keys.
+    """Return those of the ids that a table's metadata refers to, outside its list of keys.
 
-    A snapshot's ``key-id`` is such a place, and statistics are about to have one. Later versions
-    of the format may have others: so whatever text equals an id counts, as a value or as a name,
-    but for the names of properties.
+    A snapshot's ``key-id`` is a reference, and statistics will have one. Later versions of the
+    format may have others. So any text that equals an id counts, as a value or as a name, except
+    the names of properties.
     """
     found: set[str] = set()
     waiting: list[Any] = [{name: part for name, part in metadata.items() if name != _KEYS}]
@@ -107,7 +106,7 @@ class KeyChange:
 
 
 def rotate(metadata: Mapping[str, Any], manager: EncryptionManager) -> KeyChange:
-    """Put every manifest list's key under one new KEK, and take the other KEKs out.
+    """Put every manifest list's key under one new KEK, and remove the other KEKs.
 
     One KMS call, and one more for each old KEK that is not in the cache. A table without keys has
     nothing to rotate. Raises KeyMetadataError or AuthenticationError when an entry does not open
@@ -139,8 +138,8 @@ def rewrap(
 
 
 def prune(metadata: Mapping[str, Any], manager: EncryptionManager) -> KeyChange:
-    """Take out the keys that nothing in ``metadata`` refers to, but for the KEK that the next
-    commit would use.
+    """Remove the keys that nothing in ``metadata`` refers to, except the KEK that the next commit
+    would use.
 
     No KMS call. Raises KeyMetadataError when a snapshot's key or its KEK is missing, and ValueError
     as ``rotate``.
@@ -161,10 +160,10 @@ def with_own_kek(manager: EncryptionManager) -> EncryptionManager:
 
 
 def unmoved_refs(metadata: Mapping[str, Any]) -> list[Requirement]:
-    """Return the requirements that it is the same table, and every branch and tag where it was."""
+    """Return the requirements that the table is the same, and that no branch or tag has moved."""
     refs = {name: ref["snapshot-id"] for name, ref in (metadata.get("refs") or {}).items()}
     if MAIN_BRANCH not in refs:
-        # Version 1 of the format had no refs; an empty table has no main branch.
+        # Version 1 of the format has no refs, and an empty table has no main branch.
         current = metadata.get("current-snapshot-id")
         refs[MAIN_BRANCH] = None if current == -1 else current
     return [
@@ -194,14 +193,14 @@ def restore(metadata: Mapping[str, Any], removed: Iterable[EncryptedKey]) -> lis
     """Return the updates that put keys back which something in ``metadata`` needs and has not.
 
     ``removed`` are a change's, ``metadata`` is what the catalog has after it. They need no
-    requirement but the table's uuid: a key too many does no harm. Raises KeyMetadataError.
+    requirement but the table's uuid: an unneeded key does no harm. Raises KeyMetadataError.
     """
     present = {key.key_id for key in _keys(metadata)}
     absent = [key for key in removed if key.key_id not in present]
     if not absent:
         return []
-    keys = [*(metadata.get("encryption-keys") or ()), *(key.to_dict() for key in absent)]
-    needed = needed_keys({**metadata, "encryption-keys": keys})
+    keys = [*(metadata.get(_KEYS) or ()), *(key.to_dict() for key in absent)]
+    needed = needed_keys({**metadata, _KEYS: keys})
     return [_added(key) for key in absent if key.key_id in needed]
 
 
@@ -274,7 +273,7 @@ def _check_base(metadata: Mapping[str, Any], manager: EncryptionManager) -> None
 
 
 def _keys(metadata: Mapping[str, Any]) -> tuple[EncryptedKey, ...]:
-    return parse_encryption_keys(metadata.get("encryption-keys") or [])
+    return parse_encryption_keys(metadata.get(_KEYS) or [])
 
 
 def _snapshot_keys(metadata: Mapping[str, Any]) -> dict[int, str]:
