@@ -1,9 +1,9 @@
 # cython: freethreading_compatible=True, cdivision=True
-"""Partition transforms of whole columns, for which Arrow and NumPy have nothing.
+"""Partition transforms of whole columns that Arrow and NumPy do not have.
 
-Values come and go in memory as Arrow has it on a little-endian machine. Follows the Iceberg
-specification, "Partition Transforms" and "Appendix B: 32-bit Hash Requirements". Knows nothing of
-nulls: what lies in their places is transformed too, and is for the caller to pass over.
+Values and results are memory in Arrow's layout on a little-endian machine. The bytes of a null are
+transformed like any others, and the caller must ignore the result. This follows the Iceberg
+specification, "Partition Transforms" and "Appendix B: 32-bit Hash Requirements".
 """
 
 from cpython.buffer cimport PyBuffer_Release
@@ -113,7 +113,7 @@ def bucket_decimals(decimals, int32_t buckets):
                 for n in range(DECIMAL_SIZE):
                     turned[n] = value[DECIMAL_SIZE - 1 - n]
                 first = 0
-                # A byte that only repeats the sign of the one after it is none of them.
+                # Leading bytes that only repeat the sign are left out.
                 while (first < DECIMAL_SIZE - 1
                        and turned[first] == (0xFF if turned[first + 1] & 0x80 else 0)):
                     first += 1
@@ -125,8 +125,8 @@ def bucket_decimals(decimals, int32_t buckets):
 
 
 def truncate_decimals(decimals, int64_t width):
-    """Return each decimal of 128 bits as the multiple of ``width`` units that it is, or the next
-    one below, which may have a digit more."""
+    """Return each decimal of 128 bits, rounded down to a multiple of ``width`` units. The result
+    may have one digit more."""
     cdef Py_buffer view
     cdef const uint8_t *value
     cdef uint8_t *found
@@ -144,7 +144,7 @@ def truncate_decimals(decimals, int64_t width):
             for i in range(count):
                 memcpy(&number, value + i * DECIMAL_SIZE, DECIMAL_SIZE)
                 rest = number % width
-                # Unsigned: a null's bytes may be any, and go below the least number.
+                # Unsigned, because the bytes of a null may make the result overflow.
                 number = <int128>(<uint128>number - <uint128>(rest + width if rest < 0 else rest))
                 memcpy(found + i * DECIMAL_SIZE, &number, DECIMAL_SIZE)
         return result
