@@ -10,6 +10,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 NATIVE := $(BIN)/python -W ignore setup.py --quiet build_ext --inplace
 export PATH := $(BIN):$(PATH)
+# Without bytecode, each process of the tests would compile ags1 and the tests again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
 .PHONY: venv native dev demo pipeline test fuzz mutants interop peers bench bench-smoke bench-peers lint \

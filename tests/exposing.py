@@ -16,7 +16,7 @@ from ags1.iceberg.steps import Staged, Step
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.write import manifests as writing
 from ags1.iceberg.write import snapshot as producing
-from ags1.iceberg.write.manifests import schema_of_spec, write_manifest
+from ags1.iceberg.write.manifests import NewManifests, schema_of_spec, write_manifest
 from ags1.iceberg.write.view import TableView
 
 
@@ -47,18 +47,21 @@ class _RewriteManifests(Step):
                 continue
             spec = view.specs[manifest.partition_spec_id]
             schema = schema_of_spec(spec, view.parsed.schemas)
-            written = write_manifest(
+            new = NewManifests(
                 _PlainOutput(self._output),  # type: ignore[arg-type]
+                view.manager,
+                spec,
+                schema,
+                view.schema_json(schema.schema_id),
+                self._producer.snapshot_id,
+                manifest.content,
+            )
+            written = write_manifest(
+                new,
                 locations.new_metadata_location(
                     f"optimized-m-{number}-{self._producer.commit_uuid}.avro"
                 ),
                 [entry.existing() for entry in read_entries(manifest, view.files)],
-                spec=spec,
-                schema=schema,
-                schema_json=view.schema_json(schema.schema_id),
-                snapshot_id=self._producer.snapshot_id,
-                content=manifest.content,
-                manager=view.manager,
             )
             records.append(written.replace(key_metadata=None))
         with (

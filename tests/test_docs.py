@@ -219,6 +219,21 @@ def test_what_is_replaced_is_written() -> None:
         assert [old for old in replaced if old not in code] == []
 
 
+def test_the_map_of_the_code_is_right() -> None:
+    text = (PROJECT / "docs" / "code.md").read_text()
+    drawing = re.search(r"```text\n(.*?)```", text, re.DOTALL)
+    assert drawing is not None
+    named = re.findall(r"`((?:ags1|tests)/[\w/.]+)`", text)
+    for line in drawing[1].splitlines():
+        folder = "ags1/iceberg/" if line.startswith(" ") else ""
+        names = line.strip().split("   ")[0].split("  ")
+        named += [folder + name for name in names if "*" not in name]
+    assert [path for path in named if not (PROJECT / path).exists()] == []
+    packages = {path.parent.relative_to(PROJECT) for path in PROJECT.glob("ags1/*/__init__.py")}
+    packages |= {path.parent.relative_to(PROJECT) for path in PROJECT.glob("ags1/iceberg/*/*.py")}
+    assert packages <= {Path(path) for path in named}
+
+
 def test_the_readme_is_short() -> None:
     assert len((PROJECT / "README.md").read_text().splitlines()) <= 200
 

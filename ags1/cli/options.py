@@ -38,6 +38,42 @@ def size(
     return read
 
 
+class Pair(click.ParamType):  # type: ignore[type-arg]
+    """``NAME=VALUE``. What is wrong is never repeated: it may be a secret.
+
+    A property ``of_kms`` has a name with a dot, and its value may be empty.
+    """
+
+    name = "pair"
+
+    def __init__(self, form: str, example: str, *, of_kms: bool = False) -> None:
+        self._expected = f"expected {form}, such as {example}."
+        self._of_kms = of_kms
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        name, equals, text = value.partition("=")
+        if not equals or not ("." in name.strip(".") if self._of_kms else name and text):
+            self.fail(self._expected, param, ctx)
+        return name, text
+
+
+def _unique(
+    ctx: click.Context, param: click.Parameter, given: tuple[tuple[str, str], ...]
+) -> dict[str, str]:
+    if len(dict(given)) != len(given):
+        raise click.BadParameter("a name is given twice: give it once.")
+    return dict(given)
+
+
+def pairs(*names: str, help: str, example: str, form: str = "NAME=VALUE") -> Decorator:
+    """Return an option that may be repeated; the command takes its pairs as a dict."""
+    return click.option(
+        *names, type=Pair(form, example), multiple=True, callback=_unique, metavar=form, help=help
+    )
+
+
 # Whether a path can be read is found out, and told, by reading it.
 PATH = click.Path(readable=False)
 

@@ -45,10 +45,10 @@ from .commit.outcome import after_commit
 from .commit.session import version_of
 from .commit.updates import apply_updates
 from .operations.catalog_jobs import MigrationResult, migrate, move_or_copy
-from .operations.expire import everything
+from .operations.expire import expire_all
 from .operations.relocation.relocate import RelocationResult
 from .pyiceberg.arrow import iceberg_schema
-from .pyiceberg.catalogs import configured_properties, plain_file_io
+from .pyiceberg.catalogs import configured_properties, is_a, plain_file_io
 from .pyiceberg.delegation import DelegatingCatalog
 from .pyiceberg.guard import guard_catalog
 from .pyiceberg.redirection import refuse_redirection
@@ -57,10 +57,7 @@ from .pyiceberg.tables import table_of
 from .pyiceberg.versions import check_tested_for_writing
 from .read.metadata import table_key_id
 from .storage.output import TableOutput
-from .storage.trust import (
-    Trust,
-    is_a,
-)
+from .storage.trust import Trust
 from .table import EncryptedTable, kms_client
 from .transaction import EncryptedCreateTransaction
 
@@ -477,9 +474,7 @@ class EncryptedCatalog(DelegatingCatalog):
             self.inner.purge_table(identifier)
             return
         folders = table.folders
-        files = everything(table.view().metadata).find_files(
-            table.files, table.metadata_location, folders=folders
-        )
+        files = expire_all(table.view().metadata).find_files(table.files, folders)
         output = table.output()
         self.inner.drop_table(identifier)
         failed = files.delete(output)

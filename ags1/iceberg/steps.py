@@ -20,7 +20,7 @@ from .spec.constants import MAIN_BRANCH
 from .spec.requirements import check_requirements
 from .spec.table_keys import KeyChange
 from .storage.output import TableOutput
-from .storage.table_files import Decoded
+from .storage.table_files import ManifestCache
 from .write.history import check_unchanged
 from .write.snapshot import FileChange, SnapshotProducer
 from .write.view import TableView
@@ -199,13 +199,13 @@ class Attempt:
 
     ``base`` is the version that the catalog has, ``committed`` the same as a view. ``view`` is the
     version after the steps. ``updates`` and ``requirements`` are what a commit of it sends.
-    ``decoded`` is what this attempt and earlier ones have read of files.
+    ``manifest_cache`` is what this attempt and earlier ones have read of files.
     """
 
-    def __init__(self, table: TableSession, decoded: Decoded) -> None:
+    def __init__(self, table: TableSession, manifest_cache: ManifestCache) -> None:
         self._table = table
-        self._decoded = decoded
-        decoded.next_attempt()
+        self._manifest_cache = manifest_cache
+        manifest_cache.next_attempt()
         self.base = table.version.base
         self.committed = self.view = self._view_of(self.base.metadata)
         self.updates: list[Update] = []
@@ -214,7 +214,7 @@ class Attempt:
 
     def _view_of(self, metadata: dict[str, Any], **more: Any) -> TableView:
         view = self._table.view_of(metadata, **more)
-        view.files.decoded = self._decoded
+        view.files.manifest_cache = self._manifest_cache
         return view
 
     @property

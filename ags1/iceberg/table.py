@@ -31,7 +31,8 @@ from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .commit.base import Base
 from .commit.session import TableSession, version_of
 from .maintenance import EncryptedMaintenance
-from .operations.expire import ExpiredFiles, ExpiryPlan, expire
+from .operations.expire import ExpiryPlan, expire
+from .operations.expired_files import ExpiredFiles
 from .operations.meter import Meter
 from .operations.rekey import Choice, Rekeying
 from .operations.rewrite import Rewriter
@@ -49,6 +50,7 @@ from .steps import ExpiryStep, KeyStep, RecomputedSnapshotStep
 from .storage.trust import Trust
 from .transaction import EncryptedTransaction
 from .write.reencryption import RewriteExecutor, RewriteThreads
+from .write.view import TableView
 
 
 def open_table(
@@ -354,7 +356,7 @@ class EncryptedTable(TableSession):
         view, folders = self.view(), self.folders
         if dry_run:
             plan = plan_for(view.metadata)
-            files = plan.find_files(view.files, self.metadata_location, folders=folders)
+            files = plan.find_files(view.files, folders)
             return Expiry(plan.snapshot_ids, plan.refs, files)
         step = ExpiryStep(plan_for)
         transaction = self.transaction()
@@ -363,14 +365,8 @@ class EncryptedTable(TableSession):
         plan, view = step.plan, step.view
         if not delete_files:
             return Expiry(plan.snapshot_ids, plan.refs, ExpiredFiles())
-        files = plan.find_files(
-            view.files,
-            self.metadata_location,
-            folders=folders,
-            after=self.version.json,
-            after_files=self.files,
-        )
-        failed = files.delete(self.output(), progress=progress)
+        files = plan.find_files(view.files, folders, TableView(self.version.json, self.files))
+        failed = files.delete(self.output(), progress)
         return Expiry(plan.snapshot_ids, plan.refs, files, failed)
 
     def rekey(

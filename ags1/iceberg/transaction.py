@@ -56,7 +56,7 @@ from .spec.constants import MAIN_BRANCH
 from .spec.java_json import partition_fields_like, with_unknown_fields
 from .steps import Attempt, MetadataStep, SnapshotStep, Step, Update
 from .storage.output import TableOutput
-from .storage.table_files import Decoded
+from .storage.table_files import ManifestCache
 from .write.conflicts import Read, columns_of
 from .write.copy_on_write import is_copy_on_write, rewrite_without
 from .write.data_files import write_rows
@@ -105,8 +105,8 @@ class EncryptedTransaction(BuiltTransaction):
         self.output = table.output()
         self.snapshot_ids: tuple[int, ...] = ()
         self._steps: list[Step] = []
-        self._decoded = Decoded()
-        self._attempt = Attempt(table, self._decoded)
+        self._manifest_cache = ManifestCache()
+        self._attempt = Attempt(table, self._manifest_cache)
         self._may_be_committed = False
         self._allows_plaintext = False
 
@@ -455,7 +455,7 @@ class EncryptedTransaction(BuiltTransaction):
             self.output = self._table.output()
         self._may_be_committed = False
         self._steps = []
-        self._attempt = Attempt(self._table, self._decoded)
+        self._attempt = Attempt(self._table, self._manifest_cache)
         return self._table
 
     def _commit(self) -> None:
@@ -485,7 +485,7 @@ class EncryptedTransaction(BuiltTransaction):
         return bool(snapshot_ids) and ids.issuperset(snapshot_ids)
 
     def _apply_again(self) -> None:
-        self._attempt = Attempt(self._table, self._decoded)
+        self._attempt = Attempt(self._table, self._manifest_cache)
         self._attempt.apply(self._steps)
 
     def _catch_up(self) -> None:

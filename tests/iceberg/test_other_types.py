@@ -147,7 +147,7 @@ def test_the_other_columns_are_written(
         "l": pa.array([[PART]]),
         "st": pa.array([{"a": 1, "v": None}], pa.struct([("a", pa.int32()), ("v", pa.null())])),
     }.items():
-        with pytest.raises(UnsupportedTypeError, match="leave it out of the rows"):
+        with pytest.raises(UnsupportedTypeError, match="leave the column out"):
             table.append(pa.table({"id": [4], name: values}))
     structs = pa.array([{"a": 5}], pa.struct([("a", pa.int32())]))
     table.append(pa.table({"id": [4], "st": structs, "s": ["ours"]}))

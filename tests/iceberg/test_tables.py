@@ -76,7 +76,7 @@ from ags1.iceberg.read.records import read_entries
 from ags1.iceberg.steps import Attempt
 from ags1.iceberg.storage.locations import without_scheme
 from ags1.iceberg.storage.output import TableOutput
-from ags1.iceberg.storage.table_files import Decoded, TableFiles
+from ags1.iceberg.storage.table_files import ManifestCache, TableFiles
 from ags1.kms.memory import MemoryKms
 
 SCHEMA = Schema(
@@ -330,21 +330,21 @@ def test_what_is_kept_of_manifests_is_bounded(
     lengths = [m.manifest_length for m in table.view().manifests]
     # With room for some, it is chance whether those that are needed again are among them.
     for room, least in ((0, 2), (sum(lengths[:2]) + 1 + 2 * lengths[0], 1)):
-        monkeypatch.setattr("ags1.iceberg.storage.table_files._MAX_DECODED", room)
+        monkeypatch.setattr("ags1.iceberg.storage.table_files._MAX_CACHED_SIZE", room)
         with counted_reads() as reads:
             table.transaction().delete("id = 10")
         assert least <= max(reads.values()) <= 3
-    decoded = Decoded()
-    made = [decoded.get(n, room // 4, lambda n=n: str(n)) for n in range(100)]
+    cache = ManifestCache()
+    made = [cache.get(n, room // 4, lambda n=n: str(n)) for n in range(100)]
     assert made == [str(n) for n in range(100)]
-    assert len(decoded._now) <= 4
+    assert len(cache._this_attempt) <= 4
     # Another attempt's take the place of those that were not used again.
-    decoded.next_attempt()
-    assert decoded.get(0, room // 4, lambda: "new") == "0"
-    assert decoded.get(50, room // 4, lambda: "new") == "new"
-    assert decoded.get(50, room // 4, lambda: "newer") == "new"
-    assert decoded.get(0, room // 4, lambda: "new") == "0"
-    assert not vars(pickle.loads(pickle.dumps(decoded)))["_now"]
+    cache.next_attempt()
+    assert cache.get(0, room // 4, lambda: "new") == "0"
+    assert cache.get(50, room // 4, lambda: "new") == "new"
+    assert cache.get(50, room // 4, lambda: "newer") == "new"
+    assert cache.get(0, room // 4, lambda: "new") == "0"
+    assert not vars(pickle.loads(pickle.dumps(cache)))["_this_attempt"]
 
 
 def test_a_rotation_and_an_append_meet(table: EncryptedTable) -> None:

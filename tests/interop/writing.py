@@ -110,7 +110,7 @@ def entries_of(table: EncryptedTable) -> list[ManifestEntry]:
     return [
         entry
         for manifest in view.manifests
-        for entry in read_entries(manifest, view.io, discard_deleted=False)
+        for entry in read_entries(manifest, view.files, discard_deleted=False)
     ]
 
 

@@ -29,8 +29,8 @@ from ags1.key_metadata import KeyMetadata
 from ags1.keys import Keychain, Sidecar
 from ags1.kms import LocalKms
 from ags1.spark import jobs
-from ags1.spark.jobs import planning, running, work
-from ags1.spark.jobs.running import TaskFailedError
+from ags1.spark.jobs import group, planning, work
+from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
 from ags1.spark.ledger import ENCRYPT, Ledger, Row, read_rows, write_rows
@@ -473,9 +473,11 @@ class TestRetries:
         monkeypatch.setattr(jobs, "Encrypting", Broken)
         folders.write(a=1000, victim=1000)
         waited = []
-        monkeypatch.setattr(running, "wait_for_tasks", lambda *given: waited.append(given) or ended)
+        monkeypatch.setattr(
+            JobGroup, "wait_for_tasks", lambda group: waited.append(group._failed_ids) or ended
+        )
         assert folders.encrypt().done == 1
-        [(_, _, failed_ids)] = waited
+        [failed_ids] = waited
         assert failed_ids
         assert len(list(folders.ledger.glob("_job-*"))) == (not ended)
         monkeypatch.undo()
@@ -487,15 +489,17 @@ class TestRetries:
         folders.check()
 
     def test_tasks_of_a_job_long_ago_go_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(running, "_LAST_TASKS_SECONDS", 0)
+        monkeypatch.setattr(group, "_LAST_TASKS_SECONDS", 0)
         tracker = SimpleNamespace(
             getJobIdsForGroup=lambda group: range(100),
             getJobInfo=lambda job_id: SimpleNamespace(stageIds=[job_id]),
             getStageInfo=lambda stage: SimpleNamespace(numActiveTasks=int(stage == 7)),
         )
         context = SimpleNamespace(statusTracker=lambda: tracker)
-        assert running.wait_for_tasks(context, "group")
-        assert not running.wait_for_tasks(context, "group", [6, 7])
+        jobs_of = JobGroup(SimpleNamespace(sparkContext=context), "group", "", cores=1)
+        assert jobs_of.wait_for_tasks()
+        jobs_of._failed_ids += [6, 7]
+        assert not jobs_of.wait_for_tasks()
 
     def test_tasks_that_all_fail_end_the_job(
         self, folders: Folders, monkeypatch: pytest.MonkeyPatch

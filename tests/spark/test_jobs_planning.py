@@ -58,6 +58,7 @@ kms = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": folder + "
 context = types.SimpleNamespace(
     defaultParallelism=100,
     getConf=dict,
+    setJobGroup=print,
     accumulator=lambda start: types.SimpleNamespace(add=print, value=0),
 )
 spark = types.SimpleNamespace(sparkContext=context)

@@ -43,7 +43,7 @@ from ags1.iceberg.storage.output import TableOutput
 pytest.importorskip("pyspark")
 
 from ags1.spark import tables
-from ags1.spark.jobs.running import TaskFailedError
+from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.tables import executors, waves
 from ags1.spark.tables.tasks import Checking, OldFile, Rewriting
 
@@ -385,13 +385,13 @@ def test_a_worker_that_is_killed_leaves_no_file_that_nobody_knows(
     expected = rows(table)
     monkeypatch.setattr(executors, "Rewriting", KilledRewriting)
     strays: list[str] = []
-    find = executors.SparkRewrites._strays
+    find = executors.SparkRewrites._unused
 
     def spying(*arguments: Any) -> list[str]:
         strays.extend(find(*arguments))
         return strays
 
-    monkeypatch.setattr(executors.SparkRewrites, "_strays", spying)
+    monkeypatch.setattr(executors.SparkRewrites, "_unused", spying)
 
     tables.rekey_table(session, "db.t", options)
 
@@ -675,7 +675,7 @@ def test_no_key_travels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[bytes] = []
-    run = waves.Waves._run_tasks
+    run = JobGroup.run
 
     def spying(self: Any, tasks: Any, work: Any) -> Any:
         sent.append(pickle.dumps((tasks, work.table, work.key)))
@@ -683,7 +683,7 @@ def test_no_key_travels(
         sent.append(pickle.dumps(results))
         return results
 
-    monkeypatch.setattr(waves.Waves, "_run_tasks", spying)
+    monkeypatch.setattr(JobGroup, "run", spying)
     table = deleted_rows(catalog, "parquet")
     keys = keys_of(entries(table))
     tables.verify_table(session, "db.t", options)

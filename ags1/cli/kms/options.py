@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from ..options import PATH, grouped
+from ..options import PATH, Pair, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +60,8 @@ class _KmsType(click.ParamType):  # type: ignore[type-arg]
         return [CompletionItem(known) for known in kms_types() if known.startswith(incomplete)]
 
 
-class _Property(click.ParamType):  # type: ignore[type-arg]
-    """``NAME=VALUE``. What is wrong is never repeated: it may be a secret."""
-
-    name = "property"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        name, equals, text = value.partition("=")
-        if not equals or "." not in name.strip("."):
-            self.fail(
-                "a property has the form NAME=VALUE, such as client.region=eu-west-1.", param, ctx
-            )
-        return name, text
-
-
 KMS_TYPE = _KmsType()
-PROPERTY = _Property()
+PROPERTY = Pair("NAME=VALUE", "client.region=eu-west-1", of_kms=True)
 
 keyring = click.option(
     "--keyring",

@@ -14,7 +14,7 @@ import click
 
 from ..console import Output
 from ..exits import Command
-from ..options import PATH, grouped, output
+from ..options import PATH, grouped, output, pairs
 from . import options
 from .catalogs import ChangedCatalog
 from .options import TableOptions
@@ -91,13 +91,10 @@ _new_table = grouped(
         default="parquet",
         help="Format of the data files.  [default: parquet]",
     ),
-    click.option(
+    pairs(
         "--property",
         "properties",
-        type=options.TABLE_PROPERTY,
-        multiple=True,
-        callback=options.unique,
-        metavar="NAME=VALUE",
+        example="write.parquet.compression-codec=zstd",
         help="A table property, such as write.target-file-size-bytes=134217728; may be repeated.",
     ),
     click.option(

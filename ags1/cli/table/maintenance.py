@@ -16,7 +16,7 @@ import click
 from ..console import Output, counted
 from ..exits import Command
 from ..kms.options import Target, target
-from ..options import confirm, output, yes
+from ..options import confirm, output, pairs, yes
 from ..report import bar
 from . import migrating, options, rekeying
 from .catalogs import ChangedCatalog
@@ -204,13 +204,10 @@ def rekey(
 )
 @click.option("--current-only", is_flag=True, help="Copy only the current snapshot.")
 @click.option("--verify", is_flag=True, help="Authenticate every file of the copy.")
-@click.option(
+@pairs(
     "--to-io-property",
     "to_io_properties",
-    type=options.IO_PROPERTY,
-    multiple=True,
-    callback=options.unique,
-    metavar="NAME=VALUE",
+    example=options.IO_EXAMPLE,
     help="A property of PyIceberg's FileIO for the new location; may be repeated.  [default: that "
     "of the old location]",
 )

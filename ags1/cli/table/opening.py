@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ...errors import KmsConfigurationError, MetadataIntegrityError
-from ...kms.client import accepts_foreign_keys
 from ..kms.options import KmsOptions
 from .options import TableOptions
 
@@ -62,19 +61,15 @@ def open_table(
     ``note`` is told what was chosen. Raises click.UsageError, Ags1Error, OSError.
     """
     if options.catalog is not None:
-        return _from_catalog(options, keys, require_encrypted)
+        named = NamedCatalog(options, keys=keys)
+        return named.catalog.load_table(
+            named.identifier,
+            expected_key_id=named.expected_key_id,
+            expected_metadata_sha256=options.metadata_sha256,
+            location_map=options.location_map,
+            require_encrypted=require_encrypted or None,
+        )
     return _from_metadata(options, note, keys, require_encrypted)
-
-
-def _from_catalog(options: TableOptions, keys: bool, require_encrypted: bool) -> Table:
-    named = NamedCatalog(options, keys=keys)
-    return named.catalog.load_table(
-        named.identifier,
-        expected_key_id=named.expected_key_id,
-        expected_metadata_sha256=options.metadata_sha256,
-        location_map=options.location_map,
-        require_encrypted=require_encrypted or None,
-    )
 
 
 class NamedCatalog:
@@ -124,6 +119,8 @@ class NamedCatalog:
     @property
     def takes_any_key(self) -> bool:
         """Whether the KMS opens with whatever key a table's metadata names."""
+        from ...kms.client import accepts_foreign_keys
+
         kms = self.catalog.kms
         return kms is not None and accepts_foreign_keys(kms)
 
@@ -142,6 +139,8 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
     from ...iceberg.read.metadata import read_metadata, table_key_id
     from ...iceberg.storage.locations import without_scheme
     from ...iceberg.storage.trust import Trust
+    from ...kms.client import accepts_foreign_keys
+    from ..kms.master_keys import connect, settings_of
 
     location = options.table if ":" in options.table else os.path.abspath(options.table)
     io = load_file_io(dict(options.io_properties), location)
@@ -158,12 +157,15 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
     if table_key_id(metadata, trust, location) is not None:
         kms = NoKms()
         if keys:
-            kms, expected = _kms(options)
+            chosen = settings_of(options.kms)
+            kms = connect(chosen)
             if expected is None and accepts_foreign_keys(kms):
-                raise click.UsageError(
-                    "with this KMS, the metadata may name another user's master key: name the "
-                    "table's with --key, AGS1_KMS_KEY, or key in the configuration"
-                )
+                expected = chosen.key_id
+                if expected is None:
+                    raise click.UsageError(
+                        "with this KMS, the metadata may name another user's master key: name the "
+                        "table's with --key, AGS1_KMS_KEY, or key in the configuration"
+                    )
     stated = str(metadata.get("location") or "").rstrip("/")
     if (
         folder is not None
@@ -225,15 +227,3 @@ def newest_metadata(io: FileIO, folder: str) -> str:
             file=folder,
         )
     return newest[0]
-
-
-def _kms(options: TableOptions) -> tuple[KmsClient, str | None]:
-    """Return the KMS client, and the id of the table's key where that has to be known."""
-    from ..kms.master_keys import connect, settings_of
-
-    chosen = settings_of(options.kms)
-    kms = connect(chosen)
-    key_id = options.key_id
-    if key_id is None and accepts_foreign_keys(kms):
-        key_id = chosen.key_id
-    return kms, key_id

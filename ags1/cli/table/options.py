@@ -14,7 +14,7 @@ from ..console import STDOUT, print_error, print_json
 from ..exits import EXPECTED, Exit, describe
 from ..kms.options import KmsOptions
 from ..kms.options import kms as kms_options
-from ..options import Decorator, grouped
+from ..options import Decorator, grouped, pairs
 from .failures import failures
 
 _TABLE_HELP = """\
@@ -43,65 +43,31 @@ class TableOptions:
     location_map: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Pair(click.ParamType):  # type: ignore[type-arg]
-    """``NAME=VALUE``. What is wrong is not repeated: it may be a secret."""
-
-    name = "pair"
-
-    def __init__(self, form: str) -> None:
-        self._form = form
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        name, equals, text = value.partition("=")
-        if not equals or not name or not text:
-            self.fail(f"expected {self._form}.", param, ctx)
-        return name, text
-
-
 def _sha256(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
     if text is not None and not re.fullmatch("[0-9a-fA-F]{64}", text):
         raise click.BadParameter("a SHA-256 has 64 hexadecimal digits.")
     return text
 
 
-def unique(
-    ctx: click.Context, param: click.Parameter, pairs: tuple[tuple[str, str], ...]
-) -> dict[str, str]:
-    """Return pairs as a dict. Raises click.BadParameter for a name that is there twice."""
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise click.BadParameter("a name is given twice: give it once.")
-    return values
-
-
-TABLE_PROPERTY = _Pair("NAME=VALUE, such as write.parquet.compression-codec=zstd")
-IO_PROPERTY = _Pair("NAME=VALUE, such as s3.endpoint=http://host:9000")
-
+IO_EXAMPLE = "s3.endpoint=http://host:9000"
 _CATALOG = click.option(
     "--catalog",
     metavar="NAME",
     help="The catalog of the table, by its name in PyIceberg's configuration. If the catalog has "
     "an encryption.kms-type, that KMS is used unless --kms is given.",
 )
-_MAP = click.option(
+_MAP = pairs(
     "--map",
     "location_map",
-    type=_Pair("OLD=NEW, two prefixes of locations"),
-    multiple=True,
-    callback=unique,
-    metavar="OLD=NEW",
+    form="OLD=NEW",
+    example="s3://old/table=/copy/table",
     help="Read files whose locations in the metadata begin with OLD from NEW; may be repeated.  "
     "[default for a folder: the table's location is that folder]",
 )
-_IO_PROPERTY = click.option(
+_IO_PROPERTY = pairs(
     "--io-property",
     "io_properties",
-    type=IO_PROPERTY,
-    multiple=True,
-    callback=unique,
-    metavar="NAME=VALUE",
+    example=IO_EXAMPLE,
     help="A property of PyIceberg's FileIO, such as s3.region=eu-west-1; may be repeated. "
     "Other users can see it in the list of processes.",
 )

@@ -2,6 +2,10 @@
 
 JSON has types: a number is not accepted as text, nor 1.5 as an integer. If a row lacks a
 column, the value is null. Messages never quote values.
+
+Arrow's own reader of JSON is not used: it drops the offset of a time for a column that has none,
+and it reads no times of day, dates, maps, UUIDs, binary in base64 or NaN. ``pa.array`` cuts 1.5 to
+an integer and ignores keys that are no fields. So values are checked here and then handed to Arrow.
 """
 
 from __future__ import annotations

@@ -21,8 +21,6 @@ from .opening import open_table
 from .options import TableOptions
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
     from ...iceberg.operations.verify.findings import Finding, TableVerification
 
 # All other kinds mean that data is not what was encrypted, or is unencrypted where it must not be.
@@ -73,7 +71,23 @@ def verify_and_report(
 
     ``verify`` gets the table and, by name, the arguments that all verifications take.
     """
-    result = _verified(where, asked, open_table(where, out.note), verify, out)
+    from ...iceberg import EncryptedTable
+    from ...iceberg.operations.verify import estimated_size
+
+    opened = open_table(where, out.note)
+    if not isinstance(opened, EncryptedTable):
+        raise NotEncryptedError(
+            "the table is not encrypted, so nothing in it can be verified: 'ags1 table migrate' "
+            "encrypts it"
+        )
+    with Report(out, estimated_size(opened)) as report:
+        report.begin(where.table)
+        result = verify(
+            opened,
+            require_encrypted=asked.require_encrypted,
+            list_folders=not asked.no_list,
+            progress=report.progress,
+        )
     code = exit_code(result, strict=asked.strict)
     if out.as_json:
         facts = {**result.to_dict(), "ok": code == Exit.OK, "exit_code": int(code)}
@@ -87,31 +101,6 @@ def verify_and_report(
     else:
         out.result({}, f"{where.table}: OK: {summary(result)}")
     return code
-
-
-def _verified(
-    where: TableOptions,
-    asked: VerifyingOptions,
-    opened: Table,
-    verify: Callable[..., TableVerification],
-    out: Output,
-) -> TableVerification:
-    from ...iceberg import EncryptedTable
-    from ...iceberg.operations.verify import estimated_size
-
-    if not isinstance(opened, EncryptedTable):
-        raise NotEncryptedError(
-            "the table is not encrypted, so nothing in it can be verified: 'ags1 table migrate' "
-            "encrypts it"
-        )
-    with Report(out, estimated_size(opened)) as report:
-        report.begin(where.table)
-        return verify(
-            opened,
-            require_encrypted=asked.require_encrypted,
-            list_folders=not asked.no_list,
-            progress=report.progress,
-        )
 
 
 def exit_code(result: TableVerification, *, strict: bool) -> Exit:

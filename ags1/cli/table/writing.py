@@ -203,12 +203,10 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output
         if location is not None:
             line += f"; its metadata is {location}"
     else:
-        from ...iceberg.operations.expire import everything
+        from ...iceberg.operations.expire import expire_all
 
         encrypted = opened.load()
-        files = everything(encrypted.view().metadata).find_files(
-            encrypted.files, encrypted.metadata_location, folders=encrypted.folders
-        )
+        files = expire_all(encrypted.view().metadata).find_files(encrypted.files, encrypted.folders)
         facts |= {"files": len(files.locations), "left_behind": list(files.left_behind)}
         number = counted(len(files.locations), "file")
         if not dry_run:

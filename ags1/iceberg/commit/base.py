@@ -15,6 +15,7 @@ from pyiceberg.typedef import Identifier, Properties
 
 from ...errors import MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID
+from ..pyiceberg.catalogs import is_a
 from ..pyiceberg.hive import hive_parameters
 from ..pyiceberg.redirection import refuse_redirection
 from ..pyiceberg.rest import RestTable, ask_rest_server, snapshot_loading_mode
@@ -26,7 +27,6 @@ from ..storage.trust import (
     TABLE_TYPE,
     Trust,
     hive_trust,
-    is_a,
     rest_trust,
 )
 

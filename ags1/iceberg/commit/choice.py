@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyiceberg.catalog import Catalog
 
-from ..storage.trust import is_a
+from ..pyiceberg.catalogs import is_a
 from .commits import Commits
 from .hive import HiveCommits
 from .rest import RestCommits

@@ -26,7 +26,7 @@ from ...keys.manager import TABLE_KEY_ID, now_ms
 from ..read.metadata import MAX_METADATA_SIZE, read_metadata
 from ..spec.requirements import check_requirements
 from ..storage.output import TableOutput
-from ..storage.trust import Trust, vouches
+from ..storage.trust import Trust
 from .base import Base, TableConfig
 from .commits import Commits, NewLocation, Update, check_still_encrypted, plain_dicts
 from .metadata_file import (
@@ -143,7 +143,7 @@ class FileCommits(Commits):
             chosen = chosen or self.catalog.properties.get(METADATA_PATH) == path
         else:
             chosen = any(update["action"] == "set-location" for update in updates)
-        return chosen or vouches(base.trust)
+        return chosen or base.trust.confirms_metadata
 
     @abstractmethod
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:

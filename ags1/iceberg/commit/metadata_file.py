@@ -13,7 +13,7 @@ from typing import Any
 
 from ..read.metadata import MAX_METADATA_SIZE
 from ..spec.java_json import hash_of, java_hash, java_print
-from ..storage.table_folders import versions_beside
+from ..storage.table_folders import TableFolders
 
 __all__ = [
     "hash_of",
@@ -111,7 +111,7 @@ def with_metadata_log(
     ]
     deletes = str(properties.get(DELETE_AFTER_COMMIT, "false")).lower() == "true"
     files = [entry["metadata-file"] for entry in log[:-length]] if deletes else []
-    expired = versions_beside(previous_location, files)
+    expired = TableFolders(previous_location).versions(files)
     return {**metadata, "metadata-log": log[-length:]}, expired
 
 

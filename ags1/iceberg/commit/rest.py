@@ -146,7 +146,7 @@ class RestCommits(Commits):
         check_still_encrypted({}, expected, key_id)
         later = [update for update in sent if _depends_on_keys(update, expected)]
         now = [update for update in sent if update not in later]
-        base = Base(name, expected, "", Trust(key_id, is_server_s=True), new_location.config)
+        base = Base(name, expected, "", Trust(key_id, is_from_server=True), new_location.config)
         metadata, location = self._send(base, now, [{"type": "assert-create"}], is_new=True)
         created = replace(base, metadata=metadata, location=location)
         try:
@@ -277,7 +277,7 @@ class RestCommits(Commits):
                 metadata, location = self._send(base, again, _same_table(metadata, []))
                 if _lost_keys(metadata, expected, sent):
                     raise _server_loses_keys(base.identifier)
-            trust = replace(base.trust, metadata_sha256=None, is_server_s=True)
+            trust = replace(base.trust, metadata_sha256=None, is_from_server=True)
             table_key_id(metadata, trust, location)
         return replace(base, metadata=metadata, location=location, trust=trust)
 

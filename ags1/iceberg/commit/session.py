@@ -24,7 +24,6 @@ from ..read.metadata import parse_metadata
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
-from ..storage.trust import vouches
 from ..write.view import TableView
 from .base import Base
 from .commits import Commits
@@ -113,10 +112,10 @@ class TableSession(BuiltTable):
         return self.files.keys.table_key_id
 
     @property
-    def metadata_is_vouched_for(self) -> bool:
+    def metadata_is_confirmed(self) -> bool:
         """Whether a hash or a REST server confirms the whole metadata. Otherwise somebody who can
         write to the storage may have changed it."""
-        return vouches(self.version.base.trust)
+        return self.version.base.trust.confirms_metadata
 
     @property
     def files(self) -> TableFiles:

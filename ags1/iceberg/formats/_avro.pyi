@@ -1,7 +1,10 @@
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 from typing_extensions import Buffer
+
+from ._avro_columns import Layout, Memory
 
 class Step(IntEnum):
     NOTHING = ...
@@ -24,22 +27,32 @@ class Step(IntEnum):
     OPTION = ...
     ONLY = ...
 
-class Layout(IntEnum):
-    BITS = ...
-    WIDE = ...
-    VARIABLE = ...
-    LARGE_LIST = ...
-    SMALL_LIST = ...
-    STRUCT = ...
+@dataclass(slots=True)
+class Instruction:
+    step: Step
+    name: str
+    end: int
+    column: int = -1
+    null_branch: int = 0
+    size: int = 0
+    digits: int = 0
+    factor: int = 1
+    below: int = 0
+    first_symbol: int = 0
+    symbol_count: int = 0
 
-class Memory(Buffer): ...
+@dataclass(slots=True)
+class ColumnLayout:
+    layout: Layout
+    end: int
+    width: int = 0
+    nullable: bool = False
 
 class Decoder:
     def __init__(
         self,
-        program: Sequence[tuple[int, int, int, int, int]],
-        columns: Sequence[tuple[int, int, bool, int]],
-        names: Sequence[str],
+        program: Sequence[Instruction],
+        columns: Sequence[ColumnLayout],
         symbols: Sequence[bytes],
     ) -> None: ...
     @property

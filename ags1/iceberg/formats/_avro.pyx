@@ -1,10 +1,27 @@
 # cython: cdivision=True
 """Rows of an Avro block into Arrow's memory, without the GIL.
 
-A ``Decoder`` runs a program: one step for each type in the writer's schema, in the order in which
-its values lie in a row, each with the column that takes the value, or none to skip it. Knows
-nothing of schemas, files or codecs; ``iceberg.avro_projection`` makes the programs. Follows Avro's
-binary encoding and Arrow's columnar format.
+A ``Decoder`` runs a program. It has one instruction for each type in the file's schema, in the
+order of the values in a row. An example: the file has records of ``id`` (long) and ``name`` (a
+union of null and string); the table wants both.
+
+    instruction   column   end   what it reads                    columns
+    0 RECORD          -1     4   instructions 1 to 3              0  WIDE, 8 bytes
+    1 LONG             0     2   a number                         1  VARIABLE, nullable
+    2 OPTION           1     4   a branch; 0 is null, 1 goes on
+    3 STRING           1     4   a size and as many bytes
+
+    rows          bytes
+    (1, "ab")     02    02 04 61 62      numbers are zigzag: 02 is 1, branch 1, size 04 is 2
+    (-2, null)    03    00               03 is -2, branch 0
+
+    column 0      data      01 00 00 00 00 00 00 00  fe ff ff ff ff ff ff ff
+    column 1      validity  bits 1 0      (the second value is null)
+                  offsets   0 2 2      data  61 62
+
+An instruction without a column (-1) skips its value, or only holds others, as a row does. Knows
+nothing of schemas, files or codecs; ``avro_projection`` makes the programs. ``_avro_values`` reads
+single values, and ``_avro_columns`` adds them to columns. Follows Avro's binary encoding.
 
 The bytes are not trusted: each length, count, index and number is checked before it is used, and
 memory grows only by what was really read or by the width of a column for a null. A program is
@@ -12,33 +29,33 @@ trusted once its ranges have been checked; its depth, which is the depth of the 
 for its maker to limit.
 """
 
-from cpython.buffer cimport (
-    PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from ._avro_columns cimport (
+    Column, Layout, add, add_blank, add_variable, added, last_offset, put_bit, put_offset, take,
 )
-from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int32_t, int64_t, uint64_t
-from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memcpy, memset
+from ._avro_values cimport (
+    BLOCK_SIZE, CUT, DIGITS, EMPTY_ITEMS, LONG_NUMBER, NEGATIVE, NO_BRANCH, NO_MEMORY, NO_SYMBOL,
+    NO_VALUE, NOT_BOOLEAN, NOT_UTF8, OK, RANGE, TOO_MUCH, Input, Status, int128, is_utf8,
+    parse_decimal, read_bytes, read_int, read_long, read_size,
+)
+
+from dataclasses import dataclass
 
 from ...errors import FormatError
 
-cdef extern from *:
-    """
-    typedef unsigned __int128 ags1_uint128;
-    typedef __int128 ags1_int128;
-    """
-    # Cython has to believe in some width; C knows the real one.
-    ctypedef unsigned long long uint128 "ags1_uint128"
-    ctypedef long long int128 "ags1_int128"
-
 
 cpdef enum Step:
-    """What a step of a program reads, and what its parameters a and b are."""
+    """What an instruction reads, and which of its parameters count."""
 
     # No bytes, no column.
     NOTHING
     BOOLEAN
-    # Numbers: those of 32 bits must fit; SCALED is multiplied by a and, unless b is 0, is then no
-    # less than 0 and less than b.
+    # Numbers. Those of 32 bits must fit. SCALED is multiplied by ``factor`` and, unless ``below``
+    # is 0, must then be at least 0 and less than ``below``.
     INT
     INT_AS_LONG
     LONG
@@ -48,54 +65,54 @@ cpdef enum Step:
     DOUBLE
     BYTES
     STRING
-    # a bytes.
+    # ``size`` bytes.
     FIXED
-    # A number of at most b decimal digits, in bytes or in a bytes.
+    # A number of at most ``digits`` decimal digits, in bytes or in ``size`` bytes.
     DECIMAL_BYTES
     DECIMAL_FIXED
-    # One of b symbols, the first of which is number a of the decoder's.
+    # One of ``symbol_count`` symbols, of which the first is the decoder's ``first_symbol``.
     ENUM
-    # The steps inside, one after the other.
+    # The instructions inside, one after the other.
     RECORD
-    # Blocks of items; the steps inside read one.
+    # Blocks of items; the instructions inside read one.
     LIST
-    # A union of null, branch number a (0 or 1), and the step inside.
+    # A union: branch ``null_branch`` (0 or 1) is null, the other is the instruction inside.
     OPTION
-    # A union of nothing but the step inside.
+    # A union with one branch, the instruction inside.
     ONLY
 
 
-cpdef enum Layout:
-    """How a column lies in memory. The columns inside follow it."""
+@dataclass(slots=True)
+class Instruction:
+    """A part of a program. ``name`` is what messages call the value.
 
-    BITS
-    # Some bytes each.
-    WIDE
-    # Bytes with 64-bit offsets.
-    VARIABLE
-    # 64-bit and 32-bit offsets.
-    LARGE_LIST
-    SMALL_LIST
-    # Nothing of its own.
-    STRUCT
+    ``end`` is the number of the instruction after those inside this one: the next if there are
+    none inside.
+    """
+
+    step: Step
+    name: str
+    end: int
+    column: int = -1
+    null_branch: int = 0
+    size: int = 0
+    digits: int = 0
+    factor: int = 1
+    below: int = 0
+    first_symbol: int = 0
+    symbol_count: int = 0
 
 
-cdef enum Status:
-    OK
-    CUT
-    LONG_NUMBER
-    RANGE
-    NEGATIVE
-    NOT_BOOLEAN
-    NOT_UTF8
-    DIGITS
-    NO_SYMBOL
-    NO_BRANCH
-    NO_VALUE
-    BLOCK_SIZE
-    EMPTY_ITEMS
-    TOO_MUCH
-    NO_MEMORY
+@dataclass(slots=True)
+class ColumnLayout:
+    """A column to fill. ``end`` is the number of the column after those inside it; ``width`` is in
+    bytes, for WIDE alone."""
+
+    layout: Layout
+    end: int
+    width: int = 0
+    nullable: bool = False
+
 
 PROBLEMS = {
     CUT: "the block ends inside it",
@@ -116,7 +133,7 @@ PROBLEMS = {
 cdef enum:
     # Items of a batch and rows of a block that take no bytes: they cost nothing to claim.
     MAX_EMPTY_ITEMS = 1 << 24
-    # How often, in rows, in items and in bytes read, the size of the batch is looked at.
+    # After how many rows, items and bytes read the size of the batch is computed again.
     ROWS_BETWEEN_LOOKS = 64
     ITEMS_BETWEEN_LOOKS = 1 << 12
     BYTES_BETWEEN_LOOKS = 1 << 20
@@ -124,8 +141,6 @@ cdef enum:
     ITEM_SIZE = 8
     MAX_DIGITS = 38
 
-# Of one of a column's buffers. Batches end long before, unless a single row holds more.
-cdef size_t MAX_BUFFER_SIZE = <size_t>4 << 30
 # Of all columns, beyond the size of the block: a null of one byte may be wide.
 cdef size_t MAX_BATCH_SIZE = <size_t>1 << 30
 
@@ -145,34 +160,20 @@ cdef struct Op:
     Step step
     int end
     int column
-    int64_t a
-    int64_t b
-
-cdef struct Growing:
-    unsigned char *data
-    size_t size
-    size_t capacity
-    # What the batch before needed.
-    size_t hint
-
-cdef struct Column:
-    Layout layout
-    int end
-    size_t width
-    bint nullable
-    int64_t length
-    int64_t nulls
-    Growing validity
-    Growing offsets
-    Growing data
+    int null_branch
+    int digits
+    int first_symbol
+    int symbol_count
+    int64_t size
+    int64_t factor
+    int64_t below
 
 cdef struct Symbol:
     const unsigned char *text
     Py_ssize_t size
 
 cdef struct State:
-    const unsigned char *at
-    const unsigned char *end
+    Input input
     # How many more rows of the block may have no bytes.
     int64_t empty_rows_left
     # Of the batch: how many more items may have no bytes, and how many items lists have.
@@ -187,270 +188,6 @@ cdef struct State:
     Symbol *symbols
 
 
-# -- reading
-
-cdef inline Status read_long(State *s, int64_t *value) noexcept nogil:
-    cdef const unsigned char *at = s.at
-    cdef uint64_t raw = 0, byte
-    cdef int shift = 0
-    while True:
-        if at == s.end:
-            return CUT
-        byte = at[0]
-        at += 1
-        # The tenth byte has one bit left to give.
-        if shift == 63 and byte > 1:
-            return LONG_NUMBER
-        raw |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-    s.at = at
-    value[0] = <int64_t>((raw >> 1) ^ (0 - (raw & 1)))
-    return OK
-
-
-cdef inline Status read_int(State *s, int64_t *value) noexcept nogil:
-    cdef Status status = read_long(s, value)
-    if status == OK and not INT32_MIN <= value[0] <= INT32_MAX:
-        return RANGE
-    return status
-
-
-cdef inline Status read_size(State *s, int64_t *size) noexcept nogil:
-    """Read the length of what follows."""
-    cdef Status status = read_long(s, size)
-    if status != OK:
-        return status
-    if size[0] < 0:
-        return NEGATIVE
-    return CUT if size[0] > s.end - s.at else OK
-
-
-cdef inline const unsigned char *read_bytes(State *s, int64_t size) noexcept nogil:
-    """Return where the next ``size`` bytes lie and pass them, or NULL. ``size`` is no less than 0.
-    """
-    cdef const unsigned char *found = s.at
-    if size > s.end - found:
-        return NULL
-    s.at += size
-    return found
-
-
-cdef bint is_utf8(const unsigned char *at, size_t size) noexcept nogil:
-    cdef const unsigned char *end = at + size
-    cdef uint64_t word, seen
-    cdef unsigned char lead, low, high
-    cdef int more
-    while end - at >= 32:
-        seen = 0
-        for more in range(4):
-            memcpy(&word, at + 8 * more, 8)
-            seen |= word
-        if seen & <uint64_t>0x8080808080808080:
-            break
-        at += 32
-    while at < end:
-        lead = at[0]
-        at += 1
-        if lead < 0x80:
-            continue
-        # The second byte's range keeps out overlong forms, surrogates and what is past U+10FFFF.
-        low, high = 0x80, 0xBF
-        if 0xC2 <= lead <= 0xDF:
-            more = 1
-        elif 0xE0 <= lead <= 0xEF:
-            more = 2
-            if lead == 0xE0:
-                low = 0xA0
-            elif lead == 0xED:
-                high = 0x9F
-        elif 0xF0 <= lead <= 0xF4:
-            more = 3
-            if lead == 0xF0:
-                low = 0x90
-            elif lead == 0xF4:
-                high = 0x8F
-        else:
-            return False
-        if end - at < more or not low <= at[0] <= high:
-            return False
-        at += 1
-        more -= 1
-        while more:
-            if at[0] & 0xC0 != 0x80:
-                return False
-            at += 1
-            more -= 1
-    return True
-
-
-cdef Status parse_decimal(const unsigned char *at, int64_t size, int64_t digits, int128 *value) \
-        noexcept nogil:
-    """Parse a big-endian two's complement number, of any width, with at most ``digits`` digits."""
-    cdef unsigned char sign
-    cdef uint128 raw
-    if size == 0:
-        return DIGITS
-    sign = 0xFF if at[0] & 0x80 else 0
-    while size > 16:
-        if at[0] != sign:
-            return DIGITS
-        at += 1
-        size -= 1
-    if (at[0] & 0x80) != (sign & 0x80):
-        return DIGITS
-    raw = 0
-    if sign:
-        raw = ~raw
-    while size:
-        raw = (raw << 8) | at[0]
-        at += 1
-        size -= 1
-    value[0] = <int128>raw
-    return OK if -POWERS[digits] < value[0] < POWERS[digits] else DIGITS
-
-
-# -- writing
-
-cdef Status grow(Growing *b, size_t extra) noexcept nogil:
-    cdef size_t capacity
-    cdef void *data
-    if extra > MAX_BUFFER_SIZE - b.size:
-        return TOO_MUCH
-    capacity = max(max(b.size + extra, 2 * b.capacity), max(b.hint, <size_t>64))
-    data = realloc(b.data, capacity)
-    if data == NULL:
-        return NO_MEMORY
-    b.data = <unsigned char *>data
-    b.capacity = capacity
-    return OK
-
-
-cdef inline Status reserve(Growing *b, size_t extra) noexcept nogil:
-    return OK if extra <= b.capacity - b.size else grow(b, extra)
-
-
-cdef inline Status put(Growing *b, const void *value, size_t size) noexcept nogil:
-    cdef Status status = reserve(b, size)
-    # There may be no memory yet to copy nothing to.
-    if status == OK and size:
-        memcpy(b.data + b.size, value, size)
-        b.size += size
-    return status
-
-
-cdef inline Status put_bit(Growing *b, int64_t index, bint value) noexcept nogil:
-    """Set the bit at ``index``, which is at most one after the last."""
-    cdef size_t byte = <size_t>(index >> 3)
-    cdef unsigned char mask = 1 << (index & 7)
-    cdef Status status
-    if byte == b.size:
-        status = reserve(b, 1)
-        if status != OK:
-            return status
-        b.data[byte] = 0
-        b.size += 1
-    if value:
-        b.data[byte] |= mask
-    else:
-        b.data[byte] &= ~mask
-    return OK
-
-
-cdef Status put_offset(Column *c, int64_t end) noexcept nogil:
-    """End the value at ``end``; the first value begins at 0."""
-    cdef int64_t zero = 0
-    cdef int32_t end32
-    cdef size_t size = sizeof(int32_t) if c.layout == SMALL_LIST else sizeof(int64_t)
-    cdef Status status = OK
-    if c.offsets.size == 0:
-        status = put(&c.offsets, &zero, size)
-    if status != OK:
-        return status
-    if c.layout == SMALL_LIST:
-        if end > INT32_MAX:
-            return TOO_MUCH
-        end32 = <int32_t>end
-        return put(&c.offsets, &end32, sizeof(end32))
-    return put(&c.offsets, &end, sizeof(end))
-
-
-cdef inline Status added(Column *c) noexcept nogil:
-    """Count a value that is not null. There is a bitmap only from the first null on."""
-    cdef Status status = OK
-    if c.nulls:
-        status = put_bit(&c.validity, c.length, True)
-    c.length += 1
-    return status
-
-
-cdef Status add_null(Column *c) noexcept nogil:
-    cdef size_t before
-    cdef Status status
-    if not c.nulls:
-        before = <size_t>((c.length + 7) >> 3)
-        status = reserve(&c.validity, before + 1)
-        if status != OK:
-            return status
-        memset(c.validity.data, 0xFF, before)
-        c.validity.size = before
-    status = put_bit(&c.validity, c.length, False)
-    c.nulls += 1
-    c.length += 1
-    return status
-
-
-cdef Status add_blank(State *s, int index) noexcept nogil:
-    """Add what stands in for no value: null, or zeros in a column of values under a null."""
-    cdef Column *c = &s.columns[index]
-    cdef Status status = OK
-    cdef int inside
-    if c.layout == BITS:
-        status = put_bit(&c.data, c.length, False)
-    elif c.layout == WIDE:
-        status = reserve(&c.data, c.width)
-        if status == OK and c.width:
-            memset(c.data.data + c.data.size, 0, c.width)
-            c.data.size += c.width
-    elif c.layout == VARIABLE:
-        status = put_offset(c, <int64_t>c.data.size)
-    elif c.layout == STRUCT:
-        inside = index + 1
-        while status == OK and inside < c.end:
-            status = add_blank(s, inside)
-            inside = s.columns[inside].end
-    else:
-        status = put_offset(c, last_offset(c))
-    if status != OK:
-        return status
-    return add_null(c) if c.nullable else added(c)
-
-
-cdef inline int64_t last_offset(const Column *c) noexcept nogil:
-    cdef int32_t end32
-    cdef int64_t end
-    if c.offsets.size == 0:
-        return 0
-    if c.layout == SMALL_LIST:
-        memcpy(&end32, c.offsets.data + c.offsets.size - sizeof(end32), sizeof(end32))
-        return end32
-    memcpy(&end, c.offsets.data + c.offsets.size - sizeof(end), sizeof(end))
-    return end
-
-
-cdef inline Status add(Column *c, const void *value, size_t size) noexcept nogil:
-    cdef Status status = put(&c.data, value, size)
-    return added(c) if status == OK else status
-
-
-cdef inline Status add_variable(Column *c, const void *value, size_t size) noexcept nogil:
-    cdef Status status = put(&c.data, value, size)
-    if status == OK:
-        status = put_offset(c, <int64_t>c.data.size)
-    return added(c) if status == OK else status
-
-
 # -- the steps
 
 cdef inline Status run_number(State *s, const Op *op, Column *c) noexcept nogil:
@@ -458,46 +195,46 @@ cdef inline Status run_number(State *s, const Op *op, Column *c) noexcept nogil:
     cdef int32_t value32
     cdef Status status
     if op.step == INT or op.step == INT_AS_LONG:
-        status = read_int(s, &value)
+        status = read_int(&s.input, &value)
     else:
-        status = read_long(s, &value)
+        status = read_long(&s.input, &value)
     if status != OK or c == NULL:
         return status
     if op.step == INT:
         value32 = <int32_t>value
         return add(c, &value32, sizeof(value32))
     if op.step == SCALED:
-        if not -(INT64_MAX // op.a) <= value <= INT64_MAX // op.a:
+        if not -(INT64_MAX // op.factor) <= value <= INT64_MAX // op.factor:
             return RANGE
-        value *= op.a
-        if op.b and not 0 <= value < op.b:
+        value *= op.factor
+        if op.below and not 0 <= value < op.below:
             return RANGE
     return add(c, &value, sizeof(value))
 
 
 cdef inline Status run_plain(State *s, int64_t size, Column *c) noexcept nogil:
-    """Values that Arrow keeps as Avro does."""
-    cdef const unsigned char *value = read_bytes(s, size)
+    """Read values that are the same bytes in Avro and in Arrow."""
+    cdef const unsigned char *value = read_bytes(&s.input, size)
     if value == NULL:
         return CUT
     return OK if c == NULL else add(c, value, <size_t>size)
 
 
 cdef inline Status run_float_as_double(State *s, Column *c) noexcept nogil:
-    cdef const unsigned char *found = read_bytes(s, sizeof(float))
+    cdef const unsigned char *stored = read_bytes(&s.input, sizeof(float))
     cdef float single
     cdef double value
-    if found == NULL:
+    if stored == NULL:
         return CUT
     if c == NULL:
         return OK
-    memcpy(&single, found, sizeof(single))
+    memcpy(&single, stored, sizeof(single))
     value = single
     return add(c, &value, sizeof(value))
 
 
 cdef inline Status run_boolean(State *s, Column *c) noexcept nogil:
-    cdef const unsigned char *value = read_bytes(s, 1)
+    cdef const unsigned char *value = read_bytes(&s.input, 1)
     cdef Status status
     if value == NULL:
         return CUT
@@ -512,10 +249,10 @@ cdef inline Status run_boolean(State *s, Column *c) noexcept nogil:
 cdef inline Status run_variable(State *s, const Op *op, Column *c) noexcept nogil:
     cdef int64_t size = 0
     cdef const unsigned char *value
-    cdef Status status = read_size(s, &size)
+    cdef Status status = read_size(&s.input, &size)
     if status != OK:
         return status
-    value = read_bytes(s, size)
+    value = read_bytes(&s.input, size)
     if c == NULL:
         return OK
     if op.step == STRING and not is_utf8(value, <size_t>size):
@@ -524,34 +261,34 @@ cdef inline Status run_variable(State *s, const Op *op, Column *c) noexcept nogi
 
 
 cdef Status run_decimal(State *s, const Op *op, Column *c) noexcept nogil:
-    cdef int64_t size = op.a
-    cdef const unsigned char *found
+    cdef int64_t size = op.size
+    cdef const unsigned char *number
     cdef int128 value = 0
     cdef Status status = OK
     if op.step == DECIMAL_BYTES:
-        status = read_size(s, &size)
+        status = read_size(&s.input, &size)
     if status != OK:
         return status
-    found = read_bytes(s, size)
-    if found == NULL:
+    number = read_bytes(&s.input, size)
+    if number == NULL:
         return CUT
     if c == NULL:
         return OK
-    status = parse_decimal(found, size, op.b, &value)
+    status = parse_decimal(number, size, POWERS[op.digits], &value)
     return add(c, &value, 16) if status == OK else status
 
 
 cdef Status run_enum(State *s, const Op *op, Column *c) noexcept nogil:
     cdef int64_t number = 0
     cdef const Symbol *symbol
-    cdef Status status = read_long(s, &number)
+    cdef Status status = read_long(&s.input, &number)
     if status != OK:
         return status
-    if not 0 <= number < op.b:
+    if not 0 <= number < op.symbol_count:
         return NO_SYMBOL
     if c == NULL:
         return OK
-    symbol = &s.symbols[op.a + number]
+    symbol = &s.symbols[op.first_symbol + number]
     return add_variable(c, symbol.text, <size_t>symbol.size)
 
 
@@ -570,7 +307,7 @@ cdef Status run_list(State *s, int index, Column *c) noexcept nogil:
     cdef const unsigned char *before
     cdef Status status
     while True:
-        status = read_long(s, &count)
+        status = read_long(&s.input, &count)
         if status != OK or count == 0:
             break
         block_end = NULL
@@ -578,19 +315,19 @@ cdef Status run_list(State *s, int index, Column *c) noexcept nogil:
             if count == INT64_MIN:
                 return RANGE
             count = -count
-            status = read_size(s, &size)
+            status = read_size(&s.input, &size)
             if status != OK:
                 return status
-            block_end = s.at + size
+            block_end = s.input.at + size
             if c == NULL:
-                s.at = block_end
+                s.input.at = block_end
                 continue
         for _n in range(count):
-            before = s.at
+            before = s.input.at
             status = run_inside(s, index + 1, end)
             if status != OK:
                 return status
-            if s.at == before:
+            if s.input.at == before:
                 if s.empty_left == 0:
                     return EMPTY_ITEMS
                 s.empty_left -= 1
@@ -601,7 +338,7 @@ cdef Status run_list(State *s, int index, Column *c) noexcept nogil:
                 if size_of(s) > MAX_BATCH_SIZE + s.block_size:
                     return TOO_MUCH
         items += count
-        if block_end != NULL and s.at != block_end:
+        if block_end != NULL and s.input.at != block_end:
             return BLOCK_SIZE
     if status != OK or c == NULL:
         return status
@@ -610,26 +347,26 @@ cdef Status run_list(State *s, int index, Column *c) noexcept nogil:
 
 
 cdef Status run(State *s, int index) noexcept nogil:
-    """Read one value. ``failed_op`` tells of the innermost step that could not."""
+    """Read one value. ``failed_op`` becomes the innermost instruction that fails."""
     cdef int64_t branch = 0
     cdef Status status = OK
     cdef const Op *op = &s.ops[index]
     cdef Column *c
     while op.step == OPTION or op.step == ONLY:
-        status = read_long(s, &branch)
+        status = read_long(&s.input, &branch)
         if status != OK:
             break
-        if op.step == OPTION and branch == op.a:
+        if op.step == OPTION and branch == op.null_branch:
             if op.column < 0:
                 return OK
             if s.columns[op.column].nullable:
-                status = add_blank(s, op.column)
+                status = add_blank(s.columns, op.column)
                 if status == OK:
                     return OK
             else:
                 status = NO_VALUE
             break
-        if branch != (1 - op.a if op.step == OPTION else 0):
+        if branch != (1 - op.null_branch if op.step == OPTION else 0):
             status = NO_BRANCH
             break
         index += 1
@@ -649,7 +386,7 @@ cdef Status run(State *s, int index) noexcept nogil:
         elif op.step == BOOLEAN:
             status = run_boolean(s, c)
         elif op.step == FIXED:
-            status = run_plain(s, op.a, c)
+            status = run_plain(s, op.size, c)
         elif op.step == DECIMAL_BYTES or op.step == DECIMAL_FIXED:
             status = run_decimal(s, op, c)
         elif op.step == RECORD:
@@ -666,7 +403,7 @@ cdef Status run(State *s, int index) noexcept nogil:
 
 
 cdef size_t size_of(const State *s) noexcept nogil:
-    """Return what the batch takes, near enough."""
+    """Return about how many bytes the batch takes."""
     cdef size_t size = <size_t>s.items * ITEM_SIZE
     cdef int n
     for n in range(s.column_count):
@@ -676,67 +413,33 @@ cdef size_t size_of(const State *s) noexcept nogil:
 
 cdef Status run_rows(State *s, int64_t most_rows, size_t enough, int64_t *rows) noexcept nogil:
     """Read up to ``most_rows``, one at least, until the columns hold ``enough`` bytes."""
-    cdef const unsigned char *looked_at = s.at
+    cdef const unsigned char *looked_at = s.input.at
     cdef const unsigned char *before
     cdef Status status
     while rows[0] < most_rows:
-        before = s.at
+        before = s.input.at
         status = run(s, 0)
         if status != OK:
             return status
         rows[0] += 1
-        if s.at == before:
+        if s.input.at == before:
             if s.empty_rows_left == 0:
                 return EMPTY_ITEMS
             s.empty_rows_left -= 1
-        if s.at - looked_at >= BYTES_BETWEEN_LOOKS or rows[0] % ROWS_BETWEEN_LOOKS == 0:
+        if s.input.at - looked_at >= BYTES_BETWEEN_LOOKS or rows[0] % ROWS_BETWEEN_LOOKS == 0:
             if size_of(s) >= enough:
                 break
-            looked_at = s.at
+            looked_at = s.input.at
     return OK
 
 
 # -- Python's side
 
-cdef class Memory:
-    """One buffer of a column, for Arrow to look at. It is freed with the last array over it."""
-
-    cdef unsigned char *data
-    cdef Py_ssize_t size
-
-    def __dealloc__(self):
-        free(self.data)
-
-    def __getbuffer__(self, Py_buffer *view, int flags):
-        PyBuffer_FillInfo(view, self, self.data, self.size, 1, flags)
-
-
-cdef Memory take(Growing *b):
-    """Hand out what was written; None if that is nothing."""
-    cdef Memory memory
-    cdef void *data
-    if b.size == 0:
-        return None
-    memory = Memory.__new__(Memory)
-    memory.size = <Py_ssize_t>b.size
-    memory.data = b.data
-    if b.capacity - b.size > b.size // 4:
-        data = realloc(b.data, b.size)
-        if data != NULL:
-            memory.data = <unsigned char *>data
-    b.hint = b.size
-    b.data = NULL
-    b.size = b.capacity = 0
-    return memory
-
-
 cdef class Decoder:
     """Runs a program over blocks and keeps the columns until they are taken.
 
-    ``program`` has a tuple for each step: Step, the end of the steps inside (its own number plus 1
-    if there are none), column or -1, a, b. ``columns`` has one for each column: Layout, width in
-    bytes, nullable, the end of the columns inside. ``names`` says for each step how to call it in
-    messages. ``symbols`` are those of all enums, in UTF-8. For one thread at a time.
+    ``program`` is a list of ``Instruction`` and ``columns`` of ``ColumnLayout``. ``symbols`` are
+    those of all enums, in UTF-8. For one thread at a time.
     """
 
     cdef State _state
@@ -748,16 +451,16 @@ cdef class Decoder:
     cdef tuple _symbols
     cdef readonly long long rows_left
 
-    def __cinit__(self, program, columns, names, symbols):
+    def __cinit__(self, program, columns, symbols):
         cdef int n
         cdef Op *op
         cdef Column *c
         cdef const unsigned char[::1] text
-        self._names = tuple(names)
+        self._names = tuple([instruction.name for instruction in program])
         self._symbols = tuple(symbols)
         cdef int ops = len(program), count = len(columns), symbol_count = len(self._symbols)
-        if not 0 < ops == len(self._names):
-            raise ValueError("a program has at least one step, and a name for each")
+        if ops == 0:
+            raise ValueError("a program has at least one instruction")
         self._state.ops = <Op *>calloc(ops, sizeof(Op))
         self._state.columns = <Column *>calloc(count + 1, sizeof(Column))
         self._state.symbols = <Symbol *>calloc(symbol_count + 1, sizeof(Symbol))
@@ -766,11 +469,13 @@ cdef class Decoder:
         self._state.op_count, self._state.column_count = ops, count
         self._state.empty_left = MAX_EMPTY_ITEMS
         for n in range(ops):
-            op = &self._state.ops[n]
-            op.step, op.end, op.column, op.a, op.b = program[n]
+            op, i = &self._state.ops[n], program[n]
+            op.step, op.end, op.column, op.null_branch = i.step, i.end, i.column, i.null_branch
+            op.size, op.digits, op.factor, op.below = i.size, i.digits, i.factor, i.below
+            op.first_symbol, op.symbol_count = i.first_symbol, i.symbol_count
         for n in range(count):
-            c = &self._state.columns[n]
-            c.layout, c.width, c.nullable, c.end = columns[n]
+            c, i = &self._state.columns[n], columns[n]
+            c.layout, c.end, c.width, c.nullable = i.layout, i.end, i.width, i.nullable
         for n in range(symbol_count):
             text = self._symbols[n]
             # A symbol is an Avro name, which is never empty.
@@ -779,7 +484,7 @@ cdef class Decoder:
         self._check(symbol_count)
 
     cdef _check(self, int symbol_count):
-        """Raise ValueError unless no step can leave the program, the columns or the symbols."""
+        """Raise ValueError for an instruction that could leave the program, columns or symbols."""
         cdef State *s = &self._state
         cdef Op *op
         cdef int n
@@ -788,17 +493,18 @@ cdef class Decoder:
             inside = op.end - n - 1
             sound = 0 <= inside <= s.op_count - n - 1 and -1 <= op.column < s.column_count
             if op.step == OPTION or op.step == ONLY:
-                sound = sound and inside > 0 and 0 <= op.a <= 1
+                sound = sound and inside > 0 and 0 <= op.null_branch <= 1
             elif op.step == SCALED:
-                sound = sound and op.a > 0 and op.b >= 0
+                sound = sound and op.factor > 0 and op.below >= 0
             elif op.step == FIXED or op.step == DECIMAL_FIXED:
-                sound = sound and op.a >= 0
+                sound = sound and op.size >= 0
             elif op.step == ENUM:
-                sound = sound and 0 <= op.a and 0 <= op.b <= symbol_count - op.a
+                sound = sound and 0 <= op.first_symbol
+                sound = sound and 0 <= op.symbol_count <= symbol_count - op.first_symbol
             if op.step == DECIMAL_BYTES or op.step == DECIMAL_FIXED:
-                sound = sound and 0 <= op.b <= MAX_DIGITS
+                sound = sound and 0 <= op.digits <= MAX_DIGITS
             if not sound:
-                raise ValueError(f"step {n} of the program is not sound")
+                raise ValueError(f"instruction {n} of the program is not sound")
         for n in range(s.column_count):
             if not n < s.columns[n].end <= s.column_count:
                 raise ValueError(f"column {n} is not sound")
@@ -817,7 +523,7 @@ cdef class Decoder:
         free(self._state.symbols)
 
     def begin(self, block, long long rows):
-        """Have ``block``, some bytes, read next, which are said to hold ``rows`` rows.
+        """Take ``block``, the bytes of ``rows`` rows, to be read next.
 
         Raises ValueError unless the block before has been read to its end.
         """
@@ -828,8 +534,8 @@ cdef class Decoder:
         self._drop_block()
         PyObject_GetBuffer(block, &self._block, PyBUF_SIMPLE)
         self._attached = True
-        self._state.at = <const unsigned char *>self._block.buf
-        self._state.end = self._state.at + self._block.len
+        self._state.input.at = <const unsigned char *>self._block.buf
+        self._state.input.end = self._state.input.at + self._block.len
         self._state.block_size = <size_t>self._block.len
         self._state.empty_rows_left = MAX_EMPTY_ITEMS
         self.rows_left = rows
@@ -840,8 +546,7 @@ cdef class Decoder:
         """Read up to ``most_rows`` of the block, but stop when the columns hold ``enough`` bytes;
         return the count of rows read.
 
-        Raises FormatError, after which the decoder is of no more use, for bytes that are no such
-        rows.
+        Raises FormatError for bytes that are not such rows. The decoder cannot be used after it.
         """
         cdef int64_t rows = 0
         cdef Status status
@@ -868,21 +573,21 @@ cdef class Decoder:
         return rows
 
     cdef _check_end(self):
-        left = self._state.end - self._state.at
+        left = self._state.input.end - self._state.input.at
         self._drop_block()
         if left:
             self._broken = True
             raise FormatError(f"a block has {left} bytes after its last row")
 
     cdef _drop_block(self):
-        self._state.at = self._state.end = NULL
+        self._state.input.at = self._state.input.end = NULL
         if self._attached:
             self._attached = False
             PyBuffer_Release(&self._block)
 
     def take(self):
         """Return, for each column, its length, its nulls and three buffers, None where they are
-        empty: validity, offsets, data. The columns begin anew."""
+        empty: validity, offsets, data. The columns are empty after it."""
         cdef Column *c
         cdef int n
         if self._busy or self._broken:

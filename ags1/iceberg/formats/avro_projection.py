@@ -45,14 +45,11 @@ from pyiceberg.types import (
 
 from ags1.errors import FormatError
 
-from ._avro import Decoder, Layout, Memory, Step
+from ._avro import ColumnLayout, Decoder, Instruction, Step
+from ._avro_columns import Layout, Memory
+from .avro_types import MAX_DEPTH, MAX_STEPS, AvroTypes, fields_of, has_ids, shown
 
-MAX_DEPTH = 64
-MAX_STEPS = 100_000
 _MAX_DECIMAL_DIGITS = 38
-
-_PRIMITIVES = frozenset("null boolean int long float double bytes string".split())
-_NAMED = frozenset(("record", "error", "enum", "fixed"))
 
 _Taken = list[tuple[int, int, "Memory | None", "Memory | None", "Memory | None"]]
 
@@ -155,19 +152,18 @@ class Projection:
         self.schema: pa.Schema = schema_to_pyarrow(schema, include_field_ids=False)
         arrow = pa.struct(list(self.schema))
         mapping = None
-        if not _has_ids(avro_schema):
+        if not has_ids(avro_schema):
             if name_mapping is None:
                 raise FormatError("the fields have no ids, and the table has no name mapping")
             mapping = list(name_mapping)
         compiler = _Compiler(missing_values or {})
         self._nodes = compiler.rows(avro_schema, schema.as_struct(), arrow, mapping)
-        self._program = [(step, end, c, a, b) for step, end, c, a, b in compiler.program]
-        self._columns = [(layout, w, bool(n), end) for layout, w, n, end in compiler.columns]
-        self._names, self._symbols = compiler.names, compiler.symbols
+        self._program, self._columns = compiler.program, compiler.columns
+        self._symbols = compiler.symbols
 
     def decoder(self) -> Decoder:
         """Return a new decoder, one for each thread."""
-        return Decoder(self._program, self._columns, self._names, self._symbols)
+        return Decoder(self._program, self._columns, self._symbols)
 
     def batch(self, decoder: Decoder, rows: int) -> pa.RecordBatch:
         """Return what ``decoder`` holds, which is that many rows."""
@@ -180,43 +176,23 @@ class Projection:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _has_ids(schema: object) -> bool:
-    """Whether any field of the rows has an id. Java gives ids by name only where none has."""
-    to_see, seen = [schema], 0
-    while to_see:
-        part = to_see.pop()
-        seen += 1
-        if seen > MAX_STEPS:
-            raise FormatError("the file's schema is too large")
-        if isinstance(part, list):
-            to_see += part
-        elif isinstance(part, dict):
-            if "field-id" in part:
-                return True
-            to_see += [part.get(key) for key in ("type", "fields", "items", "values")]
-    return False
-
-
 class _Compiler:
     """Goes through the file's schema in the order of the values in a row."""
 
     def __init__(self, missing_values: Mapping[int, Any]) -> None:
-        self.program: list[list[int]] = []
-        self.columns: list[list[int]] = []
-        self.names: list[str] = []
+        self.program: list[Instruction] = []
+        self.columns: list[ColumnLayout] = []
         self.symbols: list[bytes] = []
         self._missing_values = missing_values
-        self._named: dict[str, tuple[dict[str, Any], str]] = {}
-        # The records that we are in, and how deep.
-        self._open: list[str] = []
+        self._types = AvroTypes()
         self._depth = 0
 
     def rows(
         self, schema: object, target: StructType, arrow: pa.DataType, mapping: _Mapping
     ) -> tuple[_Node, ...]:
-        kind, definition, namespace = self._resolve(schema, "", "the schema")
+        kind, definition, namespace = self._types.resolve(schema, "", "the schema")
         if kind != "record":
-            raise FormatError(f"the rows of an Iceberg file are records, not {_shown(kind)}")
+            raise FormatError(f"the rows of an Iceberg file are records, not {shown(kind)}")
         step = self._step(Step.RECORD, "a row")
         nodes = self._fields(definition, namespace, target, arrow, "", mapping)
         self._end(step)
@@ -224,63 +200,25 @@ class _Compiler:
 
     # -- the two lists
 
-    def _step(self, step: Step, path: str, column: int = -1, a: int = 0, b: int = 0) -> int:
+    def _step(self, step: Step, path: str, column: int = -1, **parameters: int) -> Instruction:
         if len(self.program) >= MAX_STEPS:
             raise FormatError("the file's schema is too large")
-        self.program.append([step, len(self.program) + 1, column, a, b])
-        self.names.append(path)
-        return len(self.program) - 1
+        end = len(self.program) + 1
+        self.program.append(Instruction(step, path, end, column, **parameters))
+        return self.program[-1]
 
-    def _end(self, step: int) -> None:
-        self.program[step][1] = len(self.program)
+    def _end(self, instruction: Instruction) -> None:
+        instruction.end = len(self.program)
 
     def _column(self, layout: Layout, target: _Target, width: int = 0) -> int:
-        self.columns.append([layout, width, not target.required, len(self.columns) + 1])
+        end = len(self.columns) + 1
+        self.columns.append(ColumnLayout(layout, end, width, not target.required))
         return len(self.columns) - 1
 
     def _end_column(self, column: int) -> None:
-        self.columns[column][3] = len(self.columns)
+        self.columns[column].end = len(self.columns)
 
     # -- the types
-
-    def _resolve(self, schema: object, namespace: str, path: str) -> tuple[str, Any, str]:
-        """Return the type's kind, its definition and the namespace inside it."""
-        for _ in range(MAX_DEPTH):
-            if isinstance(schema, list):
-                return "union", schema, namespace
-            if isinstance(schema, str):
-                if schema in _PRIMITIVES:
-                    return schema, {}, namespace
-                return self._lookup(schema, namespace, path)
-            if not isinstance(schema, dict):
-                break
-            kind = schema.get("type")
-            if isinstance(kind, str):
-                if kind in _NAMED:
-                    return self._define(kind, schema, namespace, path)
-                if kind in _PRIMITIVES or kind in ("array", "map"):
-                    return kind, schema, namespace
-            schema = kind
-        raise FormatError(f"{path}: not an Avro type")
-
-    def _define(
-        self, kind: str, definition: dict[str, Any], namespace: str, path: str
-    ) -> tuple[str, Any, str]:
-        name, space = definition.get("name"), definition.get("namespace", namespace)
-        space = "" if space is None else space
-        if not isinstance(name, str) or not isinstance(space, str):
-            raise FormatError(f"{path}: an Avro type without a name")
-        if "." in name:
-            space = name.rpartition(".")[0]
-        self._named[_full_name(name, space)] = definition, namespace
-        return "record" if kind == "error" else kind, definition, space
-
-    def _lookup(self, name: str, namespace: str, path: str) -> tuple[str, Any, str]:
-        for full_name in (_full_name(name, namespace), name):
-            if full_name in self._named:
-                definition, outer = self._named[full_name]
-                return self._define(definition["type"], definition, outer, path)
-        raise FormatError(f"{path}: {_shown(name)} is no Avro type")
 
     def _value(
         self, schema: object, namespace: str, target: _Target | None, path: str, mapping: _Mapping
@@ -289,7 +227,7 @@ class _Compiler:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise FormatError(f"the file's types are nested more than {MAX_DEPTH} deep")
-        kind, definition, inside = self._resolve(schema, namespace, path)
+        kind, definition, inside = self._types.resolve(schema, namespace, path)
         node: _Node | None
         if kind == "union":
             node = self._union(definition, inside, target, path, mapping)
@@ -325,13 +263,13 @@ class _Compiler:
         if len(branches) == 1:
             step, inside = self._step(Step.ONLY, path), branches[0]
         elif len(branches) == 2 and len(null) == 1:
-            step = self._step(Step.OPTION, path, a=null[0])
+            step = self._step(Step.OPTION, path, null_branch=null[0])
             inside = branches[1 - null[0]]
         else:
             raise FormatError(f"{path}: Iceberg knows no unions but those of null and one type")
         node = self._value(inside, namespace, target, path, mapping)
         if isinstance(node, _Column):
-            self.program[step][2] = node.number
+            step.column = node.number
         self._end(step)
         return node
 
@@ -367,10 +305,6 @@ class _Compiler:
         mapping: _Mapping,
     ) -> tuple[_Node, ...]:
         """Write the steps of a record's fields; return the columns in the table's order."""
-        name = _full_name(definition["name"], namespace)
-        if name in self._open:
-            raise FormatError(f"{path or 'a row'}: {_shown(name)} holds itself")
-        self._open.append(name)
         wanted: dict[int, _Target] = {}
         if target is not None and arrow is not None:
             wanted = {
@@ -378,16 +312,16 @@ class _Compiler:
                 for n, field in enumerate(target.fields)
             }
         found: dict[int, _Node] = {}
-        for field in _fields_of(definition, path):
-            below = f"{path}.{field['name']}" if path else field["name"]
-            field_id, inside = _field_id(field, mapping, below)
-            if field_id in found:
-                raise FormatError(f"{below}: another field has the id {field_id} too")
-            goal = wanted.get(field_id) if field_id is not None else None
-            node = self._value(field["type"], namespace, goal, below, inside)
-            if node is not None and field_id is not None:
-                found[field_id] = node
-        self._open.pop()
+        with self._types.inside(definition, namespace, path):
+            for field in fields_of(definition, path):
+                below = f"{path}.{field['name']}" if path else field["name"]
+                field_id, inside = _field_id(field, mapping, below)
+                if field_id in found:
+                    raise FormatError(f"{below}: another field has the id {field_id} too")
+                goal = wanted.get(field_id) if field_id is not None else None
+                node = self._value(field["type"], namespace, goal, below, inside)
+                if node is not None and field_id is not None:
+                    found[field_id] = node
         if target is None:
             return ()
         return tuple(
@@ -472,26 +406,22 @@ class _Compiler:
         """A map whose keys are not strings: an array of records of key and value."""
         column, key, value = self._map_column(target, path)
         step = self._step(Step.LIST, path, column)
-        kind, definition, inside = self._resolve(items, namespace, path)
-        fields = _fields_of(definition, path) if kind == "record" else []
+        kind, definition, inside = self._types.resolve(items, namespace, path)
+        fields = fields_of(definition, path) if kind == "record" else []
         if [field["name"] for field in fields] != ["key", "value"]:
             raise FormatError(f"{path}: a map's array has records of key and value")
         record = self._step(Step.RECORD, path)
-        name = _full_name(definition["name"], inside)
-        if name in self._open:
-            raise FormatError(f"{path}: {_shown(name)} holds itself")
-        self._open.append(name)
-        nodes = tuple(
-            self._value(
-                field["type"],
-                inside,
-                goal,
-                f"{path}.{field['name']}",
-                _inside(mapping, field["name"]),
+        with self._types.inside(definition, inside, path):
+            nodes = tuple(
+                self._value(
+                    field["type"],
+                    inside,
+                    goal,
+                    f"{path}.{field['name']}",
+                    _inside(mapping, field["name"]),
+                )
+                for field, goal in zip(fields, (key, value), strict=True)
             )
-            for field, goal in zip(fields, (key, value), strict=True)
-        )
-        self._open.pop()
         self._end(record)
         self._end(step)
         return self._map_node(target, column, nodes)
@@ -519,13 +449,13 @@ class _Compiler:
     def _primitive(
         self, kind: str, definition: dict[str, Any], target: _Target | None, path: str
     ) -> _Node | None:
-        a = b = 0
+        parameters = {}
         if kind == "fixed":
-            a = _size(definition, path)
+            parameters["size"] = _size(definition, path)
         elif kind == "enum":
-            a, b = self._enum(definition, path)
+            parameters = self._enum(definition, path)
         if target is None:
-            self._step(_SKIPPED[kind], path, -1, a, b)
+            self._step(_SKIPPED[kind], path, **parameters)
             return None
         found = (
             _decimal(kind, definition, target.type, path)
@@ -536,12 +466,13 @@ class _Compiler:
             raise _mismatch(path, definition.get("logicalType") or kind, target.type)
         step, factor_or_digits = found
         if step is Step.SCALED:
-            a = factor_or_digits
-            b = _DAY_SECONDS * 10**6 if isinstance(target.type, TimeType) else 0
+            parameters["factor"] = factor_or_digits
+            if isinstance(target.type, TimeType):
+                parameters["below"] = _DAY_SECONDS * 10**6
         elif step in (Step.DECIMAL_BYTES, Step.DECIMAL_FIXED):
-            b = factor_or_digits
+            parameters["digits"] = factor_or_digits
         column = self._leaf(target)
-        self._step(step, path, column, a, b)
+        self._step(step, path, column, **parameters)
         return _Column(target.arrow, column)
 
     def _leaf(self, target: _Target) -> int:
@@ -554,7 +485,7 @@ class _Compiler:
             return self._column(Layout.VARIABLE, target)
         return self._column(Layout.WIDE, target, arrow.bit_width // 8)
 
-    def _enum(self, definition: dict[str, Any], path: str) -> tuple[int, int]:
+    def _enum(self, definition: dict[str, Any], path: str) -> dict[str, int]:
         symbols = definition.get("symbols")
         if not isinstance(symbols, list) or not all(isinstance(s, str) and s for s in symbols):
             raise FormatError(f"{path}: an enum has no symbols")
@@ -563,7 +494,7 @@ class _Compiler:
             self.symbols += [symbol.encode() for symbol in symbols]
         except UnicodeEncodeError:
             raise FormatError(f"{path}: a symbol of an enum is not UTF-8") from None
-        return first, len(symbols)
+        return {"first_symbol": first, "symbol_count": len(symbols)}
 
 
 # Where a file's fields have no ids: the table's mapping of the names at that place.
@@ -592,34 +523,12 @@ def _field_id(field: dict[str, Any], mapping: _Mapping, path: str) -> tuple[int 
     return field_id, None
 
 
-def _fields_of(definition: dict[str, Any], path: str) -> list[dict[str, Any]]:
-    fields = definition.get("fields")
-    if not isinstance(fields, list) or not all(
-        isinstance(field, dict) and isinstance(field.get("name"), str) and "type" in field
-        for field in fields
-    ):
-        raise FormatError(f"{path or 'a row'}: a record has no fields")
-    for field in fields:
-        # Names come to stand in messages.
-        if not field["name"].isprintable():
-            raise FormatError(f"{path or 'a row'}: {_shown(field['name'])} is no name")
-    return fields
-
-
-def _full_name(name: str, namespace: str) -> str:
-    return name if "." in name or not namespace else f"{namespace}.{name}"
-
-
 def _present(node: _Node | None) -> tuple[_Node, ...]:
     return () if node is None else (node,)
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:60]}…")
-
-
 def _mismatch(path: str, kind: object, wanted: IcebergType) -> FormatError:
-    return FormatError(f"{path}: {_shown(str(kind))} can't be read as {wanted}")
+    return FormatError(f"{path}: {shown(str(kind))} can't be read as {wanted}")
 
 
 def _size(definition: dict[str, Any], path: str) -> int:

@@ -44,8 +44,7 @@ from pyiceberg.types import (
 from pyiceberg.utils.decimal import decimal_required_bytes
 
 from ...errors import FormatError
-
-_MAX_DEPTH = 64
+from .avro_types import MAX_DEPTH, AvroTypes, fields_of, has_ids
 
 _READ_AS: dict[str, IcebergType] = {
     "boolean": BooleanType(),
@@ -69,23 +68,16 @@ _LOGICAL: dict[tuple[str, str], IcebergType] = {
 def iceberg_schema_of_avro(avro: Any) -> tuple[Schema, NameMapping | None]:
     """Return the schema of an Avro file, parsed from JSON, and what finds its fields by name where
     they have no ids. Raises FormatError for one that cannot be read as columns."""
-    converter = _Converter(has_ids=_has_ids(avro))
+    converter = _Converter(has_ids=has_ids(avro))
     schema = converter.rows(avro)
     return schema, None if converter.has_ids else create_mapping_from_schema(schema)
-
-
-def _has_ids(avro: Any) -> bool:
-    if isinstance(avro, dict):
-        return "field-id" in avro or any(map(_has_ids, avro.values()))
-    return isinstance(avro, list) and any(map(_has_ids, avro))
 
 
 class _Converter:
     def __init__(self, *, has_ids: bool) -> None:
         self.has_ids = has_ids
         self._ids = itertools.count(1)
-        self._named: dict[str, Any] = {}
-        self._within: list[str] = []
+        self._types = AvroTypes()
         self._depth = 0
 
     def rows(self, avro: Any) -> Schema:
@@ -96,48 +88,29 @@ class _Converter:
 
     def _type(self, avro: Any, namespace: str, path: str) -> tuple[IcebergType, bool]:
         """Return a type, and whether it may be null."""
-        if isinstance(avro, list):
-            return self._union(avro, namespace, path)
-        definition = avro if isinstance(avro, dict) else {"type": avro}
-        kind = definition.get("type")
-        if isinstance(kind, (dict, list)):
-            return self._type(kind, namespace, path)
         self._depth += 1
-        if self._depth > _MAX_DEPTH or not isinstance(kind, str):
-            raise FormatError(f"{path}: the Avro type is nested too deeply, or is none")
-        try:
-            return self._single(kind, definition, namespace, path), False
-        finally:
-            self._depth -= 1
+        if self._depth > MAX_DEPTH:
+            raise FormatError(f"{path}: the Avro type is nested too deeply")
+        kind, definition, inside = self._types.resolve(avro, namespace, path or "the schema")
+        if kind == "union":
+            found = self._union(definition, inside, path)
+        else:
+            found = self._single(kind, definition, inside, path), False
+        self._depth -= 1
+        return found
 
     def _union(self, branches: list[Any], namespace: str, path: str) -> tuple[IcebergType, bool]:
         others = [b for b in branches if b not in ("null", {"type": "null"})]
         if len(others) != 1:
-            raise FormatError(f"{path}: a union of null and one type is read, and no other")
+            raise FormatError(f"{path}: a union must be of one type, or of null and one type")
         kind, optional = self._type(others[0], namespace, path)
         return kind, optional or len(branches) > 1
 
     def _single(
         self, kind: str, definition: dict[str, Any], namespace: str, path: str
     ) -> IcebergType:
-        full = ""
-        if kind in ("record", "error", "enum", "fixed"):
-            full = self._name(definition, namespace)
-            namespace = full.rpartition(".")[0]
-        elif kind not in _READ_AS and kind not in ("array", "map"):
-            meant = kind if "." in kind or not namespace else f"{namespace}.{kind}"
-            known = self._named.get(meant) or self._named.get(kind)
-            if known is None:
-                raise FormatError(f"{path}: the file has no Avro type {kind!r}")
-            return self._single(known["type"], known, namespace, path)
-        if kind in ("record", "error"):
-            if full in self._within:
-                raise FormatError(f"{path}: the record {full!r} holds itself")
-            self._within.append(full)
-            try:
-                return self._record(definition, namespace, path)
-            finally:
-                self._within.pop()
+        if kind == "record":
+            return self._record(definition, namespace, path)
         if kind == "array":
             return self._array(definition, namespace, path)
         if kind == "map":
@@ -146,30 +119,25 @@ class _Converter:
             return MapType(ids[0], StringType(), ids[1], value, value_required=not optional)
         return _leaf(kind, definition, path)
 
-    def _name(self, definition: dict[str, Any], namespace: str) -> str:
-        """Remember a named type; return its full name."""
-        name = str(definition.get("name", ""))
-        space = definition.get("namespace", namespace) or ""
-        full = name if "." in name or not space else f"{space}.{name}"
-        self._named.setdefault(full, definition)
-        return full
-
     def _record(self, definition: dict[str, Any], namespace: str, path: str) -> StructType:
         fields = []
-        for field in definition.get("fields") or ():
-            if not isinstance(field, dict) or not isinstance(field.get("name"), str):
-                raise FormatError(f"{path or 'a row'}: a record has no fields")
-            inside = f"{path}.{field['name']}".lstrip(".")
-            field_id = self._id(field, "field-id", inside)
-            kind, optional = self._type(field.get("type"), namespace, inside)
-            fields.append(NestedField(field_id, field["name"], kind, required=not optional))
+        with self._types.inside(definition, namespace, path):
+            for field in fields_of(definition, path):
+                inside = f"{path}.{field['name']}".lstrip(".")
+                field_id = self._id(field, "field-id", inside)
+                kind, optional = self._type(field["type"], namespace, inside)
+                fields.append(NestedField(field_id, field["name"], kind, required=not optional))
         return StructType(*fields)
 
     def _array(self, definition: dict[str, Any], namespace: str, path: str) -> IcebergType:
         items = definition.get("items")
-        if definition.get("logicalType") == "map" and isinstance(items, dict):
-            # Iceberg's maps whose keys are no strings.
-            key, value = self._record(items, namespace, path).fields
+        if definition.get("logicalType") == "map":
+            # A map of Iceberg whose keys are not strings.
+            kind, pair, inside = self._types.resolve(items, namespace, path)
+            fields = self._record(pair, inside, path).fields if kind == "record" else ()
+            if len(fields) != 2:
+                raise FormatError(f"{path}: a map's array has records of key and value")
+            key, value = fields
             return MapType(
                 key.field_id,
                 key.field_type,
@@ -187,11 +155,13 @@ class _Converter:
         try:
             return int(definition[name])
         except (KeyError, TypeError, ValueError):
-            raise FormatError(f"{path}: other fields have ids, and this has no {name}") from None
+            raise FormatError(f"{path}: other fields have ids, but this has no {name}") from None
 
 
 def _leaf(kind: str, definition: dict[str, Any], path: str) -> IcebergType:
     logical = definition.get("logicalType")
+    if kind == "null":
+        raise FormatError(f"{path}: the Avro type is null alone, which no column can have")
     try:
         if logical == "decimal" and kind in ("bytes", "fixed"):
             return DecimalType(int(definition["precision"]), int(definition.get("scale", 0)))

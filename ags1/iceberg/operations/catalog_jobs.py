@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -31,9 +32,10 @@ from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
 from ..write.reencryption import RewriteExecutor, RewriteThreads
-from .expire import GC_ENABLED
+from .deletion import GC_ENABLED, may_share_files
 from .meter import Meter, Progress
-from .migrate import Migration, PlaintextFiles, plaintext_files
+from .migrate import Migration, MigrationPlan
+from .plaintext_files import PlaintextFiles, plaintext_files
 from .relocation.relocate import RelocationResult, relocate
 from .verify import verify_table
 from .verify.findings import Severity, TableVerification
@@ -104,13 +106,15 @@ def migrate(
     There are eleven parameters: each optional one is a choice by itself, and is given by name.
     """
     kms = _kms_for(catalog, key_id)
-    asked = verify if delete_plaintext else None
     commits = catalog.commits()
     base = commits.load(identifier, Trust())
     commits.check(base)
     output = TableOutput(base.io(commits.catalog))
+    removal = _PlaintextRemoval(
+        catalog, key_id, output, verify if delete_plaintext and not dry_run else None
+    )
     if (base.metadata.get("properties") or {}).get(TABLE_KEY_ID):
-        return _finish(catalog, base, key_id, output, None if dry_run else asked)
+        return removal.continued(base)
     meter = Meter(progress)
     migration = Migration(
         output,
@@ -122,30 +126,44 @@ def migrate(
     plan = migration.plan(base.metadata)
     meter.total = plan.rewrite.size
     if dry_run:
-        return MigrationResult(len(plan.rewrite.files), plan.rewrite.size, plan.rows, plan.refs)
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            time.sleep(random.uniform(0.5, 1) * _WAIT_SECONDS * 2**attempt)
-            base = commits.load(identifier, Trust())
-            plan = migration.plan(base.metadata)
+        return _result(plan)
+    before, plan, after = _committed(commits, base, migration, output)
+    output.discard(migration.left_over)
+    migration.finish()
+    return _result(plan, *removal.run(before, after))
+
+
+def _result(
+    plan: MigrationPlan, plaintext: PlaintextFiles | None = None, failed: tuple[str, ...] = ()
+) -> MigrationResult:
+    rewrite = plan.rewrite
+    return MigrationResult(
+        len(rewrite.files), rewrite.size, plan.rows, plan.refs, plaintext, failed
+    )
+
+
+def _committed(
+    commits: Commits, base: Base, migration: Migration, output: TableOutput
+) -> tuple[Base, MigrationPlan, Base]:
+    """Commit a migration; return the version that was migrated, the plan for it, and the new
+    version. If another writer commits first, try again with its version."""
+    for attempt in itertools.count(1):
         commit = migration.produce(base.metadata)
         try:
             after = commits.commit(
-                base, commit.updates, commit.requirements, output, new_key_id=key_id
+                base, commit.updates, commit.requirements, output, new_key_id=commit.key_id
             )
-            break
+            return base, commit.plan, after
         except CommitStateUnknownException:
             raise
         except CommitFailedException:
-            if attempt + 1 == _ATTEMPTS:
+            if attempt == _ATTEMPTS:
                 # The encrypted files stay: the next run uses them.
                 output.discard(migration.left_over)
                 raise
-    output.discard(migration.left_over)
-    migration.finish()
-    left, failed = _plaintext(catalog, base, after, key_id, output, asked)
-    found = plan.rewrite
-    return MigrationResult(len(found.files), found.size, commit.rows, plan.refs, left, failed)
+        time.sleep(random.uniform(0.5, 1) * _WAIT_SECONDS * 2**attempt)
+        base = commits.load(base.identifier, Trust())
+    raise AssertionError
 
 
 def _kms_for(catalog: JobCatalog, key_id: str) -> KmsClient:
@@ -158,59 +176,57 @@ def _kms_for(catalog: JobCatalog, key_id: str) -> KmsClient:
     return catalog.kms
 
 
-def _finish(
-    catalog: JobCatalog, base: Base, key_id: str, output: TableOutput, verify: Verify | None
-) -> MigrationResult:
-    """Return the unencrypted files that an earlier migration has left. Delete them unless
-    ``verify`` is None."""
-    stated = base.metadata["properties"][TABLE_KEY_ID]
-    if stated == key_id:
-        folders = TableFolders.of(
-            base.metadata, base.location, base.trust, catalog.commits().catalog.properties
-        )
-        logged = [entry["metadata-file"] for entry in base.metadata.get("metadata-log") or ()]
-        for location in reversed(folders.versions(logged)):
-            try:
-                metadata = read_metadata(output.io, location, Trust())
-            except (FileNotFoundError, MetadataIntegrityError):
-                continue
-            if not (metadata.get("properties") or {}).get(TABLE_KEY_ID):
-                plain = replace(base, metadata=metadata)
-                left, failed = _plaintext(catalog, plain, base, key_id, output, verify)
-                return MigrationResult(0, 0, 0, (), left, failed)
-    raise ValueError(f"the table is encrypted already, under the master key {stated!r}")
+@dataclass(frozen=True, slots=True)
+class _PlaintextRemoval:
+    """Lists the unencrypted files of a table that was migrated, and deletes them unless ``verify``
+    is None."""
 
+    catalog: JobCatalog
+    key_id: str
+    output: TableOutput
+    verify: Verify | None
 
-def _plaintext(
-    catalog: JobCatalog,
-    before: Base,
-    after: Base,
-    key_id: str,
-    output: TableOutput,
-    verify: Verify | None,
-) -> tuple[PlaintextFiles, tuple[str, ...]]:
-    """Return the unencrypted files of the table before its migration, and those of them that could
-    not be deleted. If ``verify`` is None, nothing is deleted. If it finds an error in the encrypted
-    table, nothing is deleted and this raises MetadataIntegrityError."""
-    table = catalog.load_table(before.identifier, expected_key_id=key_id)
-    assert isinstance(table, TableSession)
-    # The folders are those that the metadata before the migration names: its files were there.
-    folders = TableFolders.of(
-        before.metadata, before.location, before.trust, catalog.commits().catalog.properties
-    )
-    left = plaintext_files(before.metadata, after.metadata, table.files, folders)
-    if verify is None:
-        return left, ()
-    # So far only the size was checked of files that an earlier run had written.
-    report = verify(table)
-    if not report.ok:
-        errors = [f for f in report.findings if f.severity is Severity.ERROR]
-        raise MetadataIntegrityError(
-            f"the encrypted table has {len(errors)} errors, so no unencrypted file is deleted: "
-            f"{errors[0].message}",
-            file=errors[0].file,
+    def continued(self, base: Base) -> MigrationResult:
+        """Finish an earlier migration, whose result is ``base``. Raises ValueError if the table was
+        encrypted under another master key, or if no unencrypted version is known."""
+        stated = base.metadata["properties"][TABLE_KEY_ID]
+        if stated == self.key_id:
+            logged = [entry["metadata-file"] for entry in base.metadata.get("metadata-log") or ()]
+            for location in reversed(self._folders(base).versions(logged)):
+                try:
+                    metadata = read_metadata(self.output.io, location, Trust())
+                except (FileNotFoundError, MetadataIntegrityError):
+                    continue
+                if not (metadata.get("properties") or {}).get(TABLE_KEY_ID):
+                    plaintext, failed = self.run(replace(base, metadata=metadata), base)
+                    return MigrationResult(0, 0, 0, (), plaintext, failed)
+        raise ValueError(f"the table is encrypted already, under the master key {stated!r}")
+
+    def run(self, before: Base, after: Base) -> tuple[PlaintextFiles, tuple[str, ...]]:
+        """Return the unencrypted files of ``before``, and those that could not be deleted. If the
+        encrypted table has an error, raise MetadataIntegrityError and delete nothing."""
+        table = self.catalog.load_table(before.identifier, expected_key_id=self.key_id)
+        assert isinstance(table, TableSession)
+        # The folders are those that the metadata before the migration names: its files were there.
+        plaintext = plaintext_files(
+            before.metadata, after.metadata, table.files, self._folders(before)
         )
-    return left, left.delete(output)
+        if self.verify is None:
+            return plaintext, ()
+        # So far only the size was checked of files that an earlier run had written.
+        report = self.verify(table)
+        if not report.ok:
+            errors = [f for f in report.findings if f.severity is Severity.ERROR]
+            raise MetadataIntegrityError(
+                f"the encrypted table has {len(errors)} errors, so no unencrypted file is deleted: "
+                f"{errors[0].message}",
+                file=errors[0].file,
+            )
+        return plaintext, plaintext.delete(self.output)
+
+    def _folders(self, base: Base) -> TableFolders:
+        properties = self.catalog.commits().catalog.properties
+        return TableFolders.of(base.metadata, base.location, base.trust, properties)
 
 
 def move_or_copy(
@@ -240,7 +256,7 @@ def move_or_copy(
             "the table is not encrypted, and only encrypted tables can be relocated: migrate it "
             "first"
         )
-    if move and table.properties.get(GC_ENABLED, "true").lower() != "true":
+    if move and may_share_files(table.properties):
         raise ValidationException(
             f"the table cannot be moved: its property {GC_ENABLED!r} is not true, so other tables "
             "may have its files too. Copy it instead"
@@ -261,8 +277,8 @@ def move_or_copy(
     if result.metadata_location is None:
         return result
     files = table.files
-    stored = files.properties if properties is None else dict(properties)
-    output = TableOutput(load_file_io(stored, result.metadata_location))
+    new_properties = files.properties if properties is None else dict(properties)
+    output = TableOutput(load_file_io(new_properties, result.metadata_location))
     if register_as is not None:
         commits.register(register_as, result.metadata_location, output)
     if move:

@@ -2,30 +2,34 @@
 commit.
 
 Data files are rewritten one for one and keep their rows, row IDs and sequence numbers. Position
-deletes of version 2 become deletion vectors. The commit upgrades the table, names its master key,
-adds one snapshot with all files, and removes the old snapshots. Their files are not encrypted, and
-an encrypted table has no such snapshots. Until the commit, the table does not change. The old files
-stay. ``plaintext_files`` lists them, so that they can be deleted after the new table is verified.
-This follows the Iceberg specification, "Version 3" and "Row Lineage". It does not know catalogs.
+deletes of version 2 become deletion vectors. What is on disk after each step::
+
+    before           00003.metadata.json -> snap-1.avro -> m0.avro -> x.parquet, p-deletes.parquet
+    1  files         + x'.parquet, encrypted; + migration/*.journal, which notes x' and its key
+                     A run that is killed here is continued by the next one.
+    2  vectors       + deletes.puffin: the rows of p, as a deletion vector for x'
+    3  snapshot      + snap-2.avro, m1.avro: x' and the vector. All are encrypted
+    4  the commit    + 00004.metadata.json: version 3, the master key's ID, only snapshot 2.
+                     Until here, readers see the table as it was before.
+    5  finish        - migration/*.journal
+    6  (optional)    - snap-1.avro, m0.avro, x.parquet, p-deletes.parquet (``plaintext_files``),
+                     after the new table was verified. 00003.metadata.json stays; it has no rows
+
+The commit removes the old snapshots, because their files are not encrypted and an encrypted table
+has no such snapshots. This follows the Iceberg specification, "Version 3" and "Row Lineage". This
+module does steps 1 to 3 and 5, and does not know catalogs.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import stat
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyiceberg.exceptions import ValidationException
-from pyiceberg.io import FileIO
 from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
-from ...errors import Ags1Error, MetadataIntegrityError
+from ...errors import MetadataIntegrityError
 from ...keys.manager import (
     DATA_KEY_LENGTH,
     TABLE_KEY_ID,
@@ -34,28 +38,19 @@ from ...keys.manager import (
 )
 from ..commit.updates import apply_updates
 from ..read.metadata import FORMAT_VERSION
-from ..read.records import DATA, ContentFile, read_entries
+from ..read.records import DATA, ContentFile
 from ..spec.column_types import with_types
-from ..spec.constants import AVRO_MAGIC, MAIN_BRANCH, ORC_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
-from ..storage.locations import file_identity
+from ..spec.constants import MAIN_BRANCH
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
-from ..storage.table_folders import TableFolders
 from ..write.reencryption import Done, RewriteExecutor
 from ..write.snapshot import FileChange, SnapshotProducer
 from ..write.summary import SummaryBuilder
 from ..write.view import TableView
-from .expire import GC_ENABLED
+from .deletion import statistics_updates
 from .journal import Journal
 from .plain_snapshots import plain_manifests, plain_reader
 from .rewrite import RewritePlan, Rewriter, plan_rewrite, read_snapshot
-
-_THREADS = 4
-_LOOKING_THREADS = 16
-# The first bytes of unencrypted Parquet, Avro, Puffin and ORC files.
-_BEGINNINGS = (PARQUET_MAGIC, AVRO_MAGIC, PUFFIN_MAGIC, ORC_MAGIC)
-
-_log = logging.getLogger(__name__)
 
 Update = dict[str, Any]
 
@@ -73,13 +68,12 @@ class MigrationPlan:
 @dataclass(frozen=True, slots=True)
 class MigrationCommit:
     """The commit of a migration, in the REST specification's form. ``key_id`` is the table's new
-    master key. ``snapshot_id`` is None if the table has no files."""
+    master key."""
 
     updates: list[Update] = field(repr=False)
     requirements: list[Update]
     key_id: str
-    snapshot_id: int | None
-    rows: int
+    plan: MigrationPlan
 
 
 class Migration:
@@ -148,7 +142,7 @@ class Migration:
         view = self._view(metadata, prefix)
         key_id, requirements = self._manager.table_key_id, _requirements(metadata)
         if plan.rewrite.is_empty:
-            return MigrationCommit(prefix, requirements, key_id, None, 0)
+            return MigrationCommit(prefix, requirements, key_id, plan)
         locations = view.locations
         old = [entry.file for entry in plan.rewrite.files]
         self._resume(view, locations, old)
@@ -174,9 +168,7 @@ class Migration:
                 old_files = [*old, *(entry.file for entry in plan.rewrite.superseded)]
                 new_files = [entry.file for entry in change.replaced]
                 _summarize(update["snapshot"], view, old_files, new_files)
-        return MigrationCommit(
-            prefix + produced, requirements, key_id, self._producer.snapshot_id, rows
-        )
+        return MigrationCommit(prefix + produced, requirements, key_id, plan)
 
     def finish(self) -> None:
         """Delete the journal. Call this after the migration is certainly committed."""
@@ -229,14 +221,12 @@ class Migration:
                 },
             }
         )
-        for name in ("statistics", "partition-statistics"):
-            for snapshot_id in sorted({e["snapshot-id"] for e in metadata.get(name) or ()}):
-                updates.append({"action": f"remove-{name}", "snapshot-id": snapshot_id})
+        updates += statistics_updates(metadata)
         for name in _refs(metadata):
             updates.append({"action": "remove-snapshot-ref", "ref-name": name})
-        gone = [snapshot["snapshot-id"] for snapshot in metadata.get("snapshots") or ()]
-        if gone:
-            updates.append({"action": "remove-snapshots", "snapshot-ids": gone})
+        ids = [snapshot["snapshot-id"] for snapshot in metadata.get("snapshots") or ()]
+        if ids:
+            updates.append({"action": "remove-snapshots", "snapshot-ids": ids})
         return updates
 
     def _view(self, metadata: Mapping[str, Any], prefix: list[Update]) -> TableView:
@@ -270,184 +260,6 @@ def _summarize(
         **after.build("replace", before.build("append", None)),
         **{k: v for k, v in snapshot["summary"].items() if k.startswith("manifests-")},
     }
-
-
-@dataclass(frozen=True, slots=True)
-class PlaintextFiles:
-    """The files of the snapshots of an unencrypted table: data and delete files, manifests,
-    manifest lists and statistics, but not its metadata.json files.
-
-    ``inside`` are those that can be deleted. ``outside`` are those outside the table's own folders,
-    which may be another table's, and those that do not begin like a file of a table.
-    ``unreadable`` are files that could not be read, so the files that they name are not listed.
-    ``folders`` are the table's folders.
-    """
-
-    inside: tuple[str, ...]
-    outside: tuple[str, ...]
-    unreadable: tuple[str, ...]
-    folders: TableFolders = field(repr=False, compare=False)
-
-    def delete(
-        self,
-        output: TableOutput,
-        *,
-        threads: int = _THREADS,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> tuple[str, ...]:
-        """Delete the files ``inside``; return those that could not be deleted. ``progress`` is
-        called with the number of deleted files and the number of all."""
-        failed = []
-
-        def delete(location: str) -> str | None:
-            # A folder may have become a link since it was looked at.
-            if not self.folders.has(location):
-                _log.warning("%s is left behind: it is not in the table's folders", location)
-                return location
-            try:
-                output.delete(location)
-            except Exception as error:
-                _log.warning("%s is left behind: %s", location, type(error).__name__)
-                return location
-            return None
-
-        with ThreadPoolExecutor(threads) as pool:
-            for done, location in enumerate(pool.map(delete, self.inside), 1):
-                if location is not None:
-                    failed.append(location)
-                if progress is not None:
-                    progress(done, len(self.inside))
-        return tuple(failed)
-
-
-def plaintext_files(
-    before: Mapping[str, Any], after: Mapping[str, Any], files: TableFiles, folders: TableFolders
-) -> PlaintextFiles:
-    """Return the unencrypted files that a migration has left. Reads manifests; deletes nothing.
-
-    ``before`` is the metadata that was migrated. ``after`` is the metadata of the encrypted table
-    at any later time, and ``files`` opens its files. The result never has a file that ``after``
-    reaches. ``folders`` are the table's folders. If the manifest list of a snapshot is outside
-    them, its files are not listed, because anybody may have written it.
-
-    Raises ValueError if ``before`` and ``after`` are not the same table before and after its
-    migration; ValidationException if ``gc.enabled`` is not true, because other tables may have
-    files of such a table too; and what reading the encrypted table's manifests raises.
-    """
-    if (after.get("properties") or {}).get(TABLE_KEY_ID) is None:
-        raise ValueError(
-            "the table is not encrypted, so it needs its unencrypted files: migrate it first"
-        )
-    if before.get("table-uuid") not in (None, after["table-uuid"]):
-        raise ValueError(
-            "the metadata before and after the migration is of two tables, "
-            f"{before['table-uuid']} and {after['table-uuid']}: pass that of one"
-        )
-    properties = dict(before.get("properties") or {})
-    if properties.get(GC_ENABLED, "true").lower() != "true":
-        raise ValidationException(
-            f"the unencrypted files cannot be deleted: the table's property {GC_ENABLED!r} is not "
-            "true, so other tables may have them too. Set it to true if no other table has them"
-        )
-    view = TableView(dict(after), files)
-    # Compare real places, because a needed file may also be listed by another name.
-    needed = {file_identity(location) for location in _reached(view)}
-    inside: dict[str, str] = {}
-    outside: dict[str, str] = {}
-    unreadable: list[str] = []
-    read: set[str] = set()
-    for name in ("statistics", "partition-statistics"):
-        for entry in before.get(name) or ():
-            location = entry["statistics-path"]
-            try:
-                is_own = folders.has_statistics(location, files)
-            except FileNotFoundError:
-                continue
-            except (Ags1Error, OSError):
-                is_own = False
-            (inside if is_own else outside)[file_identity(location)] = location
-    for snapshot in before.get("snapshots") or ():
-        for location in _plain_files(snapshot, files.inner, folders, read, unreadable):
-            (inside if folders.has(location) else outside)[file_identity(location)] = location
-    for where in needed & inside.keys():
-        del inside[where]
-    with ThreadPoolExecutor(_LOOKING_THREADS) as pool:
-        found = pool.map(lambda location: _begins_as_tables(location, files), inside.values())
-        for where, is_tables in zip(list(inside), found, strict=True):
-            if is_tables is None:
-                del inside[where]
-            elif not is_tables:
-                outside[where] = inside.pop(where)
-    return PlaintextFiles(
-        tuple(inside.values()),
-        tuple(
-            location for where, location in outside.items() if where not in needed | inside.keys()
-        ),
-        tuple(unreadable),
-        folders,
-    )
-
-
-def _begins_as_tables(location: str, files: TableFiles) -> bool | None:
-    """Return whether a file is a regular file and begins like an unencrypted file of a table; None
-    if it is missing. This is checked because others may be able to change the plaintext manifests
-    that name it."""
-    try:
-        path = files.local_path(location)
-        if path is not None and not stat.S_ISREG(os.lstat(path).st_mode):
-            return False
-        with closing(files.open_stored(location)) as stream:
-            return stream.read(4).startswith(_BEGINNINGS)
-    except FileNotFoundError:
-        return None
-    except (Ags1Error, OSError):
-        return False
-
-
-def _reached(view: TableView) -> Iterator[str]:
-    """Yield the locations of all files that the snapshots of an encrypted table reach."""
-    read: set[str] = set()
-    for snapshot in view.parsed.snapshots:
-        yield snapshot.manifest_list
-        for manifest in snapshot.manifests(view.files):
-            yield manifest.manifest_path
-            if manifest.manifest_path not in read:
-                read.add(manifest.manifest_path)
-                for entry in read_entries(manifest, view.files):
-                    yield entry.file.file_path
-
-
-def _plain_files(
-    snapshot: Mapping[str, Any],
-    io: FileIO,
-    folders: TableFolders,
-    read: set[str],
-    unreadable: list[str],
-) -> Iterator[str]:
-    """Yield the files that an unencrypted snapshot reaches, without those of manifests in ``read``.
-    If its manifest list is outside the table's folders, yield only that."""
-    location = str(snapshot.get("manifest-list"))
-    if snapshot.get("manifest-list") is not None and not folders.has(location):
-        yield location
-        return
-    try:
-        manifests = plain_manifests(snapshot, io)
-    except (OSError, MetadataIntegrityError, NotImplementedError):
-        unreadable.append(location)
-        return
-    yield location
-    for manifest in manifests:
-        if manifest.manifest_path in read:
-            continue
-        read.add(manifest.manifest_path)
-        try:
-            entries = read_entries(manifest, io)
-        except (OSError, MetadataIntegrityError, NotImplementedError):
-            unreadable.append(manifest.manifest_path)
-            continue
-        yield manifest.manifest_path
-        for entry in entries:
-            yield entry.file.file_path
 
 
 def _check(metadata: Mapping[str, Any], other_refs: tuple[str, ...]) -> None:

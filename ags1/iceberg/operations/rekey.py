@@ -106,7 +106,7 @@ class Rekeying:
             view.manager,
             location_map=view.files.location_map,
             reads_exposed=self._choice.exposed,
-            decoded=view.files.decoded,
+            manifest_cache=view.files.manifest_cache,
         )
         view = view.exposed() if self._choice.exposed else view
         reader = TaskReader(files, view.parsed, Schema(), AlwaysFalse())

@@ -1,8 +1,8 @@
-"""What PyIceberg does not promise to keep, and what it obeys and must not.
+"""The parts of PyIceberg that may change without notice, and guards against what metadata can name.
 
-Every name of PyIceberg that is private or undocumented and that we use anyway is in this package.
-``tests/iceberg/pyiceberg/test_internals.py`` looks up every private name, and holds that no other
-package uses one. Knows nothing of encryption.
+All uses of private or undocumented names of PyIceberg are in this package.
+``tests/iceberg/pyiceberg/test_internals.py`` looks up every private name, and checks that no other
+package uses one. This package does not know about encryption.
 """
 
 # Raises ImportError for a version that is too old, and warns of one that was not tested.

@@ -1,4 +1,4 @@
-"""Arrow's data and schemas as columns of a table's schema, and the other way."""
+"""Converts between Arrow's data and schemas and the columns of a table's schema."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ __all__ = [
 
 
 class _Projection(ArrowProjectionVisitor):
-    """PyIceberg's, whose lists and maps of structs lose their nulls: they come out empty; and which
-    does not read dates as times, to which version 3 promotes them."""
+    """PyIceberg's projection with two corrections. Null lists and maps of structs stay null, and do
+    not become empty. Dates are read as times if format version 3 promotes the column."""
 
     def _cast_if_needed(self, field: NestedField, values: pa.Array) -> pa.Array:
         if isinstance(field.field_type, tuple(PER_DAY)) and pa.types.is_date32(values.type):
@@ -75,9 +75,9 @@ def project(
     downcast_ns_timestamp_to_us: bool,
     missing: Mapping[int, Any],
 ) -> pa.RecordBatch:
-    """Return a batch of a file's columns as columns of ``wanted``, found by their ids.
+    """Return a batch of a file's columns as the columns of ``wanted``, which are found by field ID.
 
-    ``missing`` has values of columns that the file lacks.
+    ``missing`` has the values of columns that the file does not have.
     """
     visitor = _Projection(
         file_schema,
@@ -92,19 +92,21 @@ def project(
 def check_arrow_schema(
     schema: Schema, provided: pa.Schema, *, downcast_ns_timestamp_to_us: bool
 ) -> None:
-    """Check that Arrow data without field ids, found by names, can be written to a table of format
-    version 3. Raises ValueError, or TypeError for a type that Iceberg has not."""
-    # It prints what it raises, too.
+    """Check that Arrow data can be written to a table of format version 3. Columns without field
+    IDs are found by name. Raises ValueError, and TypeError for a type that Iceberg does not
+    have."""
+    # PyIceberg also prints the error.
     with contextlib.redirect_stdout(io.StringIO()):
         _check_compatible(schema, provided, downcast_ns_timestamp_to_us, format_version=3)
 
 
 def iceberg_schema(schema: Schema | pa.Schema) -> Schema:
-    """Return the schema of a table of format version 3, from Arrow's if need be."""
+    """Return a schema of format version 3, converted from Arrow's if it is one of Arrow."""
     converted: Schema = Catalog._convert_schema_if_needed(schema, 3)
     return converted
 
 
 def downcasts_ns_timestamps() -> bool | None:
-    """Return PyIceberg's setting: nanoseconds to microseconds, None where it is not set."""
+    """Return PyIceberg's setting whether nanoseconds become microseconds; None if it is not
+    set."""
     return Config().get_bool(DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE)

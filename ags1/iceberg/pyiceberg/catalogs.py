@@ -1,4 +1,4 @@
-"""What every catalog of PyIceberg's does: its properties, the FileIO and location of a table."""
+"""What PyIceberg's catalogs have in common: properties, and the FileIO and location of a table."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from pyiceberg.typedef import Identifier, Properties
 from pyiceberg.utils.config import merge_config
 
 
+def is_a(catalog: Catalog, name: str) -> bool:
+    """Return whether ``catalog`` is PyIceberg's class ``name`` or a subclass of it."""
+    # Compared by name, because importing the class needs libraries that only its users have.
+    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(catalog).__mro__}
+    return ("pyiceberg", name) in names
+
+
 def configured_properties(name: str | None, properties: Mapping[str, Any]) -> dict[str, str]:
-    """Return what PyIceberg's ``load_catalog`` takes for the properties of a catalog: those of the
-    configuration file and the environment, overruled by the caller's."""
+    """Return the properties that PyIceberg's ``load_catalog`` would use for a catalog: those of the
+    configuration file and the environment. The caller's ``properties`` override them."""
     if name is None:
         name = _ENV_CONFIG.get_default_catalog_name()
     merged = merge_config(_ENV_CONFIG.get_catalog_config(name) or {}, dict(properties))
@@ -22,8 +29,8 @@ def configured_properties(name: str | None, properties: Mapping[str, Any]) -> di
 
 
 def plain_file_io(catalog: Any, properties: Properties, location: str) -> FileIO:
-    """Return the FileIO that a catalog makes for a plain table of these properties, which have been
-    checked. A RestCatalog's signs its requests as the catalog does."""
+    """Return the FileIO that a catalog makes for an unencrypted table with these properties, which
+    must have been checked. The FileIO of a RestCatalog signs its requests as the catalog does."""
     if hasattr(catalog, "_load_file_io"):
         made: FileIO = catalog._load_file_io(properties, location)
         return made
@@ -31,14 +38,15 @@ def plain_file_io(catalog: Any, properties: Properties, location: str) -> FileIO
 
 
 def default_table_location(catalog: Any, identifier: str | Identifier, location: str | None) -> str:
-    """Return where a SQL or Hive catalog puts a new table, ``location`` if that is given.
+    """Return the location of a new table in a SQL or Hive catalog: ``location`` if that is given.
 
-    Raises NoSuchNamespaceError, and ValueError when nothing says where.
+    Raises NoSuchNamespaceError, and ValueError if neither the namespace nor the catalog has a
+    location for tables.
     """
     namespace = Catalog.namespace_from(identifier)
     if not catalog.namespace_exists(namespace):
         raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(namespace)}")
-    found: str = catalog._resolve_table_location(
+    resolved: str = catalog._resolve_table_location(
         location, Catalog.namespace_to_string(namespace), Catalog.table_name_from(identifier)
     )
-    return found
+    return resolved

@@ -1,4 +1,4 @@
-"""A catalog around another: namespaces, views and the list of tables are the inner one's."""
+"""A catalog around another one, which has the namespaces, the views and the list of tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DelegatingCatalog(Catalog):
-    """Leaves to ``inner`` what has nothing to do with the files of a table."""
+    """Calls ``inner`` for everything that does not concern the files of a table."""
 
     inner: Catalog
 
@@ -73,5 +73,5 @@ class DelegatingCatalog(Catalog):
         self.inner.drop_view(identifier)
 
     def supports_server_side_planning(self) -> bool:
-        # Of its plain tables: a scan of an encrypted one does not ask.
+        # This concerns the unencrypted tables. Scans of encrypted tables do not use it.
         return self.inner.supports_server_side_planning()

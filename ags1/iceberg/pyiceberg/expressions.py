@@ -1,4 +1,4 @@
-"""Filters: what PyIceberg makes of them for metrics, partitions and Arrow."""
+"""PyIceberg's evaluation of filters: over metrics, over partitions and in Arrow."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ PER_DAY = {TimestampType: 86_400_000_000, TimestampNanoType: 86_400_000_000_000}
 @from_bytes.register(TimestampType)
 @from_bytes.register(TimestampNanoType)
 def _time_of_bound(kind: TimestampType | TimestampNanoType, bound: bytes) -> int:
-    """Return a bound of a column of times. PyIceberg's own function raises for that of a column
-    which was one of dates, in days, when its file was written."""
+    """Return a bound of a column of times. If the column had dates when the file was written, the
+    bound is a number of days. PyIceberg's own function raises an error for that."""
     if len(bound) == _DAY.size:
         return int(_DAY.unpack(bound)[0]) * PER_DAY[type(kind)]
     return int(_TIME.unpack(bound)[0])
 
 
-# Whether all rows of a data file match, and whether any may, from its metrics.
+# From the metrics of a data file: whether all of its rows match, and whether any may match.
 StrictMetricsEvaluator = _StrictMetricsEvaluator
 InclusiveMetricsEvaluator = _InclusiveMetricsEvaluator
 
-# A visitor that returns the expression that it visits: for rewriting some of its predicates.
+# A visitor that returns the expression unchanged. Subclasses rewrite some of the predicates.
 BooleanRewriter = _RewriteNotVisitor
 
 
@@ -80,30 +80,32 @@ class _ArrowFilter(_ConvertToArrowExpression):
 
     def visit_in(self, term: BoundTerm, literals: set[Any]) -> pc.Expression:
         if isinstance(term.ref().field.field_type, UUIDType):
-            # Arrow compares UUIDs as the bytes that they are.
-            found = [x.bytes if isinstance(x, UUID) else x for x in literals]
-            return pc.field(self._get_field_name(term)).isin(pa.array(found, pa.binary(16)))
+            # Arrow compares UUIDs as bytes.
+            values = [x.bytes if isinstance(x, UUID) else x for x in literals]
+            return pc.field(self._get_field_name(term)).isin(pa.array(values, pa.binary(16)))
         rest = literals - {0}
         if rest != literals and isinstance(term.ref().field.field_type, FloatType | DoubleType):
-            # Zero is equal to minus zero; Arrow's sets tell them apart.
+            # 0.0 equals -0.0. Arrow's sets distinguish them.
             zero = self.visit_equal(term, literal(0.0))
             return zero | super().visit_in(term, rest) if rest else zero
         return super().visit_in(term, literals)
 
     def visit_not_in(self, term: BoundTerm, literals: set[Any]) -> pc.Expression:
-        # Arrow finds that null is in no set, and so not in one.
+        # For Arrow, null is in no set, so its negation would match null.
         return ~self.visit_in(term, literals) & self.visit_not_null(term)
 
 
 def arrow_filter(
     bound: BooleanExpression, names: Mapping[int, str | tuple[str, ...]]
 ) -> pc.Expression:
-    """Return a bound filter without negations over columns that Arrow finds by ``names``."""
+    """Return a bound filter as an expression of Arrow. The filter must not contain ``Not``.
+    ``names`` has Arrow's names of the columns, by field ID."""
     return visit(bound, _ArrowFilter(names))
 
 
 class _Residuals(ResidualEvaluator):
-    """PyIceberg's, which compares with a partition's null and raises TypeError."""
+    """PyIceberg's evaluator, without its TypeError when it compares a literal with the null of a
+    partition."""
 
     def visit_less_than(self, term: BoundTerm, literal: Any) -> BooleanExpression:
         return self._of(ResidualVisitor.visit_less_than, term, literal)
@@ -120,14 +122,15 @@ class _Residuals(ResidualEvaluator):
     def _of(self, visit_value: Any, term: BoundTerm, literal: Any) -> BooleanExpression:
         if term.eval(self.struct) is None:
             return self.visit_false()
-        found: BooleanExpression = visit_value(self, term, literal)
-        return found
+        residual: BooleanExpression = visit_value(self, term, literal)
+        return residual
 
 
 def residual_evaluator(
     spec: PartitionSpec, expression: BooleanExpression, case_sensitive: bool, schema: Schema
 ) -> ResidualEvaluator:
-    """Return what tells of a partition which part of a filter is left to be applied."""
+    """Return the evaluator of residuals. A residual is the part of a filter that a file's partition
+    does not decide."""
     if spec.is_unpartitioned():
         return UnpartitionedResidualEvaluator(schema=schema, expr=expression)
     return _Residuals(schema, spec, case_sensitive, expression)

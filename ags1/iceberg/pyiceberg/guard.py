@@ -1,4 +1,4 @@
-"""Has PyIceberg's catalogs refuse tables whose metadata chooses code, a server or credentials."""
+"""Makes PyIceberg's catalogs refuse tables whose metadata names code, a server or credentials."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .redirection import refuse_foreign_code, refuse_redirection
 
 
 def guard_catalog(catalog: Any) -> None:
-    """Have a catalog of PyIceberg's refuse tables whose metadata chooses code, a server or
-    credentials: all its methods that load a table obey that metadata at once, ``refresh`` and
-    ``append`` of tables that it has loaded included.
+    """Make a catalog of PyIceberg refuse tables whose metadata names code, a server or credentials.
 
-    They raise MetadataIntegrityError. Of a catalog without a server, the one method that makes a
-    table's FileIO of the metadata is guarded; with REST, what parses the server's answers.
+    All of its methods that load a table use what the metadata names at once, and so do ``refresh``
+    and ``append`` of a loaded table. After this call they raise MetadataIntegrityError instead. For
+    a REST catalog, the methods that parse the server's answers are guarded. For others, it is the
+    method that makes a table's FileIO from the metadata.
     """
     own = vars(catalog)
     if "_response_to_table" in own or "_load_file_io" in own:
@@ -48,7 +48,7 @@ def _checked(catalog: Any, make: Any, identifier: Any, response: Any) -> Any:
 
 def _committed(catalog: Any, commit: Any, table: Any, requirements: Any, updates: Any) -> Any:
     response = commit(table, requirements, updates)
-    # The table obeys what the server answers from now on.
+    # From now on, the table uses what the server has answered.
     stated = {"properties": response.metadata.properties}
     own = {**catalog.properties, **table.config}
     refuse_redirection(stated, own, response.metadata_location)

@@ -1,4 +1,4 @@
-"""The Hive metastore: a catalog's client, its lock, and what it keeps of a table."""
+"""The Hive metastore: its client, its lock of a table, and its parameters of a table."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pyiceberg.typedef import Identifier, Properties
 
 
 def hive_client(catalog: Any) -> AbstractContextManager[Any]:
-    """Return a client of a Hive catalog's metastore, to be opened: the catalog's own is for one
-    thread."""
+    """Return a client of a Hive catalog's metastore, which the caller opens by ``with``. The
+    catalog's own client is for one thread only."""
     client: AbstractContextManager[Any] = catalog._create_hive_client(catalog.properties)
     return client
 
 
 def hive_table_lock(catalog: Any, client: Any, database: str, table: str) -> int:
-    """Wait for Hive's lock of a table, as PyIceberg's writers do, and return its id. Raises
-    CommitFailedException when it is not to be had."""
+    """Wait for Hive's lock of a table, as PyIceberg's writers do, and return its ID. Raises
+    CommitFailedException if the lock is not granted."""
     from hive_metastore.ttypes import LockState, UnlockRequest
 
     lock = client.lock(catalog._create_lock_request(database, table))
@@ -29,16 +29,20 @@ def hive_table_lock(catalog: Any, client: Any, database: str, table: str) -> int
         if lock.state == LockState.WAITING:
             catalog._wait_for_lock(database, table, lock.lockid, client)
             return int(lock.lockid)
-        raise CommitFailedException(f"no lock of {database}.{table}: {lock.state}")
+        raise CommitFailedException(
+            f"Hive did not grant the lock of {database}.{table}: {lock.state}"
+        )
     except BaseException as error:
         client.unlock(UnlockRequest(lockid=lock.lockid))
         if isinstance(error, WaitingForLockException):
-            raise CommitFailedException(f"no lock of {database}.{table}: others hold it") from error
+            raise CommitFailedException(
+                f"Hive did not grant the lock of {database}.{table}: another client holds it"
+            ) from error
         raise
 
 
 def hive_parameters(catalog: Any, identifier: str | Identifier) -> Properties:
-    """Return the parameters that the Hive metastore keeps of a table. Raises NoSuchTableError."""
+    """Return the parameters of a table in the Hive metastore. Raises NoSuchTableError."""
     database, name = Catalog.identifier_to_database_and_table(identifier)
     with hive_client(catalog) as client:
         parameters: Properties = catalog._get_hive_table(client, database, name).parameters or {}

@@ -1,4 +1,7 @@
-"""The records of manifests and manifest lists, as PyIceberg's decoder of Avro reads them."""
+"""Reads Avro into PyIceberg's records, and gives access to their fields by name.
+
+PyIceberg's ``Record`` is a list of values. Other modules use names and not positions in it.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ class NamedRecord(Record):
 
 
 class RecordShape:
-    """What the records of a metadata file are read into: a schema, and Python types by field id."""
+    """The schema with which records are read, and their Python types by field ID."""
 
     def __init__(
         self, read_schema: Schema, read_types: Mapping[int, Any], read_enums: Mapping[int, Any]
@@ -103,7 +106,8 @@ class RecordShape:
         self._read_schema = read_schema
         self._read_types = dict(read_types)
         self._read_enums = dict(read_enums)
-        # Files of one table mostly have one schema; resolving it costs more than reading a file.
+        # Most files of a table have the same schema, and resolving it costs more than reading a
+        # file.
         self.reader = functools.lru_cache(maxsize=256)(self._resolve)
 
     def _resolve(self, avro_schema: str) -> Reader:
@@ -115,8 +119,9 @@ class RecordShape:
 
 
 def _readable(avro_type: Any, named: dict[str, Any]) -> Any:
-    """Return an Avro schema's JSON as PyIceberg can read it: it knows neither names that stand for
-    a type defined before, as Avro demands of two uuid fields, nor timestamps in nanoseconds."""
+    """Return an Avro schema's JSON in a form that PyIceberg can read. PyIceberg does not know
+    timestamps in nanoseconds, nor names of types that were defined earlier in the schema; Avro
+    requires such a name if a schema has two UUID fields."""
     if isinstance(avro_type, str):
         return named.get(avro_type, avro_type)
     if isinstance(avro_type, list):

@@ -1,9 +1,9 @@
-"""Which properties of a table choose code, a server or credentials, and their refusal.
+"""Refuses properties of a table that name code, a server or credentials.
 
-PyIceberg obeys properties in a metadata.json above those of the catalog: whoever can write the file
-could name code that runs here, send requests elsewhere, or have another of the user's accounts read
-the table. So such a property counts only if the catalog's own properties say the same. Knows
-nothing of catalogs and files.
+In PyIceberg, the properties in metadata.json override those of the catalog. So anybody who can
+write the file could name code that runs here, could send requests to another server, or could make
+another of the user's accounts read the table. Such a property is accepted only if the catalog's own
+properties have the same value. This module does not know catalogs and files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...errors import MetadataIntegrityError
 _CODE = ("py-io-impl", "py-catalog-impl", "py-kms-impl", "write.py-location-provider.impl")
 # Where requests go and who signs them, in FileIOs that read these names without a prefix.
 _NAMES = (*_CODE, "uri", "token", "credential", "auth.manager", "DEFAULT_SCHEME", "DEFAULT_NETLOC")
-# Of a FileIO's own properties, by parts of their names.
+# The properties of a FileIO have these prefixes. Parts of the rest of the name decide.
 _STORAGE = ("s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
 _CODE_PARTS = re.compile(r"\b(impl|kwargs)\b")
 _PARTS = re.compile(
@@ -36,9 +36,9 @@ _IS_REGION = re.compile(r"[A-Za-z0-9-]*")
 def refuse_redirection(
     metadata: Mapping[str, Any], own: Mapping[str, Any], location: str | None
 ) -> None:
-    """Raise MetadataIntegrityError when a table's metadata chooses code, a server or credentials,
-    and ``own``, the properties of the catalog or the caller, do not say the same. ``location`` is
-    the metadata's, for the message."""
+    """Raise MetadataIntegrityError if a table's metadata names code, a server or credentials, and
+    ``own``, the properties of the catalog or the caller, do not have the same value. ``location``
+    is that of the metadata, for the message."""
     for name, value in (metadata.get("properties") or {}).items():
         if _redirects(name, value) and own.get(name) != value:
             raise MetadataIntegrityError(
@@ -52,8 +52,9 @@ def refuse_redirection(
 def refuse_foreign_code(
     config: Mapping[str, Any], own: Mapping[str, Any], location: str | None
 ) -> None:
-    """Raise MetadataIntegrityError when a REST server's configuration of a table chooses code and
-    ``own``, the catalog's properties, do not say the same. The server may choose the rest."""
+    """Raise MetadataIntegrityError if a REST server's configuration of a table names code, and
+    ``own``, the catalog's properties, do not have the same value. Everything else may come from the
+    server."""
     for name, value in config.items():
         is_code = name in _CODE or (name.startswith(_STORAGE) and _CODE_PARTS.search(name))
         if is_code and own.get(name) != value:

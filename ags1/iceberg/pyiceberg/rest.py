@@ -1,4 +1,7 @@
-"""Requests to a REST catalog's server, whose answers PyIceberg's parsing would cut short."""
+"""Requests to a REST catalog's server.
+
+PyIceberg's parsing drops the parts of the answers that encryption needs, so they are parsed here.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,19 @@ from pyiceberg.typedef import Identifier
 from ..spec.column_types import with_types
 from .redirection import refuse_foreign_code
 
-# What a REST server answers to a token that is no longer good, and how long it may take: Java's
-# names and, where it has none, ours.
+# A server's status codes for a token that has expired.
 _EXPIRED = (401, 419)
+# Timeouts of requests: the properties have Java's names, the default values are ours.
 _REST_TIMEOUTS_MS = {"connection": 30_000, "socket": 300_000}
 
-# What a REST server knows of a table: its metadata as sent, the location of that, the table's
-# configuration, and this with the credentials for the storage.
+# A REST server's answer about a table: the metadata as sent, its location, the table's
+# configuration, and the configuration with the credentials for the storage.
 RestTable: TypeAlias = tuple[dict[str, Any], str, dict[str, str], dict[str, str]]
 
 
 def snapshot_loading_mode(catalog: Any) -> str | None:
-    """Return which snapshots a REST catalog is to ask for, ``all`` or ``refs``. Raises
-    ValueError."""
+    """Return which snapshots the catalog's property asks for: ``all``, ``refs`` or None. Raises
+    ValueError for another value."""
     from pyiceberg.catalog.rest import SNAPSHOT_LOADING_MODE
 
     mode: str | None = catalog.properties.get(SNAPSHOT_LOADING_MODE)
@@ -42,10 +45,10 @@ def snapshot_loading_mode(catalog: Any) -> str | None:
 def ask_rest_server(
     catalog: Any, identifier: str | Identifier, snapshots: str | None = None
 ) -> RestTable:
-    """Return what a REST server knows of a table, with the snapshots that it is asked for.
+    """Ask a REST server for a table. ``snapshots`` is a value of ``snapshot_loading_mode``.
 
-    PyIceberg's parsing drops what encryption needs, and the server's word is better than that of
-    the file, which lies where the data lies. Raises what ``catalog.load_table`` raises.
+    The server's answer is trusted more than the metadata file, because others may be able to write
+    to the storage. Raises what ``catalog.load_table`` raises.
     """
     from pyiceberg.catalog.rest import Capability, Endpoints
 
@@ -56,7 +59,7 @@ def ask_rest_server(
     params = {"snapshots": snapshots} if snapshots else {}
     response = catalog._session.get(url, params=params)
     if not response.ok:
-        # It raises PyIceberg's own errors, or renews a token that has expired.
+        # This raises PyIceberg's own errors, or renews an expired token.
         catalog.load_table(identifier)
         response = catalog._session.get(url, params=params)
         response.raise_for_status()
@@ -66,8 +69,8 @@ def ask_rest_server(
 def register_rest_table(
     catalog: Any, identifier: str | Identifier, metadata_location: str, overwrite: bool
 ) -> RestTable:
-    """Have a REST server make a metadata.json a table, and return what the server knows of it.
-    Raises what ``catalog.register_table`` raises."""
+    """Register a metadata.json as a table of a REST server; return the server's answer. Raises what
+    ``catalog.register_table`` raises."""
     from pyiceberg.catalog.rest import Capability, Endpoints
 
     catalog._check_endpoint(Capability.V1_REGISTER_TABLE)
@@ -97,7 +100,7 @@ def _rest_table(catalog: Any, response: Any) -> RestTable:
 
 
 def check_rest_commits(catalog: Any) -> None:
-    """Raise NotImplementedError for a REST server that has no commits."""
+    """Raise NotImplementedError if the REST server does not support commits."""
     from pyiceberg.catalog.rest import Capability
 
     catalog._check_endpoint(Capability.V1_CREATE_TABLE)
@@ -105,7 +108,7 @@ def check_rest_commits(catalog: Any) -> None:
 
 
 def stage_rest_table(catalog: Any, identifier: Identifier, request: Mapping[str, Any]) -> RestTable:
-    """Send a REST server the request to create a table, and return what ``ask_rest_server`` does.
+    """Send a REST server the request to create a table; return the server's answer.
 
     Raises TableAlreadyExistsError, NoSuchNamespaceError, and PyIceberg's errors of REST.
     """
@@ -130,16 +133,16 @@ def _made_by_rest_server(
 
 
 class NotSentError(Exception):
-    """A REST server was never asked: there was no connection."""
+    """A request did not reach the REST server, because there was no connection."""
 
 
 def post_to_rest_server(
     catalog: Any, identifier: Identifier, config: Mapping[str, str], body: Mapping[str, Any]
 ) -> Any:
-    """Send a commit to a table of a REST server and return its response, whatever it is.
+    """Send a commit of a table to a REST server; return the response with any status code.
 
-    ``config`` is the table's. Raises NotSentError, and requests' RequestException when there is no
-    answer.
+    ``config`` is the table's configuration. Raises NotSentError, and RequestException of the
+    library requests if there is no answer.
     """
     from pyiceberg.catalog.rest import Endpoints
 
@@ -165,7 +168,7 @@ def _post(catalog: Any, url: str, body: Mapping[str, Any], headers: Mapping[str,
                 data=data,
                 headers=dict(headers),
                 timeout=tuple(limits),
-                # A commit that is followed becomes a question, whose answer is no commit's.
+                # A redirected POST becomes a GET, whose answer says nothing about the commit.
                 allow_redirects=False,
             )
             if attempt or response.status_code not in _EXPIRED:
@@ -186,7 +189,7 @@ def _post(catalog: Any, url: str, body: Mapping[str, Any], headers: Mapping[str,
 def refused_by_rest_server(
     response: Any, errors: Mapping[int, type[Exception]] | None = None
 ) -> Exception:
-    """Return the exception that PyIceberg has for a response of a REST server."""
+    """Return PyIceberg's exception for the response of a REST server that refuses a request."""
     from pyiceberg.catalog.rest.response import _handle_non_200_response
     from requests import HTTPError
 

@@ -1,4 +1,4 @@
-"""The parts of PyIceberg's scans: what of a snapshot a scan needs, and which snapshots."""
+"""The parts of PyIceberg's scans: planning, and the snapshots of an incremental scan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class ManifestPlanner(ManifestGroupPlanner):
-    """PyIceberg's planner: what of a manifest's contents a scan needs."""
+    """PyIceberg's planner, which chooses the manifests and entries that a scan needs."""
 
     manifest_evaluator = ManifestGroupPlanner._build_manifest_evaluator
     partition_evaluator = ManifestGroupPlanner._build_partition_evaluator
@@ -32,7 +32,7 @@ class PlannedScan(DataScan):
     plan_locally = DataScan._plan_files_local
 
     def planner(self) -> ManifestGroupPlanner:
-        """Return what plans the scan."""
+        """Return the planner of the scan."""
         raise NotImplementedError
 
     @functools.cached_property
@@ -40,10 +40,10 @@ class PlannedScan(DataScan):
         return self.planner()
 
 
-# The first and last snapshot of an incremental scan, checked.
+# Checks the snapshots of an incremental scan; returns the IDs of the first and the last one.
 appends_between = IncrementalAppendScan._validate_and_resolve_snapshots
 
 
 def partition_spec_is_void(spec: PartitionSpec) -> bool:
-    """Whether a partition spec does not partition: it has no field, or only dropped ones."""
+    """Return whether a partition spec has no fields, or only dropped ones."""
     return spec.is_unpartitioned() or all(str(f.transform) == "void" for f in spec.fields)

@@ -1,4 +1,4 @@
-"""The rows that a SQL catalog has of tables."""
+"""The rows of a SQL catalog's table ``iceberg_tables``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pyiceberg.typedef import Identifier
 
 
 def sql_metadata_location(catalog: Any, identifier: str | Identifier) -> str:
-    """Return where a SQL catalog has a table's metadata, which ``load_table`` would read. Raises
-    NoSuchTableError."""
+    """Return the location of a table's metadata.json in a SQL catalog, without reading the file.
+    Raises NoSuchTableError."""
     from pyiceberg.catalog.sql import IcebergTables
     from sqlalchemy import select
     from sqlalchemy.orm import Session
@@ -23,9 +23,9 @@ def sql_metadata_location(catalog: Any, identifier: str | Identifier) -> str:
         IcebergTables.table_namespace == namespace,
         IcebergTables.table_name == name,
     )
-    of_tables = catalog._iceberg_type_filter()
+    is_table = catalog._iceberg_type_filter()
     with Session(catalog.engine) as session:
-        location = session.scalar(statement if of_tables is None else statement.where(of_tables))
+        location = session.scalar(statement if is_table is None else statement.where(is_table))
     if not location:
         raise NoSuchTableError(f"Table does not exist: {namespace}.{name}")
     return str(location)
@@ -34,7 +34,8 @@ def sql_metadata_location(catalog: Any, identifier: str | Identifier) -> str:
 def sql_table_row(
     catalog: Any, identifier: str | Identifier, metadata_location: str
 ) -> dict[str, Any]:
-    """Return a new table's row in a SQL catalog's ``iceberg_tables``, of the version it has."""
+    """Return the row of a new table, with the columns that the catalog's version of
+    ``iceberg_tables`` has."""
     namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
     row: dict[str, Any] = catalog._create_table_row(
         namespace, Catalog.table_name_from(identifier), metadata_location

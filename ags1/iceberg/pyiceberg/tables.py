@@ -1,4 +1,4 @@
-"""PyIceberg's table, its transaction and its builders, which end in commits of ours."""
+"""PyIceberg's table, transaction and builders, with hooks for our commits."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pyiceberg.table.update.snapshot import ExpireSnapshots
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.transforms import Transform
 
-# Raise ValueError when a table's metadata is of another table by now.
+# Raises ValueError if the new metadata of a table has another UUID.
 check_uuid = Table._check_uuid
 
 
 class BuiltTable(Table):
-    """PyIceberg's table, whose builders, as ``update_schema``, end in ``commit_built``."""
+    """PyIceberg's table. Its builders, for example ``update_schema``, call ``commit_built``."""
 
     def commit_built(
         self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...]
     ) -> None:
-        """Commit what a builder made."""
+        """Commit the updates of a builder."""
         raise NotImplementedError
 
     def _do_commit(
@@ -32,18 +32,19 @@ class BuiltTable(Table):
 
 
 class BuiltTransaction(Transaction):
-    """PyIceberg's transaction, whose builders end in ``stage_built``."""
+    """PyIceberg's transaction. Its builders call ``stage_built``."""
 
     partition_predicate = Transaction._build_partition_predicate
 
     @property
     def commits_each_step(self) -> bool:
+        """Whether each change is committed at once."""
         return self._autocommit
 
     def stage_built(
         self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...]
     ) -> None:
-        """Stage what a builder made."""
+        """Stage the updates of a builder."""
         raise NotImplementedError
 
     def _stage(
@@ -65,17 +66,18 @@ class BuiltTransaction(Transaction):
 
 
 class ExpiryBuilder(ExpireSnapshots):
-    """PyIceberg's builder that chooses snapshots to expire; ``commit`` is ours."""
+    """PyIceberg's builder that chooses the snapshots to expire. Subclasses commit."""
 
     @property
     def chosen(self) -> frozenset[int]:
-        """The ids of the snapshots that were chosen."""
+        """The IDs of the chosen snapshots."""
         return frozenset(self._snapshot_ids_to_expire)
 
 
 class ReusingUpdateSpec(UpdateSpec):
-    """PyIceberg's, which in version 3 gives a partition field that is added again another id; Java
-    cannot read some of a table's metadata tables then."""
+    """PyIceberg's builder of partition specs. If a removed partition field is added again, it gets
+    its former ID. PyIceberg gives it another ID in format version 3, and then Java cannot read some
+    of the table's metadata tables."""
 
     def _partition_field(
         self, transform_key: tuple[int, Transform[Any, Any]], name: str | None
@@ -90,5 +92,5 @@ class ReusingUpdateSpec(UpdateSpec):
 
 
 def table_of(transaction: Transaction) -> Table:
-    """Return the table that a transaction changes, or is about to create."""
+    """Return the table that a transaction changes or will create."""
     return transaction._table

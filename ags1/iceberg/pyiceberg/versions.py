@@ -1,6 +1,6 @@
-"""Which versions of PyIceberg are tested: 0.12; ``ags1[iceberg]`` installs 0.12.x.
+"""Checks the version of PyIceberg. 0.12 is tested, and ``ags1[iceberg]`` installs 0.12.x.
 
-With a newer version tables are read, with a warning, and not written.
+With a newer version there is a warning, and tables can be read but not written.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _UNTESTED = (
 if _VERSION < _OLDEST:
     raise ImportError(f"{_UNTESTED}: pip install 'ags1[iceberg]'")
 if _VERSION > _NEWEST:
-    warnings.warn(f"{_UNTESTED}: tables can be read, and not written", stacklevel=1)
+    warnings.warn(f"{_UNTESTED}: tables can be read but not written", stacklevel=1)
 
 
 def check_tested_for_writing() -> None:
-    """Raise NotImplementedError where PyIceberg is newer than the version that was tested."""
+    """Raise NotImplementedError if PyIceberg is newer than the tested version."""
     if _VERSION > _NEWEST:
         raise NotImplementedError(
-            f"{_UNTESTED}. Tables are read with it, and not written: pip install 'ags1[iceberg]'"
+            f"{_UNTESTED}: tables can be read but not written. Run: pip install 'ags1[iceberg]'"
         )

@@ -191,13 +191,13 @@ class DeleteReader:
 def positions_by_path(batches: Iterable[pa.RecordBatch]) -> dict[str, BitMap64]:
     """Return the positions of each data file, from the rows ``(file_path, pos)`` of a delete
     file."""
-    found: dict[str, BitMap64] = {}
+    by_path: dict[str, BitMap64] = {}
     for batch in batches:
         groups = pa.table({"path": batch.column(0), "pos": batch.column(1)}).group_by("path")
         grouped = groups.aggregate([("pos", "list")]).to_pydict()
         for path, positions in zip(grouped["path"], grouped["pos_list"], strict=True):
-            found.setdefault(path, BitMap64()).update(positions)
-    return found
+            by_path.setdefault(path, BitMap64()).update(positions)
+    return by_path
 
 
 def not_deleted(deleted: BitMap64, first: int, count: int) -> pa.Array | None:

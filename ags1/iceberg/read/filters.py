@@ -1,4 +1,4 @@
-"""Row filters with the rules of SQL: null satisfies no comparison, and no negation of one.
+"""Row filters with the rules of SQL: for null, no comparison and no negation of one is true.
 
 In PyIceberg the rule depends on where a value is stored (a column, a partition, a default). Here
 one rule holds everywhere. It is Spark's rule, and the planner and the reader both use it. Literals
@@ -88,7 +88,7 @@ def bound_filter(
 
 
 class _NanosecondLiteral(TimestampLiteral):
-    """A time of a column in nanoseconds, which PyIceberg has no literal for; ``value`` is in
+    """A time for a column in nanoseconds; PyIceberg has no literal for these. ``value`` is in
     nanoseconds since 1970."""
 
     def to(self, type_var: IcebergType) -> _NanosecondLiteral:
@@ -104,8 +104,9 @@ class _NanosecondLiteral(TimestampLiteral):
 
 
 def _in_nanoseconds(literal: Any, kind: IcebergType) -> Any:
-    """Return a literal for a column in nanoseconds, as PyIceberg converts it to microseconds: from
-    text in ISO 8601, with an offset where the column has one, from a datetime or an integer."""
+    """Return a literal for a column in nanoseconds. It may be given as an integer, a datetime or
+    text in ISO 8601, which has a UTC offset if the column's type has a zone. PyIceberg accepts the
+    same for columns in microseconds."""
     value = literal.value
     if isinstance(literal, _NanosecondLiteral):
         return literal
@@ -118,10 +119,17 @@ def _in_nanoseconds(literal: Any, kind: IcebergType) -> Any:
         return _NanosecondLiteral(value * 1000)
     if isinstance(literal, LongLiteral):
         return _NanosecondLiteral(value)
-    raise TypeError(f"{value!r} is no time to compare {kind} with")
+    raise TypeError(f"{value!r} is not a time, and cannot be compared with {kind}")
 
 
 class _SqlRules(BooleanRewriter):
+    """Rewrites predicates as ``as_sql`` says.
+
+    The types float and int may be narrower than a literal. Then ``beyond`` is 1 if the literal is
+    above all numbers of the type, and -1 if it is below: ``x < 1e300`` is true for each float but
+    +infinity and NaN.
+    """
+
     def __init__(self, schema: Schema, case_sensitive: bool) -> None:
         self._schema = schema
         self._case_sensitive = case_sensitive
@@ -130,14 +138,14 @@ class _SqlRules(BooleanRewriter):
         term = predicate.term.bind(self._schema, self._case_sensitive)
         check_comparable(self._schema, term.ref().field)
         if isinstance(predicate, LiteralPredicate):
-            return self._compared(predicate)
+            return self._comparison(predicate)
         if isinstance(predicate, SetPredicate):
-            return self._looked_up(predicate)
+            return self._set_predicate(predicate)
         if isinstance(predicate, NotNaN):
             return Or(predicate, IsNull(term=predicate.term))
         return predicate
 
-    def _compared(self, predicate: LiteralPredicate) -> BooleanExpression:
+    def _comparison(self, predicate: LiteralPredicate) -> BooleanExpression:
         value, beyond = self._in_type(predicate, predicate.literal)
         term = predicate.term
         if isinstance(predicate, NotEqualTo | NotStartsWith):
@@ -154,17 +162,16 @@ class _SqlRules(BooleanRewriter):
             return AlwaysFalse()
         return _of(EqualTo, term, infinity)
 
-    def _looked_up(self, predicate: SetPredicate) -> BooleanExpression:
-        found = [self._in_type(predicate, literal) for literal in predicate.literals]
-        held = [value for value, beyond in found if not beyond]
+    def _set_predicate(self, predicate: SetPredicate) -> BooleanExpression:
+        converted = [self._in_type(predicate, literal) for literal in predicate.literals]
+        values = [value for value, beyond in converted if not beyond]
         if isinstance(predicate, NotIn):
             not_null = NotNull(term=predicate.term)
-            return And(_of(NotIn, predicate.term, held), not_null) if held else not_null
-        return _of(In, predicate.term, held) if held else AlwaysFalse()
+            return And(_of(NotIn, predicate.term, values), not_null) if values else not_null
+        return _of(In, predicate.term, values) if values else AlwaysFalse()
 
     def _in_type(self, predicate: UnboundPredicate, literal: Any) -> tuple[Any, int]:
-        """Return a literal, and 1 or -1 where it is above or below all that the column's type has
-        but the infinities."""
+        """Return the literal in the column's type, and ``beyond``; 0 if the type has the value."""
         kind = self._type(predicate)
         is_float = isinstance(kind, FloatType) and isinstance(literal.value, float)
         if is_float and math.isinf(literal.value):
@@ -177,7 +184,7 @@ class _SqlRules(BooleanRewriter):
         return literal, -1 if isinstance(converted, BelowMin) else 0
 
     def _infinity(self, predicate: UnboundPredicate, sign: int) -> FloatLiteral | None:
-        """Return what lies beyond all numbers of the column's type."""
+        """Return the infinity of the column's type with this sign; None if the type has none."""
         is_float = isinstance(self._type(predicate), FloatType)
         return FloatLiteral(sign * math.inf) if is_float else None
 
@@ -188,39 +195,42 @@ class _SqlRules(BooleanRewriter):
 
 
 def _of(kind: Any, term: Any, literal: Any) -> BooleanExpression:
-    """Return a predicate; its classes' types know only their fields by name."""
+    """Return a predicate. (The declared types of its classes only allow named arguments.)"""
     predicate: BooleanExpression = kind(term, literal)
     return predicate
 
 
 class RowFilter:
-    """A filter, bound to ``schema``, in the two forms in which Arrow applies it.
+    """A filter, bound to ``schema``, in two forms for Arrow: as an expression over the columns of a
+    file, which Arrow applies while it reads, and as a mask of rows that were read.
 
-    ``field_ids`` are the columns that it looks at, none for one that is always false.
+    ``field_ids`` are the columns that the filter uses. A filter that is always false uses none.
     """
 
     def __init__(self, bound: BooleanExpression, schema: Schema) -> None:
         self._bound = bound
         self._schema = schema
         self.field_ids: tuple[int, ...] = tuple(sorted(extract_field_ids(bound)))
-        # Each column by itself and named by its id: names may have dots in them.
+        # Each column has its ID as its name, because a column's own name may contain dots.
         self._flat = arrow_filter(bound, {i: str(i) for i in self.field_ids})
 
     @property
     def float_ids(self) -> frozenset[int]:
-        """Those of ``field_ids`` that are columns of float or double."""
+        """The columns of type float or double among ``field_ids``."""
         kinds = ((i, self._schema.find_type(i)) for i in self.field_ids)
         return frozenset(i for i, kind in kinds if isinstance(kind, FloatType | DoubleType))
 
     def for_file(
         self, file_schema: Schema, without_nan: frozenset[int] = frozenset()
     ) -> pc.Expression | None:
-        """Return the filter over a file's own columns, for Arrow to skip what it need not read.
+        """Return the filter over a file's own columns, so that Arrow can skip parts of the file.
 
-        None where the file lacks a column or has it in another type, which could round a literal;
-        where it may have NaN, but for the columns ``without_nan``: Parquet's statistics leave
-        NaN out, and Arrow concludes from them that all rows match, or none; and where the filter
-        looks at metadata columns, of which the file does not have all values.
+        The result is None in these cases, because Arrow would return wrong rows:
+
+        - The file does not have a column, or has it in another type, which could round a literal.
+        - A float column may have NaN: it is not in ``without_nan``. Parquet's statistics do not
+          count NaN, and Arrow concludes from them that all rows match, or none.
+        - The filter uses metadata columns. The file does not have all of their values.
         """
         if not self.float_ids <= without_nan or not METADATA_COLUMNS.keys().isdisjoint(
             self.field_ids
@@ -230,7 +240,7 @@ class RowFilter:
         paths = dict(_paths(file_schema.fields))
         for field_id in self.field_ids:
             kind = self._schema.find_type(field_id)
-            # Which type Arrow has for a UUID depends on who wrote the file.
+            # Arrow's type for a UUID depends on the writer of the file.
             if field_id not in paths or isinstance(kind, UUIDType):
                 return None
             if file_schema.find_type(field_id) != kind:
@@ -239,7 +249,7 @@ class RowFilter:
         return arrow_filter(self._bound, names)
 
     def mask(self, columns: Iterable[pa.Array]) -> pa.Array:
-        """Return which rows match, null where it is unknown: ``columns`` are those of
+        """Return a mask of the rows that match; null if that is unknown. ``columns`` are those of
         ``field_ids``, in the table's types."""
         names = map(str, self.field_ids)
         table = pa.table({n: _storage(c) for n, c in zip(names, columns, strict=True)})
@@ -249,7 +259,7 @@ class RowFilter:
                 acero.Declaration("project", acero.ProjectNodeOptions([self._flat], ["matches"])),
             ]
         )
-        # One thread keeps the order.
+        # With several threads, the order of the rows would be undefined.
         return plan.to_table(use_threads=False).column(0).combine_chunks()
 
 
@@ -260,7 +270,7 @@ def _storage(column: pa.Array) -> pa.Array:
 def _paths(
     fields: Iterable[NestedField], above: tuple[str, ...] = ()
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield the id of each column that is not inside a list or map, and the names down to it."""
+    """Yield the ID of each column that is not inside a list or map, and its names from the top."""
     for field in fields:
         path = (*above, field.name)
         yield field.field_id, path

@@ -1,9 +1,20 @@
 """Reads a table's metadata.json, checks it, and parses it with PyIceberg.
 
+The file is not encrypted, and others may be able to write to the storage. So each statement of it
+that decides about keys is compared with ``Trust``, which is what the caller or the catalog knows::
+
+    statement of metadata.json       compared with, if that is known           in
+    the whole file                   the SHA-256 of its bytes                  read_metadata
+    the whole content                the hash in the Hive metastore            read_metadata
+    the table's master key           the key ID                                table_key_id
+    "the table is not encrypted"     the key ID; keys left in the metadata     table_key_id
+    the length of data keys          the length in the Hive metastore          table_key_id
+    the branches and snapshots       each other                                parse_metadata
+    which manifest list is whose     the header of the manifest list           snapshots
+
 PyIceberg's parser drops ``encryption-keys`` and the ``key-id`` of snapshots. So the JSON is parsed
-here once, for both. Others may be able to write to the file's place. A ``Trust`` has what the
-caller or the catalog knows of it. No plaintext keys are handled here. This follows the Iceberg
-specification and, for Hive's hash, Java's ``HiveTableOperations``.
+here once, for both. No plaintext keys are handled here. This follows the Iceberg specification and,
+for Hive's hash, Java's ``HiveTableOperations``.
 """
 
 from __future__ import annotations
@@ -29,27 +40,19 @@ from ..storage.trust import Trust
 from .snapshots import EncryptedSnapshot
 
 FORMAT_VERSION = 3
-_KEYS = "encryption-keys"
 _BLOB_TYPES = get_args(BlobMetadata.model_fields["type"].annotation)
 MAX_METADATA_SIZE = 256 << 20
 
 
 def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
-    """Return the parsed metadata.json at ``location``, after its bytes are checked.
+    """Return the parsed metadata.json at ``location``, after its hashes are checked.
 
-    Raises MetadataIntegrityError if they contradict ``trust``, or are not metadata.
+    Raises MetadataIntegrityError if they contradict ``trust``, or if the file is not metadata.
     """
     with io.new_input(location).open() as stream:
         stored = stream.read(MAX_METADATA_SIZE + 1)
     _check_size(stored, location)
-    if trust.metadata_sha256 is not None:
-        digest = hashlib.sha256(stored).hexdigest()
-        if digest != trust.metadata_sha256.lower():
-            raise MetadataIntegrityError(
-                f"the metadata's SHA-256 is {digest}, but {trust.metadata_sha256} was expected: "
-                "the file was changed or is of another version",
-                file=location,
-            )
+    _check_sha256(stored, trust, location)
     try:
         text = _decompressed(stored, location) if _is_compressed(location) else stored
         metadata = json.loads(text)
@@ -57,15 +60,31 @@ def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
         raise
     except (ValueError, RecursionError, zlib.error):
         raise MetadataIntegrityError("the metadata is not JSON", file=location) from None
-    if not _has_the_form(metadata):
+    if not _is_metadata(metadata):
         raise MetadataIntegrityError("the JSON is not a table's metadata", file=location)
+    _check_java_hash(text, metadata, trust, location)
+    return metadata
+
+
+def _check_sha256(stored: bytes, trust: Trust, location: str) -> None:
+    if trust.metadata_sha256 is None:
+        return
+    digest = hashlib.sha256(stored).hexdigest()
+    if digest != trust.metadata_sha256.lower():
+        raise MetadataIntegrityError(
+            f"the metadata's SHA-256 is {digest}, but {trust.metadata_sha256} was expected: "
+            "the file was changed or is of another version",
+            file=location,
+        )
+
+
+def _check_java_hash(text: bytes, metadata: dict[str, Any], trust: Trust, location: str) -> None:
     if trust.java_hash is not None and trust.java_hash not in _java_hashes(text, metadata):
         raise MetadataIntegrityError(
             "the metadata does not have the hash that the Hive metastore keeps of it "
             "(metadata_hash): it was changed outside the catalog. Restore the file",
             file=location,
         )
-    return metadata
 
 
 def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> str | None:
@@ -75,25 +94,13 @@ def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> st
     metadata names another key than ``trust``, another key length, or another format version than 3.
     """
     properties = metadata.get("properties") or {}
-    stated = properties.get(TABLE_KEY_ID)
-    if not stated:
-        if trust.key_id is not None:
-            raise NotEncryptedError(
-                f"the metadata has no {TABLE_KEY_ID!r}, but {trust.key_id!r} was expected: "
-                "somebody replaced the table or removed its encryption",
-                file=location,
-            )
-        if metadata.get("encryption-keys") or any(
-            snapshot.get("key-id") for snapshot in metadata.get("snapshots") or ()
-        ):
-            raise NotEncryptedError(
-                f"the metadata has encryption keys but no {TABLE_KEY_ID!r}: somebody removed it",
-                file=location,
-            )
+    key_id = properties.get(TABLE_KEY_ID)
+    if not key_id:
+        _check_never_encrypted(metadata, trust, location)
         return None
-    if trust.key_id is not None and stated != trust.key_id:
+    if trust.key_id is not None and key_id != trust.key_id:
         raise MetadataIntegrityError(
-            f"the metadata names {stated!r} as the table's key, but {trust.key_id!r} was expected",
+            f"the metadata names {key_id!r} as the table's key, but {trust.key_id!r} was expected",
             file=location,
         )
     length = str(properties.get(DATA_KEY_LENGTH, DEFAULT_DATA_KEY_LENGTH))
@@ -110,7 +117,23 @@ def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> st
             f"only tables of version {FORMAT_VERSION} can be encrypted",
             file=location,
         )
-    return str(stated)
+    return str(key_id)
+
+
+def _check_never_encrypted(metadata: Mapping[str, Any], trust: Trust, location: str) -> None:
+    """Raise NotEncryptedError if metadata without a key ID is that of an encrypted table."""
+    if trust.key_id is not None:
+        raise NotEncryptedError(
+            f"the metadata has no {TABLE_KEY_ID!r}, but {trust.key_id!r} was expected: "
+            "somebody replaced the table or removed its encryption",
+            file=location,
+        )
+    snapshots = metadata.get("snapshots") or ()
+    if metadata.get("encryption-keys") or any(snapshot.get("key-id") for snapshot in snapshots):
+        raise NotEncryptedError(
+            f"the metadata has encryption keys but no {TABLE_KEY_ID!r}: somebody removed it",
+            file=location,
+        )
 
 
 def parse_metadata(metadata: dict[str, Any]) -> TableMetadata:
@@ -160,8 +183,8 @@ def _check_refs(metadata: Mapping[str, Any]) -> None:
             raise MetadataIntegrityError(f"{name!r} is at a snapshot that the table does not have")
 
 
-def _has_the_form(metadata: object) -> TypeGuard[dict[str, Any]]:
-    """Return whether parsed JSON has the form of metadata, in the parts that this module uses."""
+def _is_metadata(metadata: object) -> TypeGuard[dict[str, Any]]:
+    """Return whether parsed JSON is metadata, in the parts that this module uses."""
     if not isinstance(metadata, dict):
         return False
     properties = metadata.get("properties") or {}

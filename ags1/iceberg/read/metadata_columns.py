@@ -82,17 +82,17 @@ def select(schema: Schema, names: Iterable[str], *, case_sensitive: bool = True)
     metadata columns in the order of ``names``. Raises ValueError for an unknown name."""
     columns = _columns_beside(schema, case_sensitive)
     own: list[str] = []
-    found: dict[int, NestedField] = {}
+    chosen: dict[int, NestedField] = {}
     for name in names:
         field = columns.get(name if case_sensitive else name.lower())
         if field is None:
             own.append(name)
         else:
-            found[field.field_id] = field
+            chosen[field.field_id] = field
     selected = schema if "*" in own else schema.select(*own, case_sensitive=case_sensitive)
     return Schema(
         *selected.fields,
-        *found.values(),
+        *chosen.values(),
         schema_id=selected.schema_id,
         identifier_field_ids=selected.identifier_field_ids,
     )
@@ -140,13 +140,13 @@ def _columns_beside(schema: Schema, case_sensitive: bool) -> dict[str, NestedFie
 
 
 def _names_in(expression: BooleanExpression) -> Iterator[str]:
-    to_see = [expression]
-    while to_see:
-        part = to_see.pop()
+    pending = [expression]
+    while pending:
+        part = pending.pop()
         if isinstance(part, And | Or):
-            to_see += [part.left, part.right]
+            pending += [part.left, part.right]
         elif isinstance(part, Not):
-            to_see.append(part.child)
+            pending.append(part.child)
         elif isinstance(part, UnboundPredicate):
             yield _name_in(part)
 

@@ -12,6 +12,7 @@ import itertools
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from pyiceberg.expressions.visitors import ResidualEvaluator
@@ -29,6 +30,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ...errors import MetadataIntegrityError, NotEncryptedError
 from ..pyiceberg.expressions import residual_evaluator
+from ..pyiceberg.records import values_of
 from ..pyiceberg.scans import ManifestPlanner, min_sequence_number, partition_spec_is_void
 from ..spec.constants import PATH_FIELD_ID
 from .records import ContentFile
@@ -43,19 +45,19 @@ class _BySequence:
     """Delete files in the order of their sequence numbers."""
 
     def __init__(self) -> None:
-        self._found: list[tuple[int, ContentFile]] = []
-        self._sorted = False
+        self._files: list[tuple[int, ContentFile]] = []
+        self._is_sorted = False
 
     def add(self, sequence_number: int, file: ContentFile) -> None:
-        self._found.append((sequence_number, file))
+        self._files.append((sequence_number, file))
 
     def since(self, sequence_number: int) -> list[ContentFile]:
         """Return the files with this sequence number or a greater one."""
-        if not self._sorted:
-            self._found.sort(key=lambda found: found[0])
-            self._sorted = True
-        first = bisect_left(self._found, sequence_number, key=lambda found: found[0])
-        return [file for _, file in self._found[first:]]
+        if not self._is_sorted:
+            self._files.sort(key=itemgetter(0))
+            self._is_sorted = True
+        first = bisect_left(self._files, sequence_number, key=itemgetter(0))
+        return [file for _, file in self._files[first:]]
 
 
 class DeleteIndex:
@@ -109,19 +111,19 @@ class DeleteIndex:
         sequence_number = _sequence_number(entry)
         # Equality deletes apply to files of earlier commits, position deletes also to those of the
         # same commit.
-        found = self._global_equality.since(sequence_number + 1)
+        deletes = self._global_equality.since(sequence_number + 1)
         partition = _partition(file)
         if partition in self._equality:
-            found += self._equality[partition].since(sequence_number + 1)
+            deletes += self._equality[partition].since(sequence_number + 1)
         vector = self._vectors.get(file.file_path)
         if vector is not None and vector[0] >= sequence_number:
-            found.append(vector[1])
+            deletes.append(vector[1])
         else:
             if partition in self._by_partition:
-                found += self._by_partition[partition].since(sequence_number)
+                deletes += self._by_partition[partition].since(sequence_number)
             if file.file_path in self._by_path:
-                found += self._by_path[file.file_path].since(sequence_number)
-        return set(found)
+                deletes += self._by_path[file.file_path].since(sequence_number)
+        return set(deletes)
 
 
 class EncryptedPlanner(ManifestPlanner):
@@ -155,7 +157,8 @@ class EncryptedPlanner(ManifestPlanner):
 
         wanted = [m for m in manifests if self.is_new_enough(first, m)]
         for manifest in wanted:
-            _ = partitions[manifest.partition_spec_id]  # made here, not by many threads at once
+            # The evaluators are made here, because many threads at once would make several.
+            _ = partitions[manifest.partition_spec_id]
         return zip(wanted, ExecutorFactory.get_or_create().map(matching, wanted), strict=True)
 
     def plan_files(
@@ -213,8 +216,7 @@ def _sequence_number(entry: ManifestEntry) -> int:
 def _partition(file: DataFile) -> _Partition:
     """Return a value that is equal for equal partitions. As in Java, and unlike in Python, NaN
     equals NaN, and -0.0 is not 0.0."""
-    partition = file.partition
-    values = (partition[position] for position in range(len(partition)))
+    values = values_of(file.partition)
     return file.spec_id, *(_bits(v) if isinstance(v, float) else v for v in values)
 
 

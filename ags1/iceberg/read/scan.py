@@ -70,7 +70,7 @@ class EncryptedScan(PlannedScan):
         NotEncryptedError, MetadataIntegrityError, AuthenticationError, TruncatedError, KmsError,
         and NotImplementedError for ORC files.
         """
-        return _handed_out(self._tasks())
+        return _mark_handed_out(self._tasks())
 
     def _tasks(self) -> list[FileScanTask]:
         return list(self.plan_locally())
@@ -115,7 +115,7 @@ class EncryptedIncrementalScan(IncrementalAppendScan):
 
     def plan_files(self) -> list[FileScanTask]:
         """Return the tasks of the appended files, as ``EncryptedScan.plan_files``."""
-        return _handed_out(self._tasks())
+        return _mark_handed_out(self._tasks())
 
     def _tasks(self) -> list[FileScanTask]:
         if (
@@ -178,18 +178,18 @@ class ScanReader:
         If ``ahead`` is given, at most that many stored bytes are read ahead, and no large file is
         held whole.
         """
-        left = self._limit
-        if left is not None and left <= 0:
+        rows_to_return = self._limit
+        if rows_to_return is not None and rows_to_return <= 0:
             return
         tasks = list(tasks)
         self._tasks.share(1 if ahead is not None and any(map(_is_large, tasks)) else len(tasks))
         for batch in self._batches(tasks, ahead):
-            if left is None:
+            if rows_to_return is None:
                 yield batch
                 continue
-            yield batch.slice(0, left)
-            left -= batch.num_rows
-            if left <= 0:
+            yield batch.slice(0, rows_to_return)
+            rows_to_return -= batch.num_rows
+            if rows_to_return <= 0:
                 return
 
     def _batches(self, tasks: list[FileScanTask], ahead: int | None) -> Iterator[pa.RecordBatch]:
@@ -205,14 +205,14 @@ class ScanReader:
         return sum(_ahead(self._tasks.count, tasks))
 
     def _read(self, task: FileScanTask) -> list[pa.RecordBatch]:
-        found: list[pa.RecordBatch] = []
+        batches: list[pa.RecordBatch] = []
         rows = 0
         for batch in self._tasks.batches(task):
-            found.append(batch)
+            batches.append(batch)
             rows += batch.num_rows
             if self._limit is not None and rows >= self._limit:
                 break
-        return found
+        return batches
 
 
 def _ahead(
@@ -246,7 +246,7 @@ def _is_large(task: FileScanTask) -> bool:
     return task.file.file_size_in_bytes > _LARGE_FILE
 
 
-def _handed_out(tasks: list[FileScanTask]) -> list[FileScanTask]:
+def _mark_handed_out(tasks: list[FileScanTask]) -> list[FileScanTask]:
     for task in tasks:
         for file in (task.file, *task.delete_files):
             cast("ContentFile", file).is_handed_out = True

@@ -39,17 +39,15 @@ from ..pyiceberg.records import (
     read_avro_records,
 )
 from ..storage.table_files import TableFiles
-from .records import DATA, ContentFile, Manifest, ManifestEntry, parse_key
+from .records import DATA, DELETED, ContentFile, Manifest, ManifestEntry, parse_key
 
 
 class EncryptedManifest(Manifest):
     """A manifest of an encrypted table."""
 
-    @property
-    def key(self) -> KeyMetadata:
-        """The manifest's key. Raises NotEncryptedError if there is none; KeyMetadataError;
-        MetadataIntegrityError if the lengths in the manifest list and in the key differ."""
-        if self._key_bytes is None:
+    def check_encrypted(self) -> None:
+        """Raise NotEncryptedError if the manifest list has no key for this manifest."""
+        if self.is_plaintext:
             raise NotEncryptedError(
                 "the manifest list has no key for this manifest, and the table is encrypted: the "
                 "manifest is plaintext, and so are the keys of the files that it lists. "
@@ -58,6 +56,13 @@ class EncryptedManifest(Manifest):
                 "before 1.12, which writes such manifests itself",
                 file=self.manifest_path,
             )
+
+    @property
+    def key(self) -> KeyMetadata:
+        """The manifest's key. Raises NotEncryptedError if there is none; KeyMetadataError;
+        MetadataIntegrityError if the lengths in the manifest list and in the key differ."""
+        self.check_encrypted()
+        assert self._key_bytes is not None
         return parse_key(self._key_bytes, self.manifest_path, self.manifest_length)
 
     def fetch_manifest_entry(
@@ -72,30 +77,23 @@ class EncryptedManifest(Manifest):
         """
         files = files_of(io)
         if self.is_plaintext and files.reads_exposed:
-            # The result is not kept, because the plaintext file may change.
+            # This is not cached, because the plaintext file may change.
             data = files.read_exposed(self.manifest_path, self.manifest_length)
-            entries = self._entries(data)
-        elif files.decoded is None:
-            entries = self._read(files)
+            entries = self._parse_entries(data)
         else:
             # The values that entries inherit are part of the key of the cache.
-            known_by = (
+            cache_key = (
                 *(self.manifest_path, self.manifest_length, self._key_bytes, self.sequence_number),
                 *(self.added_snapshot_id, self.partition_spec_id, self.first_row_id),
             )
-            entries = files.decoded.get(
-                known_by, self.manifest_length, functools.partial(self._read, files)
-            )
-        return [
-            entry
-            for entry in entries
-            if not (discard_deleted and entry.status == ManifestEntryStatus.DELETED)
-        ]
+            read = functools.partial(self._read, files)
+            entries = files.cached(cache_key, self.manifest_length, read)
+        return [entry for entry in entries if not discard_deleted or entry.status != DELETED]
 
     def _read(self, files: TableFiles) -> list[ManifestEntry]:
-        return self._entries(files.read_encrypted(self.manifest_path, self.key))
+        return self._parse_entries(files.read_encrypted(self.manifest_path, self.key))
 
-    def _entries(self, data: bytes) -> list[ManifestEntry]:
+    def _parse_entries(self, data: bytes) -> list[ManifestEntry]:
         _, records = _parsed("manifest", self.manifest_path, data, MANIFEST)
         if self.is_plaintext:
             self._check_counts(records)
@@ -115,13 +113,12 @@ class EncryptedManifest(Manifest):
             ManifestEntryStatus.EXISTING: (self.existing_files_count, self.existing_rows_count),
             ManifestEntryStatus.DELETED: (self.deleted_files_count, self.deleted_rows_count),
         }
-        for status, counts in stated.items():
+        for status, (file_count, row_count) in stated.items():
             rows = [e.data_file.record_count for e in entries if e.status == status]
-            found = len(rows), sum(rows)
-            if any(n is not None and n != m for n, m in zip(counts, found, strict=True)):
+            if file_count not in (None, len(rows)) or row_count not in (None, sum(rows)):
                 raise MetadataIntegrityError(
-                    f"the plaintext manifest has {found[0]} {status.name.lower()} files of "
-                    f"{found[1]} rows, but the manifest list says {counts[0]} of {counts[1]}: it "
+                    f"the plaintext manifest has {len(rows)} {status.name.lower()} files of "
+                    f"{sum(rows)} rows, but the manifest list says {file_count} of {row_count}: it "
                     "was changed. Restore it from a backup",
                     file=self.manifest_path,
                 )
@@ -147,15 +144,12 @@ class EncryptedSnapshot(Snapshot):
             )
         files = files_of(io)
         km = files.keys.manifest_list_key(self.key_id)
+        cache_key = self.manifest_list, km.to_bytes(), self.snapshot_id
         read = functools.partial(self._read, files, km)
-        if files.decoded is None:
-            manifests = read()
-        else:
-            known_by = self.manifest_list, km.to_bytes(), self.snapshot_id
-            manifests = files.decoded.get(known_by, km.file_length or 0, read)
-        for manifest in manifests:
-            if manifest.is_plaintext and not files.reads_exposed:
-                _ = manifest.key
+        manifests = files.cached(cache_key, km.file_length or 0, read)
+        if not files.reads_exposed:
+            for manifest in manifests:
+                manifest.check_encrypted()
         return list(manifests)
 
     def _read(self, files: TableFiles, km: KeyMetadata) -> list[EncryptedManifest]:

@@ -38,12 +38,12 @@ from .locations import is_encodable, local_path, mapped_location
 _HEADER = build_header(DEFAULT_BLOCK_SIZE)
 
 # The size of stored manifests. Decoded, they take about 50 times as much memory.
-_MAX_DECODED = 4 << 20
+_MAX_CACHED_SIZE = 4 << 20
 
 _T = TypeVar("_T")
 
 
-class Decoded:
+class ManifestCache:
     """A cache of decoded manifests and manifest lists. Files never change, so each is read once.
 
     It keeps what the last two attempts have used, of files of at most 4 MiB in all (stored size).
@@ -53,36 +53,36 @@ class Decoded:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._now: dict[Hashable, tuple[int, Any]] = {}
-        self._before: dict[Hashable, tuple[int, Any]] = {}
+        self._this_attempt: dict[Hashable, tuple[int, Any]] = {}
+        self._last_attempt: dict[Hashable, tuple[int, Any]] = {}
         self._size = 0
 
     def next_attempt(self) -> None:
         """Begin a new attempt. Forget what the last attempt has not used."""
         with self._lock:
-            self._size -= sum(size for size, _ in self._before.values())
-            self._before, self._now = self._now, {}
+            self._size -= sum(size for size, _ in self._last_attempt.values())
+            self._last_attempt, self._this_attempt = self._this_attempt, {}
 
     def get(self, key: Hashable, size: int, make: Callable[[], _T]) -> _T:
         """Return ``make()``, or what it has returned before for this key. The result must depend
         only on ``key``. ``size`` is that of the stored file (bytes)."""
         with self._lock:
-            entry = self._now.get(key) or self._before.pop(key, None)
-            if entry is not None:
-                self._now[key] = entry
-                known: _T = entry[1]
-                return known
-        decoded = make()
+            cached = self._this_attempt.get(key) or self._last_attempt.pop(key, None)
+            if cached is not None:
+                self._this_attempt[key] = cached
+                value: _T = cached[1]
+                return value
+        value = make()
         with self._lock:
-            while self._size + size > _MAX_DECODED and self._before:
-                self._size -= self._before.popitem()[1][0]
-            if self._size + size <= _MAX_DECODED and key not in self._now:
-                self._now[key] = size, decoded
+            while self._size + size > _MAX_CACHED_SIZE and self._last_attempt:
+                self._size -= self._last_attempt.popitem()[1][0]
+            if self._size + size <= _MAX_CACHED_SIZE and key not in self._this_attempt:
+                self._this_attempt[key] = size, value
                 self._size += size
-        return decoded
+        return value
 
-    def __reduce__(self) -> tuple[type[Decoded], tuple[()]]:
-        return Decoded, ()
+    def __reduce__(self) -> tuple[type[ManifestCache], tuple[()]]:
+        return ManifestCache, ()
 
 
 class TableFiles(FileIO):
@@ -92,7 +92,8 @@ class TableFiles(FileIO):
     prefixes of locations in the metadata to prefixes of the present locations; the longest prefix
     that ends at a ``/`` counts. With ``require_encrypted``, unencrypted data files are refused.
     With ``reads_exposed``, plaintext manifests can be read, so that they can be encrypted or
-    deleted. ``decoded`` is a cache of manifests and manifest lists; None caches nothing.
+    deleted. ``manifest_cache`` has manifests and manifest lists that were read; None caches
+    nothing.
 
     ``new_input`` returns the stored bytes, because Arrow decrypts Parquet files itself.
     ``new_output`` and ``delete`` raise NotImplementedError: PyIceberg would write plaintext. A
@@ -107,14 +108,14 @@ class TableFiles(FileIO):
         location_map: Mapping[str, str] | None = None,
         require_encrypted: bool = False,
         reads_exposed: bool = False,
-        decoded: Decoded | None = None,
+        manifest_cache: ManifestCache | None = None,
     ) -> None:
         super().__init__(inner.properties)
         self.inner = inner
         self.keys = keys
         self.require_encrypted = require_encrypted
         self.reads_exposed = reads_exposed
-        self.decoded = decoded
+        self.manifest_cache = manifest_cache
         self.location_map = dict(location_map or {})
 
     @property
@@ -133,6 +134,10 @@ class TableFiles(FileIO):
         files = self.with_keys(self.keys)
         files.reads_exposed = True
         return files
+
+    def cached(self, key: Hashable, size: int, make: Callable[[], _T]) -> _T:
+        """Return ``make()``, or what the cache of manifests has: see ``ManifestCache.get``."""
+        return make() if self.manifest_cache is None else self.manifest_cache.get(key, size, make)
 
     def stored_location(self, location: str) -> str:
         """Return the present location of the file with this ``location`` in the metadata. Raises

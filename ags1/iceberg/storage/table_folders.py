@@ -26,7 +26,7 @@ from ...layout import MAGIC
 from ..spec.constants import ENCRYPTED_PARQUET_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
 from .locations import UnambiguousLocation, unambiguous
 from .table_files import TableFiles
-from .trust import Trust, vouches
+from .trust import Trust
 
 # Where Iceberg's table properties may put files besides the table's own folder.
 FOLDER_PROPERTIES = (
@@ -35,7 +35,6 @@ FOLDER_PROPERTIES = (
     "write.object-storage.path",
     "write.folder-storage.path",
 )
-_LOCATION = "location"
 # The first bytes of Puffin and Parquet files, unencrypted and encrypted.
 _STATISTICS = (PUFFIN_MAGIC, PARQUET_MAGIC, MAGIC, ENCRYPTED_PARQUET_MAGIC)
 # The endings of files in the metadata folder that are not statistics.
@@ -52,8 +51,8 @@ class TableFolders:
     folder. The path to a folder may have links. A link inside a folder that leads out of it is
     outside.
 
-    ``stored`` maps a location in the metadata to the real one, for a table that was moved. If
-    ``is_vouched_for`` is true, the metadata is confirmed, and statistics may be in all folders.
+    ``stored`` maps a location in the metadata to the present one, for a table that was moved. If
+    ``is_confirmed`` is true, the metadata is confirmed, and statistics may be in all folders.
     """
 
     def __init__(
@@ -62,10 +61,10 @@ class TableFolders:
         folders: Iterable[str] = (),
         *,
         stored: Callable[[str], str] = str,
-        is_vouched_for: bool = False,
+        is_confirmed: bool = False,
     ) -> None:
         self._stored = stored
-        self._is_vouched_for = is_vouched_for
+        self._is_confirmed = is_confirmed
         metadata_file = unambiguous(metadata_location)
         metadata_folder = None if metadata_file is None else metadata_file.parent
         own = [unambiguous(folder.rstrip("/")) for folder in folders]
@@ -98,16 +97,15 @@ class TableFolders:
         """Return the folders of a table. ``trust`` is what is known of its metadata from elsewhere.
         ``properties`` are the catalog's: if they name the same folder as the metadata, it counts.
         """
-        vouched = vouches(trust)
-        stated = {**(metadata.get("properties") or {}), _LOCATION: metadata.get(_LOCATION)}
+        stated = {**(metadata.get("properties") or {}), "location": metadata.get("location")}
         folders = [
             stored(folder)
-            for name in (_LOCATION, *FOLDER_PROPERTIES)
+            for name in ("location", *FOLDER_PROPERTIES)
             if isinstance(folder := stated.get(name), str)
             and folder
-            and (vouched or properties.get(name) == folder)
+            and (trust.confirms_metadata or properties.get(name) == folder)
         ]
-        return cls(metadata_location, folders, stored=stored, is_vouched_for=vouched)
+        return cls(metadata_location, folders, stored=stored, is_confirmed=trust.confirms_metadata)
 
     def has(self, location: str) -> bool:
         """Return whether the file with this ``location`` in the metadata is in these folders."""
@@ -133,7 +131,7 @@ class TableFolders:
         the file must be in the metadata folder and begin like Puffin or Parquet. This does not
         check whether a manifest names it too. Raises FileNotFoundError and OSError."""
         is_inside = self.has_in_metadata_folder(location) or (
-            self._is_vouched_for and self.has(location)
+            self._is_confirmed and self.has(location)
         )
         if not is_inside or location.endswith(_NO_STATISTICS):
             return False
@@ -157,8 +155,3 @@ class TableFolders:
 
     def __repr__(self) -> str:
         return f"TableFolders({self._folders})"
-
-
-def versions_beside(metadata_location: str, logged: Iterable[str]) -> list[str]:
-    """Return ``TableFolders.versions`` for a table whose metadata.json is at this location."""
-    return TableFolders(metadata_location).versions(logged)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.typedef import Properties
 
 from ...errors import MetadataIntegrityError
@@ -25,7 +24,7 @@ class Trust:
 
     ``key_id`` is the table's master key. ``metadata_sha256`` is the SHA-256 of the file's bytes, in
     hex. ``java_hash`` and ``data_key_length`` are Hive's ``metadata_hash`` and
-    ``encryption.data-key-length``. If ``is_server_s`` is true, the metadata is a REST server's
+    ``encryption.data-key-length``. If ``is_from_server`` is true, the metadata is a REST server's
     answer and not that of a file.
     """
 
@@ -33,13 +32,13 @@ class Trust:
     metadata_sha256: str | None = None
     java_hash: str | None = None
     data_key_length: str | None = None
-    is_server_s: bool = False
+    is_from_server: bool = False
 
-
-def vouches(trust: Trust) -> bool:
-    """Return whether a hash or a REST server confirms the whole of a table's metadata. Otherwise
-    somebody who can write to the storage may have changed it."""
-    return trust.is_server_s or bool(trust.metadata_sha256 or trust.java_hash)
+    @property
+    def confirms_metadata(self) -> bool:
+        """Whether a hash or a REST server confirms the whole metadata. Otherwise somebody who can
+        write to the storage may have changed it."""
+        return self.is_from_server or bool(self.metadata_sha256 or self.java_hash)
 
 
 def rest_trust(trust: Trust, metadata: Mapping[str, Any]) -> Trust:
@@ -48,7 +47,7 @@ def rest_trust(trust: Trust, metadata: Mapping[str, Any]) -> Trust:
     if trust.metadata_sha256 is not None:
         return trust
     stated = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
-    return replace(trust, key_id=trust.key_id or stated or None, is_server_s=True)
+    return replace(trust, key_id=trust.key_id or stated or None, is_from_server=True)
 
 
 def hive_trust(trust: Trust, parameters: Properties) -> Trust:
@@ -64,10 +63,3 @@ def hive_trust(trust: Trust, parameters: Properties) -> Trust:
     # The hash covers the whole metadata. Without one, Java compares the two properties.
     length = None if java_hash else parameters.get(DATA_KEY_LENGTH)
     return Trust(trust.key_id or key_id, trust.metadata_sha256, java_hash, length)
-
-
-def is_a(catalog: Catalog, name: str) -> bool:
-    """Return whether ``catalog`` is PyIceberg's class ``name`` or a subclass of it."""
-    # Compared by name, because importing the class needs libraries that only its users have.
-    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(catalog).__mro__}
-    return ("pyiceberg", name) in names

@@ -1,9 +1,14 @@
-"""Arrow data as rows of a table's schema: columns found by name, types promoted, nulls checked.
+"""Converts Arrow data to rows of a table's schema.
 
-What PyIceberg accepts is accepted, by its own check. The values are converted here, because
-PyIceberg's projection fills missing columns with the default for old files instead of the one for
-new rows, loses the nulls of lists and maps of structs, and leaves unsigned integers as they are.
-Follows the Iceberg specification, "Default values" and "Schema Evolution". Knows nothing of files.
+    the caller's batch     id: int32        name: dictionary         (no column "size")
+    the table's rows       id: int64        name: string             size: its write default
+                           cast to the      columns are found        missing columns are null,
+                           table's type     by name                  or have their default
+
+PyIceberg's own check decides which data is accepted. The values are converted here, because
+PyIceberg's projection fills missing columns with the default of old files instead of that of new
+rows, loses the nulls of lists and maps of structs, and does not convert unsigned integers. This
+follows the Iceberg specification, "Default values" and "Schema Evolution". It does not know files.
 """
 
 from __future__ import annotations
@@ -40,8 +45,8 @@ Rows: TypeAlias = "pa.Table | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
 
 
 class _WellKnownBinary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types
-    """Geometries as Arrow writes them to Parquet's GEOMETRY and GEOGRAPHY: GeoArrow's name and
-    metadata. It is not registered, as others may have one of that name."""
+    """The type that Arrow writes as Parquet's GEOMETRY or GEOGRAPHY: GeoArrow's name and metadata.
+    It is not registered, because other libraries may register a type of that name."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -61,14 +66,13 @@ class _WellKnownBinary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has n
 
 
 class RowConversion:
-    """From batches of ``provided`` to batches of ``schema``.
+    """Converts batches of the schema ``provided`` to rows of ``schema``.
 
-    ``arrow_schema`` is the result's, with Parquet's field ids in it. ``names_as_avro`` gives it the
-    names that files have, in which Iceberg allows letters, digits and ``_`` only;
-    ``keep_unknown`` its columns of the type ``unknown``, which Parquet files don't have.
+    ``arrow_schema`` is the schema of the rows, with Parquet's field IDs. With ``keep_unknown``, it
+    has the columns of type ``unknown``, which Parquet files do not have.
 
-    Raises ValueError when ``provided`` does not fit, PyIceberg's UnsupportedPyArrowTypeException
-    for a type that no column has, and NotImplementedError for what cannot be written.
+    Raises ValueError if ``provided`` does not fit, PyIceberg's UnsupportedPyArrowTypeException for
+    a type that no column has, and NotImplementedError for what cannot be written.
     """
 
     def __init__(self, schema: Schema, provided: pa.Schema, *, keep_unknown: bool = False) -> None:
@@ -83,8 +87,8 @@ class RowConversion:
         self.arrow_schema = pa.schema(list(kind))
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a batch. Raises ValueError for one of another schema, a null in a
-        required column, and a value that the column's type does not have."""
+        """Return the rows of a batch. Raises ValueError if the batch has another schema, a required
+        column has a null, or the column's type does not have a value."""
         if not _without_ids(batch.schema).equals(self._provided):
             raise ValueError("the batches' schemas differ")
         rows = pa.StructArray.from_arrays(batch.columns, fields=list(self._provided))
@@ -110,11 +114,11 @@ class RowConversion:
             fields = self._written(kind)
             if not fields:
                 raise NotImplementedError(f"{path or 'the table'} has no column that is stored")
-            found = _fields_by_name(source)
+            by_name = _fields_by_name(source)
             return pa.struct(
                 [
                     self._arrow_field(
-                        f, make_compatible_name(f.name), found.get(f.name), _join(path, f.name)
+                        f, make_compatible_name(f.name), by_name.get(f.name), _join(path, f.name)
                     )
                     for f in fields
                 ]
@@ -139,8 +143,8 @@ class RowConversion:
             if source is not None and (
                 pa.types.is_string(source) or pa.types.is_large_string(source)
             ):
-                # PyIceberg takes text for bytes.
-                raise ValueError(f"column {path!r} has geometries: they are given as WKB, in bytes")
+                # PyIceberg accepts text as bytes.
+                raise ValueError(f"column {path!r} has geometries: provide them as WKB, in bytes")
             return pa.large_binary() if self._keep_unknown else _WellKnownBinary.of(kind)
         return schema_to_pyarrow(kind)
 
@@ -160,7 +164,7 @@ class RowConversion:
     def _fields(
         self, struct: StructType, target: pa.StructType, rows: pa.StructArray, path: str
     ) -> list[pa.Array]:
-        """Return the columns of a struct; ``rows`` may be a slice, and have nulls of its own."""
+        """Return the columns of a struct. ``rows`` may be a slice and may have nulls itself."""
         present = {field.name: i for i, field in enumerate(rows.type)}
         columns = []
         for i, field in enumerate(self._written(struct)):
@@ -182,10 +186,10 @@ class RowConversion:
     ) -> None:
         if not field.required or not column.null_count:
             return
-        # A null of the struct around it is no null of the field's.
+        # If the struct is null, its fields may be, too.
         if rows is not None and not pc.any(pc.and_(column.is_null(), rows.is_valid())).as_py():
             return
-        raise ValueError(f"column {path!r} is required, and the data has nulls in it")
+        raise ValueError(f"column {path!r} is required, but the data has nulls in it")
 
     def _values(
         self, kind: IcebergType, target: pa.DataType, values: pa.Array, path: str
@@ -237,7 +241,7 @@ class RowConversion:
             values = values.storage
         if isinstance(target, _WellKnownBinary):
             return target.wrap_array(values.cast(target.storage_type))
-        # Nanoseconds are cut only where PyIceberg is configured to.
+        # Nanoseconds are truncated only if PyIceberg is configured to do so.
         is_time = pa.types.is_timestamp(values.type)
         is_safe = not (self._downcast and is_time and values.type.unit == "ns")
         try:
@@ -247,10 +251,8 @@ class RowConversion:
 
 
 def as_batches(data: Rows) -> tuple[pa.Schema | None, Iterator[pa.RecordBatch]]:
-    """Return the schema of Arrow data, None where it has no batch at all, and its batches.
-
-    Raises TypeError for anything else. An iterable is asked for its first batch at once.
-    """
+    """Return the schema of Arrow data and its batches. The schema is None if an iterable has no
+    batch; its first batch is read at once. Raises TypeError for anything else."""
     if isinstance(data, pa.Table):
         return data.schema, iter(data.to_batches())
     if isinstance(data, pa.RecordBatchReader):
@@ -282,7 +284,7 @@ def as_batches(data: Rows) -> tuple[pa.Schema | None, Iterator[pa.RecordBatch]]:
 def _refuse_left_out(
     kind: IcebergType, written: IcebergType, source: pa.DataType, path: str
 ) -> None:
-    """Raise UnsupportedTypeError when the data has a column that is left out of files."""
+    """Raise UnsupportedTypeError if the data has a column that files do not have."""
     if written == kind:
         return
     if isinstance(kind, ListType) and isinstance(written, ListType) and _is_list(source):
@@ -292,20 +294,21 @@ def _refuse_left_out(
     elif isinstance(kind, StructType) and isinstance(written, StructType):
         given = _fields_by_name(source)
         for field in kind.fields:
-            inside, left = _join(path, field.name), written.field(field.field_id)
+            inside, stored = _join(path, field.name), written.field(field.field_id)
             if field.name not in given:
                 continue
-            if left is not None:
-                _refuse_left_out(field.field_type, left.field_type, given[field.name].type, inside)
+            if stored is not None:
+                inner = given[field.name].type
+                _refuse_left_out(field.field_type, stored.field_type, inner, inside)
             else:
                 raise UnsupportedTypeError(
                     f"column {inside!r} has type {field.field_type}, which this version does not "
-                    "write: leave it out of the rows, and it is null"
+                    "write: leave the column out of the data; it will be null"
                 )
 
 
 def _check(schema: Schema, provided: pa.Schema) -> bool:
-    """Check that the data fits as PyIceberg does; return whether nanoseconds are to be cut."""
+    """Check as PyIceberg that the data fits; return whether nanoseconds are truncated."""
     names = [field.name for field in provided]
     if len(set(names)) < len(names):
         raise ValueError("two columns of the data have the same name")
@@ -324,7 +327,7 @@ def _check(schema: Schema, provided: pa.Schema) -> bool:
 
 
 def _with_defaults_optional(schema: Schema) -> Schema:
-    """Return the schema whose required columns may be missing where they have a default."""
+    """Return a schema in which required columns with a default are optional."""
     fields = [
         field.model_copy(update={"required": False})
         if field.write_default is not None and field.required
@@ -346,7 +349,7 @@ def _repeated(field: NestedField, kind: pa.DataType, count: int) -> pa.Array:
 
 
 def _plain_list(values: pa.Array) -> pa.Array:
-    """Return a list array with offsets of its own, whatever kind of list it is."""
+    """Return the list array with offsets, which lists of a fixed size lack."""
     if isinstance(values, pa.ListArray | pa.LargeListArray):
         return values
     field = values.type.value_field
@@ -354,7 +357,7 @@ def _plain_list(values: pa.Array) -> pa.Array:
 
 
 def _without_ids(schema: pa.Schema) -> pa.Schema:
-    """Return the schema without Parquet's field ids, which may be another table's."""
+    """Return the schema without Parquet's field IDs, which may be those of another table."""
     return pa.schema([_field_without_ids(field) for field in schema])
 
 
@@ -384,7 +387,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _is_wkb(kind: pa.DataType) -> bool:
-    """Whether it is the extension type that GeoArrow's libraries register for geometries."""
+    """Return whether this is the extension type of GeoArrow's libraries for geometries."""
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == WKB
 
 

@@ -1,17 +1,19 @@
-"""Manifests and manifest lists of format version 3, encrypted, each under a key of its own.
+"""Writes manifests and manifest lists of format version 3, each encrypted under a fresh key.
 
-Their Avro is Java's: the same schemas, field ids, logical types and header properties; entries and
-records are the values of ``entries``. Follows the Iceberg specification, "Manifests", "Manifest
-Lists", "Row Lineage" and "Appendix A: Avro", and Java's ``V3Metadata``, ``ManifestWriter`` and
-``ManifestListWriter``. Knows nothing of snapshots and commits: who calls decides what is written
-where, and takes back what a failed commit leaves.
+    write_manifest(s)      entries of files  -> manifest      -> its EncryptedManifest, with the key
+    write_manifest_list    EncryptedManifest -> manifest list -> its key, for the table's metadata
+
+The Avro files are like Java's: the same schemas, field IDs, logical types and header properties.
+This follows the Iceberg specification, "Manifests", "Manifest Lists", "Row Lineage" and "Appendix
+A: Avro", and Java's ``V3Metadata``, ``ManifestWriter`` and ``ManifestListWriter``. The caller
+decides what is written where, and deletes what a failed commit leaves.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, cast
 from uuid import UUID
@@ -21,23 +23,17 @@ from pyiceberg.manifest import ManifestContent, PartitionFieldSummary
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
     DecimalType,
     DoubleType,
     FloatType,
     IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
     NestedField,
     PrimitiveType,
-    StringType,
     StructType,
     UnknownType,
     UUIDType,
 )
+from pyiceberg.utils.decimal import bytes_required, decimal_to_unscaled
 
 from ...errors import NotEncryptedError
 from ...key_metadata import KeyMetadata
@@ -55,156 +51,152 @@ from ..read.records import (
 )
 from ..read.snapshots import EncryptedManifest
 from ..storage.output import TableOutput
+from .manifest_schemas import MANIFEST_FILE, entry_type
 
 __all__ = [
     "DATA_MANIFEST",
     "DEFAULT_TARGET_SIZE",
     "DELETE_MANIFEST",
+    "NewManifests",
+    "NewSnapshot",
     "schema_of_spec",
     "write_manifest",
     "write_manifest_list",
     "write_manifests",
 ]
 
-# What a manifest holds; a manifest of deletes holds position and equality deletes.
+# The content of a manifest. A manifest of deletes has position and equality deletes.
 DATA_MANIFEST, DELETE_MANIFEST = 0, 1
 
-# ``commit.manifest.target-size-bytes``, and how often Java looks whether it was reached.
+# The default of ``commit.manifest.target-size-bytes``; Java checks the size that often.
 DEFAULT_TARGET_SIZE = 8 << 20
 _ENTRIES_PER_CHECK = 250
 
 _OF_POSITION_DELETES = ("referenced_data_file", "content_offset", "content_size_in_bytes")
 
-_INT, _LONG, _STRING, _BYTES = IntegerType(), LongType(), StringType(), BinaryType()
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NewManifests:
+    """How one snapshot writes the manifests of one partition spec and content.
+
+    ``schema`` gives the types of ``spec`` (see ``schema_of_spec``); ``schema_json`` is the same
+    schema as in metadata.json. ``content`` is DATA_MANIFEST or DELETE_MANIFEST. ``codec`` is a
+    value of ``write.manifest.compression-codec``: gzip (deflate), zstd, snappy or uncompressed.
+    """
+
+    output: TableOutput
+    manager: EncryptionManager
+    spec: PartitionSpec
+    schema: Schema
+    schema_json: Mapping[str, Any]
+    snapshot_id: int
+    content: int
+    codec: str = "gzip"
+
+
+@dataclass(frozen=True, slots=True)
+class NewSnapshot:
+    """A new snapshot, for the header of its manifest list. ``first_row_id`` is the table's
+    ``next-row-id`` before the snapshot."""
+
+    snapshot_id: int
+    parent_snapshot_id: int | None
+    sequence_number: int
+    first_row_id: int
 
 
 def write_manifest(
-    output: TableOutput,
-    location: str,
-    entries: Iterable[ManifestEntry],
-    *,
-    spec: PartitionSpec,
-    schema: Schema,
-    schema_json: Mapping[str, Any],
-    snapshot_id: int,
-    content: int,
-    manager: EncryptionManager,
-    codec: str = "gzip",
-    compression_level: int | None = None,
+    new: NewManifests, location: str, entries: Iterable[ManifestEntry]
 ) -> EncryptedManifest:
-    """Write one manifest under a fresh key; return what a manifest list is to say of it.
+    """Write one manifest under a fresh key; return its entry for the manifest list.
 
-    ``spec`` is the entries' partition spec; ``schema`` gives its types (see ``schema_of_spec``) and
-    ``schema_json`` is that schema as metadata.json has it. ``content`` is DATA_MANIFEST or
-    DELETE_MANIFEST. ``codec`` is a value of ``write.manifest.compression-codec``: gzip (deflate),
-    zstd, snappy or uncompressed.
+    An ADDED entry without a snapshot ID gets ``new.snapshot_id``. It may lack sequence numbers; it
+    then has the snapshot's after the commit. All other entries must have both. Row IDs are written
+    as they are. In the returned record, the sequence number is None; ``write_manifest_list`` writes
+    the snapshot's. So is the smallest sequence number if no live entry has one.
 
-    An ADDED entry takes ``snapshot_id`` where it has none, and may lack sequence numbers, which it
-    then has from the snapshot's commit; all others have theirs. Row ids are written as they are
-    given. The record's sequence number is None, for ``write_manifest_list`` to fill in, and so is
-    the smallest one when no live entry has any.
-
-    Raises ValueError for an entry that does not belong in this manifest or has an impossible value,
-    and for a key whose file length is another than the entry's or, of a new file, missing;
-    NotEncryptedError for a delete file without a key; and what ``TableOutput.create`` raises.
+    Raises ValueError if an entry does not belong in this manifest or has an impossible value, or if
+    its key has another file length or, for a new file, none; NotEncryptedError if a delete file has
+    no key; and what ``TableOutput.create`` raises.
     """
-    manifest = _Manifest(spec, schema, schema_json, snapshot_id, content, codec, compression_level)
+    manifest = _Manifest(new)
     for entry in entries:
         manifest.add(entry)
-    return manifest.write(output, location, manager)
+    return manifest.write(location)
 
 
 def write_manifests(
-    output: TableOutput,
+    new: NewManifests,
     new_location: Callable[[], str],
     entries: Iterable[ManifestEntry],
-    *,
-    spec: PartitionSpec,
-    schema: Schema,
-    schema_json: Mapping[str, Any],
-    snapshot_id: int,
-    content: int,
-    manager: EncryptionManager,
-    codec: str = "gzip",
-    compression_level: int | None = None,
     target_size: int = DEFAULT_TARGET_SIZE,
 ) -> list[EncryptedManifest]:
-    """Write as many manifests as ``target_size`` (``commit.manifest.target-size-bytes``) asks for,
-    none for no entries; ``new_location`` names each. Else as ``write_manifest``.
-
-    When it raises, the manifests written so far are in ``output.written``.
+    """Write as many manifests of ``target_size`` (``commit.manifest.target-size-bytes``) as the
+    entries need; no entries need none. ``new_location`` makes their locations. Raises as
+    ``write_manifest``; the manifests written before that are in ``output.written``.
     """
-    records = []
+    manifests = []
     waiting = iter(entries)
     while (first := next(waiting, None)) is not None:
-        manifest = _Manifest(
-            spec, schema, schema_json, snapshot_id, content, codec, compression_level
-        )
+        manifest = _Manifest(new)
         manifest.add(first)
         while not manifest.is_full(target_size) and (entry := next(waiting, None)) is not None:
             manifest.add(entry)
-        records.append(manifest.write(output, new_location(), manager))
-    return records
+        manifests.append(manifest.write(new_location()))
+    return manifests
 
 
 def write_manifest_list(
     output: TableOutput,
     location: str,
+    snapshot: NewSnapshot,
     manifests: Iterable[EncryptedManifest],
-    *,
-    snapshot_id: int,
-    parent_snapshot_id: int | None,
-    sequence_number: int,
-    first_row_id: int,
     manager: EncryptionManager,
-    codec: str = "gzip",
-    compression_level: int | None = None,
 ) -> tuple[KeyMetadata, int]:
-    """Write a snapshot's manifest list under a fresh key.
+    """Write a snapshot's manifest list under a fresh key. Return the list's key metadata, with its
+    length, and the next free row ID.
 
-    ``first_row_id`` is the table's ``next-row-id``; manifests of data that have no row ids get
-    theirs from there on, in order, with room for all their existing and added rows. Returns the
-    list's key metadata, with its length, and the row id that comes next: the difference is the
+    Data manifests without row IDs get them in order, from ``snapshot.first_row_id`` on, one for
+    each existing and added row. So the difference between the next free row ID and the first is the
     snapshot's ``added-rows``. Manifests without a sequence number get the snapshot's.
 
-    Raises ValueError for a manifest of another snapshot without a sequence number, one that is
-    named twice, or an impossible value; NotEncryptedError for one without a key; and what
+    Raises ValueError if a manifest of another snapshot has no sequence number, if a manifest is
+    named twice, or for an impossible value; NotEncryptedError if a manifest has no key; and what
     ``TableOutput.create`` raises.
     """
+    parent = snapshot.parent_snapshot_id
     header = {
-        "snapshot-id": str(snapshot_id),
-        "parent-snapshot-id": "null" if parent_snapshot_id is None else str(parent_snapshot_id),
-        "sequence-number": str(sequence_number),
-        "first-row-id": str(first_row_id),
+        "snapshot-id": str(snapshot.snapshot_id),
+        "parent-snapshot-id": "null" if parent is None else str(parent),
+        "sequence-number": str(snapshot.sequence_number),
+        "first-row-id": str(snapshot.first_row_id),
         "format-version": "3",
     }
-    container = RecordFile(
-        _MANIFEST_FILE, "manifest_file", header, AvroCodec(codec.lower(), compression_level)
-    )
-    next_row_id = first_row_id
+    container = RecordFile(MANIFEST_FILE, "manifest_file", header, AvroCodec("gzip"))
+    next_row_id = snapshot.first_row_id
     seen: set[str] = set()
     for manifest in manifests:
         path = manifest.manifest_path
         if path in seen:
-            raise ValueError(f"{path} would be in the manifest list twice")
+            raise ValueError(f"{path}: the manifest is in the manifest list twice")
         seen.add(path)
-        _check_manifest(manifest, snapshot_id)
+        _check_manifest(manifest, snapshot.snapshot_id)
         row_id = None
         if not manifest.is_deletes:
             row_id = manifest.first_row_id
             if row_id is None:
                 row_id = next_row_id
                 next_row_id += manifest.live_rows_count
-        container.add(_manifest_values(manifest, sequence_number, row_id))
+        container.add(_manifest_values(manifest, snapshot.sequence_number, row_id))
     km = output.write_encrypted(location, container.finish(), manager.new_file_key())
     return km, next_row_id
 
 
 def schema_of_spec(spec: PartitionSpec, schemas: Sequence[Schema]) -> Schema:
-    """Return the schema, of those of a table in their order, that knows the types of a spec.
+    """Return the schema of a table that has the types of a partition spec.
 
-    That is the last one with all the columns which the spec has partitions of, for the current one
-    may have dropped some; the last with the most of them where none has all.
+    ``schemas`` are all schemas of the table, in order. The current one may lack dropped columns. So
+    this is the last one with all columns of the spec or, if there is none, with most of them.
     """
     if not schemas:
         raise ValueError("a table has a schema")
@@ -212,35 +204,22 @@ def schema_of_spec(spec: PartitionSpec, schemas: Sequence[Schema]) -> Schema:
     return max(reversed(schemas), key=lambda schema: len(wanted & schema.field_ids))
 
 
-# -- a manifest under construction
-
-
 class _Manifest:
-    """Entries as they are encoded, and what is counted of them."""
+    """A manifest under construction: its encoded entries and their counts."""
 
-    def __init__(
-        self,
-        spec: PartitionSpec,
-        schema: Schema,
-        schema_json: Mapping[str, Any],
-        snapshot_id: int,
-        content: int,
-        codec: str,
-        compression_level: int | None,
-    ) -> None:
-        if content not in (DATA_MANIFEST, DELETE_MANIFEST):
-            raise ValueError(f"a manifest holds data (0) or deletes (1), not {content!r}")
-        self._spec_id = spec.spec_id
-        self._snapshot_id = snapshot_id
-        self._content = content
-        types = _partition_types(spec, schema)
+    def __init__(self, new: NewManifests) -> None:
+        if new.content not in (DATA_MANIFEST, DELETE_MANIFEST):
+            raise ValueError(f"a manifest has data (0) or deletes (1), not {new.content!r}")
+        self._new = new
+        spec = new.spec
+        types = _partition_types(spec, new.schema)
         self._partition = [_PartitionField(kind) for kind in types]
         fields = [
-            _field(field.field_id, field.name, kind)
+            NestedField(field.field_id, field.name, kind, required=False)
             for field, kind in zip(spec.fields, types, strict=True)
         ]
         header = {
-            "schema": compact(schema_json),
+            "schema": compact(new.schema_json),
             "partition-spec": compact(
                 [
                     {
@@ -254,13 +233,10 @@ class _Manifest:
             ),
             "partition-spec-id": str(spec.spec_id),
             "format-version": "3",
-            "content": "deletes" if content == DELETE_MANIFEST else "data",
+            "content": "deletes" if new.content == DELETE_MANIFEST else "data",
         }
         self._container = RecordFile(
-            _entry_type(StructType(*fields)),
-            "manifest_entry",
-            header,
-            AvroCodec(codec.lower(), compression_level),
+            entry_type(StructType(*fields)), "manifest_entry", header, AvroCodec(new.codec.lower())
         )
         self._files = [0, 0, 0]
         self._rows = [0, 0, 0]
@@ -271,14 +247,14 @@ class _Manifest:
 
     def add(self, entry: ManifestEntry) -> None:
         file = entry.file
-        _check_entry(entry, self._snapshot_id)
+        _check_entry(entry, self._new.snapshot_id)
         is_new = entry.status == ADDED and entry.sequence_number is None
-        _check_file(file, self._content, self._spec_id, len(self._partition), is_new=is_new)
+        _check_file(file, self._new, is_new=is_new)
         partition = tuple(
             field.normal(value)
             for field, value in zip(self._partition, file.partition_values, strict=True)
         )
-        self._container.add(_entry_values(entry, self._snapshot_id, partition))
+        self._container.add(_entry_values(entry, self._new.snapshot_id, partition))
         for field, value in zip(self._partition, partition, strict=True):
             field.update(value)
         self._files[entry.status] += 1
@@ -288,19 +264,19 @@ class _Manifest:
             smallest = self._min_sequence_number
             self._min_sequence_number = number if smallest is None else min(smallest, number)
 
-    def write(
-        self, output: TableOutput, location: str, manager: EncryptionManager
-    ) -> EncryptedManifest:
-        km = output.write_encrypted(location, self._container.finish(), manager.new_file_key())
+    def write(self, location: str) -> EncryptedManifest:
+        new = self._new
+        data = self._container.finish()
+        km = new.output.write_encrypted(location, data, new.manager.new_file_key())
         assert km.file_length is not None
         return EncryptedManifest.of(
             manifest_path=location,
             manifest_length=km.file_length,
-            partition_spec_id=self._spec_id,
-            content=ManifestContent(self._content),
+            partition_spec_id=new.spec.spec_id,
+            content=ManifestContent(new.content),
             sequence_number=None,
             min_sequence_number=self._min_sequence_number,
-            added_snapshot_id=self._snapshot_id,
+            added_snapshot_id=new.snapshot_id,
             added_files_count=self._files[ADDED],
             existing_files_count=self._files[EXISTING],
             deleted_files_count=self._files[DELETED],
@@ -314,7 +290,7 @@ class _Manifest:
 
 
 def _check_entry(entry: ManifestEntry, snapshot_id: int) -> None:
-    """Raise ValueError unless the entry has what cannot be inherited. Java's V3Metadata."""
+    """Raise ValueError unless the entry has all that it cannot inherit (Java's ``V3Metadata``)."""
     path = entry.file.file_path
     if entry.status not in (EXISTING, ADDED, DELETED):
         raise ValueError(f"{path}: an entry's status is 0, 1 or 2, not {entry.status!r}")
@@ -328,34 +304,34 @@ def _check_entry(entry: ManifestEntry, snapshot_id: int) -> None:
         )
 
 
-def _check_file(
-    file: ContentFile, content: int, spec_id: int, partition_size: int, *, is_new: bool
-) -> None:
-    path = file.file_path
-    if (file.content == DATA) != (content == DATA_MANIFEST) or file.content not in (0, 1, 2):
-        kind = "data" if content == DATA_MANIFEST else "deletes"
+def _check_file(file: ContentFile, new: NewManifests, *, is_new: bool) -> None:
+    """Raise ValueError or NotEncryptedError unless the file belongs in such a manifest."""
+    path, spec = file.file_path, new.spec
+    of_data = new.content == DATA_MANIFEST
+    if (file.content == DATA) != of_data or file.content not in (0, 1, 2):
+        kind = "data" if of_data else "deletes"
         raise ValueError(f"{path}: content {file.content!r} does not go into a manifest of {kind}")
-    if file.spec_id != spec_id or len(file.partition) != partition_size:
+    if file.spec_id != spec.spec_id or len(file.partition) != len(spec.fields):
         raise ValueError(
             f"{path}: a partition of {len(file.partition)} values of spec {file.spec_id} does not "
-            f"go into a manifest of spec {spec_id}, which has {partition_size}"
+            f"go into a manifest of spec {spec.spec_id}, which has {len(spec.fields)}"
         )
     if file.is_deletion_vector and (
         file.referenced_data_file is None
         or file.content_offset is None
         or file.content_size_in_bytes is None
     ):
-        raise ValueError(f"{path}: a deletion vector has a data file, an offset and a size")
+        raise ValueError(f"{path}: the deletion vector lacks its data file, offset or size")
     if file.key_bytes is None:
-        if content == DELETE_MANIFEST:
+        if not of_data:
             raise NotEncryptedError("a delete file of an encrypted table has no key", file=path)
         return
     length = KeyMetadata.from_bytes(file.key_bytes).file_length
     if length != file.file_size_in_bytes and (length is not None or is_new):
-        # Other writers may have left it out; Java cannot open a file of an unknown length.
+        # Other writers may have left the length out, but Java cannot open such a file.
         raise ValueError(
-            f"{path}: the file has {file.file_size_in_bytes} bytes, and {length} by its key "
-            "metadata"
+            f"{path}: the file has {file.file_size_in_bytes} bytes, but {length} according to its "
+            "key metadata"
         )
 
 
@@ -388,14 +364,14 @@ def _check_manifest(manifest: EncryptedManifest, snapshot_id: int) -> None:
             f"{manifest.added_snapshot_id}, not by {snapshot_id}"
         )
     if manifest.content not in (DATA_MANIFEST, DELETE_MANIFEST):
-        raise ValueError(f"{path}: a manifest holds data (0) or deletes (1)")
+        raise ValueError(f"{path}: a manifest has data (0) or deletes (1)")
     if manifest.key_bytes is None:
         raise NotEncryptedError("a manifest of an encrypted table has no key", file=path)
     length = KeyMetadata.from_bytes(manifest.key_bytes).file_length
     if length not in (None, manifest.manifest_length):
         raise ValueError(
-            f"{path}: the manifest has {manifest.manifest_length} bytes, and {length} by its key "
-            "metadata"
+            f"{path}: the manifest has {manifest.manifest_length} bytes, but {length} according to "
+            "its key metadata"
         )
 
 
@@ -422,10 +398,10 @@ def _manifest_values(
 
 
 class _PartitionField:
-    """One field of a manifest's partitions: how its values are compared, and its summary so far.
+    """One partition field of a manifest under construction, with its summary so far.
 
-    Values are compared as Java compares them: text by code points, bytes unsigned, -0.0 before 0.0.
-    Follows Java's ``PartitionSummary``.
+    Values are compared as in Java's ``PartitionSummary``: text by code points, bytes unsigned, -0.0
+    before 0.0.
     """
 
     def __init__(self, partition_type: IcebergType) -> None:
@@ -466,14 +442,14 @@ class _PartitionField:
         if value is None:
             return None
         if isinstance(self._type, DecimalType):
-            # The shortest two's complement, unlike in an Avro file.
-            return int(value).to_bytes(_signed_size(value), "big", signed=True)
+            # In an Avro file, decimals have a fixed size instead.
+            return int(value).to_bytes(bytes_required(value), "big", signed=True)
         return to_bytes(cast(PrimitiveType, self._type), value)
 
 
 def _partition_types(spec: PartitionSpec, schema: Schema) -> list[IcebergType]:
-    """Return the types of a spec's partition values, unknown where the column was dropped and the
-    transform's result depends on it. Java's ``PartitionSpec.partitionType``."""
+    """Return the types of a spec's partition values (Java's ``PartitionSpec.partitionType``). If a
+    column was dropped and the type depends on it, the type is unknown."""
     known = schema.field_ids
     types = []
     for field in spec.fields:
@@ -484,7 +460,7 @@ def _partition_types(spec: PartitionSpec, schema: Schema) -> list[IcebergType]:
 
 
 def _normalizer(partition_type: IcebergType) -> Callable[[Any], Any]:
-    """Return what makes a partition value as PyIceberg has it one that is encoded and compared."""
+    """Return a function from PyIceberg's partition values to those that are encoded."""
     if isinstance(partition_type, UUIDType):
         return lambda value: value.bytes if isinstance(value, UUID) else value
     if isinstance(partition_type, DecimalType):
@@ -496,129 +472,10 @@ def _normalizer(partition_type: IcebergType) -> Callable[[Any], Any]:
 def _unscaled(value: Decimal, precision: int, scale: int) -> int:
     if not isinstance(value, Decimal) or not value.is_finite():
         raise ValueError(f"a partition of decimal({precision}, {scale}) cannot be {value!r}")
-    sign, digits, exponent = value.as_tuple()
-    unscaled = int("".join(map(str, digits))) * (-1 if sign else 1)
-    shift = int(exponent) + scale
+    unscaled = decimal_to_unscaled(value)
+    shift = int(value.as_tuple().exponent) + scale
     factor: int = 10 ** abs(shift)
     unscaled, lost = (unscaled * factor, 0) if shift >= 0 else divmod(unscaled, factor)
     if lost or abs(unscaled) >= 10**precision:
         raise ValueError(f"a partition of decimal({precision}, {scale}) cannot be {value}")
     return unscaled
-
-
-def _signed_size(number: int) -> int:
-    """Return how many bytes a number has in two's complement."""
-    return (number if number >= 0 else ~number).bit_length() // 8 + 1
-
-
-# -- the schemas of format version 3
-
-
-def _field(
-    field_id: int, name: str, kind: IcebergType, doc: str | None = None, required: bool = False
-) -> NestedField:
-    return NestedField(field_id, name, kind, required=required, doc=doc)
-
-
-@functools.lru_cache(maxsize=64)
-def _entry_type(partition: StructType) -> StructType:
-    """``manifest_entry``, in the order of PyIceberg's records."""
-    file = StructType(
-        _field(134, "content", _INT, _CONTENT_DOC, required=True),
-        _field(100, "file_path", _STRING, "Location URI with FS scheme", required=True),
-        _field(101, "file_format", _STRING, _FORMAT_DOC, required=True),
-        _field(102, "partition", partition, _PARTITION_DOC, required=True),
-        _field(103, "record_count", _LONG, "Number of records in the file", required=True),
-        _field(104, "file_size_in_bytes", _LONG, "Total file size in bytes", required=True),
-        _field(
-            108,
-            "column_sizes",
-            MapType(117, _INT, 118, _LONG),
-            "Map of column id to total size on disk",
-        ),
-        _field(109, "value_counts", MapType(119, _INT, 120, _LONG), _VALUE_COUNTS_DOC),
-        _field(
-            110,
-            "null_value_counts",
-            MapType(121, _INT, 122, _LONG),
-            "Map of column id to null value count",
-        ),
-        _field(137, "nan_value_counts", MapType(138, _INT, 139, _LONG), _NAN_COUNTS_DOC),
-        _field(
-            125, "lower_bounds", MapType(126, _INT, 127, _BYTES), "Map of column id to lower bound"
-        ),
-        _field(
-            128, "upper_bounds", MapType(129, _INT, 130, _BYTES), "Map of column id to upper bound"
-        ),
-        _field(131, "key_metadata", _BYTES, "Encryption key metadata blob"),
-        _field(132, "split_offsets", ListType(133, _LONG), "Splittable offsets"),
-        _field(135, "equality_ids", ListType(136, _INT), "Equality comparison field IDs"),
-        _field(140, "sort_order_id", _INT, "Sort order ID"),
-        _field(142, "first_row_id", _LONG, _FILE_ROW_ID_DOC),
-        _field(143, "referenced_data_file", _STRING, _REFERENCED_DOC),
-        _field(144, "content_offset", _LONG, "The offset in the file where the content starts"),
-        _field(145, "content_size_in_bytes", _LONG, _CONTENT_SIZE_DOC),
-    )
-    return StructType(
-        _field(0, "status", _INT, required=True),
-        _field(1, "snapshot_id", _LONG),
-        _field(3, "sequence_number", _LONG),
-        _field(4, "file_sequence_number", _LONG),
-        _field(2, "data_file", file, required=True),
-    )
-
-
-_CONTENT_DOC = "Contents of the file: 0=data, 1=position deletes, 2=equality deletes"
-_FORMAT_DOC = "File format name: avro, orc, or parquet"
-_PARTITION_DOC = "Partition data tuple, schema based on the partition spec"
-_VALUE_COUNTS_DOC = "Map of column id to total count, including null and NaN"
-_NAN_COUNTS_DOC = "Map of column id to number of NaN values in the column"
-_FILE_ROW_ID_DOC = "The first row ID assigned to the first row in the data file"
-_REFERENCED_DOC = (
-    "Fully qualified location (URI with FS scheme) of a data file that all deletes reference"
-)
-_CONTENT_SIZE_DOC = "The length of referenced content stored in the file"
-
-_FIELD_SUMMARY = StructType(
-    _field(
-        509,
-        "contains_null",
-        BooleanType(),
-        "True if any file has a null partition value",
-        required=True,
-    ),
-    _field(518, "contains_nan", BooleanType(), "True if any file has a nan partition value"),
-    _field(510, "lower_bound", _BYTES, "Partition lower bound for all files"),
-    _field(511, "upper_bound", _BYTES, "Partition upper bound for all files"),
-)
-# In the order of PyIceberg's records.
-_MANIFEST_FILE = StructType(
-    _field(500, "manifest_path", _STRING, "Location URI with FS scheme", required=True),
-    _field(501, "manifest_length", _LONG, "Total file size in bytes", required=True),
-    _field(502, "partition_spec_id", _INT, "Spec ID used to write", required=True),
-    _field(517, "content", _INT, "Contents of the manifest: 0=data, 1=deletes", required=True),
-    _field(
-        515,
-        "sequence_number",
-        _LONG,
-        "Sequence number when the manifest was added",
-        required=True,
-    ),
-    _field(
-        516,
-        "min_sequence_number",
-        _LONG,
-        "Lowest sequence number in the manifest",
-        required=True,
-    ),
-    _field(503, "added_snapshot_id", _LONG, "Snapshot ID that added the manifest", required=True),
-    _field(504, "added_files_count", _INT, "Added entry count", required=True),
-    _field(505, "existing_files_count", _INT, "Existing entry count", required=True),
-    _field(506, "deleted_files_count", _INT, "Deleted entry count", required=True),
-    _field(512, "added_rows_count", _LONG, "Added rows count", required=True),
-    _field(513, "existing_rows_count", _LONG, "Existing rows count", required=True),
-    _field(514, "deleted_rows_count", _LONG, "Deleted rows count", required=True),
-    _field(507, "partitions", ListType(508, _FIELD_SUMMARY), "Summary for each partition"),
-    _field(519, "key_metadata", _BYTES, "Encryption key metadata blob"),
-    _field(520, "first_row_id", _LONG, "Starting row ID to assign to new rows in ADDED data files"),
-)

@@ -11,6 +11,7 @@ How many rows fit is estimated from the compression of the rows that are in the 
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +26,8 @@ _FULL_ENOUGH = 0.95
 class RollingWriter:
     """Writes the rows of a partition. ``files`` has the records of the complete files.
 
-    One thread at a time may use it.
+    Any thread may use it. After ``abort``, nothing is written any more: an interrupt while a thread
+    is started can leave one that nobody waits for.
     """
 
     def __init__(self, new_files: NewFiles, partition: tuple[Any, ...]) -> None:
@@ -33,13 +35,33 @@ class RollingWriter:
         self._new_files = new_files
         self._plan = new_files.plan
         self._partition = partition
+        self._lock = threading.Lock()
+        self._is_aborted = False
         self._file: FileWriter | None = None
         self._arrow_size = 0  # of the rows in the open file
 
     def write(self, rows: pa.Table) -> None:
         """Write rows into the open file and, when it is full, into new ones. In a sorted table
         they are sorted first, and no later rows are added to their files."""
-        rows = self._plan.sorted(rows)
+        with self._lock:
+            if not self._is_aborted:
+                self._write(self._plan.sorted(rows))
+
+    def finish(self) -> None:
+        """Complete the open file, if there is one."""
+        with self._lock:
+            self._finish()
+
+    def abort(self) -> None:
+        """Delete all files of this writer."""
+        with self._lock:
+            self._is_aborted = True
+            file, self._file = self._file, None
+            if file is not None:
+                file.abort()
+            self._new_files.output.discard([record.file_path for record in self.files])
+
+    def _write(self, rows: pa.Table) -> None:
         row_size = max(1.0, rows.nbytes / rows.num_rows)
         start = 0
         while start < rows.num_rows:
@@ -51,22 +73,14 @@ class RollingWriter:
             self._arrow_size += int(row_size * group.num_rows)
             start += group.num_rows
             if self._file.size >= self._plan.target_size * _FULL_ENOUGH:
-                self.finish()
+                self._finish()
         if self._plan.sort_order is not None:
-            self.finish()
+            self._finish()
 
-    def finish(self) -> None:
-        """Complete the open file, if there is one."""
+    def _finish(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             self.files.append(file.close())
-
-    def abort(self) -> None:
-        """Delete all files of this writer."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.abort()
-        self._new_files.output.discard([record.file_path for record in self.files])
 
     def _fitting_rows(self, file: FileWriter, row_size: float) -> int:
         """Return the number of rows in the next row group; ``row_size`` is in bytes of Arrow."""

@@ -1,11 +1,18 @@
-"""Snapshots: from files that come and go to manifests, a manifest list and the updates to commit.
+"""Makes a snapshot from the files that a change adds and removes.
 
-A ``SnapshotProducer`` belongs to one change of a table and lives through all attempts to commit it:
-the snapshot's id stays, so that a commit that landed unnoticed is recognised, and the manifests of
-added files are written once. All that depends on the version built upon is made anew: row ids,
-sequence numbers, the manifests that lose files, and the manifest list, under a fresh key.
-Follows Java's ``SnapshotProducer``, ``MergingSnapshotProducer`` and ``ManifestMergeManager``.
-Knows nothing of rows, filters and catalogs.
+    FileChange   added, replaced, deletes      -> new manifests  ---+
+                 removed                                            |
+    TableView    manifests with removed files  -> rewritten ones ---+-> merged --> manifest list
+                 all other manifests           -> kept           ---+                   |
+                                                                            updates to commit:
+                                                                       keys, snapshot, branch
+
+A ``SnapshotProducer`` belongs to one change and is used for all attempts to commit it. The
+snapshot's ID stays the same, so that a commit that succeeded unnoticed is recognised, and the
+manifests of added files are written once. All that depends on the table's version is made again:
+row IDs, sequence numbers, rewritten manifests, and the manifest list under a fresh key. This
+follows Java's ``SnapshotProducer``, ``MergingSnapshotProducer`` and ``ManifestMergeManager``. It
+does not know rows, filters and catalogs.
 """
 
 from __future__ import annotations
@@ -18,8 +25,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyiceberg.table.locations import LocationProvider
-
 from ...errors import MetadataIntegrityError
 from ...keys.manager import EncryptionManager, now_ms
 from ..read.records import ADDED, DATA, DELETED, ContentFile, ManifestEntry, read_entries
@@ -28,7 +33,16 @@ from ..spec.constants import MAIN_BRANCH
 from ..spec.table_keys import with_own_kek
 from ..storage.output import TableOutput
 from .conflicts import ConflictError, Read
-from .manifests import DEFAULT_TARGET_SIZE, schema_of_spec, write_manifest_list, write_manifests
+from .manifests import (
+    DATA_MANIFEST,
+    DEFAULT_TARGET_SIZE,
+    DELETE_MANIFEST,
+    NewManifests,
+    NewSnapshot,
+    schema_of_spec,
+    write_manifest_list,
+    write_manifests,
+)
 from .summary import SummaryBuilder
 from .view import TableView
 
@@ -40,19 +54,16 @@ _MERGE_MIN_COUNT = "commit.manifest.min-count-to-merge"
 _MERGE_TARGET_SIZE = "commit.manifest.target-size-bytes"
 _DEFAULT_MIN_COUNT = 100
 
-_DATA_MANIFEST, _DELETE_MANIFEST = 0, 1
-
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
     """The files that a snapshot adds and removes.
 
-    ``added`` are data files of new rows. ``replaced`` are entries of data files, equality deletes
-    or position deletes that hold rows the table has already: their sequence number and first row id
-    are those of what they replace. ``deletes`` are new deletion vectors. ``removed`` are entries of
-    any content that go. ``reseals``: plaintext manifests are read, and written anew, encrypted.
-    ``read`` is what a later version must not have changed, None for a change that goes by nothing,
-    as an append.
+    ``added`` are data files with new rows. ``replaced`` are entries of files with rows or deletes
+    that the table has already; they have the sequence number and first row ID of the files that
+    they replace. ``deletes`` are new deletion vectors. ``removed`` are the entries of removed files
+    of any content. If ``reseals`` is true, plaintext manifests are encrypted. ``read`` is what
+    others must not have changed meanwhile; None if the change has read nothing, as an append.
     """
 
     added: Sequence[ContentFile] = ()
@@ -64,11 +75,12 @@ class FileChange:
 
     @property
     def is_empty(self) -> bool:
+        """Whether nothing changes."""
         return not (self.added or self.replaced or self.deletes or self.removed or self.reseals)
 
     @property
     def operation(self) -> str:
-        """The ``operation`` of the snapshot's summary, as the specification defines them."""
+        """The ``operation`` of the snapshot's summary, as the specification defines it."""
         if self.replaced or self.reseals:
             return "replace"
         if not (self.removed or self.deletes):
@@ -78,18 +90,16 @@ class FileChange:
 
 @dataclass(frozen=True, slots=True)
 class _Rewrite:
-    """A manifest of the head that is written anew: without the files of these identities, if any,
-    and encrypted."""
+    """A manifest of the head that is rewritten, encrypted, with the files of the identities
+    ``removed`` as deleted."""
 
     manifest: EncryptedManifest
-    gone: Collection[tuple[str, int | None]]
+    removed: Collection[tuple[str, int | None]]
 
 
 class SnapshotProducer:
-    """Writes the manifests and manifest lists of one snapshot, for each attempt to commit it.
-
-    Whatever it writes goes through ``output``.
-    """
+    """Writes the manifests and manifest lists of one snapshot to ``output``, for each attempt to
+    commit it. ``properties`` are the caller's own for the snapshot's summary."""
 
     def __init__(self, output: TableOutput, properties: Mapping[str, str] | None = None) -> None:
         self.snapshot_id = secrets.randbits(63) or 1
@@ -103,66 +113,56 @@ class SnapshotProducer:
         self._added: tuple[Any, list[EncryptedManifest]] | None = None
 
     def produce(self, view: TableView, change: FileChange) -> list[Update]:
-        """Write the snapshot that makes ``change`` upon ``view``; return the updates to commit:
-        keys, snapshot and branch.
+        """Write the manifests and manifest list of ``change``, based on ``view``; return the
+        updates to commit: keys, snapshot and branch.
 
-        Raises ValidationException when a file to be removed is not in the branch's head any more,
-        or a file to be added is of a partition spec or sort order that the table does not have any
-        more; and what reading and writing raises.
+        Raises ConflictError if a file to remove is not in the branch's head any more, or if the
+        table does not have the partition spec or sort order of an added file any more; and what
+        reading and writing raises.
         """
         if change.reseals:
             view = view.exposed()
         _check_counters(view)
         _check_definitions(view, change.added)
-        schema_id = view.metadata["current-schema-id"]
-        locations = view.locations
         kept, rewritten = self._without(view, change.removed)
-        new = self._added_manifests(view, locations, change)
-        new += self._write(view, locations, _as_added(change.deletes, self), _DELETE_MANIFEST)
-        new += [
-            record
-            for deletes, part in _by_content(change.replaced)
-            for record in self._write(view, locations, part, deletes)
-        ]
-        manifests, replaced = self._merged(view, locations, [*new, *rewritten, *kept])
+        new = self._added_manifests(view, change)
+        new += self._write(view, _as_added(change.deletes, self), DELETE_MANIFEST)
+        for content in (DATA_MANIFEST, DELETE_MANIFEST):
+            part = [e for e in change.replaced if _manifest_content(e.file) == content]
+            new += self._write(view, part, content)
+        manifests, replaced = self._merged(view, [*new, *rewritten, *kept])
         self._used = {manifest.manifest_path for manifest in manifests}
         created = sum(m.added_snapshot_id == self.snapshot_id for m in manifests)
-        parent = view.snapshot
-        sequence_number = view.metadata.get("last-sequence-number", 0) + 1
-        first_row_id = view.metadata.get("next-row-id", 0)
-        path = locations.new_metadata_location(
+        new_snapshot = NewSnapshot(
+            snapshot_id=self.snapshot_id,
+            parent_snapshot_id=None if view.snapshot is None else view.snapshot.snapshot_id,
+            sequence_number=view.metadata.get("last-sequence-number", 0) + 1,
+            first_row_id=view.metadata.get("next-row-id", 0),
+        )
+        path = view.locations.new_metadata_location(
             f"snap-{self.snapshot_id}-{next(self._attempts)}-{self.commit_uuid}.avro"
         )
         self._written.append(path)
         self._used.add(path)
         manager = view.manager
         if view.branch != MAIN_BRANCH and view.branch not in view.committed_refs:
-            # Nobody who takes keys out of the table now would know of the new branch.
+            # Others do not know the new branch yet, and may remove keys that it needs.
             manager = with_own_kek(manager)
-        km, next_row_id = write_manifest_list(
-            self._output,
-            path,
-            manifests,
-            snapshot_id=self.snapshot_id,
-            parent_snapshot_id=None if parent is None else parent.snapshot_id,
-            sequence_number=sequence_number,
-            first_row_id=first_row_id,
-            manager=manager,
-        )
+        km, next_row_id = write_manifest_list(self._output, path, new_snapshot, manifests, manager)
         key_id = manager.add_manifest_list_key(km)
         snapshot: dict[str, Any] = {
-            "sequence-number": sequence_number,
+            "sequence-number": new_snapshot.sequence_number,
             "snapshot-id": self.snapshot_id,
-            "parent-snapshot-id": None if parent is None else parent.snapshot_id,
+            "parent-snapshot-id": new_snapshot.parent_snapshot_id,
             "timestamp-ms": max(now_ms(), view.metadata.get("last-updated-ms", 0)),
             "summary": self._summary(view, change, created, len(manifests) - created, replaced),
             "manifest-list": path,
-            "schema-id": schema_id,
-            "first-row-id": first_row_id,
-            "added-rows": next_row_id - first_row_id,
+            "schema-id": view.metadata["current-schema-id"],
+            "first-row-id": new_snapshot.first_row_id,
+            "added-rows": next_row_id - new_snapshot.first_row_id,
             "key-id": key_id,
         }
-        if parent is None:
+        if view.snapshot is None:
             del snapshot["parent-snapshot-id"]
         return [
             *key_updates(manager, key_id),
@@ -171,10 +171,10 @@ class SnapshotProducer:
         ]
 
     def _branch_updates(self, view: TableView) -> list[Update]:
-        """Return the update that sets the branch, if there is one, to the snapshot."""
+        """Return the update that sets the branch to the snapshot; none without a branch."""
         if view.branch is None:
             return []
-        # With what the branch has of its own: how long it and its snapshots are kept.
+        # The branch's own settings stay: how long it and its snapshots are kept.
         ref = (view.metadata.get("refs") or {}).get(view.branch) or {"type": "branch"}
         return [
             {
@@ -186,12 +186,13 @@ class SnapshotProducer:
         ]
 
     def forget(self) -> None:
-        """Need nothing of the last attempt: there is nothing to commit now."""
+        """Forget the last attempt, because there is nothing to commit any more. All written
+        manifests are ``left_over`` then."""
         self._used = set()
 
     @property
     def left_over(self) -> list[str]:
-        """Manifests and manifest lists that were written and that the last attempt does not use."""
+        """The locations of manifests and manifest lists that the last attempt does not use."""
         return [path for path in self._written if path not in self._used]
 
     # -- manifests
@@ -199,39 +200,39 @@ class SnapshotProducer:
     def _without(
         self, view: TableView, removed: Sequence[ManifestEntry]
     ) -> tuple[list[EncryptedManifest], list[_Rewrite]]:
-        """Return the head's manifests that stay, and those to be written anew without the files
-        that go."""
+        """Return the head's manifests that are kept, and those to rewrite because they list removed
+        files. Raises ConflictError if a file is in none."""
         wanted = {entry.file.identity: entry.file for entry in removed}
-        found: set[tuple[str, int | None]] = set()
+        listed: set[tuple[str, int | None]] = set()
         kept: list[EncryptedManifest] = []
         rewritten: list[_Rewrite] = []
         contents = {_manifest_content(entry.file) for entry in removed}
         for manifest in view.manifests:
             if not manifest.live_files_count:
-                # What has only deleted files tells readers nothing that they still need.
+                # Readers do not need a manifest that lists only deleted files.
                 continue
             if manifest.content not in contents and not manifest.is_plaintext:
                 kept.append(manifest)
                 continue
-            # All of them: a file may be in the table twice.
-            gone = {e.file.identity for e in read_entries(manifest, view.files)} & wanted.keys()
-            if not gone and not manifest.is_plaintext:
+            # All manifests are searched, because a table may have a file twice.
+            here = {e.file.identity for e in read_entries(manifest, view.files)} & wanted.keys()
+            if not here and not manifest.is_plaintext:
                 kept.append(manifest)
                 continue
-            found |= gone
-            rewritten.append(_Rewrite(manifest, frozenset(gone)))
-        missing = [file for identity, file in wanted.items() if identity not in found]
+            listed |= here
+            rewritten.append(_Rewrite(manifest, frozenset(here)))
+        missing = [file for identity, file in wanted.items() if identity not in listed]
         if missing:
             raise ConflictError(
                 f"{len(missing)} files to be removed are not in the branch {view.branch!r} any "
-                f"more, {missing[0].file_path} for one: somebody else has rewritten or deleted them"
+                f"more, for example {missing[0].file_path}: another writer has rewritten or "
+                "deleted them. Nothing was committed. Load the table again and repeat the change"
             )
         return kept, rewritten
 
-    def _added_manifests(
-        self, view: TableView, locations: LocationProvider, change: FileChange
-    ) -> list[EncryptedManifest]:
-        """Return the manifests of the added data files, written at the first attempt."""
+    def _added_manifests(self, view: TableView, change: FileChange) -> list[EncryptedManifest]:
+        """Return the manifests of the added data files. They are written at the first attempt, and
+        again only if the files or the current schema have changed."""
         if not change.added:
             return []
         made_for = (
@@ -240,52 +241,43 @@ class SnapshotProducer:
         )
         if self._added is None or self._added[0] != made_for:
             entries = _as_added(change.added, self)
-            records = self._write(view, locations, entries, _DATA_MANIFEST)
-            self._added = made_for, records
+            self._added = made_for, self._write(view, entries, DATA_MANIFEST)
         return list(self._added[1])
 
     def _write(
-        self,
-        view: TableView,
-        locations: LocationProvider,
-        entries: Sequence[ManifestEntry],
-        content: int,
+        self, view: TableView, entries: Sequence[ManifestEntry], content: int
     ) -> list[EncryptedManifest]:
+        """Write manifests of these entries, at least one for each partition spec."""
         target_size = _integer(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
-        schemas = view.parsed.schemas
-        records = []
+        manifests = []
         by_spec = sorted(entries, key=lambda entry: entry.file.spec_id)
         for spec_id, group in itertools.groupby(by_spec, key=lambda entry: entry.file.spec_id):
             spec = view.specs[spec_id]
-            schema = schema_of_spec(spec, schemas)
-            records += write_manifests(
-                self._output,
-                functools.partial(self._new_manifest, locations),
-                group,
+            schema = schema_of_spec(spec, view.parsed.schemas)
+            new = NewManifests(
+                output=self._output,
+                manager=view.manager,
                 spec=spec,
                 schema=schema,
                 schema_json=view.schema_json(schema.schema_id),
                 snapshot_id=self.snapshot_id,
                 content=content,
-                manager=view.manager,
                 codec=view.properties.get(_CODEC, "gzip"),
-                target_size=target_size,
             )
-        return records
+            new_location = functools.partial(self._new_manifest_location, view)
+            manifests += write_manifests(new, new_location, group, target_size)
+        return manifests
 
-    def _new_manifest(self, locations: LocationProvider) -> str:
-        path = locations.new_metadata_location(f"{self.commit_uuid}-m{next(self._numbers)}.avro")
-        self._written.append(path)
-        return path
+    def _new_manifest_location(self, view: TableView) -> str:
+        name = f"{self.commit_uuid}-m{next(self._numbers)}.avro"
+        self._written.append(view.locations.new_metadata_location(name))
+        return self._written[-1]
 
     def _merged(
-        self,
-        view: TableView,
-        locations: LocationProvider,
-        manifests: list[EncryptedManifest | _Rewrite],
+        self, view: TableView, manifests: list[EncryptedManifest | _Rewrite]
     ) -> tuple[list[EncryptedManifest], int]:
-        """Return the manifests with many small ones made into few, and how many of the head's are
-        gone for it. Those to be written anew are written once, merged or not."""
+        """Merge small manifests, and rewrite those to rewrite. Return the snapshot's manifests, and
+        how many of the head's manifests they replace."""
         groups: Iterable[Sequence[EncryptedManifest | _Rewrite]] = ([m] for m in manifests)
         if view.properties.get(_MERGE_ENABLED, "true").lower() != "false":
             groups = _to_merge(view, manifests)
@@ -296,21 +288,21 @@ class SnapshotProducer:
                 result.append(group[0])
                 continue
             entries = [entry for manifest in group for entry in self._entries(view, manifest)]
-            result += self._write(view, locations, entries, _manifest(group[0]).content)
+            result += self._write(view, entries, _manifest(group[0]).content)
             replaced += sum(_manifest(m).added_snapshot_id != self.snapshot_id for m in group)
         return result, replaced
 
     def _entries(
         self, view: TableView, source: EncryptedManifest | _Rewrite
     ) -> Iterator[ManifestEntry]:
-        """Yield a manifest's entries as they stand in one that this snapshot writes."""
+        """Yield a manifest's entries for another manifest that this snapshot writes."""
         manifest = _manifest(source)
-        gone = source.gone if isinstance(source, _Rewrite) else ()
+        removed = source.removed if isinstance(source, _Rewrite) else ()
         for entry in read_entries(manifest, view.files, discard_deleted=False):
-            if entry.file.identity in gone and entry.status != DELETED:
+            if entry.file.identity in removed and entry.status != DELETED:
                 yield entry.deleted(self.snapshot_id)
             elif entry.snapshot_id == self.snapshot_id:
-                # Ours: what it inherits, the commit decides.
+                # This snapshot has added the file. The commit decides what the entry inherits.
                 if entry.status == ADDED and manifest.added_snapshot_id == self.snapshot_id:
                     entry = _unassigned(entry, manifest)
                 yield entry
@@ -338,11 +330,11 @@ class SnapshotProducer:
 
 
 def _check_counters(view: TableView) -> None:
-    """Raise MetadataIntegrityError when the metadata counts sequence numbers or row ids from where
-    the head's manifests have been already.
+    """Raise MetadataIntegrityError if the metadata's last sequence number or next row ID is less
+    than those of the head's manifests.
 
-    Those are authentic, and the metadata may not be: a delete of too low a number deletes nothing,
-    and row ids would be given twice.
+    The manifests are authenticated, but the metadata may not be. With too low numbers, deletes
+    would not apply, and row IDs would be assigned twice.
     """
     number = view.metadata.get("last-sequence-number", 0)
     next_row_id = view.metadata.get("next-row-id", 0)
@@ -352,16 +344,16 @@ def _check_counters(view: TableView) -> None:
             first is not None and first + rows > next_row_id
         ):
             raise MetadataIntegrityError(
-                "the metadata's last-sequence-number or next-row-id is less than its manifests "
-                "have: it was changed",
+                "the metadata's last-sequence-number or next-row-id is less than that of its "
+                "manifests: the metadata was changed",
                 file=manifest.manifest_path,
             )
 
 
 def _check_definitions(view: TableView, added: Iterable[ContentFile]) -> None:
-    """Raise ConflictError for a new file of a partition spec, or in a sort order, that another
-    writer has removed. (Java does not look again, and its snapshot cannot be read then.) A schema
-    may go: files know columns by their ids."""
+    """Raise ConflictError if another writer has removed the partition spec or sort order of a new
+    file. (Java does not check this; then its snapshot cannot be read.) A removed schema does no
+    harm, because files identify columns by IDs."""
     orders = {order["order-id"] for order in view.metadata.get("sort-orders") or ()} | {0, None}
     for file in added:
         if file.spec_id in view.specs and file.sort_order_id in orders:
@@ -379,8 +371,8 @@ def _check_definitions(view: TableView, added: Iterable[ContentFile]) -> None:
 def key_updates(manager: EncryptionManager, key_id: str) -> list[Update]:
     """Return the updates that add a manifest list's key and its KEK.
 
-    The KEK is added though it is there: to a catalog that applies updates to whatever is current,
-    a rotation may have taken it out meanwhile, and a key that is there already changes nothing.
+    The KEK is added even if the table has it, which changes nothing: a catalog may apply the
+    updates to newer metadata, from which a rotation has removed the KEK.
     """
     entries = {key.key_id: key for key in manager.encryption_keys}
     key = entries[key_id]
@@ -398,14 +390,7 @@ def _unassigned(entry: ManifestEntry, manifest: EncryptedManifest) -> ManifestEn
 
 
 def _manifest_content(file: ContentFile) -> int:
-    return _DATA_MANIFEST if file.content == DATA else _DELETE_MANIFEST
-
-
-def _by_content(entries: Sequence[ManifestEntry]) -> Iterator[tuple[int, list[ManifestEntry]]]:
-    for content in (_DATA_MANIFEST, _DELETE_MANIFEST):
-        part = [entry for entry in entries if _manifest_content(entry.file) == content]
-        if part:
-            yield content, part
+    return DATA_MANIFEST if file.content == DATA else DELETE_MANIFEST
 
 
 def _manifest(manifest: EncryptedManifest | _Rewrite) -> EncryptedManifest:
@@ -415,7 +400,8 @@ def _manifest(manifest: EncryptedManifest | _Rewrite) -> EncryptedManifest:
 def _to_merge(
     view: TableView, manifests: Sequence[EncryptedManifest | _Rewrite]
 ) -> Iterator[Sequence[EncryptedManifest | _Rewrite]]:
-    """Yield the manifests that are to be one, as the table's properties say."""
+    """Yield groups of manifests; the manifests of a group become one. The table's properties
+    decide."""
     min_count = _integer(view.properties, _MERGE_MIN_COUNT, _DEFAULT_MIN_COUNT)
     target = _integer(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
 
@@ -433,7 +419,8 @@ def _to_merge(
 def _packed_from_the_end(
     manifests: Sequence[EncryptedManifest | _Rewrite], target: int
 ) -> list[list[EncryptedManifest | _Rewrite]]:
-    """Return neighbours grouped up to ``target`` bytes, filled from the oldest on."""
+    """Return groups of neighbouring manifests of up to ``target`` bytes, filled from the last
+    (oldest) manifest on."""
     groups: list[list[EncryptedManifest | _Rewrite]] = []
     size = 0
     for manifest in reversed(manifests):
@@ -454,4 +441,4 @@ def _integer(properties: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(value)
     except ValueError:
-        raise ValueError(f"the table's {name!r} is not a number: {value!r}") from None
+        raise ValueError(f"the table property {name} is {value!r}: it must be a number") from None

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any, cast
 
-from pyiceberg.io import FileIO
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.locations import LocationProvider, load_location_provider
@@ -54,14 +53,12 @@ class TableView:
 
     @property
     def manager(self) -> EncryptionManager:
+        """The keys of the table."""
         return self.files.keys
 
     @property
-    def io(self) -> FileIO:
-        return self.files
-
-    @property
     def properties(self) -> Mapping[str, str]:
+        """The table properties."""
         return self.metadata.get("properties") or {}
 
     @cached_property
@@ -71,10 +68,12 @@ class TableView:
 
     @cached_property
     def parsed(self) -> TableMetadata:
+        """The metadata as PyIceberg's object. Raises as ``parse_metadata``."""
         return parse_metadata(self.metadata)
 
     @property
     def schema(self) -> Schema:
+        """The current schema."""
         return self.parsed.schema()
 
     def schema_json(self, schema_id: int) -> dict[str, Any]:
@@ -83,10 +82,12 @@ class TableView:
 
     @property
     def spec(self) -> PartitionSpec:
+        """The default partition spec."""
         return self.parsed.spec()
 
     @cached_property
     def specs(self) -> dict[int, PartitionSpec]:
+        """All partition specs, by ID."""
         return self.parsed.specs()
 
     @property

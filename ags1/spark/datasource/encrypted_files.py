@@ -22,7 +22,7 @@ from ...errors import Ags1Error, FormatError, KeyMetadataError
 from ...keys.keychain import find_sidecar, key_of_file
 from ...keys.sidecar import MAX_SIDECAR_SIZE, SUFFIX, Sidecar, sidecar_path
 from ...reader import Reader
-from ..jobs.running import SUFFIX as LEDGER_SUFFIX
+from ..jobs.selection import SUFFIX as LEDGER_SUFFIX
 from ..keys import FileKeys
 from ..paths import local_path
 from ..splits import grouped

@@ -18,7 +18,7 @@ from ... import layout
 from ...errors import Ags1Error
 from ...keys.sidecar import Sidecar, sidecar_path
 from ..jobs.publishing import published, settle_pending, sync_names
-from ..jobs.running import SUFFIX
+from ..jobs.selection import SUFFIX
 from ..keys import as_text
 from ..ledger import DONE, ENCRYPT, FAILED, REMOVED, Batch, Ledger, Row
 from ..paths import ledger_folder

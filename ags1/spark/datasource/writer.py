@@ -28,7 +28,7 @@ from ...atomic import publish
 from ...keys.sidecar import Sidecar, sidecar_path, write_sidecar
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
-from ..jobs.running import SUFFIX
+from ..jobs.selection import SUFFIX
 from ..keys import FileKeys
 from ..ledger import Row
 from ..paths import ledger_folder, local_path

@@ -121,7 +121,7 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
         snapshot: Any = scan.snapshot()
         if not tasks:
             return [TablePartition(None, [])]
-        key, job_key = JobKey.under_snapshot_s(table.files.keys, snapshot.key_id)
+        key, job_key = JobKey.under_kek_of(table.files.keys, snapshot.key_id)
         job = _Job(
             new_job_id(),
             tuple(sorted(self._options.items())),

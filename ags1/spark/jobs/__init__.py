@@ -1,7 +1,9 @@
 """Encrypt, decrypt, verify and rewrap any number of files on Spark's executors.
 
+    selection   the driver finds the files, and those of them that are not done
     planning    the driver cuts the work into tasks, and the tasks into waves
-    running     the driver runs the waves, and stores what became of each file
+    running     the driver runs the waves, and stores the result for each file
+    group       Spark runs the tasks of a wave
     work        a task encrypts, decrypts or verifies its pieces, under names of its own
     transfer    blocks go from a source to an output, encrypted or decrypted on the way
     publishing  files get their names; the work of a killed job is finished
@@ -15,16 +17,16 @@ that fsspec knows (``spark.storage``).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from ..keys import FileKeys, KmsConfig
 from ..ledger import DECRYPT, ENCRYPT
-from ..storage.choice import absolute, find
+from ..storage.choice import absolute
 from ..storage.pieces import Item
-from ..storage.protocol import SourceFile
 from .rewrapping import rewrap_ledger
-from .running import SUFFIX, VERIFY, FailedFile, Job, Progress, Summary
+from .running import VERIFY, FailedFile, Job, Progress, Summary
+from .selection import SUFFIX, Wanted
 from .work import Decrypting, Encrypting, Verifying
 
 __all__ = [
@@ -57,10 +59,10 @@ def encrypt_files(
 ) -> Summary:
     """Encrypt files into the folder ``target``, each under a fresh key that the ledger holds.
 
-    ``FILE``, below the folder that was given, becomes ``target/FILE.ags1``. A file that is done
-    according to the ledger is left alone if source and target still are as the ledger has them. If
-    the source has changed, it is encrypted again with a new key and replaces the older target.
-    Files that are encrypted already are skipped. ``key_id`` is the master key; the driver and each
+    ``FILE``, below the folder that was given, becomes ``target/FILE.ags1``. If the ledger has a
+    file as done, and source and target have not changed, nothing is done. If the source has
+    changed, it is encrypted again with a new key and replaces the older target. Files that are
+    encrypted already are skipped. ``key_id`` is the master key; the driver and each
     executor process call the KMS once. ``overwrite`` replaces targets that the ledger does not
     know; ``durable`` syncs files before the ledger has them as done. ``plaintext_hmac`` stores an
     HMAC of each plaintext, for which it is read a second time. ``cores`` are those of the cluster,
@@ -68,19 +70,16 @@ def encrypt_files(
 
     Raises KmsError, OSError for a ledger or folder that cannot be used, ValueError. The failure of
     one file, or sources without any file, is in the summary and in the ledger, and stops no other.
-    There are more than eight arguments, because there is one for each option of the command.
+    There are more than eight arguments, because each is an option of the command.
     """
     root = absolute(_named(target, "target"))
     paths = _paths(sources)
     keys = FileKeys.for_sealing(kms, key_id)
     folder = _named(ledger, "ledger")
     with Job(spark, ENCRYPT, root, folder, durable, cores, progress) as job:
-        listing = find(paths, passed_over=(root, job.ledger.folder))
-        job.list_failed(listing.problems)
-        if not listing.files and not listing.problems:
-            job.fail_as_empty(paths, (root, job.ledger.folder))
-        files = [(file, file.relative_path, file.size, None) for file in listing.files]
-        items = _items(job, files, suffix=SUFFIX, overwrite=overwrite)
+        files = job.selection.listed(paths)
+        wanted = [Wanted(file, file.relative_path, file.size, None) for file in files]
+        items = job.selection.items(wanted, suffix=SUFFIX, overwrite=overwrite)
         job.run(items, Encrypting, keys, key_id, digests=plaintext_hmac)
     return job.summary
 
@@ -101,27 +100,26 @@ def decrypt_files(
     """Decrypt files whose keys the ledger has into the folder ``target``, under their old names.
 
     ``sources`` None means all files of the ledger. Moved files may be given too, if they keep their
-    relative paths below the folder that is given. ``key_ids`` are the master keys to accept; they
-    have to be given if the KMS would unwrap with any user's. The same ledger notes what is done,
-    and the next job leaves that alone. Arguments, their number and errors are otherwise as in
-    ``encrypt_files``.
+    relative paths below the folder that is given. ``key_ids`` are the master keys to accept. They
+    have to be given if the KMS would unwrap with other users' keys too. The same ledger notes which
+    files are done, and the next job leaves those alone. The other arguments, their number and the
+    errors are those of ``encrypt_files``.
     """
     root = absolute(_named(target, "target"))
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
     folder = _named(ledger, "ledger")
     with Job(spark, DECRYPT, root, folder, durable, cores, progress) as job:
-        files = [
-            (
+        wanted = [
+            Wanted(
                 file,
                 row.relative_path if paths is None else file.relative_path.removesuffix(SUFFIX),
                 row.source_size,
                 row.key_metadata,
             )
-            for file, row in job.sealed_files(paths, (root, job.ledger.folder))
+            for file, row in job.selection.encrypted(paths)
         ]
-        items = _items(job, files, overwrite=overwrite)
-        job.run(items, Decrypting, keys, None)
+        job.run(job.selection.items(wanted, overwrite=overwrite), Decrypting, keys, None)
     return job.summary
 
 
@@ -145,35 +143,11 @@ def verify_files(
         items = [
             Item(number, path, "", name, size, version, row.source_size, row.key_metadata)
             for number, ((path, name, size, version), row) in enumerate(
-                job.sealed_files(paths, (job.ledger.folder,))
+                job.selection.encrypted(paths)
             )
         ]
         job.run(items, Verifying, keys, None)
     return job.summary
-
-
-def _items(
-    job: Job,
-    files: Sequence[tuple[SourceFile, str, int, str | None]],
-    *,
-    suffix: str = "",
-    overwrite: bool,
-) -> list[Item]:
-    """Return the work on all files that the ledger does not have as done. With each file come its
-    target's name without ``suffix``, its plaintext's size in bytes, and its wrapped key."""
-    known = job.ledger.done(
-        job.operation, ("source", "source_size", "source_version", "target_size")
-    )
-    job.looks_at(len(files))
-    items: list[Item] = []
-    for file, name, size, wrapped in files:
-        path = job.target(name + suffix)
-        row = known.get(path)
-        if job.takes(file, path, row, overwrite=overwrite):
-            source = file.path, path, name, file.size, file.version
-            replaces = overwrite or row is not None
-            items.append(Item(len(items), *source, size, wrapped, replaces, job.unit(size)))
-    return items
 
 
 def _paths(sources: Sources) -> list[str]:

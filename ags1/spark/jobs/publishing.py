@@ -1,6 +1,13 @@
-"""Gives files their names, and finishes what a killed job has left.
+"""Gives files their names, and finishes the work of killed jobs.
 
-A batch is pending in the ledger, with all its keys, before the first of its files gets its name.
+A batch is pending in the ledger, with all its keys, before the first of its files gets its name::
+
+    staged      the file is complete, under a temporary name; the ledger has no key
+    pending     the ledger has the file's key, in a batch that is not settled
+    published   the file has its name
+    settled     the ledger has the file as done, or as failed
+
+If the driver is killed while the batch is pending, ``settle_pending`` of the next job goes on here.
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ from .work import cause
 
 
 def settle_pending(ledger: Ledger, *, durable: bool = True, root: str | None = None) -> None:
-    """Finish what a killed job has left: give files whose keys the ledger has their names, and
+    """Finish the work of killed jobs: give the files whose keys the ledger has their names, and
     remove other staged files.
 
     A batch stays pending if the outcome of one of its files is not known yet. If files of such a
@@ -27,8 +34,8 @@ def settle_pending(ledger: Ledger, *, durable: bool = True, root: str | None = N
     UnknownOutcomeError. Raises FormatError.
     """
     killed = ledger.killed()
-    waiting: set[str] = set()
-    trouble: OSError | UnknownOutcomeError | None = None
+    unsettled: set[str] = set()
+    first_error: OSError | UnknownOutcomeError | None = None
     for batch in ledger.pending():
         jobs = {row.job_id for row in batch.rows}
         try:
@@ -38,27 +45,27 @@ def settle_pending(ledger: Ledger, *, durable: bool = True, root: str | None = N
             if durable:
                 sync_names(rows)
         except (OSError, UnknownOutcomeError) as error:
-            waiting |= jobs
+            unsettled |= jobs
             if root is None or any(_is_below(row.target, root) for row in batch.rows):
-                trouble = trouble or error
+                first_error = first_error or error
         else:
             ledger.settle(batch, rows)
-    for job_id in killed.keys() - waiting:
+    for job_id in killed.keys() - unsettled:
         clear(ledger, job_id, killed[job_id])
-    if trouble is not None:
-        raise trouble
+    if first_error is not None:
+        raise first_error
 
 
 def _find_root(ledger: Ledger, job_id: str, root: str) -> None:
-    """Raise OSError unless the folder of a killed job's files is mounted: its files would be taken
-    for lost."""
+    """Raise OSError if the folder of a killed job's files is not mounted. Otherwise the job's files
+    would count as lost."""
     if not storage_of(root).has_mark(job_id, root):
         note = os.path.join(ledger.folder, f"_job-{job_id}.json")
-        said = (
+        message = (
             "the folder of a killed job's files is not there: mount it; if it is gone for good, "
             f"remove {note}"
         )
-        raise FileNotFoundError(errno.ENOENT, said, root)
+        raise FileNotFoundError(errno.ENOENT, message, root)
 
 
 def _is_below(target: str, root: str) -> bool:
@@ -66,16 +73,16 @@ def _is_below(target: str, root: str) -> bool:
 
 
 def clear(ledger: Ledger, job_id: str, root: str, folders: Iterable[str] | None = None) -> None:
-    """Remove what the attempts of a job left in these folders (None: anywhere below ``root``), and
-    note its end. If something cannot be removed, the ledger's note of the job stays, and the next
-    job tries again. No batch of the job may be pending."""
+    """Remove the staged files of a job in these folders (None: anywhere below ``root``), and note
+    its end. If something cannot be removed, the ledger's note of the job stays, and the next job
+    tries again. No batch of the job may be pending."""
     try:
         storage = storage_of(root)
-        is_there = storage.has_mark(job_id, root)
-        is_gone = is_there and storage.clear(job_id, root, folders, ledger.staged(job_id))
+        is_mounted = storage.has_mark(job_id, root)
+        is_clear = is_mounted and storage.clear(job_id, root, folders, ledger.staged(job_id))
     except OSError:
         return
-    if is_gone:
+    if is_clear:
         ledger.end(job_id)
         storage.remove_mark(job_id, root)
 

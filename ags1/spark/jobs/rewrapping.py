@@ -21,7 +21,7 @@ from ..ledger import Row, read_rows, write_rows
 from ..paths import ledger_folder
 from ..storage import local_files as files
 from ..workers import task_context
-from .running import Job, Summary, task_failure
+from .running import Job, Summary
 from .work import cause
 
 REWRAP = "rewrap"
@@ -67,12 +67,7 @@ def rewrap_ledger(
         summary = job.summary
         job.stages_in(folder)
         if paths:
-            context = spark.sparkContext
-            try:
-                results = context.runJob(context.parallelize(paths, len(paths)), work)
-            except Exception as error:
-                raise task_failure(error) from None
-            for result in results:
+            for result in job.group.run(paths, work):
                 if result.staged is not None:
                     job.ledger.replace(result.path, result.staged)
                 summary.done += result.done

@@ -53,13 +53,13 @@ def seal(
                 raise Ags1Error(CHANGED) from None
         return
     runs = list(_runs(first_block, count, run))
-    room = memoryview(bytearray(len(header) + geometry.slots(*runs[0])[1]))
-    room[: len(header)] = header
+    buffer = memoryview(bytearray(len(header) + geometry.slots(*runs[0])[1]))
+    buffer[: len(header)] = header
     texts = ((first * BLOCK_SIZE, geometry.text_size(first, length)) for first, length in runs)
     for (first, _), text in zip(runs, _read(source, texts, Ags1Error(CHANGED)), strict=True):
         begin = 0 if first else len(header)
-        size = cipher.seal_blocks(text, room[begin:], first)
-        output.write(room[: begin + size])
+        size = cipher.seal_blocks(text, buffer[begin:], first)
+        output.write(buffer[: begin + size])
 
 
 def open_blocks(
@@ -80,13 +80,13 @@ def open_blocks(
             pump.open(cipher, first_block, text_size)
         return
     runs = list(_runs(first_block, count, run))
-    room = memoryview(bytearray(geometry.text_size(*runs[0])))
+    buffer = memoryview(bytearray(geometry.text_size(*runs[0])))
     slots = (geometry.slots(first, length) for first, length in runs)
     cut_short = TruncatedError("the file ends in the middle of a block: it was cut off")
     for (first, _), sealed in zip(runs, _read(source, slots, cut_short), strict=True):
-        size = cipher.open_blocks(sealed, room, first)
+        size = cipher.open_blocks(sealed, buffer, first)
         if output is not None:
-            output.write(room[:size])
+            output.write(buffer[:size])
 
 
 def texts_of(source: Source) -> Iterator[bytes]:

@@ -1,8 +1,8 @@
-"""What a task does: it encrypts, decrypts or verifies its pieces, in the executor's Python.
+"""The work of a task: it encrypts, decrypts or verifies its pieces, in the executor's Python.
 
 Each attempt writes files under its own name and makes its own keys. A piece that fails is a result,
-and does not fail the task. When an attempt reports, its files are synced. Knows nothing of the
-ledger.
+and does not fail the task. When an attempt reports, its files are synced. This module does not know
+the ledger.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SIDE_BY_SIDE = 8
 
 
 class Result(NamedTuple):
-    """What became of a piece.
+    """The result for a piece.
 
     ``staged`` tells the target's storage where the bytes are. ``wrapped`` and ``key_id`` are the
     wrapped key and its id, if the task made a key. Sizes are bytes. ``error_kind`` is the
@@ -174,7 +174,7 @@ class Encrypting(Work):
             if len(data) != size:
                 raise Ags1Error(CHANGED)
             if data[:4] == layout.MAGIC:
-                return _passed_over(piece, source)
+                return _skipped(piece, source)
             if self.digests:
                 digest = hmac.digest(self.keys.hmac_key(), data, "sha256")
             sealed, km = oneshot.encrypt(data, key_size=FILE_KEY_SIZE)
@@ -183,7 +183,7 @@ class Encrypting(Work):
                 out.write(sealed)
         else:
             if source.read(0, len(layout.MAGIC)) == layout.MAGIC:
-                return _passed_over(piece, source)
+                return _skipped(piece, source)
             km = KeyMetadata.generate(FILE_KEY_SIZE)
             claim_key(km, reuse_key=False)
             geometry = _geometry_of(size)
@@ -207,7 +207,7 @@ class Encrypting(Work):
 
     def _range(self, piece: Piece, attempt: Attempt, source: Source) -> Result:
         if not piece.first_block and source.read(0, len(layout.MAGIC)) == layout.MAGIC:
-            return _passed_over(piece, source)
+            return _skipped(piece, source)
         assert piece.wrapped is not None
         km = self.keys.unwrap(piece.wrapped)
         geometry = _geometry_of(source.size)
@@ -287,7 +287,7 @@ def _done(piece: Piece, source: Source, staged: str | None, target_size: int) ->
     return Result(piece.number, piece.first_block, source.size, source.version, staged, target_size)
 
 
-def _passed_over(piece: Piece, source: Source) -> Result:
+def _skipped(piece: Piece, source: Source) -> Result:
     return Result(piece.number, 0, source.size, source.version, error=ALREADY_ENCRYPTED)
 
 

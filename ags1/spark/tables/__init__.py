@@ -92,8 +92,10 @@ def migrate_table(
     ``table`` is its name in the catalog that ``options`` describe; ``catalog`` is that catalog, if
     the driver has opened it already. The next run, on Spark or on one machine, continues one that
     was killed, and does not repeat the files of waves of tasks that had ended. The other arguments
-    (so there are more than eight) and the errors are those of ``EncryptedCatalog.migrate_table``,
-    and besides KmsConfigurationError for an option that is a secret, and TaskFailedError.
+    and the errors are those of ``EncryptedCatalog.migrate_table``, and besides
+    KmsConfigurationError for an option that is a secret, and TaskFailedError.
+
+    There are more than eight arguments, because each is an option of the migration or of Spark.
     """
     known = {**(options or {}), "path": table}
 
@@ -134,9 +136,10 @@ def rekey_table(
     """Rewrite files of a table under fresh keys, in one snapshot; return how many.
 
     ``table`` and ``options`` are as for ``verify_table``, but not a metadata.json, which has no
-    catalog to commit to. The other arguments (so there are more than eight) and the errors are
-    those of ``EncryptedTable.rekey``, and besides KmsConfigurationError for an option that is a
-    secret, and TaskFailedError.
+    catalog to commit to. The other arguments and the errors are those of ``EncryptedTable.rekey``,
+    and besides KmsConfigurationError for an option that is a secret, and TaskFailedError.
+
+    There are more than eight arguments, because each is an option of the rekeying or of Spark.
     """
     opened, known = _opened(table, options)
     with SparkRewrites(spark, known, cores=cores) as executor:

@@ -133,10 +133,10 @@ class JobKey:
     job: EncryptedKey | None = None
 
     @classmethod
-    def under_snapshot_s(
+    def under_kek_of(
         cls, manager: EncryptionManager, key_id: str
     ) -> tuple[JobKey, KeyEncryptionKey]:
-        """Make a job's key under the KEK of a snapshot's ``key_id``.
+        """Make a job's key under the KEK that wraps the key ``key_id`` of a snapshot.
 
         The KMS has to unwrap, but not to wrap, so the right to read the table is enough. The KEK
         wraps one key more, however many files the job reads. Raises KmsError, KeyMetadataError.

@@ -1,8 +1,15 @@
 """Lets Spark's executors, instead of threads, do the work on each file of a table.
 
 ``verify_table`` checks files with ``SparkChecks``; migration and rekeying rewrite them with
-``SparkRewrites``. Planning, findings and the commit stay on the driver, as on one machine. Keys are
-sent wrapped, see ``tasks``.
+``SparkRewrites``. Planning, findings and the commit stay on the driver, as on one machine::
+
+    driver                                            executor (``tasks``)
+    opens the table by the job's options              opens it by the same options, once a process
+    JobKey: a key of the job, wrapped         ----->  has the KMS unwrap it, once a process
+    a file's record, its key wrapped          ----->  unwraps the file's key; checks the file, or
+       under the job's key                            rewrites it under a fresh key
+    adds the findings; commits the new files  <-----  findings, or the new file's record with its
+                                                      key wrapped under the job's key
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 from pyiceberg.table.locations import LocationProvider
 
@@ -33,9 +41,10 @@ from ..iceberg_api import (
     Tick,
     new_location,
 )
+from ..jobs.group import JobGroup
 from .access import JobKey, new_job_id
 from .tasks import Checking, Failed, JobTable, OldFile, Rewriting, Rewritten, SentCheck
-from .waves import Waves
+from .waves import run_in_waves
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +64,7 @@ class SparkChecks:
         opt.refuse_secrets(options)
         self._table = table
         self._job_table = JobTable(new_job_id(), tuple(sorted(options.items())))
-        self._waves = Waves(spark, cores)
+        self._group = _job_group(spark, cores)
         self._bytes_done = spark.sparkContext.accumulator(0)
 
     def run(
@@ -64,22 +73,22 @@ class SparkChecks:
         key, job = self._job_key(files.keys)
         # By the number of a check: the snapshots that need the file. They are not sent.
         snapshots: dict[int, tuple[int, ...]] = {}
-        known = 0
+        counted = 0
 
         def sent() -> Iterator[tuple[SentCheck, int]]:
             for number, check in enumerate(checks):
                 snapshots[number] = check.snapshot_ids
                 yield SentCheck.of(number, check, job), check.size
 
-        def told() -> None:
-            nonlocal known
+        def tell() -> None:
+            nonlocal counted
             now = self._bytes_done.value
-            meter.add(now - known)
-            known = now
+            meter.add(now - counted)
+            counted = now
             tick()
 
         work = Checking(self._job_table, files.keys.table_key_id, key, self._bytes_done.add)
-        with closing(self._waves.run(sent(), work, told)) as results:
+        with closing(run_in_waves(self._group, sent(), work, tell)) as results:
             for number, outcome in results:
                 ids = snapshots.pop(number)
                 findings = [replace(finding, snapshot_ids=ids) for finding in outcome.findings]
@@ -100,11 +109,11 @@ class SparkChecks:
                 continue
             tried.add(entry.encrypted_by_id)
             try:
-                return JobKey.under_snapshot_s(manager, entry.key_id)
+                return JobKey.under_kek_of(manager, entry.key_id)
             except KMS_UNUSABLE:
                 raise
             except Ags1Error:
-                # A finding already.
+                # ``verify_table`` has a finding of it already.
                 continue
         return None, None
 
@@ -129,10 +138,10 @@ class SparkRewrites:
         opt.refuse_secrets(options)
         self._job_id = new_job_id()
         self._job_table = JobTable(self._job_id, tuple(sorted(options.items())), is_plain)
-        self._waves = Waves(spark, cores)
+        self._group = _job_group(spark, cores)
         self._numbers = itertools.count()
-        # The names of new files whose results counted, and the folders of new files.
-        self._known: set[str] = set()
+        # The names of the new files that are used, and the folders of new files.
+        self._used: set[str] = set()
         self._folders: dict[str, TableOutput] = {}
 
     def rewrite(
@@ -164,7 +173,7 @@ class SparkRewrites:
                 yield OldFile.of(number, location, file, job), file.file_size_in_bytes
 
         work = Rewriting(self._job_table, manager.table_key_id, key_size, key)
-        with closing(self._waves.run(sent(), work, _nothing)) as results:
+        with closing(run_in_waves(self._group, sent(), work, _nothing)) as results:
             result: Rewritten
             for result in results:
                 if isinstance(result, Failed):
@@ -173,7 +182,7 @@ class SparkRewrites:
                 old = under_way.pop(result.number)
                 new = result.replacing(old, job)
                 output.note(new.file_path)
-                self._known.add(_name(new.file_path))
+                self._used.add(_name(new.file_path))
                 on_done(old, new)
         if failure is not None:
             raise failure
@@ -183,10 +192,10 @@ class SparkRewrites:
 
     def __exit__(self, *error: object) -> None:
         if self._folders:
-            self._waves.wait_for_tasks()
+            self._group.wait_for_tasks()
         for folder, output in self._folders.items():
             try:
-                output.discard(self._strays(output, folder))
+                output.discard(self._unused(output, folder))
             except (Ags1Error, OSError) as failure:
                 _log.warning(
                     "%s cannot be listed (%s): files of %s may be left",
@@ -195,15 +204,19 @@ class SparkRewrites:
                     self._job_id,
                 )
 
-    def _strays(self, output: TableOutput, folder: str) -> list[str]:
+    def _unused(self, output: TableOutput, folder: str) -> list[str]:
         listed = output.listed(folder)
         if listed is None:
             raise OSError(errno.ENOTSUP, "the storage cannot list files", folder)
         return [
             path
             for path in listed
-            if _name(path).startswith(self._job_id) and _name(path) not in self._known
+            if _name(path).startswith(self._job_id) and _name(path) not in self._used
         ]
+
+
+def _job_group(spark: Any, cores: int | None) -> JobGroup:
+    return JobGroup(spark, f"ags1-{uuid4()}", "ags1: files of a table", cores)
 
 
 def _name(location: str) -> str:

@@ -1,4 +1,4 @@
-"""What tasks do with single files of a table: check one, or rewrite one under a fresh key.
+"""The work of tasks on single files of a table: check one, or rewrite one under a fresh key.
 
 A file's key is sent to the task wrapped under a key of the job, and a new file's key is sent back
 in the same way. Each process has the KMS unwrap the job's key once, with its own identity. The name

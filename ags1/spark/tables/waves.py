@@ -8,14 +8,12 @@ the next one is gathered. Knows nothing of what the work is.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, TypeAlias, TypeVar
-from uuid import uuid4
+from contextlib import closing
+from typing import TypeAlias, TypeVar
 
+from ..jobs.group import JobGroup
 from ..jobs.planning import FILE_COST
-from ..jobs.running import cancel, task_failure, wait_for_tasks
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -25,74 +23,28 @@ Costed: TypeAlias = "tuple[Item, int]"
 _LEAST_COST = 8 << 20
 _TASK_COST = 128 << 20
 _TASKS_PER_CORE = 4
-# Two, so that the next wave uses the cores that the end of one leaves idle.
-_WAVES_IN_FLIGHT = 2
-_TICK_SECONDS = 0.1
 
 
-class Waves:
-    """Runs work on the executors of a Spark session. ``cores`` are those of the cluster, by default
-    what Spark says."""
+def run_in_waves(
+    group: JobGroup,
+    items: Iterable[Costed[Item]],
+    work: Callable[[Iterable[list[Item]]], Iterator[list[Result]]],
+    tick: Callable[[], object],
+) -> Generator[Result, None, None]:
+    """Yield the results of ``work``, which gets lists of items, for all items.
 
-    def __init__(self, spark: Any, cores: int | None = None) -> None:
-        self._context = spark.sparkContext
-        self._cores = cores or max(self._context.defaultParallelism, 1)
-        self._group = f"ags1-{uuid4()}"
+    Each item comes with the bytes that its work reads. ``work`` is pickled. ``tick`` is called
+    about ten times a second while this waits. The tasks are cancelled if the generator is closed or
+    anything raises. Raises as ``JobGroup.run``, and what ``items`` raises.
+    """
 
-    def run(
-        self,
-        items: Iterable[Costed[Item]],
-        work: Callable[[Iterable[list[Item]]], Iterator[list[Result]]],
-        tick: Callable[[], object],
-    ) -> Generator[Result, None, None]:
-        """Yield the results of ``work``, which gets lists of items, for all items.
+    def run(tasks: list[list[Item]]) -> list[list[Result]]:
+        return group.run(tasks, work)
 
-        Each item comes with the bytes that its work reads. ``work`` is pickled. Spark runs a task
-        that fails again, as it is configured. ``tick`` is called about ten times a second while
-        this waits. The tasks are cancelled if the generator is closed or an error is raised.
-
-        Raises what ``task_failure`` makes of a task's failure, and what ``items`` raises.
-        """
-        flying: deque[Future[list[Result]]] = deque()
-        with ThreadPoolExecutor(_WAVES_IN_FLIGHT, "ags1-wave") as pool:
-            try:
-                for tasks in _waves(items, self._cores):
-                    flying.append(pool.submit(self._run_tasks, tasks, work))
-                    if len(flying) == _WAVES_IN_FLIGHT:
-                        yield from _finished(flying, tick)
-                while flying:
-                    yield from _finished(flying, tick)
-            except BaseException:
-                cancel(self._context, self._group, flying)
-                raise
-
-    def wait_for_tasks(self) -> None:
-        """Wait some seconds for tasks that outlast their Spark jobs."""
-        wait_for_tasks(self._context, self._group)
-
-    def _run_tasks(
-        self,
-        tasks: list[list[Item]],
-        work: Callable[[Iterable[list[Item]]], Iterator[list[Result]]],
-    ) -> list[Result]:
-        # Spark keeps the job group by thread.
-        self._context.setJobGroup(self._group, "ags1: files of a table")
-        try:
-            cut = self._context.parallelize(tasks, len(tasks))
-            return [result for part in self._context.runJob(cut, work) for result in part]
-        except Exception as error:
-            failure = task_failure(error)
-        # Outside of except: Spark's error, with the tasks' whole traceback, would be its context.
-        raise failure
-
-
-def _finished(flying: deque[Future[list[Result]]], tick: Callable[[], object]) -> list[Result]:
-    """Wait for the first job under way, and return its results."""
-    while not wait((flying[0],), _TICK_SECONDS).done:
-        tick()
-    tick()
-    # Until here it is in the queue, so that it is cancelled if something goes wrong.
-    return flying.popleft().result()
+    with closing(group.run_waves(_waves(items, group.cores), run, tick)) as finished:
+        for _, results in finished:
+            for of_task in results:
+                yield from of_task
 
 
 def _waves(items: Iterable[Costed[Item]], cores: int) -> Iterator[list[list[Item]]]:

@@ -750,7 +750,7 @@ def rest(server: Rest) -> Commits:
 def test_a_rest_server_applies_the_updates(rest: Commits, server: Rest) -> None:
     base, output = create(rest)
     assert base.location == server.tables["t"][1]
-    assert base.trust == Trust("keyA", is_server_s=True)
+    assert base.trust == Trust("keyA", is_from_server=True)
     assert base.config.storage == {"token": "of-the-table"}
     after = rest.commit(base, setting(a="1"), [], output)
     loaded = rest.load("db.t", Trust("keyA"))

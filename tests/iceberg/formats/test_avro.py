@@ -53,7 +53,8 @@ from pyiceberg.types import (
 import ags1
 from ags1.errors import Ags1Error, FormatError, TruncatedError
 from ags1.iceberg.formats import avro, avro_container
-from ags1.iceberg.formats._avro import Decoder, Layout, Step
+from ags1.iceberg.formats._avro import ColumnLayout, Decoder, Instruction, Step
+from ags1.iceberg.formats._avro_columns import Layout
 from ags1.iceberg.formats.avro import AvroFile, plan_splits, read_avro
 
 JAVA_TABLE = Path(__file__).parents[2] / "tables" / "avro_part"
@@ -1297,24 +1298,28 @@ def test_a_source_that_ends_before_its_size() -> None:
     ("program", "columns"),
     [
         ([], []),
-        ([(Step.INT, 1, 0, 0, 0)], []),
-        ([(Step.INT, 2, -1, 0, 0)], []),
-        ([(Step.RECORD, 0, -1, 0, 0)], []),
-        ([(Step.OPTION, 1, -1, 0, 0)], []),
-        ([(Step.SCALED, 1, -1, 0, 0)], []),
-        ([(Step.FIXED, 1, -1, -1, 0)], []),
-        ([(Step.ENUM, 1, -1, 0, 1)], []),
-        ([(Step.DECIMAL_BYTES, 1, -1, 0, 39)], []),
-        ([(Step.INT, 1, 0, 0, 0)], [(Layout.WIDE, 4, False, 2)]),
+        ([Instruction(Step.INT, "c", 1, 0)], []),
+        ([Instruction(Step.INT, "c", 2)], []),
+        ([Instruction(Step.RECORD, "c", 0)], []),
+        ([Instruction(Step.OPTION, "c", 1)], []),
+        ([Instruction(Step.OPTION, "c", 2, null_branch=2), Instruction(Step.INT, "c", 2)], []),
+        ([Instruction(Step.SCALED, "c", 1, factor=0)], []),
+        ([Instruction(Step.SCALED, "c", 1, below=-1)], []),
+        ([Instruction(Step.FIXED, "c", 1, size=-1)], []),
+        ([Instruction(Step.DECIMAL_FIXED, "c", 1, size=-1, digits=9)], []),
+        ([Instruction(Step.ENUM, "c", 1, symbol_count=1)], []),
+        ([Instruction(Step.ENUM, "c", 1, first_symbol=-1)], []),
+        ([Instruction(Step.DECIMAL_BYTES, "c", 1, digits=39)], []),
+        ([Instruction(Step.INT, "c", 1, 0)], [ColumnLayout(Layout.WIDE, 2, 4)]),
     ],
 )
 def test_programs_that_leave_their_bounds_are_refused(program: Any, columns: Any) -> None:
-    with pytest.raises(ValueError, match=r"step|column"):
-        Decoder(program, columns, [""] * len(program), [])
+    with pytest.raises(ValueError, match=r"instruction|column"):
+        Decoder(program, columns, [])
 
 
 def test_a_decoder_that_failed_is_of_no_more_use() -> None:
-    decoder = Decoder([(Step.INT, 1, 0, 0, 0)], [(Layout.WIDE, 4, False, 1)], ["c"], [])
+    decoder = Decoder([Instruction(Step.INT, "c", 1, 0)], [ColumnLayout(Layout.WIDE, 1, 4)], [])
     decoder.begin(b"\xff", 1)
     with pytest.raises(ValueError, match="end"):
         decoder.begin(b"\0", 1)

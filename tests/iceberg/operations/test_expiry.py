@@ -30,11 +30,14 @@ from table_maker import Entry, TableMaker, stored
 from ags1.errors import KmsError, KmsUnavailableError, TruncatedError
 from ags1.iceberg import EncryptedTable, open_table
 from ags1.iceberg.commit.updates import apply_updates
-from ags1.iceberg.operations.expire import ExpiredFiles, ExpiryPlan, everything, expire
+from ags1.iceberg.operations.expire import ExpiryPlan, expire, expire_all
+from ags1.iceberg.operations.expired_files import ExpiredFiles
 from ags1.iceberg.operations.verify import verify_table
 from ags1.iceberg.spec.table_keys import prune, rotate, unmoved_refs
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
+from ags1.iceberg.storage.table_folders import TableFolders
+from ags1.iceberg.write.view import TableView
 from ags1.keys import EncryptionManager
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -305,8 +308,15 @@ class Lake:
         now_ms = max(NOW, self.metadata["last-updated-ms"])
         return apply_updates(self.metadata, plan.updates, now_ms=now_ms)
 
-    def found(self, plan: ExpiryPlan, **more: Any) -> ExpiredFiles:
-        return plan.find_files(self.files, self.location, **more)
+    def found(
+        self,
+        plan: ExpiryPlan,
+        after: dict[str, Any] | None = None,
+        after_files: TableFiles | None = None,
+    ) -> ExpiredFiles:
+        folders = TableFolders(self.location, stored=self.files.stored_location)
+        version = None if after is None else TableView(after, after_files or self.files)
+        return plan.find_files(self.files, folders, version)
 
     def table(self, metadata: dict[str, Any]) -> EncryptedTable:
         path = Path(self.location).with_name("99999.metadata.json")
@@ -485,14 +495,14 @@ def test_all_files_of_a_table_that_is_dropped(tmp_path: Path) -> None:
     maker.commit(maker.add_parquet(rows(1)))
     maker.commit(maker.add_parquet(rows(2)), ref="b")
     lake = lake_of(maker)
-    plan = everything(lake.metadata)
+    plan = expire_all(lake.metadata)
     assert plan.updates == []
     assert lake.found(plan).delete(lake.output) == ()
     left = [path.name for path in maker.folder.rglob("*") if path.is_file()]
     assert left == [Path(lake.location).name]
     lake.metadata["properties"]["gc.enabled"] = "false"
     with pytest.raises(ValidationException, match=r"gc\.enabled"):
-        everything(lake.metadata)
+        expire_all(lake.metadata)
 
 
 def test_damage_to_what_stays_stops_the_search(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ from ags1.iceberg.commit.choice import commits_for
 from ags1.iceberg.commit.metadata_file import print_metadata
 from ags1.iceberg.commit.updates import apply_updates
 from ags1.iceberg.operations.journal import Journal
-from ags1.iceberg.operations.migrate import Migration, MigrationCommit, plaintext_files
+from ags1.iceberg.operations.migrate import Migration, MigrationCommit
+from ags1.iceberg.operations.plaintext_files import plaintext_files
 from ags1.iceberg.pyiceberg.records import values_of
 from ags1.iceberg.read.records import ContentFile, read_entries
 from ags1.iceberg.storage.output import TableOutput
@@ -365,7 +366,7 @@ def test_a_commit_in_between_is_not_lost(catalog: SqlCatalog) -> None:
         )
     base = commits.load("db.t", Trust())
     again = migration.produce(base.metadata)
-    assert again.rows == commit.rows + 10
+    assert again.plan.rows == commit.plan.rows + 10
     after = commits.commit(
         base, again.updates, again.requirements, TableOutput(IO), new_key_id="keyA"
     )

@@ -20,7 +20,7 @@ from ags1.iceberg.commit.updates import apply_updates
 from ags1.iceberg.operations.rekey import Choice, Rekeying
 from ags1.iceberg.operations.rewrite import Rewriter
 from ags1.iceberg.read.records import ContentFile, ManifestEntry, read_entries
-from ags1.iceberg.steps import SnapshotStep
+from ags1.iceberg.steps import RecomputedSnapshotStep
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
 from ags1.iceberg.write.deletion_vectors import write_deletion_vectors
@@ -323,7 +323,7 @@ def test_files_that_went_in_between_are_left_over(tmp_path: Path) -> None:
     table.commit(*files)
     table.commit(*table.add_deletion_vectors({files[1]["file_path"]: [1]}))
     bed = finish()
-    step = SnapshotStep(bed.output, bed.rekeying().change, {}, "main", anew=True)
+    step = RecomputedSnapshotStep(bed.output, bed.rekeying().change, "main")
     step.stage(bed.view())
     lost = set(bed.output.written)
     gone = next(e for e in bed.entries() if e.file.file_path == files[0]["file_path"])

@@ -46,7 +46,7 @@ from ags1.iceberg.pyiceberg.records import read_avro_records
 from ags1.iceberg.read.records import ADDED, DELETED, ContentFile, ManifestEntry
 from ags1.iceberg.read.snapshots import MANIFEST
 from ags1.iceberg.storage.output import TableOutput
-from ags1.iceberg.write.manifests import DATA_MANIFEST, write_manifest
+from ags1.iceberg.write.manifests import DATA_MANIFEST, NewManifests, write_manifest
 from ags1.keys.manager import EncryptionManager
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -94,21 +94,21 @@ def manifest(folder: Path, codec: str) -> bytes:
         )
         for n, values in enumerate(partitions)
     ]
-    record = write_manifest(
-        TableOutput(PyArrowFileIO()),
-        str(folder / "m.avro"),
-        [
-            ManifestEntry(ADDED, None, None, None, files[0]),
-            ManifestEntry(DELETED, 1, 2, 3, files[1]),
-        ],
+    entries = [
+        ManifestEntry(ADDED, None, None, None, files[0]),
+        ManifestEntry(DELETED, 1, 2, 3, files[1]),
+    ]
+    new = NewManifests(
+        output=TableOutput(PyArrowFileIO()),
+        manager=manager,
         spec=PartitionSpec(*fields),
         schema=schema,
         schema_json=schema.model_dump(),
         snapshot_id=5,
         content=DATA_MANIFEST,
-        manager=manager,
         codec=codec,
     )
+    record = write_manifest(new, str(folder / "m.avro"), entries)
     assert record.key_bytes is not None
     sealed = (folder / "m.avro").read_bytes()
     return ags1.decrypt(sealed, KeyMetadata.from_bytes(record.key_bytes))

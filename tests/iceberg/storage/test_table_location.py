@@ -20,7 +20,7 @@ from pyiceberg.catalog import load_catalog as load_plain_catalog
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
 from ags1.iceberg.commit.metadata_file import with_metadata_log
 from ags1.iceberg.storage.output import TableOutput
-from ags1.iceberg.storage.table_folders import TableFolders, versions_beside
+from ags1.iceberg.storage.table_folders import TableFolders
 from ags1.iceberg.storage.trust import Trust
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -573,7 +573,7 @@ def test_which_files_are_a_tables_own(
     assert TableFolders(metadata_location).has(location) is expected
 
 
-def test_the_metadatas_word_counts_where_it_is_vouched_for() -> None:
+def test_the_metadatas_word_counts_where_it_is_confirmed() -> None:
     metadata = {
         "location": "s3://b/t/",
         "properties": {DATA: "s3://c/t/data", "write.object-storage.path": "s3://c"},
@@ -587,7 +587,7 @@ def test_the_metadatas_word_counts_where_it_is_vouched_for() -> None:
     assert found(Trust("keyA")) == [False, False, False, False]
     assert found(Trust(), **{DATA: "s3://c/t/data"}) == [False, True, False, False]
     assert found(Trust(), **{DATA: "s3://c/other"}) == [False, False, False, False]
-    for trust in (Trust(java_hash="x"), Trust(metadata_sha256="x"), Trust(is_server_s=True)):
+    for trust in (Trust(java_hash="x"), Trust(metadata_sha256="x"), Trust(is_from_server=True)):
         assert found(trust) == [True, True, False, False]
 
 
@@ -604,7 +604,7 @@ def test_versions_of_the_metadata_are_beside_it() -> None:
         "s3://b/t/metadata/../../u/metadata/1.metadata.json",
         "gs://b/t/metadata/00001-x.metadata.json",
     ]
-    assert versions_beside(at, own + strange) == own
+    assert TableFolders(at).versions(own + strange) == own
     log = [{"timestamp-ms": 1, "metadata-file": file} for file in own + strange]
     metadata = {
         "last-updated-ms": 2,

@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import threading
+import time
 import uuid
 from decimal import Decimal
 from pathlib import Path
@@ -55,6 +56,7 @@ from ags1.iceberg.formats.parquet_modules import verify_parquet
 from ags1.iceberg.read.records import read_entries
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.write.file_writer import FileWriter
+from ags1.iceberg.write.writer_threads import WriterThreads
 
 LONGS = [{"name": "id", "type": "long"}]
 COLUMNS: list[dict[str, Any]] = [
@@ -831,6 +833,48 @@ def test_ctrl_c_while_threads_write_leaves_no_file(
     monkeypatch.setattr(FileWriter, "write", write_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         write(metadata_of(tmp_path, COLUMNS), rows(1000), threads=2)
+    assert not files_in(tmp_path)
+
+
+def test_ctrl_c_while_a_thread_starts_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executor does not know such a thread, so it does not wait for it."""
+    begun, ended = threading.Event(), threading.Event()
+    start, stop, write_whole = threading.Thread.start, WriterThreads.stop, FileWriter.write
+    abort = FileWriter.abort
+    aborted: list[bool] = []
+
+    def start_and_interrupt(self: threading.Thread) -> None:
+        start(self)
+        if self.name.startswith("ags1-data-file"):
+            raise KeyboardInterrupt
+
+    def stop_later(self: WriterThreads) -> None:
+        assert begun.wait(10)
+        stop(self)
+
+    def write_slowly(self: FileWriter, rows: pa.Table) -> None:
+        begun.set()
+        time.sleep(0.2)
+        write_whole(self, rows)
+        ended.set()
+
+    def abort_noted(self: FileWriter) -> None:
+        # During a write, Arrow would crash.
+        aborted.append(ended.is_set())
+        abort(self)
+
+    monkeypatch.setattr(FileWriter, "abort", abort_noted)
+    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    monkeypatch.setattr(WriterThreads, "stop", stop_later)
+    monkeypatch.setattr(FileWriter, "write", write_slowly)
+    with pytest.raises(KeyboardInterrupt):
+        write(metadata_of(tmp_path, COLUMNS), rows(1000), threads=2)
+    for thread in threading.enumerate():
+        if thread.name.startswith("ags1-data-file"):
+            thread.join(10)
+    assert aborted == [True]
     assert not files_in(tmp_path)
 
 

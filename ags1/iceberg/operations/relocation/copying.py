@@ -19,24 +19,25 @@ from ....errors import FormatError, TruncatedError
 from ...storage.locations import local_path, normalized
 from ...storage.output import TableOutput
 from ...storage.table_files import TableFiles
-from .job import Job
 from .plan import Copy
+from .relocation import Relocation
 
 _BUFFER_SIZE = 4 << 20
 
 
 class Copier:
-    """Copies files for ``job``. Any number of threads may call ``copy``.
+    """Copies the files of a relocation. Any number of threads may call ``copy``.
 
-    With ``resume``, copies of an earlier attempt are used; ``found_files`` and ``found_size``
-    (bytes) count them. Without it, they are in the way. ``output`` has the files that were copied.
+    If the relocation may ``resume``, copies of an earlier attempt are used; ``found_files`` and
+    ``found_size`` (bytes) count them. If not, they are in the way. ``output`` has the files that
+    were copied.
     """
 
-    def __init__(self, job: Job, *, resume: bool) -> None:
-        self.output = TableOutput(job.io)
+    def __init__(self, relocation: Relocation) -> None:
+        self.output = TableOutput(relocation.io)
         self.found_files = self.found_size = 0
-        self._job, self._resume = job, resume
-        self._files, self._meter = job.files, job.workers.meter
+        self._relocation = relocation
+        self._files, self._meter = relocation.files, relocation.workers.meter
         self._lock = threading.Lock()
 
     def copy(self, item: Copy) -> None:
@@ -45,11 +46,11 @@ class Copier:
         Raises TruncatedError or FormatError if it has another size than the metadata says,
         FileExistsError if another file is in the way, and OSError.
         """
-        target = self._job.destination(item.source)
-        if self._job.stays(item.source):
+        target = self._relocation.destination(item.source)
+        if self._relocation.is_at_destination(item.source):
             check_size(len(self._files.new_input(item.source)), item)
             self._count_found(item)
-        elif self._resume and (size := self._size_of(target)) is not None:
+        elif self._relocation.resume and (size := self._size_of(target)) is not None:
             if size != item.size or not (item.is_encrypted or self._is_copied(item, target)):
                 raise FileExistsError(errno.EEXIST, "Another file is in the way: remove it", target)
             self._refuse_link(item, target)

@@ -22,29 +22,29 @@ from ...write.view import TableView
 from .destination import Destination
 
 
-def is_in_place(view: TableView, new_location: str, properties: Properties) -> bool:
-    """Return whether the table's files are at the new location already, while its metadata names
-    another one, because the table was moved.
+def check_new_location(view: TableView, new_location: str, properties: Properties) -> bool:
+    """Raise ValueError if a table cannot be relocated to ``new_location``: if it is there already,
+    under the same name or through a link, or if one location is inside the other.
 
-    ``properties`` are those of the new location's FileIO. Raises ValueError if the table is there
-    under the same name or a link, or if one location is inside the other.
+    Return whether the table's files are there already, but its metadata names another location,
+    because the table was moved. ``properties`` are those of the new location's FileIO.
     """
     named = view.metadata["location"]
     stored = view.files.stored_location(named)
     if normalized(stored).scheme != "file" and properties != view.files.properties:
         return False  # Another storage.
-    in_place = normalized(new_location) == normalized(stored)
-    if in_place and normalized(stored) == normalized(named):
+    is_in_place = normalized(new_location) == normalized(stored)
+    if is_in_place and normalized(stored) == normalized(named):
         raise ValueError(f"the table is at {new_location} already: choose another location")
     real, real_new = real_location(stored), real_location(new_location)
-    if not in_place and normalized(real) == normalized(real_new):
+    if not is_in_place and normalized(real) == normalized(real_new):
         raise known_by_another_name(new_location)
     if are_nested(stored, new_location) or are_nested(real, real_new):
         # A clean-up of the outer table would delete the inner table's files as orphans.
         raise ValueError(
             f"of {stored} and {new_location}, one is within the other: choose another location"
         )
-    return in_place
+    return is_in_place
 
 
 def known_by_another_name(new_location: str) -> ValueError:

@@ -17,8 +17,8 @@ from ...spec.table_keys import needed_keys
 from ...storage.table_folders import FOLDER_PROPERTIES
 from ...write.summary import without_partitions
 from .destination import Destination
-from .job import Job
 from .plan import Plan
+from .relocation import Relocation
 from .rewriting import Rewritten
 
 
@@ -33,16 +33,16 @@ def new_properties(metadata: Mapping[str, Any], destination: Destination) -> dic
 
 
 def new_metadata(
-    job: Job, plan: Plan, properties: dict[str, str], lists: Mapping[str, Rewritten]
+    relocation: Relocation, plan: Plan, properties: dict[str, str], lists: Mapping[str, Rewritten]
 ) -> dict[str, Any]:
     """Return the metadata of the new table. ``lists`` are the new manifest lists by the locations
     of the old ones. Raises KmsError, because their keys are wrapped here."""
     # A copy of the keys, to add others to it. Unneeded keys are removed below.
-    old_keys = job.files.keys
+    old_keys = relocation.files.keys
     keys = old_keys.prune((), [key.key_id for key in old_keys.encryption_keys])
     copied = {snapshot.snapshot_id for snapshot in plan.snapshots}
     snapshots = []
-    for entry in job.metadata.get("snapshots") or ():
+    for entry in relocation.metadata.get("snapshots") or ():
         if entry["snapshot-id"] not in copied:
             continue
         manifest_list = lists[entry["manifest-list"]]
@@ -51,19 +51,19 @@ def new_metadata(
         if "summary" in entry:
             entry["summary"] = without_partitions(entry["summary"])
         snapshots.append(entry)
-    metadata = copy.deepcopy(dict(job.metadata))
-    metadata["location"] = job.destination.new
+    metadata = copy.deepcopy(dict(relocation.metadata))
+    metadata["location"] = relocation.destination.new
     metadata["last-updated-ms"] = max(now_ms(), metadata["last-updated-ms"])
     metadata["properties"] = properties
     metadata["snapshots"] = snapshots
     metadata["metadata-log"] = []
-    if not job.all_snapshots:
+    if not relocation.all_snapshots:
         refs = metadata.get("refs") or {}
         metadata["refs"] = {name: r for name, r in refs.items() if r["snapshot-id"] in copied}
         metadata["snapshot-log"] = _end_of_log(metadata.get("snapshot-log") or [], copied)
     for name, entries in plan.statistics.items():
         metadata[name] = [
-            {**entry, "statistics-path": job.destination(entry["statistics-path"])}
+            {**entry, "statistics-path": relocation.destination(entry["statistics-path"])}
             for entry in entries
         ]
     metadata["encryption-keys"] = encryption_keys_to_dicts(keys.encryption_keys)

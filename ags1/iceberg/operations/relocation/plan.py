@@ -26,7 +26,7 @@ from ...read.snapshots import EncryptedManifest, EncryptedSnapshot
 from ...storage.byte_meter import ByteMeter
 from ...storage.locations import Location, normalized
 from ...storage.table_files import TableFiles
-from .job import Job
+from .relocation import Relocation
 
 # The fields of metadata.json that name statistics files.
 STATISTICS = ("statistics", "partition-statistics")
@@ -108,18 +108,18 @@ class Plan:
         return sum(map(len, (self.snapshots, self.manifests, self.vectors, self.deletes)))
 
 
-def make_plan(job: Job) -> Plan:
+def make_plan(relocation: Relocation) -> Plan:
     """Read the table's manifests; return what its relocation has to do.
 
     Statistics outside the table's folders are dropped. Raises MetadataIntegrityError,
     NotEncryptedError, and what reading a manifest raises.
     """
     plan = Plan()
-    files, workers = job.files, job.workers
-    current = job.metadata.get("current-snapshot-id")
-    for entry in job.metadata.get("snapshots") or ():
-        if job.all_snapshots or entry["snapshot-id"] == current:
-            parsed = job.view.parsed.snapshot_by_id(entry["snapshot-id"])
+    files, workers = relocation.files, relocation.workers
+    current = relocation.metadata.get("current-snapshot-id")
+    for entry in relocation.metadata.get("snapshots") or ():
+        if relocation.all_snapshots or entry["snapshot-id"] == current:
+            parsed = relocation.view.parsed.snapshot_by_id(entry["snapshot-id"])
             plan.snapshots.append(cast("EncryptedSnapshot", parsed))
     for manifests in workers.each(lambda snapshot: snapshot.manifests(files), plan.snapshots):
         for manifest in manifests:
@@ -130,9 +130,9 @@ def make_plan(job: Job) -> Plan:
         for item in live:
             plan.add(item)
         workers.total = plan.copied_size
-    _add_statistics(plan, job)
+    _add_statistics(plan, relocation)
     workers.total = plan.copied_size
-    job.destination.keep_apart(plan.sources())
+    relocation.destination.keep_apart(plan.sources())
     return plan
 
 
@@ -161,21 +161,21 @@ def _live_files(
     return live
 
 
-def _add_statistics(plan: Plan, job: Job) -> None:
+def _add_statistics(plan: Plan, relocation: Relocation) -> None:
     copied_snapshots = {snapshot.snapshot_id for snapshot in plan.snapshots}
     for name in STATISTICS:
-        kept = plan.statistics[name] = []
-        for entry in job.metadata.get(name) or ():
-            if not job.all_snapshots and entry["snapshot-id"] not in copied_snapshots:
+        usable = plan.statistics[name] = []
+        for entry in relocation.metadata.get(name) or ():
+            if not relocation.all_snapshots and entry["snapshot-id"] not in copied_snapshots:
                 continue
             location = entry["statistics-path"]
             try:
-                is_usable = job.folders.has_statistics(location, job.files)
+                is_usable = relocation.folders.has_statistics(location, relocation.files)
             except FileNotFoundError:
                 is_usable = False
             if is_usable:
                 plan.add(Copy(location, int(entry["file-size-in-bytes"]), False))
-                kept.append(entry)
+                usable.append(entry)
             else:
                 # No reader needs statistics: Java reads the table without them if they are missing.
                 plan.dropped_statistics.append(location)

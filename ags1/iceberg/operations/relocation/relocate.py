@@ -14,8 +14,8 @@ Each file appears complete or not at all. So if the process is killed, there are
 no metadata.json names them. The next attempt finds the copies by their names and sizes, and does
 not copy them again. It writes the other files under new names, and those of the killed attempt
 stay: ``verify_table`` reports them as orphans. If an attempt fails with an exception, it deletes
-the files that it has written anew, and its copies stay for the next attempt. The old table never
-changes.
+the files that it has written anew, and its copies stay for the next attempt (with
+``resume=False``, it deletes them too). The old table never changes.
 
 Java's ``RewriteTablePath`` does the same for unencrypted tables and refuses encrypted ones. This
 package does not know catalogs.
@@ -47,15 +47,15 @@ from ..verify.findings import Severity
 from ..verify.progress import EstimatedProgress
 from .copying import Copier
 from .destination import Destination
-from .job import Job
 from .location_checks import (
-    is_in_place,
+    check_new_location,
     is_seen_from,
     known_by_another_name,
     refuse_other_table,
 )
 from .new_metadata import new_metadata, new_properties
 from .plan import Plan, make_plan
+from .relocation import Relocation
 from .rewriting import Rewriter
 from .workers import Workers
 
@@ -148,13 +148,13 @@ def relocate(
     old_location = view.metadata["location"]
     new_location = checked_location(new_location)
     io_properties = view.files.properties if properties is None else dict(properties)
-    in_place = is_in_place(view, new_location, io_properties)
+    is_in_place = check_new_location(view, new_location, io_properties)
     if threads is None:
         threads = usable_cpus()
         used = (normalized(new_location), normalized(view.files.stored_location(old_location)))
         if any(location.scheme != "file" for location in used):
             threads = max(threads, _REMOTE_THREADS)
-    job = Job(
+    relocation = Relocation(
         view=view,
         metadata_location=table.metadata_location,
         folders=table.folders,
@@ -162,67 +162,70 @@ def relocate(
         destination=Destination(old_location, new_location),
         io=load_file_io(io_properties, new_location),
         is_same_storage=io_properties == view.files.properties,
-        is_in_place=in_place,
+        is_in_place=is_in_place,
         workers=Workers(threads, progress),
+        resume=resume,
+        verify=verify,
     )
-    return _run(job, resume=resume, verify=verify, dry_run=dry_run)
+    return _run(relocation, dry_run=dry_run)
 
 
-def _run(job: Job, *, resume: bool, verify: bool, dry_run: bool) -> RelocationResult:
-    properties = new_properties(job.metadata, job.destination)
-    metadata_folder = properties.get(METADATA_PATH, f"{job.destination.new}/metadata")
-    copier = Copier(job, resume=resume)
-    rewriter = Rewriter(job, metadata_folder)
+def _run(relocation: Relocation, *, dry_run: bool) -> RelocationResult:
+    properties = new_properties(relocation.metadata, relocation.destination)
+    metadata_folder = properties.get(METADATA_PATH, f"{relocation.destination.new}/metadata")
+    copier = Copier(relocation)
+    rewriter = Rewriter(relocation, metadata_folder)
     metadata_location = None
     try:
-        plan = make_plan(job)
+        plan = make_plan(relocation)
         if not dry_run:
-            refuse_other_table(job.io, metadata_folder, job.metadata)
-            for _ in job.workers.each(copier.copy, plan.copies.values()):
+            refuse_other_table(relocation.io, metadata_folder, relocation.metadata)
+            for _ in relocation.workers.each(copier.copy, plan.copies.values()):
                 pass
             lists = rewriter.rewrite(plan)
-            metadata = new_metadata(job, plan, properties, lists)
-            metadata_location = _publish(job, metadata, copier, rewriter, verify=verify)
-        job.workers.report(final=True)
+            metadata = new_metadata(relocation, plan, properties, lists)
+            metadata_location = _publish(relocation, metadata, copier, rewriter)
+        relocation.workers.report(final=True)
     except BaseException:
         # Stop the threads first, because they may be about to complete a file.
-        job.workers.stop()
+        relocation.workers.stop()
         rewriter.output.discard(rewriter.output.written)
-        if not resume:
+        if not relocation.resume:
             copier.output.discard(copier.output.written)
         raise
     finally:
-        job.workers.stop()
-    return _result(job, plan, copier, metadata_location)
+        relocation.workers.stop()
+    return _result(relocation, plan, copier, metadata_location)
 
 
 def _publish(
-    job: Job, metadata: dict[str, Any], copier: Copier, rewriter: Rewriter, *, verify: bool
+    relocation: Relocation, metadata: dict[str, Any], copier: Copier, rewriter: Rewriter
 ) -> str:
     """Write the new metadata.json; return its location."""
-    location = next_metadata_location(metadata, job.metadata_location)
+    old_location = relocation.metadata_location
+    location = next_metadata_location(metadata, old_location)
     text = print_metadata(metadata)
-    if verify:
-        _verify(job, metadata, location)
+    if relocation.verify:
+        _verify(relocation, metadata, location)
     rewriter.output.write(location, stored_form(text, location))
-    if not job.is_in_place and is_seen_from(job.view, job.metadata_location, location):
+    if not relocation.is_in_place and is_seen_from(relocation.view, old_location, location):
         # Delete the copies of files from outside: no further attempt will use them.
         copier.output.discard(copier.output.written)
-        raise known_by_another_name(job.destination.new)
+        raise known_by_another_name(relocation.destination.new)
     return location
 
 
-def _verify(job: Job, metadata: dict[str, Any], location: str) -> None:
+def _verify(relocation: Relocation, metadata: dict[str, Any], location: str) -> None:
     """Authenticate every file of the new table. Raises MetadataIntegrityError, KmsError."""
-    keys = job.files.keys
+    keys = relocation.files.keys
     version = version_of(
         Base(("relocated", location), metadata, location, Trust(key_id=keys.table_key_id)),
-        job.io,
+        relocation.io,
         keys.kms,
-        require_encrypted=job.files.require_encrypted,
+        require_encrypted=relocation.files.require_encrypted,
     )
     table = TableSession(version, NoopCatalog("relocated"))
-    report = verify_table(table, threads=job.workers.threads, list_folders=False)
+    report = verify_table(table, threads=relocation.workers.threads, list_folders=False)
     for finding in report.findings:
         if finding.severity == Severity.ERROR:
             raise MetadataIntegrityError(
@@ -232,19 +235,19 @@ def _verify(job: Job, metadata: dict[str, Any], location: str) -> None:
 
 
 def _result(
-    job: Job, plan: Plan, copier: Copier, metadata_location: str | None
+    relocation: Relocation, plan: Plan, copier: Copier, metadata_location: str | None
 ) -> RelocationResult:
-    logged = [entry["metadata-file"] for entry in job.metadata.get("metadata-log") or ()]
-    old = {item.source for item in plan.copies.values() if not job.stays(item.source)}
-    old.update(item.source for item in plan.vectors.values())
-    old.update(item.source for item in plan.deletes.values())
+    logged = [entry["metadata-file"] for entry in relocation.metadata.get("metadata-log") or ()]
+    sources = set(plan.sources())
+    unchanged = {c.source for c in plan.copies.values() if relocation.is_at_destination(c.source)}
+    old = sources - unchanged
     old.update(plan.manifests, (snapshot.manifest_list for snapshot in plan.snapshots))
-    inside = {location for location in old if job.folders.has(location)}
-    inside.update(job.folders.versions(logged))
+    inside = {location for location in old if relocation.folders.has(location)}
+    inside.update(relocation.folders.versions(logged))
     # The table was opened from this file, which may have another location than in the metadata.
-    inside.add(job.metadata_location)
+    inside.add(relocation.metadata_location)
     return RelocationResult(
-        location=job.destination.new,
+        location=relocation.destination.new,
         metadata_location=metadata_location,
         snapshots=len(plan.snapshots),
         copied_files=len(plan.copies) - copier.found_files,

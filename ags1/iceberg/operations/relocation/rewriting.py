@@ -22,8 +22,8 @@ from ...read.snapshots import EncryptedManifest, EncryptedSnapshot
 from ...storage.locations import Location, normalized
 from ...storage.output import TableOutput
 from .copying import check_size, open_regular
-from .job import Job
 from .plan import Copy, Deletes, Plan, Vectors
+from .relocation import Relocation
 from .repoint import (
     Paths,
     Row,
@@ -59,12 +59,12 @@ class Rewritten:
 
 
 class Rewriter:
-    """Writes files anew in the threads of ``job``. ``output`` has the files that were written."""
+    """Writes the files of a relocation anew. ``output`` has the files that were written."""
 
-    def __init__(self, job: Job, metadata_folder: str) -> None:
-        self.output = TableOutput(job.io)
-        self._workers, self._destination = job.workers, job.destination
-        self._files, self._manager = job.files, job.files.keys
+    def __init__(self, relocation: Relocation, metadata_folder: str) -> None:
+        self.output = TableOutput(relocation.io)
+        self._workers, self._destination = relocation.workers, relocation.destination
+        self._files, self._manager = relocation.files, relocation.files.keys
         self._metadata_folder = metadata_folder
         # In the names of this attempt's manifests and manifest lists.
         self._attempt = str(uuid.uuid4())

@@ -34,22 +34,18 @@ class Workers:
 
     def each(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
         """Yield ``work(item)`` for each item, as they finish. Raises what ``work`` and ``progress``
-        raise, and Stopped."""
+        raise."""
         running: set[Future[_Result]] = set()
         waiting = iter(items)
         while True:
             for item in islice(waiting, 4 * self.threads - len(running)):
-                running.add(self._pool.submit(self._do, work, item))
+                running.add(self._pool.submit(work, item))
             if not running:
                 return
             done, running = wait(running, _PROGRESS_SECONDS, FIRST_COMPLETED)
             self.report()
             for future in done:
                 yield future.result()
-
-    def _do(self, work: Callable[[_Item], _Result], item: _Item) -> _Result:
-        self.meter.add(0)  # Raises Stopped, so that no work begins after ``stop``.
-        return work(item)
 
     def report(self, *, final: bool = False) -> None:
         """Call ``progress``, but at most about ten times a second unless this is the final call."""
@@ -60,6 +56,6 @@ class Workers:
         self._progress(self.meter.done, self.total)
 
     def stop(self) -> None:
-        """End the threads, and wait for them. No work is completed after this."""
+        """End the threads, and wait for them. Copying stops at once, and no other work begins."""
         self.meter.stop()
         self._pool.shutdown(cancel_futures=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -81,13 +81,9 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as a dict for JSON."""
         return {
+            **asdict(self),
             "severity": self.severity.value,
-            "kind": self.kind,
-            "message": self.message,
-            "file": self.file,
             "snapshot_ids": list(self.snapshot_ids),
-            "block": self.block,
-            "offset": self.offset,
         }
 
 
@@ -136,22 +132,10 @@ class TableVerification:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as a dict for JSON."""
+        names = [f.name for f in fields(self) if f.name not in ("findings", "finding_counts")]
         return {
             "ok": self.ok,
-            "metadata_location": self.metadata_location,
-            "table_uuid": self.table_uuid,
-            "key_id": self.key_id,
-            "snapshots": self.snapshots,
-            "manifest_lists": self.manifest_lists,
-            "manifests": self.manifests,
-            "data_files": self.data_files,
-            "plain_data_files": self.plain_data_files,
-            "delete_files": self.delete_files,
-            "deletion_vectors": self.deletion_vectors,
-            "statistics_files": self.statistics_files,
-            "exposed_files": self.exposed_files,
-            "exposed_current_files": self.exposed_current_files,
-            "verified_size": self.verified_size,
+            **{name: getattr(self, name) for name in names},
             "seconds": round(self.seconds, 3),
             "bytes_per_second": round(self.bytes_per_second),
             "errors": self.count(Severity.ERROR),
@@ -208,19 +192,20 @@ def finding_of(
     return Finding(severity, kind, message, file, snapshot_ids)
 
 
+# The kinds of errors. The first that fits counts, because some are subclasses of later ones.
+_KINDS: tuple[tuple[type[BaseException], str], ...] = (
+    (NotEncryptedError, "not-encrypted"),
+    (MetadataIntegrityError, "metadata"),
+    (AuthenticationError, "authentication"),
+    (TruncatedError, "truncated"),
+    (FormatError, "format"),
+    (KeyMetadataError, "key"),
+    (MissingFileLengthError, "key"),
+    (KmsError, "key"),
+    (FileNotFoundError, "missing-file"),
+    (BaseException, "unreadable-file"),
+)
+
+
 def _kind(error: Ags1Error | OSError) -> str:
-    if isinstance(error, NotEncryptedError):
-        return "not-encrypted"
-    if isinstance(error, MetadataIntegrityError):
-        return "metadata"
-    if isinstance(error, AuthenticationError):
-        return "authentication"
-    if isinstance(error, TruncatedError):
-        return "truncated"
-    if isinstance(error, FormatError):
-        return "format"
-    if isinstance(error, (KeyMetadataError, MissingFileLengthError, KmsError)):
-        return "key"
-    if isinstance(error, FileNotFoundError):
-        return "missing-file"
-    return "unreadable-file"
+    return next(kind for error_type, kind in _KINDS if isinstance(error, error_type))

@@ -22,7 +22,7 @@ _LIFETIME_DAYS = KEK_LIFETIME_MS // _DAY_MS
 def check_metadata(table: TableSession, findings: Findings, clock_ms: Clock) -> None:
     """Add what is wrong with the metadata and its keys to ``findings``. Raises KmsUnavailableError,
     KmsAccessDeniedError and KmsConfigurationError."""
-    if not table.metadata_is_vouched_for:
+    if not table.metadata_is_confirmed:
         findings.add(
             "metadata-not-pinned",
             "the metadata's schemas and list of snapshots are not authenticated: pass the "

@@ -30,6 +30,11 @@ from .file_index import FileIndex, SnapshotIds
 from .findings import Finding, Findings, finding_of
 from .progress import ProgressReport
 
+_COUNTED = (
+    "manifest_lists manifests data_files plain_data_files delete_files deletion_vectors "
+    "statistics_files"
+).split()
+
 # By location: a manifest, and the IDs of the snapshots that have it.
 _Manifests: TypeAlias = "dict[str, tuple[EncryptedManifest, list[int]]]"
 _Item = TypeVar("_Item")
@@ -91,18 +96,7 @@ class TableWalk:
         self._encrypted_manifests: _Manifests = {}
         self._plaintext_manifests: _Manifests = {}
         self.verified_size = 0
-        self.counts = dict.fromkeys(
-            (
-                "manifest_lists",
-                "manifests",
-                "data_files",
-                "plain_data_files",
-                "delete_files",
-                "deletion_vectors",
-                "statistics_files",
-            ),
-            0,
-        )
+        self.counts = dict.fromkeys(_COUNTED, 0)
 
     def read_manifest_lists(self) -> None:
         """Read the manifest lists of all snapshots. Raises KmsUnavailableError,

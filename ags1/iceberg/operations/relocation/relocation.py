@@ -1,4 +1,4 @@
-"""``Job``: what all steps of one relocation share."""
+"""``Relocation``: what all steps of one relocation share."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Relocation:
     """One relocation: the table, where it goes, and the threads that copy.
 
     ``metadata_location`` is the location of the old metadata.json in the catalog. ``folders`` are
     the old table's. Without ``all_snapshots``, only the current snapshot is copied. ``io`` is the
-    storage of the new location. With ``is_same_storage``, one
-    location names one file for both tables. With ``is_in_place``, the table was moved before, and
-    its files are at the new location already.
+    storage of the new location. With ``is_same_storage``, one location names one file for both
+    tables. With ``is_in_place``, the table was moved before, and its files are at the new location
+    already. ``resume`` and ``verify`` are arguments of ``relocate``.
     """
 
     view: TableView
@@ -36,6 +36,8 @@ class Job:
     is_same_storage: bool
     is_in_place: bool
     workers: Workers
+    resume: bool
+    verify: bool
 
     @property
     def files(self) -> TableFiles:
@@ -47,7 +49,7 @@ class Job:
         """The old metadata."""
         return self.view.metadata
 
-    def stays(self, source: str) -> bool:
+    def is_at_destination(self, source: str) -> bool:
         """Return whether a file of the old table is at its new location already."""
         stored = normalized(self.files.stored_location(source))
         return stored == normalized(self.destination(source)) and (

@@ -1,0 +1,191 @@
+"""Lists the unencrypted files that a migration has left, so that they can be deleted.
+
+Everybody who could write to the storage may have changed the plaintext manifests that name these
+files. So a file is deleted only if the encrypted table does not reach it, it is in the table's
+folders, and it begins like an unencrypted file of a table.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyiceberg.exceptions import ValidationException
+from pyiceberg.io import FileIO
+
+from ...errors import Ags1Error, MetadataIntegrityError
+from ...keys.manager import TABLE_KEY_ID
+from ..read.records import read_entries
+from ..spec.constants import AVRO_MAGIC, ORC_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
+from ..storage.locations import file_identity
+from ..storage.output import TableOutput
+from ..storage.table_files import TableFiles
+from ..storage.table_folders import TableFolders
+from ..write.view import TableView
+from .deletion import GC_ENABLED, delete_files, may_share_files, statistics_of
+from .plain_snapshots import plain_manifests
+
+_READ_THREADS = 16
+_UNREADABLE = (OSError, MetadataIntegrityError, NotImplementedError)
+# The first bytes of unencrypted Parquet, Avro, Puffin and ORC files.
+_BEGINNINGS = (PARQUET_MAGIC, AVRO_MAGIC, PUFFIN_MAGIC, ORC_MAGIC)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaintextFiles:
+    """The files of the snapshots of an unencrypted table: data and delete files, manifests,
+    manifest lists and statistics, but not its metadata.json files.
+
+    ``inside`` are those that can be deleted. ``outside`` are those outside the table's own folders,
+    which may be another table's, and those that do not begin like a file of a table.
+    ``unreadable`` are files that could not be read, so the files that they name are not listed.
+    ``folders`` are the table's folders.
+    """
+
+    inside: tuple[str, ...]
+    outside: tuple[str, ...]
+    unreadable: tuple[str, ...]
+    folders: TableFolders = field(repr=False, compare=False)
+
+    def delete(self, output: TableOutput) -> tuple[str, ...]:
+        """Delete the files ``inside``; return those that could not be deleted, as
+        ``deletion.delete_files``."""
+        return delete_files(self.inside, output, self.folders)
+
+
+def plaintext_files(
+    before: Mapping[str, Any], after: Mapping[str, Any], files: TableFiles, folders: TableFolders
+) -> PlaintextFiles:
+    """Return the unencrypted files that a migration has left. Reads manifests; deletes nothing.
+
+    ``before`` is the metadata that was migrated. ``after`` is the metadata of the encrypted table
+    at any later time, and ``files`` opens its files. The result never has a file that ``after``
+    reaches. ``folders`` are the table's folders. If the manifest list of a snapshot is outside
+    them, its files are not listed, because anybody may have written it.
+
+    Raises ValueError if ``before`` and ``after`` are not the same table before and after its
+    migration; ValidationException if ``gc.enabled`` is not true, because other tables may have
+    files of such a table too; and what reading the encrypted table's manifests raises.
+    """
+    _check_versions(before, after)
+    # Compare identities, because a needed file may also be listed by another name.
+    needed = {file_identity(location) for location in _reached(TableView(dict(after), files))}
+    inside: dict[str, str] = {}
+    outside: dict[str, str] = {}
+    unreadable: list[str] = []
+    for location, is_own in _statistics_files(before, files, folders):
+        (inside if is_own else outside)[file_identity(location)] = location
+    for location in _plaintext_files(before, files.inner, folders, unreadable):
+        (inside if folders.has(location) else outside)[file_identity(location)] = location
+    for identity in needed & inside.keys():
+        del inside[identity]
+    with ThreadPoolExecutor(_READ_THREADS) as pool:
+        results = pool.map(lambda location: _begins_as_tables(location, files), inside.values())
+        for identity, is_tables in zip(list(inside), results, strict=True):
+            if is_tables is None:
+                del inside[identity]
+            elif not is_tables:
+                outside[identity] = inside.pop(identity)
+    return PlaintextFiles(
+        tuple(inside.values()),
+        tuple(path for identity, path in outside.items() if identity not in needed | inside.keys()),
+        tuple(unreadable),
+        folders,
+    )
+
+
+def _check_versions(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    if (after.get("properties") or {}).get(TABLE_KEY_ID) is None:
+        raise ValueError(
+            "the table is not encrypted, so it needs its unencrypted files: migrate it first"
+        )
+    if before.get("table-uuid") not in (None, after["table-uuid"]):
+        raise ValueError(
+            "the metadata before and after the migration is of two tables, "
+            f"{before['table-uuid']} and {after['table-uuid']}: pass that of one"
+        )
+    if may_share_files(before.get("properties")):
+        raise ValidationException(
+            f"the unencrypted files cannot be deleted: the table's property {GC_ENABLED!r} is not "
+            "true, so other tables may have them too. Set it to true if no other table has them"
+        )
+
+
+def _statistics_files(
+    metadata: Mapping[str, Any], files: TableFiles, folders: TableFolders
+) -> Iterator[tuple[str, bool]]:
+    """Yield the statistics files that exist, each with whether it is certainly the table's."""
+    for _, entry in statistics_of(metadata):
+        location = entry["statistics-path"]
+        try:
+            yield location, folders.has_statistics(location, files)
+        except FileNotFoundError:
+            continue
+        except (Ags1Error, OSError):
+            yield location, False
+
+
+def _begins_as_tables(location: str, files: TableFiles) -> bool | None:
+    """Return whether a file is a regular file and begins like an unencrypted file of a table; None
+    if it is missing. This is checked because others may be able to change the plaintext manifests
+    that name it."""
+    try:
+        path = files.local_path(location)
+        if path is not None and not stat.S_ISREG(os.lstat(path).st_mode):
+            return False
+        with closing(files.open_stored(location)) as stream:
+            return stream.read(4).startswith(_BEGINNINGS)
+    except FileNotFoundError:
+        return None
+    except (Ags1Error, OSError):
+        return False
+
+
+def _reached(view: TableView) -> Iterator[str]:
+    """Yield the locations of all files that the snapshots of an encrypted table reach."""
+    read: set[str] = set()
+    for snapshot in view.parsed.snapshots:
+        yield snapshot.manifest_list
+        for manifest in snapshot.manifests(view.files):
+            yield manifest.manifest_path
+            if manifest.manifest_path not in read:
+                read.add(manifest.manifest_path)
+                for entry in read_entries(manifest, view.files):
+                    yield entry.file.file_path
+
+
+def _plaintext_files(
+    metadata: Mapping[str, Any], io: FileIO, folders: TableFolders, unreadable: list[str]
+) -> Iterator[str]:
+    """Yield the files that the snapshots of an unencrypted table reach. If a manifest list is
+    outside the table's folders, yield only that. ``unreadable`` collects what cannot be read."""
+    read: set[str] = set()
+    for snapshot in metadata.get("snapshots") or ():
+        location = str(snapshot.get("manifest-list"))
+        if snapshot.get("manifest-list") is not None and not folders.has(location):
+            yield location
+            continue
+        try:
+            manifests = plain_manifests(snapshot, io)
+        except _UNREADABLE:
+            unreadable.append(location)
+            continue
+        yield location
+        for manifest in manifests:
+            path = manifest.manifest_path
+            if path in read:
+                continue
+            read.add(path)
+            try:
+                entries = read_entries(manifest, io)
+            except _UNREADABLE:
+                unreadable.append(path)
+                continue
+            yield path
+            for entry in entries:
+                yield entry.file.file_path

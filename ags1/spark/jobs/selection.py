@@ -1,0 +1,198 @@
+"""``Selection``: which files a job has to do, which are done already, and which it cannot do.
+
+A file that the job cannot do is a failure of this file only. For the others, the ledger decides:
+if it has the file's target as done, and source and target still are as it says, the file is done.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from ...errors import FormatError, KeyMetadataError, TruncatedError
+from ...layout import encrypted_size
+from ..ledger import DONE, ENCRYPT, Ledger, Row
+from ..storage.choice import absolute, find, storage_of
+from ..storage.pieces import BLOCK_SIZE, Item
+from ..storage.protocol import REQUESTS, SourceFile, StatusOf
+from .publishing import has_its_name
+from .work import WRONG_LENGTH
+
+SUFFIX = ".ags1"
+_NO_FILE = "there is no file: check the path, and that it is mounted"
+_OWN_FOLDER = "it is in the folder of the targets or the ledger: name another source"
+_NO_KEY = "the ledger has no key for this file: use the ledger of the job that encrypted it"
+
+
+class Wanted(NamedTuple):
+    """A file that somebody wants done: its path below the folder that was given, unencrypted; the
+    size of its plaintext in bytes; and its wrapped key if it is encrypted."""
+
+    file: SourceFile
+    relative_path: str
+    plaintext_size: int
+    wrapped: str | None
+
+
+class Failure(NamedTuple):
+    """A file that cannot be done, its target if it is known, and why."""
+
+    file: SourceFile
+    target: str
+    error: BaseException
+
+
+class Selection:
+    """The files of one job. ``root`` is the folder of its targets, empty if it writes none.
+
+    ``failures`` and ``unchanged`` (a number) are of the files that the job need not try.
+    """
+
+    def __init__(self, operation: str, root: str, ledger: Ledger) -> None:
+        self._operation = operation
+        self._root = root
+        self._ledger = ledger
+        # Sources are not searched for in these folders.
+        self._own_folders = [folder for folder in (root, ledger.folder) if folder]
+        self._targets: set[str] = set()
+        self._status_of: StatusOf = lambda target: None
+        self.failures: list[Failure] = []
+        self.unchanged = 0
+
+    def listed(self, paths: Sequence[str]) -> Sequence[SourceFile]:
+        """Return the files that paths, globs and folders mean. Paths that cannot be listed, or
+        paths without any file, are failures: the folder may not be mounted."""
+        listing = find(paths, passed_over=self._own_folders)
+        for path, error in listing.problems:
+            self._fail(SourceFile(path, "", 0, ""), error)
+        if not listing.files and not listing.problems:
+            own = [absolute(folder).rstrip("/") + "/" for folder in self._own_folders]
+            for path in paths:
+                message = _NO_FILE
+                if any((absolute(path) + "/").startswith(folder) for folder in own):
+                    message = _OWN_FOLDER
+                self._fail(SourceFile(path, "", 0, ""), OSError(errno.ENOENT, message))
+        return listing.files
+
+    def encrypted(self, paths: Sequence[str] | None) -> Iterator[tuple[SourceFile, Row]]:
+        """Yield the encrypted files that ``paths`` mean (None: all files of the ledger), each with
+        the row that has its key."""
+        by_target = self._encrypted_rows()
+        if paths is None:
+            yield from self._all_encrypted(by_target)
+            return
+        by_name = {f"{row.relative_path}{SUFFIX}": row for row in by_target.values()}
+        for file in self.listed(paths):
+            row = by_target.get(file.path) or by_name.get(file.relative_path)
+            if row is None:
+                self._fail(file, KeyMetadataError(_NO_KEY))
+            elif self._has_its_length(file, row):
+                yield file, row
+
+    def items(self, wanted: Sequence[Wanted], *, suffix: str = "", overwrite: bool) -> list[Item]:
+        """Return the work on all files that are not done. The names of their targets end with
+        ``suffix``."""
+        columns = ("source", "source_size", "source_version", "target_size")
+        rows = self._ledger.done(self._operation, columns)
+        storage = storage_of(self._root)
+        self._status_of = storage.statuses(self._root, len(wanted), follow=False)
+        items: list[Item] = []
+        for file, name, size, wrapped in wanted:
+            target = os.path.join(self._root, name + suffix)
+            row = rows.get(target)
+            if self._is_to_do(file, target, row, overwrite=overwrite):
+                source = file.path, target, name, file.size, file.version
+                replaces = overwrite or row is not None
+                items.append(Item(len(items), *source, size, wrapped, replaces, storage.unit(size)))
+        return items
+
+    def _is_to_do(self, file: SourceFile, target: str, row: Row | None, *, overwrite: bool) -> bool:
+        """Return whether a file has to be done. ``row`` is the ledger's of its target."""
+        if not storage_of(self._root).holds(self._root, target):
+            message = f"its target would be outside the folder {self._root}: rename the source"
+            self._fail(file, OSError(errno.EINVAL, message))
+            return False
+        if target in self._targets:
+            message = f"another source has the same target, {target}: name a folder above both"
+            self._fail(file, OSError(errno.EINVAL, message))
+            return False
+        self._targets.add(target)
+        if row is None and overwrite:
+            return True
+        try:
+            status = self._status_of(target)
+        except (OSError, ValueError) as error:  # a name with a NUL in it, say
+            self._fail(file, error, target)
+            return False
+        if status is None:
+            return True
+        if row is None:
+            message = (
+                "the target exists, and this ledger does not know it: use --force (overwrite=True)"
+            )
+            self._fail(file, FileExistsError(errno.EEXIST, message), target)
+            return False
+        as_it_was = (row.source, row.source_size, row.source_version, row.target_size)
+        if as_it_was != (file.path, file.size, file.version, status.size):
+            return True
+        self.unchanged += 1
+        return False
+
+    def _encrypted_rows(self) -> dict[str, Row]:
+        """Return the rows of all encrypted files by target, also those of a job that was killed or
+        that is writing now."""
+        pending = [row for batch in self._ledger.pending() for row in batch.rows]
+        columns = ("source_size", "relative_path", "key_metadata")
+        by_target = self._ledger.done(ENCRYPT, columns)
+        pending = [row for row in pending if (row.operation, row.status) == (ENCRYPT, DONE)]
+        with ThreadPoolExecutor(REQUESTS, "ags1-names") as pool:
+            for row, is_named in zip(pending, pool.map(has_its_name, pending), strict=True):
+                if is_named:
+                    by_target[row.target] = row
+        return by_target
+
+    def _all_encrypted(self, by_target: Mapping[str, Row]) -> Iterator[tuple[SourceFile, Row]]:
+        by_storage: dict[int, list[str]] = {}
+        storages: dict[str, int] = {}
+        for path, row in by_target.items():
+            try:
+                storages[path] = id(storage_of(path))
+            except (OSError, ValueError) as error:
+                self._fail(SourceFile(path, row.relative_path, 0, ""), error)
+            else:
+                by_storage.setdefault(storages[path], []).append(path)
+        status_of = {}
+        for number, paths in by_storage.items():
+            # commonpath would not return a URL.
+            folder = os.path.dirname(os.path.commonprefix(paths) + "x")  # noqa: RUF071
+            status_of[number] = storage_of(folder).statuses(folder, len(paths), follow=True)
+        for path, number in storages.items():
+            row = by_target[path]
+            try:
+                status = status_of[number](path)
+                if status is None:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            except (OSError, ValueError) as error:
+                self._fail(SourceFile(path, row.relative_path, 0, ""), error)
+                continue
+            file = SourceFile(path, row.relative_path, *status)
+            if self._has_its_length(file, row):
+                yield file, row
+
+    def _has_its_length(self, file: SourceFile, row: Row) -> bool:
+        """Return whether a file has the length in its row, by which it is cut."""
+        try:
+            expected = encrypted_size(row.source_size, BLOCK_SIZE)
+        except (FormatError, TypeError):  # the row is damaged
+            expected = -1
+        if file.size == expected:
+            return True
+        kind = TruncatedError if file.size < expected else FormatError
+        self._fail(file, kind(WRONG_LENGTH))
+        return False
+
+    def _fail(self, file: SourceFile, error: BaseException, target: str = "") -> None:
+        self.failures.append(Failure(file, target, error))
