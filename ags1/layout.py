@@ -97,11 +97,6 @@ def plaintext_size(encrypted_size: int, block_size: int = DEFAULT_BLOCK_SIZE) ->
     return plaintext
 
 
-def block_number(position: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
-    """Return the number of the block that holds the plaintext byte at ``position``."""
-    return position // block_size
-
-
 def block_offset(number: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
     """Return where in the file block ``number`` begins (its nonce)."""
     return HEADER_SIZE + number * (block_size + BLOCK_OVERHEAD)

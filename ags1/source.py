@@ -26,19 +26,6 @@ if TYPE_CHECKING:
 _WOULD_BLOCK = "the source has no data now and would block: give one in blocking mode"
 
 
-class RangedReader(Protocol):
-    """A caller's own storage: a thread-safe ``pread(offset, size)``, both in bytes.
-
-    If ``pread`` returns fewer bytes, it is called again for the rest. If it returns no bytes, the
-    source has ended. ``size`` (bytes) is used if there is one: an attribute, or a method without
-    arguments.
-    """
-
-    def pread(self, offset: int, size: int, /) -> Buffer:
-        """Return up to ``size`` bytes from ``offset`` on."""
-        ...
-
-
 class Source(Protocol):
     """An encrypted file. ``size`` is in bytes, or None if it is unknown. Without ``random_access``,
     one thread must fetch ranges in order and without gaps."""
@@ -125,7 +112,13 @@ class MemorySource(Source):
 
 
 class RangedSource(Source):
-    """A caller's object with ranged reads. The encrypted file begins at its byte ``base``."""
+    """A caller's object with a thread-safe ``pread(offset, size)``. The encrypted file begins at
+    its byte ``base``.
+
+    If ``pread`` returns fewer bytes, it is called again for the rest. If it returns no bytes, the
+    source has ended. ``size`` (bytes) is used if there is one: an attribute, or a method without
+    arguments.
+    """
 
     random_access = True
 

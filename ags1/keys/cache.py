@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import os
 import threading
@@ -173,11 +174,10 @@ class KekCache:
         return f"KekCache({self.kms!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.kms, self._lifetime_seconds, self._capacity)
-
-
-def _rebuild(kms: KmsClient, lifetime_seconds: float, capacity: int) -> KekCache:
-    return KekCache(kms, lifetime_seconds=lifetime_seconds, capacity=capacity)
+        make = functools.partial(
+            KekCache, lifetime_seconds=self._lifetime_seconds, capacity=self._capacity
+        )
+        return make, (self.kms,)
 
 
 def _copy(error: Exception) -> Exception:

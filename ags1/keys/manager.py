@@ -13,6 +13,7 @@ are then encrypted only under KEKs that were made here.
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 import time
@@ -237,16 +238,16 @@ class EncryptionManager:
     ) -> EncryptionManager:
         """Return a manager without the entries that nothing needs.
 
-        ``live_key_ids`` are the ``key-id``s of the snapshots that stay, ``others`` what else stays
-        if it is there. A KEK stays when one of the former needs it, or when the next commit would
-        use it. Java never drops any. Raises KeyMetadataError when one of ``live_key_ids`` or its
-        KEK is not in the list.
+        ``live_key_ids`` are the ``key-id``s of the snapshots that stay. ``others`` are the IDs of
+        other entries to keep, if they are in the list. A KEK stays if a live key needs it, or if
+        the next commit would use it. Java never drops any. Raises KeyMetadataError if one of
+        ``live_key_ids`` or its KEK is not in the list.
         """
         live = [self._entry(key_id) for key_id in live_key_ids]
-        kept = {*others, *(entry.key_id for entry in live)}
-        kept.update(self._kek_entry(entry).key_id for entry in live)
-        kept.update(entry.key_id for entry in self._usable_keks()[:1])
-        return self._with(entry for entry in self.encryption_keys if entry.key_id in kept)
+        needed = {*others, *(entry.key_id for entry in live)}
+        needed.update(self._kek_entry(entry).key_id for entry in live)
+        needed.update(entry.key_id for entry in self._usable_keks()[:1])
+        return self._with(entry for entry in self.encryption_keys if entry.key_id in needed)
 
     def shred(self, kek_id: str) -> EncryptionManager:
         """Return a manager without a KEK and without the keys that it wraps. Their snapshots cannot
@@ -352,19 +353,8 @@ class EncryptionManager:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (
-            self.kms,
-            self.table_key_id,
-            self.encryption_keys,
-            self.data_key_length,
-            self._clock_ms,
-        )
-
-
-def _rebuild(
-    kms: KmsClient, table_key_id: str, keys: tuple[EncryptedKey, ...], length: int, clock_ms: Clock
-) -> EncryptionManager:
-    return EncryptionManager(kms, table_key_id, keys, length, clock_ms=clock_ms)
+        make = functools.partial(EncryptionManager, clock_ms=self._clock_ms)
+        return make, (self.kms, self.table_key_id, self.encryption_keys, self.data_key_length)
 
 
 def _timestamp_ms(entry: EncryptedKey) -> int | None:

@@ -13,14 +13,6 @@ from collections.abc import Mapping, Sequence
 from ..errors import KmsConfigurationError
 from .secret import Secret
 
-CONNECT_TIMEOUT_MS = "kms.connect-timeout-ms"
-READ_TIMEOUT_MS = "kms.read-timeout-ms"
-MAX_ATTEMPTS = "kms.max-attempts"
-
-DEFAULT_CONNECT_TIMEOUT_MS = 3_000
-DEFAULT_READ_TIMEOUT_MS = 10_000
-DEFAULT_MAX_ATTEMPTS = 4
-
 # Names of secrets, whose values are neither shown nor pickled. Callers often pass all properties of
 # a catalog, so the names of Iceberg's file systems and REST client are here too. A longer name
 # (token-file, token-expires-at) is another property.
@@ -125,17 +117,17 @@ class Properties(Secret):
     @property
     def connect_timeout_ms(self) -> int:
         """How long to wait for a connection."""
-        return self.number(CONNECT_TIMEOUT_MS, default=DEFAULT_CONNECT_TIMEOUT_MS)
+        return self.number("kms.connect-timeout-ms", default=3_000)
 
     @property
     def read_timeout_ms(self) -> int:
         """How long to wait for each read."""
-        return self.number(READ_TIMEOUT_MS, default=DEFAULT_READ_TIMEOUT_MS)
+        return self.number("kms.read-timeout-ms", default=10_000)
 
     @property
     def max_attempts(self) -> int:
         """The number of attempts at a call, the first one included."""
-        return self.number(MAX_ATTEMPTS, default=DEFAULT_MAX_ATTEMPTS, maximum=100)
+        return self.number("kms.max-attempts", default=4, maximum=100)
 
     def secrets(self) -> list[str]:
         """Return the names of the properties whose values are secret."""

@@ -849,7 +849,7 @@ faults(
         "whoever can write the metadata shortens the data keys",
     ),
     (
-        "        kept.update(self._kek_entry(entry).key_id for entry in live)\n",
+        "        needed.update(self._kek_entry(entry).key_id for entry in live)\n",
         "",
         "pruning drops a KEK that is needed",
     ),
