@@ -704,7 +704,7 @@ def test_hive_s_lock(hive: Commits, metastore: Metastore) -> None:
     base = hive.commit(base, setting(a="1"), [], output)
     assert metastore.locks == []
     metastore.lock_state = 2  # waiting
-    with pytest.raises(CommitFailedException, match="others hold it"):
+    with pytest.raises(CommitFailedException, match="another client holds it"):
         hive.commit(base, setting(a="2"), [], output)
     assert metastore.locks == []
     assert len(files_of(base.metadata["location"])) == 2
