@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.schema import Schema, make_compatible_name
 from pyiceberg.table.name_mapping import NameMapping, create_mapping_from_schema
 from pyiceberg.types import (
@@ -44,7 +45,7 @@ from pyiceberg.types import (
 from pyiceberg.utils.decimal import decimal_required_bytes
 
 from ...errors import FormatError
-from .avro_types import MAX_DEPTH, AvroTypes, fields_of, has_ids
+from .avro_types import MAX_DEPTH, MAX_STEPS, AvroTypes, fields_of, has_ids
 
 _READ_AS: dict[str, IcebergType] = {
     "boolean": BooleanType(),
@@ -79,18 +80,27 @@ class _Converter:
         self._ids = itertools.count(1)
         self._types = AvroTypes()
         self._depth = 0
+        self._steps = 0
 
     def rows(self, avro: Any) -> Schema:
         kind, _ = self._type(avro, "", "")
         if not isinstance(kind, StructType):
             raise FormatError("the Avro file holds no records")
-        return Schema(*kind.fields)
+        try:
+            return Schema(*kind.fields)
+        except ValueError:
+            raise FormatError("the file's schema has two columns of one name") from None
 
     def _type(self, avro: Any, namespace: str, path: str) -> tuple[IcebergType, bool]:
         """Return a type, and whether it may be null."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise FormatError(f"{path}: the Avro type is nested too deeply")
+        # Each use of a named type converts it again: a few records that each have two fields of the
+        # one before would take forever.
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise FormatError("the file's schema is too large")
         kind, definition, inside = self._types.resolve(avro, namespace, path or "the schema")
         if kind == "union":
             found = self._union(definition, inside, path)
@@ -167,10 +177,12 @@ def _leaf(kind: str, definition: dict[str, Any], path: str) -> IcebergType:
             return DecimalType(int(definition["precision"]), int(definition.get("scale", 0)))
         if kind == "fixed":
             size = int(definition["size"])
+            if not 0 <= size < 1 << 31:
+                raise ValueError
             return UUIDType() if logical == "uuid" and size == 16 else FixedType(size)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError, ValidationError):
         lacking = "precision" if logical == "decimal" else "size"
-        raise FormatError(f"{path}: the Avro type has no {lacking}") from None
+        raise FormatError(f"{path}: the Avro type has no {lacking} that is possible") from None
     if kind == "enum":
         return StringType()
     if kind == "long" and logical in ("timestamp-millis", "timestamp-micros", "timestamp-nanos"):

@@ -56,6 +56,7 @@ from ags1.iceberg.formats import avro, avro_container
 from ags1.iceberg.formats._avro import ColumnLayout, Decoder, Instruction, Step
 from ags1.iceberg.formats._avro_columns import Layout
 from ags1.iceberg.formats.avro import AvroFile, plan_splits, read_avro
+from ags1.iceberg.formats.avro_schema import iceberg_schema_of_avro
 
 JAVA_TABLE = Path(__file__).parents[2] / "tables" / "avro_part"
 JAVA_FILES = sorted(JAVA_TABLE.glob("data/**/*.avro"))
@@ -1232,6 +1233,40 @@ def test_schemas_without_end_are_refused() -> None:
             read(container(record((1, "c", kind)), []), other)
     with pytest.raises(FormatError, match="too large"):
         read(container(doubling(40), []), other)
+
+
+def test_a_small_schema_that_converts_to_a_huge_one_is_refused() -> None:
+    without_ids: Any = doubling(40)
+    del without_ids["fields"][0]["field-id"]
+    with pytest.raises(FormatError, match="too large"):
+        iceberg_schema_of_avro(without_ids)
+
+
+def foreign_record(name: str, *types: Any) -> dict[str, Any]:
+    fields = [{"name": f"x{n}", "type": kind} for n, kind in enumerate(types)]
+    return {"type": "record", "name": name, "fields": fields}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"type": "fixed", "name": "f", "size": -1},
+        {"type": "fixed", "name": "f", "size": 1 << 31},
+        {"type": "bytes", "logicalType": "decimal", "precision": 39},
+        {"type": "bytes", "logicalType": "decimal", "precision": 0},
+        {"type": "bytes", "logicalType": "decimal", "precision": math.inf},
+    ],
+)
+def test_impossible_sizes_and_precisions_of_a_foreign_schema_are_refused(kind: Any) -> None:
+    with pytest.raises(FormatError, match=r"x0: the Avro type has no (size|precision)"):
+        iceberg_schema_of_avro(foreign_record("table", kind))
+
+
+def test_a_foreign_schema_with_one_name_twice_is_refused() -> None:
+    twice = foreign_record("table", "int", "int")
+    twice["fields"][1]["name"] = "x0"
+    with pytest.raises(FormatError, match="two columns of one name"):
+        iceberg_schema_of_avro(twice)
 
 
 def test_named_types_are_found_in_their_namespaces() -> None:
