@@ -385,7 +385,10 @@ class EncryptedTable(TableSession):
         """Rewrite files with fresh keys, in one snapshot; return their number and size.
 
         A data file is chosen if it may have a row for which ``row_filter`` is true, and if
-        ``select`` returns true for it. Without a filter, delete files can be chosen too. Rows and
+        ``select`` returns true for it. ``select`` gets a ``ContentFile``. Its ``key_metadata`` is
+        always None; ``is_encrypted`` says whether the file has a key, and ``lambda file: not
+        file.is_encrypted`` chooses the unencrypted files. It is called more than once for a file,
+        and must not change it. Without a filter, delete files can be chosen too. Rows and
         their order, row IDs and sequence numbers stay the same. Unencrypted files become encrypted.
         Earlier snapshots keep the old files until ``expire_snapshots`` removes them. ``progress``
         is called with two numbers of bytes: those of the finished files, and those of all files.

@@ -67,7 +67,10 @@ class Field(Generic[_T]):
     def __set_name__(self, owner: type[NamedRecord], name: str) -> None:
         self._position = owner.names.index(name)
 
-    def __get__(self, record: Record, owner: type) -> _T:
+    def __get__(self, record: Record | None, owner: type) -> _T:
+        if record is None:
+            # It is read from the class, as ``inspect`` and completion in a shell do.
+            return self  # type: ignore[return-value]
         value: _T = record[self._position]
         return value
 

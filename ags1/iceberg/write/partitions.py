@@ -101,8 +101,7 @@ class Partitioner:
         self._terms = [
             _Term(field.transform, field.source_id, schema, keep_unknown) for field in spec.fields
         ]
-        # The values of a dropped field (void transform) are null.
-        self._live = [i for i, term in enumerate(self._terms) if not term.is_void]
+        self._live = [i for i, term in enumerate(self._terms) if not term.is_null]
 
     def key(self, values: tuple[Any, ...]) -> RowsPartition | None:
         """Return the partition with these values; None if the table is not partitioned."""
@@ -182,22 +181,23 @@ def can_sort(order: SortOrder, schema: Schema) -> bool:
 
 
 class _Term:
-    """A transform of a column. ``kind`` is the type of its values."""
+    """A transform of a column. ``kind`` is the type of its values. If ``is_null``, these are all
+    null: the field was dropped (void transform), or the column's type is ``unknown``."""
 
     def __init__(
         self, transform: Transform[Any, Any], source_id: int, schema: Schema, keep_unknown: bool
     ) -> None:
         self._transform = transform
-        self.is_void = isinstance(transform, VoidTransform)
-        if self.is_void:
+        self.is_null = isinstance(transform, VoidTransform)
+        if self.is_null:
             self.kind: IcebergType = UnknownType()
             return
-        column = _path(schema.as_struct(), source_id, keep_unknown)
+        column = _path(schema.as_struct(), source_id, keep_unknown=True)
         if column is None:
             raise ValueError(
                 f"the transform {transform} is of column {source_id}, which does not exist"
             )
-        self._path, self._source = column
+        self._source = column[1]
         if not isinstance(transform, _TRANSFORMS):
             raise NotImplementedError(f"the transform {transform!r} is not supported")
         if not transform.can_transform(self._source):
@@ -208,10 +208,14 @@ class _Term:
         ):
             raise ValueError(f"the number in the transform {transform} is above {_MAX_INT}")
         self.kind = transform.result_type(self._source)
+        # Parquet files do not have such a column, so no position in the rows is asked for.
+        self.is_null = _is_unknown(self._source)
+        stored = _path(schema.as_struct(), source_id, keep_unknown)
+        self._path = () if stored is None else stored[0]
 
     def of(self, rows: pa.RecordBatch) -> pa.Array:
         """Return the transformed column. Null stays null; points in time are integers."""
-        if self.is_void:
+        if self.is_null:
             return pa.nulls(rows.num_rows)
         column = rows.column(self._path[0])
         for position in self._path[1:]:

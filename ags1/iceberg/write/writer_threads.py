@@ -87,6 +87,8 @@ class WriterThreads:
                 self._pool.submit(self._work_for, writer)
 
     def _wait_for_one(self) -> None:
+        # After an error, work may have been dropped: waiting for that would never end.
+        self._raise()
         done = self._done.get()
         self._pending -= 1
         self._pending_finishes -= done.is_finish

@@ -788,6 +788,36 @@ def test_when_the_data_fails_no_file_is_left(
     assert threading.active_count() == before
 
 
+class SlowWriter:
+    """A writer that takes its time, and then fails if ``error`` is given."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def write(self, rows: pa.Table) -> None:
+        time.sleep(0.2)
+        if self._error is not None:
+            raise self._error
+
+
+def test_work_that_is_dropped_after_an_error_is_not_waited_for() -> None:
+    threads = WriterThreads(1, 1 << 20)
+    failing: Any = SlowWriter(Trouble())
+    other: Any = SlowWriter()
+    data = pa.table({"id": [1, 2, 3]})
+    for writer in (failing, other, other):
+        threads.write(writer, data)
+    with pytest.raises(Trouble):
+        threads.join()
+    # Nobody will report that the dropped work is done.
+    threads.stop()
+    for _ in range(3):
+        with pytest.raises(Trouble):
+            threads.join()
+    with pytest.raises(Trouble):
+        threads.write(other, data)
+
+
 @pytest.mark.parametrize("nth", [0, 1, 5])
 def test_when_a_thread_fails_no_file_is_left(
     tmp_path: Path, nth: int, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import inspect
 import io
 import itertools
 import json
@@ -656,6 +657,12 @@ def test_every_field_of_an_entry_comes_back(write: Write, manager: EncryptionMan
     assert counted == (1, 1, 1, 10, 10, 10)
     # Of live files only: what Java's scans prune by.
     assert record.min_sequence_number == 2
+
+
+def test_the_classes_of_records_can_be_inspected() -> None:
+    for kind in (ContentFile, ManifestEntry, EncryptedManifest):
+        assert {name for name, _ in inspect.getmembers(kind)} >= {"of", "fields", "replace"}
+    assert hasattr(ContentFile, "first_row_id")
 
 
 def test_every_field_of_a_deletion_vector_and_of_equality_deletes_comes_back(

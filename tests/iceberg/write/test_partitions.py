@@ -391,3 +391,31 @@ def test_an_order_that_is_not_known_is_not_claimed(tmp_path: Path) -> None:
     metadata = metadata_of(tmp_path, COLUMNS, order=[order(1, transform="zorder")])
     (record,) = write(metadata, rows(10))
     assert record.sort_order_id == 0
+
+
+@pytest.mark.parametrize("format_name", ["parquet", "avro"])
+def test_a_column_of_the_type_unknown_sorts_and_partitions_as_null(
+    tmp_path: Path, format_name: str
+) -> None:
+    columns = [
+        {"name": "id", "type": "long"},
+        {"name": "st", "type": {"type": "struct", "fields": [
+            {"id": 5, "name": "u", "type": "unknown", "required": False},
+            {"id": 6, "name": "n", "type": "long", "required": False},
+        ]}},
+        {"name": "u", "type": "unknown"},
+    ]  # fmt: skip
+    fields = [
+        {"name": "p", "source-id": 3, "transform": "identity"},
+        {"name": "q", "source-id": 6, "transform": "identity"},
+    ]
+    by = [order(5), order(3, "desc", "last"), order(1, "desc")]
+    properties = {"write.format.default": format_name}
+    data = pa.table({"id": [2, 3, 1], "st": [{"n": 8}, {"n": 8}, {"n": 8}]})
+    metadata = metadata_of(tmp_path, columns, fields=fields, order=by, properties=properties)
+    (record,) = write(metadata, data)
+    assert (record.partition_values, record.sort_order_id) == ((None, 8), 1)
+    if format_name == "parquet":
+        # The file does not have the columns.
+        rows = [{"id": n, "st": {"n": 8}} for n in (3, 2, 1)]
+        assert read_parquet(record).to_pylist() == rows
