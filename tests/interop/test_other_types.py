@@ -93,9 +93,9 @@ def test_variants_stay_what_they_are(
         {"id": 2, "st": None, "s": "r"},
         {"id": 3, "st": {"a": None}, "s": "s"},
     ]
-    with pytest.raises(UnsupportedTypeError, match=r"'v'.*leave it out"):
+    with pytest.raises(UnsupportedTypeError, match=r"'v'.*leave the column out"):
         table.append(pa.table({"id": [4], "v": ["x"]}))
-    with pytest.raises(UnsupportedTypeError, match=r"'st\.v'.*leave it out"):
+    with pytest.raises(UnsupportedTypeError, match=r"'st\.v'.*leave the column out"):
         table.append(pa.table({"id": [4], "st": [{"a": 1, "v": "x"}]}))
     ours = pa.array([{"a": 5}], pa.struct([("a", pa.int32())]))
     table.append(pa.table({"id": [4], "st": ours, "s": ["ours"]}))

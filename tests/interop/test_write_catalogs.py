@@ -203,7 +203,7 @@ def test_the_parameters_are_those_that_java_would_have_set(
     assert described(spark, name) == java_storage
     # A property that goes from the metadata goes from the metastore.
     gone = [{"action": "remove-properties", "removals": ["a"]}]
-    hive.commit(base, gone, [], TableOutput(hive.io(base)))
+    hive.commit(base, gone, [], TableOutput(base.io(hive.catalog)))
     assert "a" not in spark.parameters(name)
 
 

@@ -162,7 +162,9 @@ def files_of(table: Table) -> list[ContentFile]:
         for manifest in snapshot.manifests(table.io)
         for entry in read_entries(manifest, table.io)
     ]
-    return [entry.file for entry in sorted(found, key=lambda entry: entry.sequence_number or 0)]
+    return [
+        entry.data_file for entry in sorted(found, key=lambda entry: entry.sequence_number or 0)
+    ]
 
 
 def check_metrics(ours: Table, theirs: Table) -> None:

@@ -15,6 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from data_files import all_fields
 from pyiceberg.catalog import load_catalog
 
 from ags1.iceberg import EncryptedCatalog, EncryptedTable
@@ -169,14 +170,17 @@ def check_entries(spark: SparkTables, name: str, table: EncryptedTable) -> None:
     ]
     ours = []
     for entry in entries_of(table):
-        file = {column: getattr(entry.file, column) for column in _FILE}
-        fields = table.specs()[entry.file.spec_id].fields
+        fields = all_fields(entry.file)
+        file = {column: fields[column] for column in _FILE}
+        file |= {"content": int(file["content"]), "file_format": file["file_format"].value}
+        spec = table.specs()[entry.file.spec_id]
         file["partition"] = {
-            field.name: value for field, value in zip(fields, entry.file.partition, strict=True)
+            field.name: value
+            for field, value in zip(spec.fields, entry.file.partition_values, strict=True)
         }
         ours.append(
             {
-                "status": entry.status,
+                "status": entry.status.value,
                 "snapshot_id": entry.snapshot_id,
                 "sequence_number": entry.sequence_number,
                 "file_sequence_number": entry.file_sequence_number,
