@@ -269,10 +269,10 @@ def _first_primitives(kind: IcebergType, most: int) -> list[int]:
     if most <= 0:
         return []
     fields = _children(kind)
-    found = [f.field_id for f in fields if isinstance(f.field_type, PrimitiveType)][:most]
+    ids = [f.field_id for f in fields if isinstance(f.field_type, PrimitiveType)][:most]
     for field in fields:
-        found += _first_primitives(field.field_type, most - len(found))
-    return found
+        ids += _first_primitives(field.field_type, most - len(ids))
+    return ids
 
 
 def _leaves(
