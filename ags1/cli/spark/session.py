@@ -59,7 +59,7 @@ def session(master: str | None) -> Iterator[Any]:
         yield running
         return
     if master is None or master.startswith("local"):
-        # Where there is one machine there is one Python; spark-submit has settled that already.
+        # On one machine, workers use this Python. spark-submit may have set the variable already.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("ags1").config("spark.ui.showConsoleProgress", "false")
     if not os.environ.get("AGS1_DEBUG"):

@@ -144,6 +144,6 @@ def summary(result: TableVerification) -> str:
         parts.append(f"{exposed} with exposed keys ({result.exposed_current_files} in use)")
     parts.append(f"{result.verified_size} bytes verified in {result.seconds:.1f} s")
     for severity in (Severity.ERROR, Severity.WARNING, Severity.NOTE):
-        if found := result.count(severity):
-            parts.append(counted(found, severity.value))
+        if number := result.count(severity):
+            parts.append(counted(number, severity.value))
     return ", ".join(parts)
