@@ -104,7 +104,7 @@ class App(Group):
             return failure.exit_code
         except Exception as error:
             if os.environ.get("AGS1_DEBUG"):
-                import traceback  # here: start-up time
+                import traceback  # imported late: help has to be quick
 
                 traceback.print_exc()
             console.print_error(

@@ -77,7 +77,7 @@ class Report:
         self._has_line = True
 
     def succeeded(self, result: Mapping[str, Any], line: str | None = None) -> None:
-        """Report a file that is done: as JSON, or as ``line`` where there is one."""
+        """Report a file that is done: as JSON, or as ``line`` if there is one."""
         if line is not None:
             self._hide_line()
         self._out.result(result, line)

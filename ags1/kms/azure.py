@@ -185,7 +185,8 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
             ),
             connection_timeout=self._timeout_s[0],
             read_timeout=self._timeout_s[1],
-            # Neither the key nor the token goes where the vault points to, nor into a log.
+            # Redirects are not followed, and requests are not logged, because they have the key and
+            # the token.
             permit_redirects=False,
             logging_enable=False,
         )

@@ -537,7 +537,7 @@ class VaultKms(ServiceClient["_Connection"]):
 
 @dataclass(frozen=True, slots=True)
 class _Answer(Secret):
-    """``body`` and ``errors`` are empty where the answer has none, ``from_vault`` says whether it
+    """``body`` and ``errors`` are empty if the answer has none, ``from_vault`` says whether it
     had the form of one of Vault's."""
 
     status: int

@@ -272,7 +272,7 @@ class Inputs:
             yield pa.RecordBatchReader.from_batches(schema, rows)
 
     def _add_to_group(self, source: Input) -> None:
-        # Most files say of no column that it has no nulls. Whether there are any is seen later.
+        # Most files do not say which columns have no nulls. Nulls are checked later.
         schema = pa.schema(
             pa.field(f.name, f.type, f.nullable and f.name not in self._required)
             for f in source.schema

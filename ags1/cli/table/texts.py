@@ -1,7 +1,7 @@
 """Reads CSV and JSON lines, in the form that ``rows`` prints, as Arrow data of a table's types.
 
-JSON has types: a number is not accepted as text, nor 1.5 as an integer. If a row lacks a
-column, the value is null. Messages never quote values.
+JSON has types: a number is not accepted as text, and 1.5 is not accepted as an integer. If a row
+lacks a column, the value is null. Messages never quote values.
 
 Arrow's own reader of JSON is not used: it drops the offset of a time for a column that has none,
 and it reads no times of day, dates, maps, UUIDs, binary in base64 or NaN. ``pa.array`` cuts 1.5 to

@@ -67,7 +67,7 @@ def verify_and_report(
     verify: Callable[..., TableVerification],
     out: Output,
 ) -> int:
-    """Open a table, have it verified and print what was found; return the exit code.
+    """Open a table, have it verified and print the findings; return the exit code.
 
     ``verify`` gets the table and, by name, the arguments that all verifications take.
     """
@@ -104,8 +104,8 @@ def verify_and_report(
 
 
 def exit_code(result: TableVerification, *, strict: bool) -> Exit:
-    """Return the code of the gravest finding; OK if there are no errors, nor warnings with
-    ``strict``."""
+    """Return the code of the gravest finding. With ``strict``, warnings count too. If nothing
+    counts, return OK."""
     from ...iceberg.operations.verify.findings import SEVERITIES, Severity
 
     grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}

@@ -149,7 +149,7 @@ class MetricsCollector:
         self._lower: dict[int, Any] = {}
         self._upper: dict[int, Any] = {}
         self._sizes: dict[int, int] | None = None
-        # Columns whose bounds come from the rows where the footer has none.
+        # Columns whose bounds come from the rows, because the footer has none.
         self._measured: set[int] = set()
 
     def add_parquet_rows(self, rows: pa.Table) -> None:
