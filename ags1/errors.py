@@ -58,8 +58,8 @@ class Ags1Error(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments are lost by Exception's own pickling, and worker processes
         # (multiprocessing, Spark) send exceptions that way.
-        places = (self.file, self.block, self.offset, self.index)
-        return _rebuild, (type(self), self.message, *places)
+        attributes = (self.file, self.block, self.offset, self.index)
+        return _rebuild, (type(self), self.message, *attributes)
 
 
 def _rebuild(

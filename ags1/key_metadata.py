@@ -80,7 +80,8 @@ class KeyMetadata:
         metadata._encryption_key = encryption_key
         metadata._aad_prefix = aad_prefix
         metadata._file_length = file_length
-        # With a length, the key counts as used: it has no ticket and no process that may seal.
+        # With a length, the key counts as used: there is no ticket for ``claim``, and 0 is the
+        # number of no process.
         metadata._ticket = _NO_TICKET if file_length is not None else [None]
         metadata._process = 0 if file_length is not None else process_number()
         return metadata
@@ -180,7 +181,7 @@ class KeyMetadata:
             and self._file_length == other._file_length
         )
 
-    __hash__ = None  # type: ignore[assignment]  # a hash of a key has no business in a table
+    __hash__ = None  # type: ignore[assignment]  # a hash would be made of the key
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(

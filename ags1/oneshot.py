@@ -1,6 +1,6 @@
 """Messages in memory: ``encrypt``, ``decrypt``, their ``_into`` forms and their ``_many`` forms.
 
-The easy call does the safe thing: a fresh key for every message, and the length taken from the key
+With the default arguments, every message gets a fresh key, and its length comes from the key
 metadata. Knows nothing of files.
 """
 

@@ -203,7 +203,7 @@ class ReaderCore:
         self._blocks = blocks
         self._lock = PerProcess(Lock)
         self._error: Ags1Error | None = None
-        # The next block of a sequential read, and the number of blocks that it read at once.
+        # The next block of a sequential read, and the number of blocks that the last step read.
         self._next_block = -1
         self._run = 1
         self._ahead: PerProcess[collections.deque[tuple[int, Job[memoryview]]]]
@@ -279,7 +279,8 @@ class ReaderCore:
         return data
 
     def _fill(self, out: memoryview) -> None:
-        """Fill ``out`` from the position on, and move the position. So many bytes remain."""
+        """Fill ``out`` from the position on, and move the position. The caller makes sure that the
+        plaintext has that many bytes."""
         done, position = 0, self.window.position
         while done < out.nbytes:
             rest = out[done:] if done else out

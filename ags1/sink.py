@@ -53,7 +53,7 @@ class FileSink(Sink):
     def write(self, data: memoryview) -> None:
         while data.nbytes:
             # The view is released at once. The same memory soon holds the plaintext of the next
-            # blocks, and a target that kept the view (against the rules of io) must not send that.
+            # blocks. If a target still had the view (against the rules of io), it could send that.
             with data[:] as view:
                 written = self._file.write(view)
             if written is None:
@@ -79,7 +79,7 @@ class FileSink(Sink):
             flush()
 
     def discard(self) -> None:
-        # One zero byte makes the written bytes unusable, whatever length and key a reader is told.
+        # One zero byte makes the written bytes unusable, whatever length and key a reader is given.
         # In a file it overwrites the first of the magic bytes. In a pipe it follows the last whole
         # block, so that no file has that length.
         with contextlib.suppress(Exception):

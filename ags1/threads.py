@@ -1,7 +1,7 @@
 """Threads that work for one caller, and survive Ctrl-C in it.
 
 A signal handler may raise anywhere in the main thread. ``concurrent.futures`` uses locks made of
-Python code. An exception at the wrong place leaves such a lock locked for good, or leaves a job
+Python code. An exception at the wrong moment leaves such a lock locked for good, or leaves a job
 that nobody knows of and that continues to write to the caller's memory. Here the caller changes
 shared state only by single calls of C code, and may repeat each of them.
 """
@@ -128,7 +128,7 @@ class Pool:
         that have begun."""
         for job in self._jobs:
             job.cancel()
-        # One for each thread, and one for a thread that an interrupt kept from being counted.
+        # One for each thread, and one for a thread that was not counted because of an interrupt.
         for _ in range(self._started + 1):
             self._queue.put(None)
         if wait:

@@ -66,7 +66,7 @@ class App(Group):
         except DeclinedError:
             console.print_error("nothing was changed")
             return Exit.DECLINED
-        except click.Abort as error:  # at a prompt, which hides why
+        except click.Abort as error:  # from a prompt; its context has the reason
             if isinstance(error.__context__, Terminated):
                 return Exit.TERMINATED
             console.print_error("interrupted")
@@ -81,8 +81,8 @@ class App(Group):
     def invoke(self, ctx: click.Context) -> int:
         """Run a command; turn what it raises into an exit code.
 
-        Here rather than in ``main``, where click has its own ideas about EOFError (which a
-        TruncatedError is), KeyboardInterrupt and EPIPE.
+        ``main`` would be too late: there, click handles EOFError (of which TruncatedError is a
+        subclass), KeyboardInterrupt and EPIPE in its own way.
         """
         try:
             return int(super().invoke(ctx) or Exit.OK)
@@ -104,7 +104,7 @@ class App(Group):
             return failure.exit_code
         except Exception as error:
             if os.environ.get("AGS1_DEBUG"):
-                import traceback  # here: start-up time
+                import traceback  # imported late: help has to be quick
 
                 traceback.print_exc()
             console.print_error(

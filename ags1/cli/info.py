@@ -18,7 +18,7 @@ from .exits import Command
 from .kms.options import KmsOptions
 from .options import json_output
 
-# Small enough to stay in the second-level cache's reach, large enough that the calls don't count.
+# Small enough for the second-level cache, and so large that the time of the calls is negligible.
 _BLOCKS = 4
 
 

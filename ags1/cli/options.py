@@ -74,7 +74,7 @@ def pairs(*names: str, help: str, example: str, form: str = "NAME=VALUE") -> Dec
     )
 
 
-# Whether a path can be read is found out, and told, by reading it.
+# click does not check whether a path can be read. The command reports that when it reads the path.
 PATH = click.Path(readable=False)
 
 force = click.option("-f", "--force", is_flag=True, help="Overwrite files that exist.")

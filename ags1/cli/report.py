@@ -25,8 +25,8 @@ _MAX_CAUSE = 1000
 class Report:
     """Collects the results of a run over several files.
 
-    ``total_size`` is the work in bytes, None where it cannot be known. A line that tells the
-    progress is shown when standard error is a terminal and nobody asked for silence.
+    ``total_size`` is the work in bytes, None if it is not known. If standard error is a terminal, a
+    line with the progress is printed there, unless ``--quiet`` is given.
     """
 
     def __init__(self, out: Output, total_size: int | None = None) -> None:
@@ -77,7 +77,7 @@ class Report:
         self._has_line = True
 
     def succeeded(self, result: Mapping[str, Any], line: str | None = None) -> None:
-        """Report a file that is done: as JSON, or as ``line`` where there is one."""
+        """Report a file that is done: as JSON, or as ``line`` if there is one."""
         if line is not None:
             self._hide_line()
         self._out.result(result, line)
@@ -94,7 +94,7 @@ class Report:
             cause = shortened(failure.message.removeprefix(about), _MAX_CAUSE)
             failure = failure._replace(message=about + cause)
         if failure.file == STDOUT:
-            # Nothing more can be said there, whatever the file.
+            # Standard output cannot be written to, so every other file would fail too.
             raise error
         self.exit_code = self.exit_code or failure.exit_code
         self._hide_line()
@@ -102,7 +102,7 @@ class Report:
         self._print_json(file, failure)
 
     def not_tried(self, files: Sequence[str]) -> None:
-        """Report files that are left alone because the KMS, as the last failure told, cannot be
+        """Report files that are not tried, because the last failure was that the KMS cannot be
         used."""
         if files:
             self._hide_line()
@@ -113,7 +113,7 @@ class Report:
             self._print_json(file, Failure(Exit.KEYS, message, "NotTried", file))
 
     def note(self, text: str) -> None:
-        """Tell something that is no failure on standard error, unless silence was asked for."""
+        """Write a note, which is not a failure, to standard error, unless ``--quiet`` is given."""
         if not self._out.quiet:
             self._hide_line()
             print_error(text)
@@ -149,7 +149,7 @@ def bar(name: str, out: Output) -> Iterator[Callable[[int, int | None], None]]:
 
 
 def shortened(text: str, size: int = _MAX_NAME) -> str:
-    """Return ``text`` in at most about ``size`` characters: the middle is what is left out."""
+    """Return ``text`` in at most about ``size`` characters. If it is longer, its middle is cut."""
     if len(text) <= size:
         return text
     return f"{text[: size // 2]}[{len(text) - size:,} characters]{text[-(size // 2) :]}"

@@ -27,7 +27,7 @@ from .envelope import EncryptedKey, KeyEncryptionKey
 LIFETIME_SECONDS = 3600.0
 CAPACITY = 1000
 
-# A suspended machine's time counts.
+# The clock also counts the time while the machine is suspended.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # The master key to ask for, and the entry.
 _Wanted = tuple[str | None, str, bytes, str | None, tuple[tuple[str, str], ...]]
@@ -87,10 +87,10 @@ class KekCache:
         contents = self._contents.get()
         wanted = _wanted(entry, master_key_id)
         while True:
-            if kept := self._kept(contents, wanted):
-                return kept
+            if cached := self._cached(contents, wanted):
+                return cached
             flight = contents.flights.setdefault(wanted, _Flight())
-            if flight.ended.is_set():  # before we came
+            if flight.ended.is_set():  # it ended before this call
                 contents.flights.pop(wanted, None)
                 continue
             # If anything ends a call, even Ctrl-C, the lock is released and the next thread calls.
@@ -106,7 +106,7 @@ class KekCache:
         self, entry: EncryptedKey, master_key_id: str | None = None
     ) -> KeyEncryptionKey | None:
         """Return the KEK if the cache has it. Does not call the KMS."""
-        return self._kept(self._contents.get(), _wanted(entry, master_key_id))
+        return self._cached(self._contents.get(), _wanted(entry, master_key_id))
 
     def put(self, kek: KeyEncryptionKey, master_key_id: str | None = None) -> None:
         """Add a KEK that was just made."""
@@ -130,8 +130,8 @@ class KekCache:
         entry: EncryptedKey,
         master_key_id: str | None,
     ) -> KeyEncryptionKey:
-        if kept := self._kept(contents, wanted):  # by a call that ended as ours began
-            return kept
+        if cached := self._cached(contents, wanted):  # another call ended when this one began
+            return cached
         try:
             flight.kek = KeyEncryptionKey.unwrap(self.kms, entry, master_key_id)
             with contents.lock:
@@ -145,14 +145,14 @@ class KekCache:
             contents.flights.pop(wanted, None)
         return flight.kek
 
-    def _kept(self, contents: _Contents, wanted: _Wanted) -> KeyEncryptionKey | None:
+    def _cached(self, contents: _Contents, wanted: _Wanted) -> KeyEncryptionKey | None:
         with contents.lock:
             self._forget_expired(contents)
-            kept = contents.keks.get(wanted)
-            if kept is None:
+            cached = contents.keks.get(wanted)
+            if cached is None:
                 return None
             contents.keks.move_to_end(wanted)
-            return kept[0]
+            return cached[0]
 
     def _keep(self, contents: _Contents, wanted: _Wanted, kek: KeyEncryptionKey) -> None:
         end = self._clock() + self._lifetime_seconds

@@ -46,7 +46,7 @@ class EncryptedKey:
 
     @classmethod
     def from_dict(cls, entry: object) -> EncryptedKey:
-        """Parse an entry from its parsed JSON. Unknown properties and fields are kept.
+        """Make an entry from its parsed JSON. Unknown properties and fields stay in it.
 
         Raises KeyMetadataError, naming the field.
         """
@@ -258,7 +258,8 @@ def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKe
 
 
 def _bytes(answer: object) -> bytes:
-    """Return what a KMS client gave back: a plug-in's mistake must not be stored as a key."""
+    """Return a KMS client's result as bytes. It is checked, because a plug-in's mistake must not be
+    stored as a key."""
     if not isinstance(answer, (bytes, bytearray, memoryview)):
         raise KmsError(f"the KMS client returned {type(answer).__name__} and must return bytes")
     if not len(answer):
@@ -267,13 +268,13 @@ def _bytes(answer: object) -> bytes:
 
 
 def _aad(entry: EncryptedKey) -> bytes:
-    """Return what a KEK's seals are bound to. Raises KeyMetadataError."""
+    """Return the additional data of what a KEK encrypts. Raises KeyMetadataError."""
     timestamp = entry.timestamp
     if timestamp is None:
         raise KeyMetadataError(f"the key {entry.key_id!r} has no {KEY_TIMESTAMP}")
     try:
         return timestamp.encode()
-    except UnicodeEncodeError:  # JSON can spell half a character
+    except UnicodeEncodeError:  # text from JSON may have half of a surrogate pair
         raise KeyMetadataError(f"the {KEY_TIMESTAMP} of {entry.key_id!r} is not text") from None
 
 

@@ -289,7 +289,7 @@ class EncryptionManager:
         return kek
 
     def _usable_keks(self) -> list[EncryptedKey]:
-        """Return the KEKs that may still seal, the newest first."""
+        """Return the KEKs that may still encrypt, the newest first."""
         now = self._clock_ms()
         usable = [
             (timestamp_ms, entry)
@@ -330,7 +330,7 @@ class EncryptionManager:
         return kek_entry
 
     def _is_kek(self, entry: EncryptedKey) -> bool:
-        # A property is not enough: anybody can write one beside a manifest list's key.
+        # A timestamp alone is not enough: anybody can add one to a manifest list's key.
         return entry.encrypted_by_id == self.table_key_id or (
             entry.timestamp is not None and entry.encrypted_by_id not in self._entries
         )

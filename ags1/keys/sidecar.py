@@ -30,10 +30,10 @@ from .envelope import (
 SUFFIX = ".keys"
 # A sidecar of two keys has under 1 KiB: far more than that is another file.
 MAX_SIDECAR_SIZE = 1 << 20
-# Else somebody's file, sealed for them under a master key that tables have too, could be made a
-# manifest list of such a table by whoever can write its metadata.
+# Without a purpose, somebody who can write a table's metadata could pass off a single file as a
+# manifest list of the table, if both are under the same master key.
 _PURPOSE = b"\0ags1 sidecar"
-# Each may cost a call of the KMS.
+# The most entries of a sidecar. Each may need a KMS call.
 _MAX_ENTRIES = 64
 
 

@@ -81,8 +81,9 @@ _UNRECOGNIZED = frozenset(
 _NOT_UNWRAPPED = frozenset(
     ("InvalidCiphertextException", "IncorrectKeyException", "ValidationException")
 )
-# The service's own words are repeated for these. Not for the rest: ValidationException quotes
-# parameters, and a refused signature the request with its session token.
+# Our messages quote the service's message only for these codes. Other messages may have secrets:
+# ValidationException quotes parameters, and the message about a wrong signature quotes the request
+# with its session token.
 _QUOTABLE = frozenset().union(
     *(_NOT_FOUND, _DISABLED, _UNAVAILABLE, _REFUSED),
     ("IncorrectKeyException", "InvalidKeyUsageException", "UnsupportedOperationException"),
@@ -98,8 +99,8 @@ _working: contextvars.ContextVar[bool] = contextvars.ContextVar("ags1.kms.aws", 
 
 
 def _hide(record: logging.LogRecord) -> bool:
-    """The filter of those loggers: blanks what is logged while, and where, a call of ours runs.
-    Everybody else's use of the SDK logs as ever."""
+    """A filter for those loggers. It hides what they log in this thread during a call of ours. If
+    others use the SDK, their records do not change."""
     if _working.get():
         record.msg = "<hidden by ags1: it may hold a key or a credential>"
         record.args = ()
@@ -150,8 +151,8 @@ class AwsKms(SdkClient[_Connection]):
       ``kms.read-timeout-ms``; ``kms.max-attempts``.
 
     ``client.factory`` and ``client.credentials-provider`` name Java classes. A class that does the
-    same as this client is accepted. Any other class is refused, because to ignore it would mean to
-    use other credentials than the configured ones.
+    same as this client is accepted. Any other class is refused. If it were ignored, the credentials
+    would not be the configured ones.
 
     Calls raise the errors of ``KmsClient``. If a call is throttled, times out or meets a failing
     server, the SDK repeats it with back-off.
@@ -172,7 +173,7 @@ class AwsKms(SdkClient[_Connection]):
         _check_credentials(given)
         self._region = given.get("client.region")
         self._plaintext_allowed = allowed = endpoints.is_allowed(given)
-        # What the environment or a profile names is checked before it is used.
+        # The environment or a profile may name an endpoint. It is checked before it is used.
         self._endpoint = given.get("kms.endpoint")
         if self._endpoint:
             form = "https://host:port/path"
@@ -330,7 +331,7 @@ class AwsKms(SdkClient[_Connection]):
             return KmsConfigurationError(f"the AWS SDK does not accept its configuration ({name})")
         if isinstance(error, sdk.BotoCoreError):
             return KmsError(f"{where}: the AWS SDK could not carry out {doing} ({name})")
-        # The SDK stumbles over answers that are not those of KMS.
+        # The SDK raises various exceptions for an answer that is not from KMS.
         return KmsUnavailableError(
             f"{where} gave an answer to {doing} that the AWS SDK cannot read ({name}): "
             "something other than KMS answers there (a proxy?)"
@@ -448,8 +449,8 @@ def _checked_wrapped_key(wrapped_key: bytes) -> bytes:
 
 
 def _sdk_failure(error: Exception, doing: str, where: str) -> KmsError | None:
-    """Return our error for one of the SDK's that is not an answer of the service; None if it is
-    none of those that a user can act on."""
+    """Return our error for an exception of the SDK that is not an answer of the service; None if a
+    user cannot act on it."""
     from botocore import exceptions as sdk
 
     name = type(error).__name__

@@ -185,7 +185,8 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
             ),
             connection_timeout=self._timeout_s[0],
             read_timeout=self._timeout_s[1],
-            # Neither the key nor the token goes where the vault points to, nor into a log.
+            # Redirects are not followed, and requests are not logged, because they have the key and
+            # the token.
             permit_redirects=False,
             logging_enable=False,
         )
@@ -205,7 +206,7 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
                 HttpRequest(
                     "POST", f"{target}/{action}key", json={"alg": self._algorithm, "value": text}
                 ),
-                # Wrapping twice does no harm.
+                # It is safe to repeat the request.
                 retry_on_methods=frozenset(("POST",)),
             )
             return int(response.status_code), bytes(response.content)
@@ -220,7 +221,7 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
         return result
 
     def _enabled_versions(self, name: str, key_id: str) -> list[str]:
-        """Return a key's enabled versions, newest first; none where there is but one."""
+        """Return a key's enabled versions, newest first; none if there is only one version."""
 
         def list_all() -> list[Any]:
             client = self._connection.get().client
@@ -229,7 +230,8 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
         versions = self._call("list the versions of", key_id, list_all)
         if len(versions) < 2:
             return []
-        # The newest is in it again: times are in seconds and may be equal.
+        # The newest version was tried already and is tried again: creation times are in seconds, so
+        # it is not certain which one that was.
         versions.sort(
             key=lambda one: one.created_on.timestamp() if one.created_on else 0, reverse=True
         )
@@ -241,7 +243,7 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
         if "://" in key_id:
             prefix = f"{self._vault}/keys/"
             start = key_id[: len(prefix)]
-            # Only the host is free of case.
+            # Capital letters do not matter in the host only.
             if start.lower() != prefix.lower() or not start.endswith("/keys/"):
                 raise KmsConfigurationError(
                     f"the key {key_id!r} is not in the vault {self._vault}, which {VAULT_URL!r} "
@@ -288,7 +290,7 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
                 "trusted?"
             )
         if isinstance(error, ValueError):
-            # The SDK's check of where the vault sends us for a token.
+            # The SDK has checked the server that the vault names for tokens.
             return KmsAccessDeniedError(
                 f"the server that answered {request} asks for a token that is not for it, and was "
                 "sent none: is the address right?"
@@ -350,11 +352,11 @@ class _StaticCredential(Secret):
     def get_token(self, *scopes: str, **options: Any) -> Any:
         from azure.core.credentials import AccessToken
 
-        # Nobody says until when; the vault will.
+        # It is unknown when the token expires. After that, the vault refuses it.
         return AccessToken(self._token, int(time.time()) + 3600)
 
     def close(self) -> None:
-        """It has nothing open."""
+        """Do nothing: there is no connection."""
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

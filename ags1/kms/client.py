@@ -36,10 +36,10 @@ class KmsClient(Protocol):
     """A client that wraps and unwraps keys under master keys, which never leave the service.
 
     Every method may raise KmsKeyNotFoundError, KmsKeyDisabledError, KmsAccessDeniedError,
-    KmsUnavailableError (after the retries that the client was configured for) or
-    KmsConfigurationError. A client may be used by several threads at once and in a forked child; it
-    connects when it is first used. ``encryption.kms-impl`` and the entry points ``ags1.kms`` name a
-    class or object with a method ``from_properties(properties)`` that returns a client.
+    KmsUnavailableError (after the configured retries) or KmsConfigurationError. A client may be
+    used by several threads at once and in a forked child. It connects when it is first used.
+    ``encryption.kms-impl`` and the entry points ``ags1.kms`` name a class or object with a method
+    ``from_properties(properties)`` that returns a client.
 
     ``kms.connect-timeout-ms`` and ``kms.read-timeout-ms`` (between two reads) limit the waiting for
     a service, and ``kms.max-attempts`` the number of attempts. Neither the time nor the size of a

@@ -92,7 +92,7 @@ def check_proxy(url: str) -> None:
 
 
 def shown(url: str) -> str:
-    """Return an address without the credentials that may stand in it."""
+    """Return an address without the credentials that it may contain."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 

@@ -180,15 +180,15 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
             transport=transport,
             client_options={"api_endpoint": self._url.partition("://")[2]},
         )
-        # A key goes to the endpoint and not where that points to. There is no public way to say so.
+        # Do not follow redirects: a key is sent to the endpoint alone. There is no public setting.
         client.transport._session.max_redirects = 0
         return client
 
     def _options(self) -> dict[str, Any]:
         from google.api_core.timeout import ConstantTimeout
 
-        # Repeated by _retried, where a failed checksum counts as an attempt too. The REST transport
-        # takes a pair: for the connection and for each read.
+        # _retried repeats the call: there, a failed checksum counts as an attempt too. The REST
+        # transport takes a pair of time-outs: for the connection and for each read.
         return {"retry": None, "timeout": ConstantTimeout(self._timeout_s)}
 
     def _retried(self, attempt: Callable[[], bytes]) -> bytes:
@@ -280,8 +280,8 @@ def _service_failure(error: Any, action: str, key_id: str, where: str) -> KmsErr
 
 
 def _status(error: Any) -> tuple[str | None, str, str]:
-    """Return the canonical code, the message and the reason in a REST answer's body; None for the
-    code where the answer is not Google's."""
+    """Return the canonical code, the message and the reason in the body of a REST answer. If the
+    answer is not Google's, the code is None."""
     try:
         body = error.response.json()["error"]
         status, message = body["status"], body["message"]
@@ -346,7 +346,7 @@ def _expiry(text: str | None) -> datetime | None:
     return datetime.fromtimestamp(int(text) / 1000, timezone.utc).replace(tzinfo=None)
 
 
-# What of a logged request or answer is harmless.
+# The harmless parts of a logged request or answer.
 _LOGGED = frozenset(("method", "url", "requestMethod", "requestUrl", "status"))
 _CALLS_WITH_KEYS = (":encrypt", ":decrypt")
 
@@ -358,7 +358,7 @@ def _hide_bodies(record: logging.LogRecord) -> bool:
             continue
         fields = logged if isinstance(logged, dict) else {}
         if record.name.startswith("google.auth."):
-            # It serves other libraries too: only what is ours is hidden.
+            # Other libraries use this logger too. Only our records are changed.
             path = str(fields.get("url", "")).partition("?")[0]
             if not path.endswith(_CALLS_WITH_KEYS):
                 continue

@@ -79,7 +79,7 @@ def new_version() -> dict[str, Any]:
 
 
 class _Hidden(Secret, dict[str, Any]):
-    """A JSON object with keys in it, at whatever depth, which does not show them."""
+    """A JSON object that has keys on any level. Its ``repr`` does not show them."""
 
     def __repr__(self) -> str:
         return "<hidden>"
@@ -228,7 +228,8 @@ class Keyring(Secret):
                 f"the keyring {self._path} is protected by a passphrase, and none was given"
             )
         sealed_by = Sealing(protection, protection.derive(checked(self._passphrase.ask())))
-        # Kept even if it may be wrong: to ask or derive again gives the same.
+        # Remember the key even if the passphrase may be wrong: asking or deriving again would give
+        # the same.
         self._derived = sealed_by
         return sealed_by
 
@@ -288,7 +289,7 @@ def _decode(data: bytes) -> object:
 
 
 def _print(document: Mapping[str, Any], keys: Mapping[str, Any], sealed_by: _Seal) -> bytes:
-    """Return the keyring file's bytes. Unknown fields of ``document`` are kept."""
+    """Return the keyring file's bytes. Unknown fields of ``document`` stay."""
     printed: dict[str, Any] = {"format": _FORMAT, "version": _PLAIN}
     if sealed_by is None:
         printed["keys"] = keys

@@ -32,7 +32,8 @@ _ALGORITHM = "AES-256-GCM"
 _WRAPPED_PREFIX = struct.Struct(">BI")
 _WRAPPED_FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:/+=-]{0,127}")
-# "v1": another way to make fingerprints would get another label, and never look alike.
+# If fingerprints are ever made in another way, the label gets another version. Then the two kinds
+# are never equal.
 _FINGERPRINT_LABEL = b"ags1 master key fingerprint v1"
 _FINGERPRINT_SIZE = 8
 
@@ -221,7 +222,7 @@ class LocalKms(WrapsOnly):
         return f"LocalKms({self.path!r})"
 
     def __reduce__(self) -> tuple[type[LocalKms], tuple[str, str | None]]:
-        # The paths travel, the keys never do.
+        # The pickle has paths, and no keys.
         source = self._passphrase
         if source is not None and source.file is None:
             raise TypeError(

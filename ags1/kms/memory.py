@@ -75,7 +75,7 @@ class MemoryKms(WrapsOnly, MadeOfProperties):
 
     def _master_key(self, key_id: str) -> bytes:
         name = _KEY_PREFIX + key_id
-        # PyIceberg's configuration makes the names of properties small, in file and environment.
+        # PyIceberg's configuration (file and environment) has property names in lower case.
         text = self._properties.get(name, name.lower())
         if text is None:
             raise KmsKeyNotFoundError(f"no master key {key_id!r}: there is no property {name!r}")

@@ -24,7 +24,7 @@ _DERIVED_SIZE = 32
 # This takes 128 MiB and a third of a second, once for each process.
 _SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 1 << 17, 8, 1
 _SALT_SIZE = 16
-# The most that a file may demand: four times the memory, four times in a row.
+# The highest cost that is accepted from a file: four times the memory and four times the passes.
 _SCRYPT_MAX_MEMORY = 512 << 20
 _SCRYPT_MAX_P = 4
 
@@ -137,7 +137,7 @@ class Protection:
 
     @classmethod
     def new(cls) -> Protection:
-        """Return a protection with a fresh salt and the costs of today."""
+        """Return a protection with a fresh salt and the present costs."""
         return cls(_SCRYPT_N, _SCRYPT_R, _SCRYPT_P, random_bytes(_SALT_SIZE))
 
     @classmethod
@@ -179,7 +179,7 @@ class Protection:
 
     def derive(self, passphrase: bytes) -> bytes:
         """Return the key. Takes as long, and as much memory, as the parameters say."""
-        # What OpenSSL counts, to the byte: the vector, two blocks of scratch and p blocks.
+        # OpenSSL counts exactly these bytes: the vector, two temporary blocks and p blocks.
         memory = 128 * self.r * (self.n + 2 + self.p)
         try:
             return hashlib.scrypt(

@@ -161,8 +161,8 @@ class Properties(Secret):
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
-    """Warn about the line outside of this library that led here, through the registry or a
-    catalog."""
+    """Warn. The warning names the caller's line: the last one outside of this library, also if it
+    called the registry or a catalog."""
     package = __name__.partition(".")[0]
     level, frame = 0, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:

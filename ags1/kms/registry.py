@@ -29,7 +29,7 @@ _BUILT_IN = {
     "gcp": "ags1.kms.gcp:GcpKms",
     "azure": "ags1.kms.azure:AzureKms",
 }
-# A catalog's configuration that Java uses too keeps working.
+# Java's class names of built-in clients, so that a catalog's configuration works for both.
 _JAVA = {
     "org.apache.iceberg.aws.AwsKeyManagementClient": "aws",
     "org.apache.iceberg.azure.keymanagement.AzureKeyManagementClient": "azure",
@@ -123,7 +123,7 @@ def _make(reference: str, properties: Mapping[str, str]) -> KmsClient:
             "a client (see ags1.kms.KmsClient)"
         )
     client = make(dict(properties))
-    # A property of a class may ask the service: only whether it is there counts.
+    # Only check that the attribute exists. To read it could call the service.
     missing = [
         name for name in _PROTOCOL if not (hasattr(type(client), name) or hasattr(client, name))
     ]

@@ -24,12 +24,12 @@ class Secret:
 
 
 def discreet(function: Callable[P, T]) -> Callable[P, T]:
-    """Let an exception out of ``function`` alone: without the frames of its traceback, its cause
-    and its context.
+    """Make ``function`` raise its exceptions without the frames of their tracebacks, and without
+    cause and context.
 
-    Error reporters print the variables of every frame, and an SDK's or a decoder's exception holds
-    the request or the text that it was about. This is for functions that have a key in a variable
-    while their caller has none, and for calls of SDKs. What they raise may be written plainly.
+    Error reporters print the variables of every frame, and an exception of an SDK or a decoder
+    contains the request or the text. This is for functions that have a key in a variable and whose
+    callers do not, and for calls of SDKs. Inside them, errors can be raised as anywhere else.
     """
 
     @functools.wraps(function)

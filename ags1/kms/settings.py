@@ -1,9 +1,10 @@
-"""Which KMS is meant, with which properties and which master key: options, environment and file.
+"""Decides which KMS a run uses, with which properties and which master key.
 
-An option overrides the environment, which overrides the configuration file. If none of them names a
-KMS, it is the local keyring. Settings for another KMS than the chosen one are left out, because one
-service must not see key ids or endpoints of another. The names of environment variables follow
-PyIceberg's rule. All functions but ``read_file`` are pure; none knows a KMS.
+The settings come from options, the environment and the configuration file. An option overrides the
+environment, and the environment overrides the file. If none of them names a KMS, it is the local
+keyring. Settings for another KMS than the chosen one are ignored, because one service must not see
+key ids or endpoints of another. The names of environment variables follow PyIceberg's rule. All
+functions except ``read_file`` are pure. None of them calls a KMS.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _MAX_FILE_SIZE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one source (options, environment, file) says: properties and a master key."""
+    """The settings of one source (options, environment, file): properties and a master key."""
 
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     key_id: str | None = None
@@ -55,7 +56,8 @@ class Layer:
         return kms_type.lower() if kms_type else None
 
     def over(self, beneath: Layer) -> Layer:
-        """Return both, of which this one overrides; only this one if they are for two KMSs."""
+        """Return both layers as one, in which this one overrides ``beneath``. If they are for two
+        KMSs, return this one alone."""
         if self.kind is not None and beneath.kind not in (None, self.kind):
             return self
         key_id = beneath.key_id if self.key_id is None else self.key_id
@@ -64,14 +66,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The KMS of a run. ``key_id`` is the master key to use where no option names one."""
+    """The KMS of a run. ``key_id`` is the master key to use if no option names one."""
 
     properties: Mapping[str, str] = field(repr=False)
     key_id: str | None
 
     @property
     def kms_name(self) -> str:
-        """The KMS's type, or the code that stands for it."""
+        """The KMS's type, or the name of the class in ``encryption.kms-impl``."""
         return self.properties.get(KMS_IMPL) or self.properties[KMS_TYPE]
 
     @property
@@ -88,7 +90,7 @@ def resolve(options: Layer, environment: Layer, file: Layer) -> Settings:
     key_id = chosen.key_id
     if key_id is None and chosen.kind == LOCAL:
         key_id = DEFAULT_LOCAL_KEY
-    # No shell has expanded a path in a file, or after a '=' on the command line.
+    # A shell does not expand ~ in a file, or after a '=' on the command line.
     paths = {
         name: os.path.expanduser(path)
         for name in (KEYRING, PASSPHRASE_FILE)
@@ -98,9 +100,8 @@ def resolve(options: Layer, environment: Layer, file: Layer) -> Settings:
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
-    """Return what the variables ``AGS1_KMS_…`` and ``AGS1_KEYRING`` say; an empty one says nothing.
-
-    Those of ``unknown_variables`` are left out. Raises KmsConfigurationError, naming the variable.
+    """Return the settings in the variables ``AGS1_KMS_…`` and ``AGS1_KEYRING``. Empty variables and
+    those of ``unknown_variables`` are ignored. Raises KmsConfigurationError, naming the variable.
     """
     properties: dict[str, str] = {}
     for variable in _kms_variables(environ):
@@ -128,7 +129,7 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
     from difflib import get_close_matches
 
     names = [p.replace(".", "__").replace("-", "_").upper() for p in _COMMON]
-    # REGION alone is as near to CLIENT__REGION as the whole name.
+    # Compare with the last part of each name too: REGION is meant as CLIENT__REGION.
     known = {name.rpartition("__")[2]: name for name in names}
     known |= {name: name for name in (*names, *_NAMES, "KEY")}
     nearest: dict[str, str | None] = {}
@@ -139,7 +140,7 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _kms_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that are set and say a property."""
+    """Return the names of the variables that are set and name a property."""
     names = (name for name, value in environ.items() if name.startswith(_PREFIX) and value)
     return sorted(name for name in names if name != _KEY_VARIABLE)
 
@@ -150,20 +151,20 @@ def _property_of(variable: str) -> str:
 
 
 def from_text(text: str) -> Layer:
-    """Return what a configuration file says. Raises KmsConfigurationError; its messages quote
-    nothing but names, because a value may be secret."""
+    """Return the settings in a configuration file. Raises KmsConfigurationError. Its messages quote
+    only names, because a value may be secret."""
     parser = configparser.RawConfigParser(
         # Values hold colons (ARNs, addresses), '#' and ';' (passphrases).
         delimiters=("=",),
         comment_prefixes=("#", ";"),
         inline_comment_prefixes=None,
-        # No section of defaults: what stands outside [kms] is a mistake.
+        # There is no section of defaults. Anything outside [kms] is a mistake.
         default_section="",
         interpolation=None,
     )
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     problem = ""
-    # Raised outside: the parser's exception holds lines of the file.
+    # Raised after the except block, because the parser's exception has lines of the file.
     try:
         parser.read_string(text)
     except configparser.DuplicateOptionError as error:
@@ -209,7 +210,8 @@ def file_path(environ: Mapping[str, str]) -> tuple[str, bool]:
 
 
 def read_file(environ: Mapping[str, str]) -> Layer:
-    """Return what the configuration file says; nothing if there is none, unless it was named.
+    """Return the settings in the configuration file. If there is no file, there are none, unless
+    AGS1_CONFIG names it.
 
     Whoever can write the file chooses the keys that files are encrypted under, and with
     ``encryption.kms-impl`` the code that runs. So a file that others can write is refused, and so

@@ -59,8 +59,8 @@ _PROPERTIES = (
 ).split()
 _DEFAULT_JWT_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 _KEY_TYPE = "aes256-gcm96"
-# framework.GenericNameRegex of Vault, less what its router refuses: nothing in it, neither slashes
-# nor a name of dots, turns the path into another one.
+# framework.GenericNameRegex of Vault, without the names that Vault's router refuses. It excludes
+# slashes and names of dots, so that a name cannot change the path of a request.
 _KEY_ID = re.compile(r"(?!.*\.\.)\w(?:[\w.-]{0,510}\w)?", re.ASCII)
 _KEY_ID_FORM = "letters, digits and _, and - and . except at its ends"
 _MOUNT_PATH = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*", re.ASCII)
@@ -69,7 +69,8 @@ _CREDENTIAL = re.compile(r"[\x21-\x7e]{1,65536}")
 _MAX_CREDENTIAL_SIZE = 65_536
 _RSA_SIZES = (256, 384, 512)
 _WRAPPED_KEY = re.compile(r"vault:v[0-9]{1,10}:[A-Za-z0-9+/=]{1,65536}")
-# What Vault's own Go client tries again. 412: an enterprise replica that is not up to date yet.
+# The statuses after which Vault's own Go client tries again. 412: an enterprise replica is not yet
+# up to date.
 _TRANSIENT = frozenset((412, 429, 500, 502, 503, 504))
 _FIRST_WAIT_S = 0.2
 _MAX_WAIT_S = 10.0
@@ -118,7 +119,7 @@ class VaultKms(ServiceClient["_Connection"]):
             f"the property {URL!r} (or VAULT_ADDR)",
             given.get(URL)
             or os.environ.get("VAULT_ADDR")
-            # For the error that names the property.
+            # Called for its error, which names the property.
             or given.require(URL, hint="https://host:8200, or VAULT_ADDR in the environment"),
             allowed=endpoints.is_allowed(given),
             form="https://host:8200/path",
@@ -156,14 +157,15 @@ class VaultKms(ServiceClient["_Connection"]):
             key_id,
             {"plaintext": base64.b64encode(key).decode()},
             f"wrap a key under {key_id!r}",
-            # An answer that echoes the request would show the key.
+            # Do not quote the answer: it may repeat the request, with the key.
             quote=False,
         )
         return self._wrapped_key(data, key_id)
 
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        """Return the key in Vault's ciphertext. Raises as ``KmsClient`` says; KmsKeyDisabledError
-        where the key's min_decryption_version has passed the version that wrapped."""
+        """Return the key in Vault's ciphertext. Raises as ``KmsClient`` says. Raises
+        KmsKeyDisabledError if the key's min_decryption_version is above the version that wrapped
+        it."""
         self._check_key_id(key_id)
         data = self._ask(
             "decrypt", key_id, _ciphertext(wrapped_key), f"unwrap a key with {key_id!r}", opens=True
@@ -224,7 +226,8 @@ class VaultKms(ServiceClient["_Connection"]):
     def _check_can_wrap(self, key_id: str) -> None:
         answer = self._send("GET", f"{self._mount_path}/keys/{key_id}")
         if answer.status == 403:
-            return  # a policy for wrapping alone, or a bad token, which the next call will tell
+            # The policy may allow wrapping alone. If the token is bad, the next call fails.
+            return
         data = self._data(answer, f"read the key {key_id!r}", key_id)
         if str(data.get("type")).startswith("rsa-"):
             raise self._asymmetric(key_id)
@@ -237,7 +240,8 @@ class VaultKms(ServiceClient["_Connection"]):
         ciphertext = data.get("ciphertext")
         if not isinstance(ciphertext, str) or not _WRAPPED_KEY.fullmatch(ciphertext):
             raise self._not_vault("no ciphertext")
-        # The key's type may not be ours to read; an AES ciphertext has 28 bytes more than the key.
+        # The policy may not let us read the key's type. So the size decides: an AES ciphertext has
+        # 28 bytes more than the key.
         if len(ciphertext.rpartition(":")[2].rstrip("=")) * 6 // 8 in _RSA_SIZES:
             raise self._asymmetric(key_id)
         return ciphertext.encode()
@@ -262,12 +266,12 @@ class VaultKms(ServiceClient["_Connection"]):
                     wait_s = super().get_retry_after(response)
                 except urllib3.exceptions.InvalidHeader:
                     return None
-                # A server must not be able to delay us for an hour.
+                # A server must not make us wait for an hour.
                 return None if wait_s is None else min(wait_s, _MAX_WAIT_S)
 
             def get_backoff_time(self) -> float:
                 wait_s = min(_FIRST_WAIT_S * 2.0 ** min(len(self.history) - 1, 16), _MAX_WAIT_S)
-                # Random, so that workers that failed together do not all return together.
+                # The wait is random, so that workers that failed together do not retry together.
                 return random.uniform(wait_s / 2, wait_s)
 
         endpoints.check_proxy(self._url)
@@ -294,7 +298,7 @@ class VaultKms(ServiceClient["_Connection"]):
         session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
         # Otherwise requests also sends a password from ~/.netrc.
         session.auth = lambda request: request
-        # A small compressed answer can be a huge one; it would not be read as JSON here.
+        # Ask for no compression: a small compressed answer could become a huge one.
         session.headers.update({"Accept-Encoding": "identity", "X-Vault-Request": "true"})
         if self._namespace:
             session.headers["X-Vault-Namespace"] = self._namespace
@@ -364,7 +368,7 @@ class VaultKms(ServiceClient["_Connection"]):
 
     @discreet
     def _send(self, method: str, path: str, body: Mapping[str, object] | None = None) -> _Answer:
-        """Call Vault, with another token if the one at hand has expired."""
+        """Call Vault. If the token has expired, call again with another one."""
         connection = self._connection.get()
         session = connection.session
         token = connection.token or self._renewed_token(connection, None)
@@ -374,15 +378,15 @@ class VaultKms(ServiceClient["_Connection"]):
         return answer
 
     def _renewed_token(self, connection: _Connection, used: str | None) -> str:
-        """Return a token; an empty one if there is no better one than ``used``."""
+        """Return a token other than ``used``; an empty one if there is none."""
         with connection.lock:
             if connection.token == used and (used is None or self._has_expired(connection, used)):
                 connection.token = self._log_in(connection.session)
             return "" if connection.token == used else connection.token or ""
 
     def _has_expired(self, connection: _Connection, token: str) -> bool:
-        """Whether a 403 is the token's fault rather than the policy's, for which Vault has the same
-        words; and whether there may be another token."""
+        """Whether a 403 is because of the token, and there may be another token. Vault's message is
+        the same if the policy is the cause."""
         if self._auth == "token":
             return self._configured_token() != token
         return self._call(connection.session, "GET", "auth/token/lookup-self", token).status == 403
@@ -460,8 +464,8 @@ class VaultKms(ServiceClient["_Connection"]):
         opens: bool = False,
         quote: bool = False,
     ) -> KmsError:
-        """Return the error for an answer. Vault tells most failures apart by its text alone; that
-        is quoted only where neither the request nor, hence, an echo of it holds a secret."""
+        """Return the error for an answer. For most failures, only Vault's text says what happened.
+        It is quoted only if the request has no secret, because the text may repeat the request."""
         status, text = answer.status, " ".join(answer.errors)
         where = self._where
         if status in _TRANSIENT and "failed to RSA decrypt" not in text:
@@ -533,7 +537,7 @@ class VaultKms(ServiceClient["_Connection"]):
 
 @dataclass(frozen=True, slots=True)
 class _Answer(Secret):
-    """``body`` and ``errors`` are empty where the answer has none, ``from_vault`` says whether it
+    """``body`` and ``errors`` are empty if the answer has none, ``from_vault`` says whether it
     had the form of one of Vault's."""
 
     status: int

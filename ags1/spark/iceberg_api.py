@@ -1,6 +1,6 @@
-"""The one door into ags1.iceberg: what Spark's part uses of it. No other module here imports it.
+"""What ags1.spark uses of ags1.iceberg. No other module of ags1.spark imports ags1.iceberg.
 
-It is imported only where a table or an Avro file is concerned: PyIceberg is optional.
+This module is imported only for tables and Avro files, because PyIceberg is optional.
 """
 
 # ruff: noqa: F401

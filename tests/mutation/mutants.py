@@ -750,10 +750,10 @@ faults(
         "a forked child has its parent's KEKs",
     ),
     (
-        "            if flight.ended.is_set():  # before we came\n",
+        "            if flight.ended.is_set():  # it ended before this call\n",
         "            if False:\n",
         "a failure of the KMS is kept for the next caller",
-        "a call takes its flight out when it ends, so one that has ended is hardly ever found",
+        "a call removes its flight when it ends, so another call hardly ever gets an ended one",
     ),
 )
 

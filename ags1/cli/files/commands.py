@@ -1,7 +1,7 @@
 """The commands on files: their options and their help. The work is done elsewhere.
 
-Each command imports what it runs on: start-up time. It has a parameter for each of its options,
-so that some have more than eight.
+Each command imports its libraries when it runs, because help has to be quick. It has a parameter
+for each of its options, so that some have more than eight.
 """
 
 from __future__ import annotations

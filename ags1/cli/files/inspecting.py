@@ -20,7 +20,7 @@ from .sources import Job
 def inspect(job: Job) -> dict[str, Any]:
     """Return what the file and its sidecar show. Raises FormatError, TruncatedError or OSError.
 
-    A sidecar that cannot be read is told in ``sidecar_error``.
+    If the sidecar cannot be read, ``sidecar_error`` has the reason.
     """
     if job.is_pipe:
         raise OSError(errno.ESPIPE, "Not a regular file", job.source)

@@ -37,7 +37,7 @@ def for_each(plan: Plan, work: Callable[[Job, Report], None], out: Output) -> in
                 work(job, report)
             except EXPECTED as error:
                 report.failed(error, job.source_name)
-                # Not a subclass: a key of the KMS, or a wrapped key, is the matter there.
+                # Subclasses do not count: they are about one master key or one wrapped key.
                 failure = error.message if type(error) is KmsError else ""
                 if isinstance(error, KMS_UNUSABLE) or (failure and failure == last_failure):
                     report.not_tried([other.source_name for other in plan.jobs[number:]])

@@ -1,7 +1,7 @@
-"""Which files are meant: folders walked and targets named, before any work is done.
+"""Lists the files of a run and names their targets, before any work is done.
 
 Wrong usage (two sources with one target, an output without a name) stops the run before it begins.
-A source that cannot be found or read is a failure of this source only.
+If a source does not exist or cannot be read, that is a failure of this source only.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Source:
     relative_path: str
     size: int = 0
     is_pipe: bool = False
-    # Whether it was named itself, rather than found in a folder.
+    # Whether the user named the file itself, and not a folder around it.
     is_named: bool = False
 
 
@@ -86,8 +86,8 @@ def plan_encryption(
 ) -> Plan:
     """Plan to encrypt ``sources`` to ``FILE.ags1``, or to or into ``output``.
 
-    A source that is encrypted already is a problem unless it is to be encrypted ``again``;
-    ``skip_existing`` takes it, and a source whose target and sidecar exist, as done.
+    If a source is encrypted already, that is a problem unless ``again`` is true. With
+    ``skip_existing``, it counts as done, and so does a source whose target and sidecar exist.
     """
     if output is None and sources == (STREAM,):
         output = STREAM

@@ -177,7 +177,7 @@ def _go_to(reader: Reader, offset: int, scratch: memoryview) -> None:
 
 @contextlib.contextmanager
 def _named_input(job: Job) -> Iterator[None]:
-    """Let errors that come from standard input say so, whatever Python calls it."""
+    """Name standard input in the errors that come from it."""
     try:
         yield
     except Ags1Error as error:

@@ -1,6 +1,6 @@
 """The commands ``ags1 keygen`` and ``ags1 key …``.
 
-Each command imports what it runs on: start-up time.
+Each command imports its libraries when it runs, because help has to be quick.
 """
 
 from __future__ import annotations

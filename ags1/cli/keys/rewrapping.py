@@ -65,12 +65,12 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
         _open_all(sidecar_file, before, wanted, how)
         return result
     after = how.keychain.rewrap(sidecar_file, wanted, how.other_kms)
-    # Who replaced the file meanwhile has put the new file's keys here.
+    # If another process has replaced the file meanwhile, the sidecar has the new file's keys.
     if after.file_keys != before.file_keys or find_sidecar(sidecar_file) != before:
         raise KeyMetadataError(
             "another process changed the sidecar meanwhile: try again", file=sidecar_file
         )
-    # A KEK that unwraps may still be one that opens nothing here, as before.
+    # A KEK that can be unwrapped may still be the wrong one for the keys in this sidecar.
     _open_all(sidecar_file, after, wanted, how)
     if not how.dry_run:
         write_sidecar(sidecar_file, after, overwrite=True, durable=how.durable)
@@ -90,8 +90,9 @@ def _open_all(sidecar_file: str, sidecar: Sidecar, master_key_id: str, how: Rewr
 
 
 def _is_there(sidecar: Sidecar, master_key_id: str, how: Rewrapping) -> bool:
-    """Whether an earlier run has done it. The KMS is asked, because the old master key may be
-    destroyed next: what a sidecar says of itself may be wrong, and two KMSs may use one name."""
+    """Whether an earlier run has wrapped the KEKs under this master key. The KMS is asked, because
+    the old master key may be destroyed next. The sidecar alone may be wrong, and two KMSs may have
+    a key of the same name."""
     if any(entry.encrypted_by_id != master_key_id for entry in sidecar.kek_entries):
         return False
     try:

@@ -146,7 +146,7 @@ def _typed(question: str, *, confirmation: str | bool) -> bytes:
     try:
         answer: str = click.prompt(
             question,
-            # Nothing is an answer too, and refused as such rather than asked again.
+            # An empty answer is refused; the question is not asked again.
             default="",
             show_default=False,
             hide_input=True,
@@ -183,7 +183,7 @@ def sealing_keychain(options: KmsOptions, key: str | None) -> tuple[Keychain, st
 
 
 def opening_keychain(options: KmsOptions, keys: tuple[str, ...]) -> Keychain:
-    """Return the keychain to decrypt with, which accepts only ``keys`` where there are any.
+    """Return the keychain to decrypt with. If ``keys`` are given, it accepts only these.
 
     Raises click.UsageError when they have to be named, KmsError.
     """

@@ -1,6 +1,6 @@
 """Options that say which KMS is meant, and which of its master keys.
 
-Which KMSs there are is found out when one is named: help has to be quick.
+The list of KMSs is made when an option names one, because help has to be quick.
 """
 
 from __future__ import annotations

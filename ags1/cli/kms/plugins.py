@@ -1,7 +1,7 @@
 """KMS clients of plug-ins: their mistakes are failures of keys, not internal errors of ours.
 
-If such a client raises another error than ours, only its type is told, because its text may hold a
-key. The types of what it returns are checked.
+If such a client raises an error that is not ours, the message names only its type, because its text
+may have a key. The types of what it returns are checked.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def guarded(kms: KmsClient, name: str) -> KmsClient:
 
 
 class _Guarded:
-    """A client behind ``failures_of``. It has the methods that the client has, as attributes of its
-    own: that is how the protocols of more than ``KmsClient`` are told."""
+    """A client whose calls go through ``failures_of``. It has exactly the methods that the client
+    has. So it supports the same optional protocols (``Rewrapper``) as the client."""
 
     def __init__(self, kms: Any, name: str) -> None:
         self._kms = kms
@@ -82,14 +82,14 @@ class _Guarded:
 
 @contextlib.contextmanager
 def failures_of(name: str, doing: str) -> Iterator[None]:
-    """Turn what the client ``name`` raises over ``doing`` into a PluginError, unless it is one of
-    our errors or means something to us."""
+    """Turn what the client ``name`` raises while ``doing`` something into a PluginError. Our own
+    errors, and those that our code handles, are raised as they are."""
     failure: BaseException | None = None
     try:
         yield
     except (Ags1Error, NotImplementedError, MemoryError, click.Abort):
         raise
-    # A client has no business ending the program, with an exit code that means something else.
+    # A client must not end the program: its exit code would mean something else here.
     except (Exception, SystemExit) as error:
         failure = error
     if failure is not None:

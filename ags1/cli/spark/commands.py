@@ -1,7 +1,7 @@
 """The commands ``ags1 spark …``: any number of files, on Spark's executors.
 
-Each command imports what it runs on: start-up time, and PySpark is optional. It has a parameter for
-each of its options, so that some have more than eight.
+Each command imports its libraries when it runs, because help has to be quick and PySpark is
+optional. It has a parameter for each of its options, so that some have more than eight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the commands on Spark share: the session, its master, and the KMS as it travels.
+"""What the commands on Spark share: the session, its master, and the KMS that is sent to executors.
 
 PySpark is optional: it is imported when a job begins.
 """
@@ -29,7 +29,8 @@ master = click.option(
 
 
 def kms_config(settings: Settings) -> KmsConfig:
-    """Return the KMS of the settings as it travels. Raises KmsConfigurationError: a secret."""
+    """Return the KMS of the settings in the form that is sent to executors. Raises
+    KmsConfigurationError if a setting is a secret."""
     from ...kms import default_keyring_path
     from ...kms.settings import KEYRING, PASSPHRASE_FILE
     from ...spark.keys import KmsConfig
@@ -59,7 +60,7 @@ def session(master: str | None) -> Iterator[Any]:
         yield running
         return
     if master is None or master.startswith("local"):
-        # Where there is one machine there is one Python; spark-submit has settled that already.
+        # On one machine, workers use this Python. spark-submit may have set the variable already.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("ags1").config("spark.ui.showConsoleProgress", "false")
     if not os.environ.get("AGS1_DEBUG"):
@@ -70,7 +71,7 @@ def session(master: str | None) -> Iterator[Any]:
         made = _undisturbed(builder.getOrCreate)
     except PySparkRuntimeError as error:
         raise OSError(errno.EIO, f"Spark did not start: {error}") from None
-    except Py4JJavaError as error:  # a master that it does not understand, say
+    except Py4JJavaError as error:  # for example, it does not understand the master
         message = error.java_exception.getMessage()
         raise OSError(errno.EIO, f"Spark did not start: {message}") from None
     try:

@@ -1,7 +1,7 @@
 """The commands ``ags1 spark verify-table|migrate|rekey``: a whole table, on Spark's executors.
 
-They are the commands of ``ags1 table`` with the work done elsewhere. Each imports what it runs on:
-start-up time, and PySpark and PyIceberg are optional.
+They are the commands of ``ags1 table``, but executors do the work. Each imports its libraries when
+it runs, because help has to be quick, and PySpark and PyIceberg are optional.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def verify_table(
     return verify_and_report(where, asked, work, out)
 
 
-@click.command(cls=Command, short_help="Encrypt an unencrypted table in its place.")
+@click.command(cls=Command, short_help="Encrypt an unencrypted table in place.")
 @migrating.opening
 @migrating.asking
 @master
 @output
 def migrate(where: TableOptions, asked: MigrationOptions, master: str | None, out: Output) -> None:
-    """Encrypt an unencrypted table, of any format version, in its place, on Spark.
+    """Encrypt an unencrypted table, of any format version, in place, on Spark.
 
     The result is that of 'ags1 table migrate'. If a run was interrupted, either command continues
     it. The catalog, the storage and the KMS have to be configured on the executors as

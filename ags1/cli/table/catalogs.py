@@ -34,8 +34,8 @@ class ChangedCatalog(NamedCatalog):
         self.trusted_key_ids = self.catalog.key_ids
 
     def new_key_id(self) -> str:
-        """Return the master key for a table that is to be encrypted. Raises click.UsageError where
-        nobody names one."""
+        """Return the master key for a table that is to be encrypted. Raises click.UsageError if no
+        option and no configuration names one."""
         trusted = self.trusted_key_ids
         only = next(iter(trusted)) if len(trusted) == 1 else None
         key_id = self._options.key_id or only or self.setting
@@ -57,6 +57,6 @@ class ChangedCatalog(NamedCatalog):
                 file=self._options.table,
             )
         if self.takes_any_key and key_id and not self.trusted_key_ids:
-            # Whose table it is nobody else may say, however often it is loaded.
+            # From now on, the catalog refuses the table if its metadata names another master key.
             self.catalog.key_ids = frozenset([key_id])
         return table

@@ -2,8 +2,8 @@
 
 Those that change a table are in ``writing`` and ``maintenance``.
 
-Each command imports what it runs on: start-up time, and PyIceberg and Arrow are optional. It has a
-parameter for each of its options, so that some have more than eight.
+Each command imports its libraries when it runs, because help has to be quick, and PyIceberg and
+Arrow are optional. It has a parameter for each of its options, so that some have more than eight.
 """
 
 from __future__ import annotations

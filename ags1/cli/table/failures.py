@@ -1,4 +1,4 @@
-"""What goes wrong with a table: what PyIceberg raises, as failures of one line."""
+"""Turns the errors of PyIceberg, catalogs and storages into failures of one line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..exits import ReaderGoneError
 
 
 class CommitConflictError(Ags1Error):
-    """Others committed first, again and again, or changed what the command goes by."""
+    """Other writers kept committing first, or changed what the command has read."""
 
 
 class CommitStateUnknownError(Ags1Error):
-    """The catalog did not say what became of a commit."""
+    """The catalog did not say whether a commit was made."""
 
 
 @contextlib.contextmanager

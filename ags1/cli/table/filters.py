@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def parsed_filter(table: Table, text: str, option: str, *, of_scan: bool = False) -> Any:
-    """Return the filter that ``text`` is, unbound; of a scan, it may name metadata columns. Raises
-    click.UsageError, with the ``option``'s name, for what is none, and for a column that the table
-    does not have."""
+    """Parse ``text`` as a filter; return it unbound. The filter of a scan may name metadata
+    columns. Raises click.UsageError, with the ``option``'s name, if it is not a filter, or names a
+    column that the table does not have."""
     from pyiceberg.expressions.parser import parse
     from pyiceberg.expressions.visitors import bind
 

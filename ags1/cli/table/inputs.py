@@ -157,8 +157,8 @@ def _arrow(source: Input, file: _Counted) -> _Opened:
     def batches() -> Iterator[pa.RecordBatch]:
         yield from stream
         if file.has_ended:
-            # Arrow stops at the stream's end mark, and takes the file's end for another. Then a
-            # stream that was cut would pass for a whole one.
+            # Arrow treats the end of the file like the stream's end mark. So it would not notice
+            # that a stream was cut.
             raise FormatError("the stream ends without its end mark: it is truncated")
 
     return stream.schema, batches()
@@ -272,7 +272,7 @@ class Inputs:
             yield pa.RecordBatchReader.from_batches(schema, rows)
 
     def _add_to_group(self, source: Input) -> None:
-        # Most files say of no column that it has no nulls. Whether there are any is seen later.
+        # Most files do not say which columns have no nulls. Nulls are checked later.
         schema = pa.schema(
             pa.field(f.name, f.type, f.nullable and f.name not in self._required)
             for f in source.schema
@@ -300,8 +300,8 @@ class Inputs:
 
 
 def _of_both(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
-    """Return a schema for the rows of both, in which none of them lose anything or get columns that
-    they do not have; None where there is none."""
+    """Return a schema for the rows of both. In it, no row loses a value or gets a column that it
+    does not have. Return None if there is no such schema."""
     if set(one.names) != set(other.names):
         return None
     for field in one:
@@ -324,8 +324,7 @@ def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 class _Counted(io.RawIOBase):
-    """A file that tells how much is read of it, and ``has_ended`` once more was wanted than it
-    has."""
+    """A file that counts the bytes read. ``has_ended`` is true after a read beyond its end."""
 
     def __init__(self, file: BinaryIO | io.FileIO, source: Input) -> None:
         self._of = file
@@ -345,7 +344,7 @@ class _Counted(io.RawIOBase):
         return self._of.tell()
 
     def readinto(self, buffer: Any, /) -> int:
-        # All that is wanted, as Arrow takes less for the end.
+        # Return as many bytes as asked for, because Arrow treats a shorter result as the end.
         view = memoryview(buffer).cast("B")
         done = 0
         while done < len(view):
@@ -361,7 +360,7 @@ class _Counted(io.RawIOBase):
 
 @contextlib.contextmanager
 def _failures(name: str) -> Iterator[None]:
-    """Name the file in what Arrow says of it, and in our own failures."""
+    """Name the file in Arrow's errors about it, and in our own."""
     try:
         yield
     except Ags1Error as error:

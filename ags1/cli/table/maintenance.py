@@ -1,7 +1,7 @@
 """The commands ``ags1 table migrate|rotate|rekey|relocate|expire|prune-keys``.
 
-Each command imports what it runs on: start-up time, and PyIceberg is optional. It has a parameter
-for each of its options, so that some have more than eight.
+Each command imports its libraries when it runs, because help has to be quick and PyIceberg is
+optional. It has a parameter for each of its options, so that some have more than eight.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
             )
 
 
-@click.command(cls=Command, short_help="Encrypt an unencrypted table in its place.")
+@click.command(cls=Command, short_help="Encrypt an unencrypted table in place.")
 @migrating.opening
 @options.threads
 @migrating.asking
 @output
 def migrate(where: TableOptions, threads: int | None, asked: MigrationOptions, out: Output) -> None:
-    """Encrypt an unencrypted table of any format version in its place.
+    """Encrypt an unencrypted table of any format version in place.
 
     Every file is encrypted and read back. Then one commit makes the table an encrypted table of
     format version 3. Rows keep their order and ids. The table loses its earlier snapshots, because

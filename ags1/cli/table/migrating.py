@@ -1,4 +1,5 @@
-"""A table encrypted in its place by a command: the options, the question, and what is printed.
+"""The commands that encrypt an unencrypted table in place: their options, their question, and what
+they print.
 
 Knows nothing of where the files are encrypted: ``ags1 table migrate`` does it in this process, and
 ``ags1 spark migrate`` on Spark.

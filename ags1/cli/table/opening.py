@@ -35,7 +35,7 @@ _METADATA_NAME = re.compile(
 
 
 class NoKms:
-    """Stands for a KMS where no key is going to be opened."""
+    """A KMS client for commands that need no keys."""
 
     accepts_foreign_keys = False
     supports_key_generation = False
@@ -58,7 +58,8 @@ def open_table(
 ) -> Table:
     """Open the table; an encrypted one with the KMS of the settings, unless ``keys`` is False.
 
-    ``note`` is told what was chosen. Raises click.UsageError, Ags1Error, OSError.
+    ``note`` is called with the choice of a metadata file. Raises click.UsageError, Ags1Error,
+    OSError.
     """
     if options.catalog is not None:
         named = NamedCatalog(options, keys=keys)
@@ -75,9 +76,8 @@ def open_table(
 class NamedCatalog:
     """The catalog that the options name, and the ``identifier`` of the table in it.
 
-    ``setting`` is the master key that the settings name, None where the catalog has a KMS of its
-    own. ``keys`` False is for a command that opens none. Raises click.UsageError, Ags1Error,
-    OSError.
+    ``setting`` is the master key that the settings name; None if the catalog has a KMS of its own.
+    ``keys`` is False for a command that needs no keys. Raises click.UsageError, Ags1Error, OSError.
     """
 
     def __init__(self, options: TableOptions, *, keys: bool) -> None:
@@ -105,7 +105,7 @@ class NamedCatalog:
             )
         has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
         if keys and has_kms and options.kms == KmsOptions():
-            # The catalog's own KMS knows its tables better than what is set for everything.
+            # The catalog's own KMS comes before the settings that are for everything.
             self.catalog: EncryptedCatalog = load_catalog(name, **options.io_properties)
             return
         kms: KmsClient = NoKms()
@@ -118,7 +118,8 @@ class NamedCatalog:
 
     @property
     def takes_any_key(self) -> bool:
-        """Whether the KMS opens with whatever key a table's metadata names."""
+        """Whether the KMS would unwrap with any key that a table's metadata names, another user's
+        too."""
         from ...kms.client import accepts_foreign_keys
 
         kms = self.catalog.kms
@@ -126,7 +127,7 @@ class NamedCatalog:
 
     @property
     def expected_key_id(self) -> str | None:
-        """Return the master key that the table has to name, None where it may name any."""
+        """Return the master key that the table has to name; None if it may name any."""
         if self._key_id is None and self.takes_any_key:
             return self.setting
         return self._key_id

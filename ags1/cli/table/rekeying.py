@@ -1,4 +1,4 @@
-"""A table whose files get fresh keys by a command: the options, and what is printed.
+"""The commands that give a table's files fresh keys: their options, and what they print.
 
 Knows nothing of where the files are rewritten: ``ags1 table rekey`` does it in this process, and
 ``ags1 spark rekey`` on Spark.

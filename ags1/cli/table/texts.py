@@ -1,7 +1,7 @@
-"""Rows in text as Arrow data of a table's types: what ``rows`` prints as CSV and JSON lines, read.
+"""Reads CSV and JSON lines, in the form that ``rows`` prints, as Arrow data of a table's types.
 
-JSON has types: a number is not accepted as text, nor 1.5 as an integer. If a row lacks a
-column, the value is null. Messages never quote values.
+JSON has types: a number is not accepted as text, and 1.5 is not accepted as an integer. If a row
+lacks a column, the value is null. Messages never quote values.
 
 Arrow's own reader of JSON is not used: it drops the offset of a time for a column that has none,
 and it reads no times of day, dates, maps, UUIDs, binary in base64 or NaN. ``pa.array`` cuts 1.5 to
@@ -24,7 +24,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
-# Line numbers, and what is on the lines.
+# A line's number, and the object on the line.
 Row: TypeAlias = "tuple[int, dict[str, Any]]"
 
 _BATCH_ROWS = 16384
@@ -47,12 +47,12 @@ class TextColumns:
             arrow = schema_to_pyarrow(stored, include_field_ids=False)
             self._types = {field.name: field.type for field in arrow}
             self._defaults = {f.name for f in table_schema.fields if f.write_default is not None}
-        # What Arrow's CSV does not read is text at first.
+        # Columns of types that Arrow's CSV reader does not know are read as text first.
         self._in_text = {name: kind for name, kind in self._types.items() if _is_text(kind)}
 
     @property
     def csv_types(self) -> Mapping[str, pa.DataType]:
-        """What Arrow is to read CSV's columns as."""
+        """The types as which Arrow reads the columns of CSV."""
         return self._types | dict.fromkeys(self._in_text, pa.string())
 
     def schema_of_csv(self, read: pa.Schema) -> pa.Schema:

@@ -67,7 +67,7 @@ def verify_and_report(
     verify: Callable[..., TableVerification],
     out: Output,
 ) -> int:
-    """Open a table, have it verified and print what was found; return the exit code.
+    """Open a table, have it verified and print the findings; return the exit code.
 
     ``verify`` gets the table and, by name, the arguments that all verifications take.
     """
@@ -104,8 +104,8 @@ def verify_and_report(
 
 
 def exit_code(result: TableVerification, *, strict: bool) -> Exit:
-    """Return the code of the gravest finding; OK if there are no errors, nor warnings with
-    ``strict``."""
+    """Return the code of the gravest finding. With ``strict``, warnings count too. If nothing
+    counts, return OK."""
     from ...iceberg.operations.verify.findings import SEVERITIES, Severity
 
     grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
@@ -144,6 +144,6 @@ def summary(result: TableVerification) -> str:
         parts.append(f"{exposed} with exposed keys ({result.exposed_current_files} in use)")
     parts.append(f"{result.verified_size} bytes verified in {result.seconds:.1f} s")
     for severity in (Severity.ERROR, Severity.WARNING, Severity.NOTE):
-        if found := result.count(severity):
-            parts.append(counted(found, severity.value))
+        if number := result.count(severity):
+            parts.append(counted(number, severity.value))
     return ", ".join(parts)

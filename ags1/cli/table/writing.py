@@ -1,6 +1,7 @@
-"""The commands ``ags1 table append|overwrite|delete|drop``: tables filled and emptied.
+"""The commands ``ags1 table append|overwrite|delete|drop``, which change a table's rows or drop it.
 
-PyIceberg and Arrow are imported when a command runs: start-up time, and they are optional.
+Each command imports PyIceberg and Arrow when it runs, because help has to be quick and they are
+optional.
 """
 
 from __future__ import annotations
@@ -337,7 +338,7 @@ def _check_rows(table: EncryptedTable, readers: Iterable[pa.RecordBatchReader]) 
 
 @contextmanager
 def _fitting(file: str | None = None) -> Iterator[None]:
-    """Turn what is raised for rows that do not fit the table into a wrong use of the command."""
+    """Turn the errors for rows that do not fit the table into click.UsageError."""
     import pyarrow as pa
     from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
 
@@ -353,7 +354,8 @@ def _fitting(file: str | None = None) -> Iterator[None]:
 
 
 def _mismatch(text: str) -> str:
-    """Return a message on one line: of the table that PyIceberg draws, what does not fit."""
+    """Return a message as one line. If PyIceberg's message is a drawn table, the line has only the
+    columns that do not fit."""
     rows = [line.split("\u2502") for line in text.splitlines() if "\u274c" in line]
     if rows:
         pairs = (f"the table has {row[2].strip()}, the data {row[3].strip()}" for row in rows)
@@ -386,8 +388,8 @@ def _staged_ids(table: EncryptedTable, transaction: EncryptedTransaction) -> set
 
 
 def _summaries(table: EncryptedTable, snapshot_ids: Collection[int]) -> list[dict[str, str]]:
-    """Return the summaries of snapshots that were committed: where another writer was first, there
-    may be nothing left to delete."""
+    """Return the summaries of the committed snapshots. There may be none: another writer may have
+    deleted the rows first."""
     made = (s for s in table.metadata.snapshots if s.snapshot_id in snapshot_ids)
     return [dict(s.summary.additional_properties) for s in made if s.summary is not None]
 

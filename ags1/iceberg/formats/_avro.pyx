@@ -1,5 +1,5 @@
 # cython: cdivision=True
-"""Rows of an Avro block into Arrow's memory, without the GIL.
+"""Reads the rows of an Avro block into Arrow's memory, without the GIL.
 
 A ``Decoder`` runs a program. It has one instruction for each type in the file's schema, in the
 order of the values in a row. An example: the file has records of ``id`` (long) and ``name`` (a
@@ -23,10 +23,10 @@ An instruction without a column (-1) skips its value, or only holds others, as a
 nothing of schemas, files or codecs; ``avro_projection`` makes the programs. ``_avro_values`` reads
 single values, and ``_avro_columns`` adds them to columns. Follows Avro's binary encoding.
 
-The bytes are not trusted: each length, count, index and number is checked before it is used, and
-memory grows only by what was really read or by the width of a column for a null. A program is
-trusted once its ranges have been checked; its depth, which is the depth of the recursion here, is
-for its maker to limit.
+The bytes are not trusted. Each length, count, index and number is checked before it is used. Memory
+grows only by the bytes that were read, or for a null by the width of its column. A program is
+trusted after its ranges are checked. Its depth is the depth of the recursion here; whoever makes
+the program limits it.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -131,17 +131,20 @@ PROBLEMS = {
 }
 
 cdef enum:
-    # Items of a batch and rows of a block that take no bytes: they cost nothing to claim.
+    # The most items of a batch, and rows of a block, that have no bytes. A few false bytes could
+    # claim any number of them.
     MAX_EMPTY_ITEMS = 1 << 24
-    # After how many rows, items and bytes read the size of the batch is computed again.
+    # The size of the batch is computed again after this number of rows, items and bytes.
     ROWS_BETWEEN_LOOKS = 64
     ITEMS_BETWEEN_LOOKS = 1 << 12
     BYTES_BETWEEN_LOOKS = 1 << 20
-    # What an item of a list costs at least, where it has a column that is not in the file.
+    # An item of a list counts as this many bytes at least: some of its columns may not be in the
+    # file.
     ITEM_SIZE = 8
     MAX_DIGITS = 38
 
-# Of all columns, beyond the size of the block: a null of one byte may be wide.
+# The most bytes of all columns, besides the size of the block: a null has one byte in the file, but
+# may have many in its column.
 cdef size_t MAX_BATCH_SIZE = <size_t>1 << 30
 
 cdef int128 POWERS[MAX_DIGITS + 1]
@@ -176,7 +179,7 @@ cdef struct State:
     Input input
     # How many more rows of the block may have no bytes.
     int64_t empty_rows_left
-    # Of the batch: how many more items may have no bytes, and how many items lists have.
+    # How many more items of the batch may have no bytes, and how many items its lists have.
     int64_t empty_left
     int64_t items
     size_t block_size

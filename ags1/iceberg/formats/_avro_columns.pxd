@@ -19,14 +19,14 @@ cpdef enum Layout:
     """How a column lies in memory. The columns inside follow it."""
 
     BITS
-    # Some bytes each.
+    # The same number of bytes for each value.
     WIDE
     # Bytes with 64-bit offsets.
     VARIABLE
-    # 64-bit and 32-bit offsets.
+    # A list with 64-bit offsets, and one with 32-bit offsets.
     LARGE_LIST
     SMALL_LIST
-    # Nothing of its own.
+    # Only the columns inside have values.
     STRUCT
 
 
@@ -34,7 +34,7 @@ cdef struct Buffer:
     unsigned char *data
     size_t size
     size_t capacity
-    # What the batch before needed.
+    # The size that the previous batch needed.
     size_t hint
 
 
@@ -67,7 +67,7 @@ cdef inline Status reserve(Buffer *b, size_t extra) noexcept nogil:
 
 cdef inline Status put(Buffer *b, const void *value, size_t size) noexcept nogil:
     cdef inline Status status = reserve(b, size)
-    # There may be no memory yet to copy nothing to.
+    # If the size is 0, there may be no memory yet.
     if status == OK and size:
         memcpy(b.data + b.size, value, size)
         b.size += size

@@ -5,7 +5,7 @@ from libc.stdlib cimport free, realloc
 
 from ._avro_values cimport NO_MEMORY, OK, TOO_MUCH, Status
 
-# Of one of a column's buffers. Batches end long before, unless a single row holds more.
+# The largest buffer of a column. Batches end long before that, unless a single row has more.
 cdef size_t MAX_BUFFER_SIZE = <size_t>4 << 30
 
 

@@ -74,7 +74,7 @@ cdef class CheckedDecoder:
         return self.number()
 
     def read_ints(self, int64_t count):
-        # Each takes a byte at least.
+        # Each number has at least one byte.
         if not 0 <= count <= self._end - self._at:
             raise EOFError(f"{count} numbers are wanted, but {self._end - self._at} bytes are left")
         cdef array.array numbers = array.clone(LONGS, count, zero=False)

@@ -49,7 +49,7 @@ cdef inline Status read_long(Input *source, int64_t *value) noexcept nogil:
             return CUT
         byte = at[0]
         at += 1
-        # Of the tenth byte only one bit fits.
+        # Only one bit of the tenth byte fits.
         if shift == 63 and byte > 1:
             return LONG_NUMBER
         raw |= (byte & 0x7F) << shift
@@ -79,8 +79,8 @@ cdef inline Status read_size(Input *source, int64_t *size) noexcept nogil:
 
 
 cdef inline const unsigned char *read_bytes(Input *source, int64_t size) noexcept nogil:
-    """Return where the next ``size`` bytes lie and go past them; NULL if there are fewer. ``size``
-    is at least 0."""
+    """Return where the next ``size`` bytes begin, and move after them; NULL if there are fewer.
+    ``size`` is at least 0."""
     cdef const unsigned char *taken = source.at
     if size > source.end - taken:
         return NULL
@@ -106,7 +106,7 @@ cdef inline bint is_utf8(const unsigned char *at, size_t size) noexcept nogil:
         at += 1
         if lead < 0x80:
             continue
-        # The second byte's range keeps out overlong forms, surrogates and what is past U+10FFFF.
+        # The range of the second byte excludes overlong forms, surrogates and all above U+10FFFF.
         low, high = 0x80, 0xBF
         if 0xC2 <= lead <= 0xDF:
             more = 1

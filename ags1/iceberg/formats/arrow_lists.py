@@ -1,4 +1,4 @@
-"""Arrow's lists and maps with other children."""
+"""Replaces the values inside Arrow's lists and maps."""
 
 from __future__ import annotations
 

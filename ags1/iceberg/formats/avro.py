@@ -1,8 +1,9 @@
 """Avro data files as Arrow record batches, by splits and threads.
 
-A file that ends within a block raises an error. Whether it ends where it should is for its source
-to know (an ``ags1.Reader`` does), or for ``record_count``. Knows nothing of keys.
-``avro_container`` finds the blocks, and ``avro_projection`` knows what the bytes of a row mean.
+If a file ends within a block, this raises an error. If it ends too early between two blocks, only
+its source can notice that (an ``ags1.Reader`` does), or a check of ``record_count``.
+``avro_container`` reads the blocks, and ``avro_projection`` knows what the bytes of a row mean.
+Knows nothing of keys.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ if sys.byteorder != "little":
 
 DEFAULT_BATCH_ROWS = 65536
 BATCH_SIZE = 32 << 20
-"""A batch of about so many bytes ends, even if it has fewer rows than asked for."""
+"""A batch ends at about this number of bytes, even if it has fewer rows than asked for."""
 
-# What a thread reads at once, in bytes: some batches, but a small file is still several pieces.
+# A file is read in pieces, one by each thread (sizes in bytes). A piece makes some batches, and a
+# small file still has several pieces.
 _PIECE_SIZE = 8 << 20
 _MIN_PIECE_SIZE = 1 << 20
-# Of one piece, read before they are asked for. Data that compresses well is large once read.
+# The number of batches of one piece that are read ahead. Decompressed data can be large.
 _BATCHES_AHEAD = 2
 
 
@@ -67,13 +69,13 @@ def read_avro(
     """Yield the rows of an Avro data file, in their order, as rows of ``schema``.
 
     The batches' schema is what PyIceberg's ``schema_to_pyarrow`` makes of ``schema``. ``split`` is
-    an offset and a length in bytes: splits that adjoin have each row once. ``batch_size`` is in
-    rows; batches of wide rows have fewer. ``missing_values`` has the values of fields that the file
-    lacks, by field id. With ``record_count``, and without a split, a file of more or fewer rows
-    raises. More than one of the ``threads`` needs a source with ``pread`` to be of use.
+    an offset and a length in bytes. Adjoining splits have each row once. ``batch_size`` is in rows;
+    batches of wide rows have fewer. ``missing_values`` has the values of fields that the file
+    lacks, by field id. If ``record_count`` is given and ``split`` is not, the file must have that
+    number of rows. Several ``threads`` are faster only if the source has ``pread``.
 
-    Raises FormatError for what is not an Avro file or can't be read as ``schema``, TruncatedError
-    for one that ends too early, and what the source raises.
+    Raises FormatError if the file is not an Avro file or cannot be read as ``schema``,
+    TruncatedError if it ends too early, and what the source raises.
     """
     file = AvroFile(source)
     for _, batch in file.read(
@@ -90,7 +92,7 @@ def read_avro(
 
 
 def plan_splits(source: SeekableReader, count: int) -> list[tuple[int, int]]:
-    """Return at most ``count`` splits of about the same size that make up the file."""
+    """Divide the file into at most ``count`` splits of about the same size."""
     if count < 1:
         raise ValueError(f"count must be at least 1, not {count}")
     return _ranges(0, _size(source), count)
@@ -124,8 +126,9 @@ class AvroFile:
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield batches as ``read_avro`` does, each with the position of its first row in the file.
 
-        For a split, the blocks before it are counted, which reads their headers; without
-        ``positions`` they are not, and positions count from the split's first row.
+        The positions in a split need the number of rows before it, so the headers of all earlier
+        blocks are read. If ``positions`` is false, they are not read, and positions count from the
+        split's first row.
         """
         if batch_size < 1 or threads < 1:
             raise ValueError("batch_size and threads must be at least 1")
@@ -148,7 +151,7 @@ class AvroFile:
             for batch in batches:
                 end_row = position + batch.num_rows
                 if expected is not None and end_row > expected:
-                    # Raised at once: rows of no bytes may never end.
+                    # Raise at once: rows of no bytes may go on without end.
                     raise FormatError(
                         f"the file has {end_row} rows or more, but should have {expected}"
                     )
@@ -170,7 +173,8 @@ class AvroFile:
             decoder.begin(data, rows)
             while decoder.rows_left:
                 held += decoder.decode(batch_size - held, BATCH_SIZE)
-                # With fewer rows than asked for, although the block has more: enough bytes.
+                # The batch has fewer rows than asked for, although the block has more. So it has
+                # enough bytes.
                 if held == batch_size or decoder.rows_left:
                     yield projection.batch(decoder, held)
                     held = 0
@@ -184,7 +188,7 @@ class AvroFile:
         batch_size: int,
         threads: int,
     ) -> Iterator[pa.RecordBatch]:
-        """Have threads read the ranges, a few ahead of the caller; yield in order."""
+        """Have threads read the ranges, a few of them ahead; yield their batches in order."""
         stopping = threading.Event()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="ags1-avro")
         waiting: deque[_Queue] = deque()

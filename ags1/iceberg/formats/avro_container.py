@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 SYNC_SIZE = 16
 
 MAX_BLOCK_SIZE = 256 << 20
-"""Of a block's rows, decompressed, in bytes. Writers make blocks of 64 KB or of one row."""
+"""The largest block that is read (bytes, decompressed). Writers make blocks of 64 KB or one row."""
 MAX_HEADER_SIZE = 64 << 20
 MAX_LONG_SIZE = 10
 NEW_BLOCK_SIZE = 64_000
-"""Of the rows of a block that is written, before they are compressed, in bytes. About Java's."""
+"""The size of a written block (bytes, before compression). Java's blocks are about as large."""
 
-# Read from the source at once, from multiples of it, because AGS1's own blocks begin there.
+# The source is read in chunks of this size, from multiples of it, because AGS1 blocks begin there.
 _CHUNK_SIZE = 1 << 20
 
 Pread = Callable[[int, int], bytes]
@@ -53,7 +53,7 @@ class Container:
     """An Avro file of ``size`` bytes whose header has been read: its ``metadata`` and ``codec``.
 
     ``pread(offset, size)`` returns those bytes, or fewer at the end of the file. Raises FormatError
-    for what is not an Avro file, and TruncatedError for one that ends too early.
+    if the file is not an Avro file, and TruncatedError if it ends too early.
     """
 
     def __init__(self, pread: Pread, size: int, max_block_size: int = MAX_BLOCK_SIZE) -> None:
@@ -84,8 +84,9 @@ class Container:
     def _stored_blocks(
         self, window: _Window, offset: int, end: int, *, contents: bool = True
     ) -> Iterator[tuple[int, memoryview]]:
-        """Yield the rows and, unless they are not wanted, the contents of the blocks from
-        ``offset`` on whose marker begins before ``end``."""
+        """Yield the number of rows and the contents of each block from ``offset`` on, as long as
+        the sync marker before the block begins before ``end``. The contents are empty if
+        ``contents`` is false."""
         while offset < self._size and offset - SYNC_SIZE < end:
             head = window.take(offset, min(2 * MAX_LONG_SIZE, self._size - offset))
             decoder = CheckedDecoder(bytes(head))
@@ -120,14 +121,14 @@ class _Window:
         self._view = memoryview(b"")
 
     def take(self, offset: int, size: int) -> memoryview:
-        """Return exactly these bytes; the file's size says that they exist."""
+        """Return exactly these bytes. The caller has checked that the file is large enough."""
         end = self._begin + len(self._view)
         if not self._begin <= offset <= end:
             self._begin, self._view = offset, memoryview(b"")
             end = offset
         if offset + size > end:
             rest = self._view[offset - self._begin :]
-            # Up to where a chunk ends; large ranges whole.
+            # Read to the end of a chunk, or the whole range if it is larger.
             until = max(offset + size, (end // _CHUNK_SIZE + 1) * _CHUNK_SIZE)
             wanted = min(until, self._file_size) - end
             data = self._pread(end, wanted)
@@ -149,9 +150,9 @@ class _Window:
         while start < self._file_size:
             until = min((start // _CHUNK_SIZE + 1) * _CHUNK_SIZE, self._file_size)
             data = bytes(self.take(start, until - start))
-            found = (tail + data).find(marker)
-            if found >= 0:
-                return start - len(tail) + found
+            position = (tail + data).find(marker)
+            if position >= 0:
+                return start - len(tail) + position
             tail = (tail + data)[-(len(marker) - 1) :]
             start = until
         return -1
@@ -185,7 +186,7 @@ def _parse_header(data: bytes) -> tuple[dict[str, bytes], bytes, int]:
     metadata: dict[str, bytes] = {}
     while count := decoder.read_int():
         if count < 0:
-            # The size of the block of entries. It is of use only to readers that skip them.
+            # Then the size of the entries follows. Only readers that skip the entries use it.
             decoder.skip_int()
         for _ in range(abs(count)):
             try:
@@ -245,7 +246,7 @@ def _inflate(data: memoryview, limit: int) -> Buffer:
         raise _damaged("deflate") from None
     if len(text) > limit:
         raise _too_large(limit)
-    # Avro's own Python library once left zlib's checksum behind the data.
+    # Old versions of Avro's Python library write zlib's checksum after the data.
     if not stream.eof or len(stream.unused_data) > 4:
         raise _damaged("deflate")
     return text
@@ -258,7 +259,7 @@ def _unsnap(data: memoryview, limit: int) -> Buffer:
         size = _snappy_size(compressed)
         if size > limit:
             raise _too_large(limit)
-        # No element gives more than 64 bytes: a false size alone gets no memory.
+        # No element gives more than 64 bytes, so a false size cannot make us allocate much memory.
         if size > 64 * len(compressed):
             raise _damaged("snappy")
         text = pa.Codec("snappy").decompress(compressed, decompressed_size=size)
@@ -282,7 +283,7 @@ def _unzstd(data: memoryview, limit: int) -> Buffer:
     parts: list[bytes] = []
     size = 0
     try:
-        # Streamed, because Java writes frames without their size.
+        # Decompress as a stream, because Java writes frames without their size.
         with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
             while part := stream.read(min(limit + 1 - size, max(1 << 18, 4 * len(data)))):
                 parts.append(part)
@@ -304,7 +305,7 @@ def _unbzip2(data: memoryview, limit: int) -> Buffer:
 
 
 def _unxz(data: memoryview, limit: int) -> Buffer:
-    # Its dictionary is chosen by the writer: at most 64 MiB by xz's presets.
+    # The writer chooses the size of the dictionary. xz's presets have at most 64 MiB.
     stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_BLOCK_SIZE)
     try:
         text = stream.decompress(data, limit + 1)
@@ -323,7 +324,7 @@ def _whole(
     return text
 
 
-# By Avro's names. Iceberg's table property calls deflate gzip, but files don't.
+# The keys are Avro's names. Iceberg's table property says gzip for what files call deflate.
 CODECS: dict[str, _Decompress] = {
     "null": _plain,
     "deflate": _inflate,

@@ -1,9 +1,10 @@
-"""From an Avro file's schema and a table's: the program that reads the one as the other.
+"""Makes the program with which ``_avro`` reads the rows of an Avro file as a table's columns.
 
-Fields are found by their ids, as Iceberg's spec says under "Column projection"; types may differ as
-far as it allows under "Schema Evolution"; Java's ``TypeToSchema`` says how each Iceberg type is
-written. Also puts together, as Arrow's arrays, the columns that the program fills. Knows nothing of
-files. The file's schema is not trusted: its depth and what it expands to are limited.
+The program follows from the file's schema and the table's schema. Fields are matched by their ids
+(Iceberg specification, "Column projection"). Types may differ as "Schema Evolution" allows. Java's
+``TypeToSchema`` says how each Iceberg type is written. This module also makes Arrow arrays of the
+columns that the program fills. It knows nothing of files. The file's schema is not trusted: its
+depth, and the number of steps that it makes, are limited.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class _Target:
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """A column that is not in the file."""
+    """A column that is not in the file: all of its values are the same."""
 
     type: pa.DataType
     value: pa.Scalar | None
@@ -78,7 +79,7 @@ class _Constant:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column that the decoder fills, by its number, and those inside."""
+    """A column that the decoder fills. ``number`` is its number there."""
 
     type: pa.DataType
     number: int
@@ -120,7 +121,7 @@ def _buffer(memory: Memory | None) -> pa.Buffer | None:
 
 
 def _content(memory: Memory | None) -> pa.Buffer:
-    # No bytes, as of empty strings. Arrow requires a buffer all the same.
+    # If there are no bytes, for example of empty strings, Arrow still requires a buffer.
     return pa.py_buffer(b"" if memory is None else memory)
 
 
@@ -136,9 +137,10 @@ class Projection:
     """How to read files of ``avro_schema``, as parsed from JSON, as rows of ``schema``.
 
     ``name_mapping`` gives ids to the fields of a file that has none. ``missing_values`` has, by
-    field id, the values of fields that the file lacks (identity partition values); after them come
-    the fields' initial defaults, then null. Raises FormatError where the file's schema is not
-    Avro's, is not one that Iceberg writes, or can't be read as the table's.
+    field id, values of fields that the file lacks (identity partition values). If it has no value
+    for a field, the field has its initial default or, without a default, null. Raises FormatError
+    if the file's schema is not a schema of Avro, is not one that Iceberg writes, or cannot be read
+    as the table's.
     """
 
     def __init__(
@@ -162,15 +164,15 @@ class Projection:
         self._symbols = compiler.symbols
 
     def decoder(self) -> Decoder:
-        """Return a new decoder, one for each thread."""
+        """Return a new decoder. Each thread needs its own."""
         return Decoder(self._program, self._columns, self._symbols)
 
     def batch(self, decoder: Decoder, rows: int) -> pa.RecordBatch:
-        """Return the rows that ``decoder`` holds, which are ``rows``."""
+        """Return the rows that ``decoder`` has read. ``rows`` is their number."""
         taken = decoder.take()
         arrays = [node.array(taken, rows) for node in self._nodes]
         if not arrays:
-            # Only so does a batch without columns know its number of rows.
+            # A batch without columns gets its number of rows in this way.
             nothing = pa.Array.from_buffers(pa.struct([]), rows, [None], 0, children=[])
             return pa.RecordBatch.from_struct_array(nothing)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -198,7 +200,7 @@ class _Compiler:
         self._end(step)
         return nodes
 
-    # -- the two lists
+    # -- the lists of instructions and of columns
 
     def _step(self, step: Step, path: str, column: int = -1, **parameters: int) -> Instruction:
         if len(self.program) >= MAX_STEPS:
@@ -223,7 +225,7 @@ class _Compiler:
     def _value(
         self, schema: object, namespace: str, target: _Target | None, path: str, mapping: _Mapping
     ) -> _Node | None:
-        """Write the steps for one value; return its column, None without a target."""
+        """Append the instructions for one value; return its column, or None without a target."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise FormatError(f"the file's types are nested more than {MAX_DEPTH} deep")
@@ -258,7 +260,7 @@ class _Compiler:
         path: str,
         mapping: _Mapping,
     ) -> _Node | None:
-        # Not resolved here: that would define names twice and out of order.
+        # Do not resolve the type here: that would define names twice and out of order.
         null = [n for n, branch in enumerate(branches) if branch in ("null", {"type": "null"})]
         if len(branches) == 1:
             step, inside = self._step(Step.ONLY, path), branches[0]
@@ -304,28 +306,29 @@ class _Compiler:
         path: str,
         mapping: _Mapping,
     ) -> tuple[_Node, ...]:
-        """Write the steps of a record's fields; return the columns in the table's order."""
+        """Append the instructions for a record's fields; return their columns in the table's
+        order."""
         wanted: dict[int, _Target] = {}
         if target is not None and arrow is not None:
             wanted = {
                 field.field_id: _Target(field.field_type, arrow.field(n).type, field.required)
                 for n, field in enumerate(target.fields)
             }
-        found: dict[int, _Node] = {}
+        by_id: dict[int, _Node] = {}
         with self._types.inside(definition, namespace, path):
             for field in fields_of(definition, path):
                 below = f"{path}.{field['name']}" if path else field["name"]
                 field_id, inside = _field_id(field, mapping, below)
-                if field_id in found:
+                if field_id in by_id:
                     raise FormatError(f"{below}: another field has the id {field_id} too")
                 goal = wanted.get(field_id) if field_id is not None else None
                 node = self._value(field["type"], namespace, goal, below, inside)
                 if node is not None and field_id is not None:
-                    found[field_id] = node
+                    by_id[field_id] = node
         if target is None:
             return ()
         return tuple(
-            found.get(field.field_id) or self._missing(field, wanted[field.field_id].arrow, path)
+            by_id.get(field.field_id) or self._missing(field, wanted[field.field_id].arrow, path)
             for field in target.fields
         )
 
@@ -457,14 +460,14 @@ class _Compiler:
         if target is None:
             self._step(_SKIPPED[kind], path, **parameters)
             return None
-        found = (
+        readable = (
             _decimal(kind, definition, target.type, path)
             if definition.get("logicalType") == "decimal" and kind in ("bytes", "fixed")
             else _number(kind, definition, target.type)
         )
-        if found is None:
+        if readable is None:
             raise _mismatch(path, definition.get("logicalType") or kind, target.type)
-        step, factor_or_digits = found
+        step, factor_or_digits = readable
         if step is Step.SCALED:
             parameters["factor"] = factor_or_digits
             if isinstance(target.type, TimeType):
@@ -497,7 +500,7 @@ class _Compiler:
         return {"first_symbol": first, "symbol_count": len(symbols)}
 
 
-# If a file's fields have no ids: the table's mapping of the names at this level.
+# The table's mapping from names to ids at one level of the schema. None if the file has ids.
 _Mapping = Sequence[MappedField] | None
 
 
@@ -511,7 +514,7 @@ def _inside(mapping: _Mapping, name: str) -> _Mapping:
 
 
 def _field_id(field: dict[str, Any], mapping: _Mapping, path: str) -> tuple[int | None, _Mapping]:
-    """Return the field's id, None if it has none, and the mapping inside it."""
+    """Return the field's id (None if it has none), and the mapping for the fields inside it."""
     if mapping is not None:
         for mapped in mapping:
             if field["name"] in mapped.names:
@@ -538,7 +541,7 @@ def _size(definition: dict[str, Any], path: str) -> int:
     return size
 
 
-# -- what a primitive type of the file can be read as
+# -- the types as which a primitive type of the file can be read
 
 _SKIPPED = {
     "boolean": Step.BOOLEAN,
@@ -579,7 +582,8 @@ _READABLE: dict[tuple[str, str | None], list[tuple[tuple[type[IcebergType], ...]
     ("string", None): [((StringType,), Step.STRING, 0)],
     ("enum", None): [((StringType,), Step.ENUM, 0)],
 }
-# These may not be read as the type below them. Avro says to ignore unknown logical types.
+# A value of these logical types may not be read as its plain Avro type. All other logical types are
+# ignored, as Avro's specification demands.
 _LOGICAL = frozenset(name for _, name in _READABLE) | {"decimal", "uuid", "duration"}
 
 
@@ -599,7 +603,8 @@ def _number(kind: str, definition: dict[str, Any], wanted: IcebergType) -> tuple
 
 
 def _same_zone(definition: dict[str, Any], wanted: IcebergType) -> bool:
-    """Whether a timestamp's mark, which only Iceberg's own writers set, is the table's."""
+    """Whether a timestamp's ``adjust-to-utc``, which only Iceberg's writers set, fits the table's
+    type."""
     adjusted = definition.get("adjust-to-utc")
     if not isinstance(adjusted, bool) or definition.get("logicalType") == "date":
         return True

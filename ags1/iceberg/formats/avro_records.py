@@ -1,7 +1,7 @@
-"""New Avro files of records, in memory, from their values in order: manifests and manifest lists.
+"""Makes Avro files of records in memory: manifests and manifest lists.
 
-Encodes the values of Iceberg's types by its specification, "Appendix A: Avro". Knows nothing of
-tables.
+A record is given as its values in the order of the schema. The values are encoded as the Iceberg
+specification says, "Appendix A: Avro". Knows nothing of tables.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _Encode = Callable[[Any], bytes]
 
 
 class RecordFile:
-    """An Avro file of records of ``struct``, by the ``name`` of their type, in memory.
+    """An Avro file in memory. Its records are of the type ``struct``, which is called ``name``.
 
-    ``size`` is that of its header and finished blocks (bytes); ``properties`` go into its header.
+    ``size`` is the size of its header and finished blocks (bytes). ``properties`` are written to
+    its header.
     """
 
     def __init__(
@@ -59,8 +60,9 @@ class RecordFile:
         self._block_size = 0
 
     def add(self, values: Sequence[Any]) -> None:
-        """Add a record: its fields' values. A struct's is a sequence, a decimal's is unscaled, a
-        UUID's is bytes. Raises ValueError for a value that its field cannot have."""
+        """Add a record with these values of its fields. The value of a struct is a sequence, that
+        of a decimal its unscaled value, that of a UUID bytes. Raises ValueError for a value that
+        its field cannot have."""
         encoded = self._encode(values)
         self._records.append(encoded)
         self._block_size += len(encoded)
@@ -139,7 +141,7 @@ def _array(encode: _Encode) -> _Encode:
 
 
 def _map(encode_key: _Encode, encode_value: _Encode) -> _Encode:
-    """Encode a map with integers for keys: Avro has it as an array of pairs."""
+    """Encode a map with integer keys, as an array of pairs: keys of Avro's maps are strings."""
 
     def encode_pairs(pairs: Mapping[int, Any]) -> bytes:
         if not pairs:

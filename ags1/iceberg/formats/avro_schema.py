@@ -1,9 +1,9 @@
-"""The schema of any Avro file as Iceberg's, and Iceberg's schemas as Avro's.
+"""Converts schemas: those of any Avro file to Iceberg's, and Iceberg's to Avro's.
 
-The files read are a table's data files or another program's: a union is of null and one type.
-The schemas written are what Java's ``TypeToSchema`` makes of Iceberg's schema: field ids, names of
-records and fixed types, maps with string keys as Avro's and others as arrays of pairs. (PyIceberg's
-conversion has no nulls in lists and maps, and no Avro map at all.)
+The files may be a table's data files or another program's. Their unions must be of null and one
+other type. Iceberg's schemas are converted as in Java's ``TypeToSchema``: with field ids, and with
+the same names of records and fixed types. A map with string keys becomes an Avro map, and any other
+map an array of pairs. (PyIceberg's conversion lacks nulls in lists and maps, and Avro maps.)
 Follows the Avro specification, "Logical Types", and Iceberg's, "Avro". Knows nothing of rows.
 """
 
@@ -67,8 +67,9 @@ _LOGICAL: dict[tuple[str, str], IcebergType] = {
 
 
 def iceberg_schema_of_avro(avro: Any) -> tuple[Schema, NameMapping | None]:
-    """Return Iceberg's schema for that of an Avro file, parsed from JSON, and the mapping of its
-    fields' names if they have no ids. Raises FormatError for one that cannot be read as columns."""
+    """Return Iceberg's schema for the schema of an Avro file (parsed JSON). If its fields have no
+    ids, also return a mapping of their names. Raises FormatError if the schema cannot be converted
+    to columns."""
     converter = _Converter(has_ids=has_ids(avro))
     schema = converter.rows(avro)
     return schema, None if converter.has_ids else create_mapping_from_schema(schema)
@@ -103,11 +104,11 @@ class _Converter:
             raise FormatError("the file's schema is too large")
         kind, definition, inside = self._types.resolve(avro, namespace, path or "the schema")
         if kind == "union":
-            found = self._union(definition, inside, path)
+            result = self._union(definition, inside, path)
         else:
-            found = self._single(kind, definition, inside, path), False
+            result = self._single(kind, definition, inside, path), False
         self._depth -= 1
-        return found
+        return result
 
     def _union(self, branches: list[Any], namespace: str, path: str) -> tuple[IcebergType, bool]:
         others = [b for b in branches if b not in ("null", {"type": "null"})]
@@ -186,7 +187,7 @@ def _leaf(kind: str, definition: dict[str, Any], path: str) -> IcebergType:
     if kind == "enum":
         return StringType()
     if kind == "long" and logical in ("timestamp-millis", "timestamp-micros", "timestamp-nanos"):
-        # Avro's timestamps are instants, unless one of Iceberg's writers says otherwise.
+        # Avro's timestamps are instants, unless ``adjust-to-utc`` of Iceberg's writers is false.
         is_local = definition.get("adjust-to-utc") is False
         if logical == "timestamp-nanos":
             return TimestampNanoType() if is_local else TimestamptzNanoType()
@@ -217,13 +218,14 @@ _WRITTEN_AS: Mapping[type[IcebergType], Any] = {
 
 
 def avro_schema(struct: StructType, name: str = "table") -> dict[str, Any]:
-    """Return the Avro schema, parsed from JSON, of the records that have a struct's fields."""
+    """Return the Avro schema (parsed JSON) of records with a struct's fields."""
     converted: dict[str, Any] = _avro_type(struct, name, set())
     return converted
 
 
 def _avro_type(kind: IcebergType, record_name: str, named: set[str]) -> Any:
-    """Return a type's schema. A fixed type stands in full once, then by its name (``named``)."""
+    """Return a type's schema. A fixed type is defined where it is first used, and after that is
+    given by its name. ``named`` has the names that are defined."""
     if isinstance(kind, StructType):
         fields = [_avro_field(field, named) for field in kind.fields]
         return {"type": "record", "name": record_name, "fields": fields}

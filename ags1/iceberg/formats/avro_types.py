@@ -1,7 +1,7 @@
-"""The types of an Avro file's schema: named types are found, and none may hold itself.
+"""Resolves the types in an Avro file's schema: a name stands for the type of that name.
 
-Follows Avro's specification, "Names" and "Complex Types". The schema is not trusted. Knows nothing
-of Iceberg's types.
+No type may contain itself. The schema is not trusted. Follows Avro's specification, "Names" and
+"Complex Types". Knows nothing of Iceberg's types.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ class AvroTypes:
 
     def __init__(self) -> None:
         self._named: dict[str, tuple[dict[str, Any], str]] = {}
-        # The records around the type at hand.
+        # The names of the records around the type that is being resolved.
         self._around: list[str] = []
 
     def resolve(self, schema: object, namespace: str, path: str) -> tuple[str, Any, str]:
-        """Return the type's kind, its definition and the namespace inside it."""
+        """Return a type's kind (``record``, ``union``, ``long``, …), its definition, and the
+        namespace of the names inside it."""
         for _ in range(MAX_DEPTH):
             if isinstance(schema, list):
                 return "union", schema, namespace
@@ -68,7 +69,7 @@ class AvroTypes:
 
     @contextmanager
     def inside(self, record: dict[str, Any], namespace: str, path: str) -> Iterator[None]:
-        """Enter a record, which must not be one of those around it."""
+        """Go inside a record. Raises FormatError if it is inside itself."""
         name = _full_name(record["name"], namespace)
         if name in self._around:
             raise FormatError(f"{path or 'a row'}: {shown(name)} holds itself")
@@ -78,7 +79,7 @@ class AvroTypes:
 
 
 def has_ids(schema: object) -> bool:
-    """Whether any field of the rows has an id. Java gives ids by name only where none has."""
+    """Whether any field of the schema has an id. Only if none has, Java gives ids by name."""
     to_see, seen = [schema], 0
     while to_see:
         part = to_see.pop()

@@ -1,8 +1,8 @@
-"""Avro data files from Arrow rows, in an AGS1 stream.
+"""Writes Avro data files from Arrow rows, as an AGS1 stream.
 
-Blocks are of about Java's size. fastavro encodes the rows, from values that it need not convert.
-Follows Avro's specification,
-"Object Container Files", and Iceberg's appendix "Avro". Knows nothing of partitions and tables.
+The blocks are about as large as Java's. fastavro encodes the rows. The values are first converted
+to forms that it encodes without conversion, which is faster. Follows Avro's specification, "Object
+Container Files", and Iceberg's appendix "Avro". Knows nothing of partitions and tables.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class AvroFileWriter:
 
     @property
     def size(self) -> int:
-        """How large the encrypted file is with what was written, in bytes."""
+        """The size of the encrypted file so far, in bytes."""
         return layout.encrypted_size(self._stream.tell())
 
     def write(self, rows: pa.Table) -> None:
-        """Write rows, of the columns that ``RowConversion`` makes."""
+        """Write rows, which have the columns that ``RowConversion`` makes."""
         size_of_row = max(1, rows.nbytes // max(1, rows.num_rows))
         most = max(1, min(_MAX_ROWS_AT_ONCE, _SIZE_AT_ONCE // size_of_row))
         for batch in rows.to_batches(max_chunksize=most):
@@ -88,7 +88,7 @@ class AvroFileWriter:
         return self._stream.key_metadata
 
     def abort(self) -> None:
-        """Give up what was written."""
+        """Stop writing, and make the written bytes unreadable."""
         self._stream.abort()
 
     def _write(self, records: list[dict[str, Any]]) -> None:
@@ -102,8 +102,8 @@ class AvroFileWriter:
             self._block_rows = max(1, min(_MAX_BLOCK_ROWS, fitting))
 
     def _encoded(self, records: list[dict[str, Any]]) -> bytes:
-        """Return the rows' encodings, one after the other: those of an array's elements, between
-        their number and the zero that ends it."""
+        """Return the encodings of the rows, one after the other. fastavro encodes them as an array.
+        So the number of elements before them and the zero after them are removed."""
         buffer = io.BytesIO()
         fastavro.schemaless_writer(buffer, self._rows_schema, records)
         return buffer.getvalue()[len(long(len(records))) : -1]
@@ -113,7 +113,7 @@ class AvroFileWriter:
 
 
 def _records(struct: StructType, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows as dicts, which the encoder takes."""
+    """Return rows as dicts for the encoder."""
     columns = [
         _encodable(field.field_type, column)
         for field, column in zip(struct.fields, batch.columns, strict=True)
@@ -127,7 +127,7 @@ def _records(struct: StructType, batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _encodable(kind: IcebergType, column: pa.Array) -> pa.Array:
-    """Return a column whose values are Avro's own: numbers, text, bytes, lists and records."""
+    """Return a column whose values have types of Avro: numbers, text, bytes, lists and records."""
     if isinstance(kind, StructType):
         children = [
             _encodable(field.field_type, column.field(i)) for i, field in enumerate(kind.fields)

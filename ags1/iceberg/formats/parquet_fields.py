@@ -1,4 +1,5 @@
-"""The ids of the fields that are read or written here, by the names that parquet.thrift has."""
+"""The ids of the fields of Parquet's structures, as far as they are used here. The names are those
+of parquet.thrift."""
 
 from __future__ import annotations
 

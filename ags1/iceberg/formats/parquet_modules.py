@@ -1,7 +1,7 @@
-"""The modules of a Parquet file: each is read and, in an encrypted file, authenticated.
+"""Reads a Parquet file module by module, and authenticates each module of an encrypted file.
 
-An encrypted file as Iceberg has it (Parquet's specification, "Parquet Modular Encryption":
-AES_GCM_V1, an encrypted footer, one key). Each part in brackets is a module:
+This is an encrypted file as Iceberg writes it (Parquet's specification, "Parquet Modular
+Encryption": AES_GCM_V1, an encrypted footer, one key). Each part in brackets is a module:
 
     PARE                                 the first 4 bytes
     [page header][page] ...              the column chunks, each with its dictionary page first
@@ -14,9 +14,10 @@ AES_GCM_V1, an encrypted footer, one key). Each part in brackets is a module:
     module  =  length (4)  nonce (12)  ciphertext  tag (16)
     its AAD =  AAD prefix  id of the file  module type (1)  row group (2)  column (2)  page (2)
 
-So no module verifies in the place of another. The AAD of a footer ends with the module type, and
-only page headers and pages of data have a page number. An unencrypted file has the same parts
-without lengths, nonces and tags, and ends with its footer, the footer's length and PAR1.
+So if a module is exchanged for another one, its tag does not verify. The AAD of a footer ends with
+the module type, and only data pages and their headers have a page number. An unencrypted file has
+the same parts without lengths, nonces and tags. It ends with its footer, the footer's length and
+PAR1.
 
 Decompresses nothing, and knows nothing of tables.
 """
@@ -66,7 +67,7 @@ _LENGTH_SIZE = 4
 _OVERHEAD = 12 + 16  # nonce and tag
 _TAIL_SIZE = 64 << 10
 _MAX_CRYPTO_SIZE = 64 << 10
-_HEADER_SIZE = 16 << 10  # of most page headers, statistics included
+_HEADER_SIZE = 16 << 10  # most page headers fit into this, with their statistics
 _MAX_ORDINAL = 0x7FFF  # they are 16 bits with a sign
 
 # What Python raises for fields that are missing or of another type.
@@ -108,7 +109,7 @@ INDEXES = {
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A column chunk; ``ordinals`` are what the AAD of its modules has of row group and column."""
+    """A column chunk. ``ordinals`` is the part of its modules' AAD for row group and column."""
 
     group: int
     column: int
@@ -123,8 +124,8 @@ class Chunk:
 
 @dataclass(slots=True)
 class Page:
-    """A page of an open file. ``header_bytes`` are the header as an encrypted file has it, nothing
-    in an unencrypted one; ``body`` is compressed, and valid until the next page is read."""
+    """A page of an open file. ``header_bytes`` is the header as it was encoded; in an unencrypted
+    file it is empty. ``body`` is compressed. It is valid until the next page is read."""
 
     header: Struct
     header_bytes: bytes
@@ -134,9 +135,10 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedParquet:
-    """``rows`` as the footer counts them and ``modules`` that verified.
+    """The result of a verification: the number of ``rows`` in the footer, and the number of
+    ``modules`` that verified.
 
-    ``padding_size`` is the bytes of the file that belong to nothing, and that no reader reads.
+    ``padding_size`` is the number of bytes that belong to no part. No reader reads them.
     ``plain_levels_size`` is the bytes of repetition and definition levels (which values are null,
     where lists begin) that are neither encrypted nor authenticated: Java encrypts only the values
     of pages of version 2. Arrow encrypts all of the page.
@@ -211,14 +213,15 @@ def chunks(footer: Struct) -> Iterator[Chunk]:
 
 
 def chunk_ordinals(group: int, column: int) -> bytes:
-    """Return what the AAD of a column chunk's modules has of its row group and column."""
+    """Return the part of the AAD of a column chunk's modules for its row group and column."""
     if group > _MAX_ORDINAL or column > _MAX_ORDINAL:
         raise FormatError("more row groups or columns than an encrypted Parquet file can have")
     return struct.pack("<HH", group, column)
 
 
 def page_ordinal(number: int) -> bytes:
-    """Return what the AAD of a data page and its header has of its number in the column chunk."""
+    """Return the part of the AAD of a data page and its header for its number in the column
+    chunk."""
     if number > _MAX_ORDINAL:
         raise FormatError("a column has more pages than an encrypted Parquet file can number")
     return struct.pack("<H", number)
@@ -228,7 +231,7 @@ class ParquetSource:
     """A Parquet file to be read module by module, encrypted or, without ``km``, unencrypted.
 
     Offsets and lengths are checked before they are used. ``modules`` and ``plain_levels_size``
-    count what was read. Not to be used outside ``parsing``.
+    count what was read. Use it only inside ``parsing``, which converts its errors.
     """
 
     def __init__(self, fetch: Fetch, actual_size: int, km: KeyMetadata | None) -> None:
@@ -245,7 +248,8 @@ class ParquetSource:
         self.plain_levels_size = 0
 
     def footer(self) -> Struct:
-        """Return the file's metadata, once its beginning and end are those of a Parquet file."""
+        """Return the file's metadata. Raises FormatError unless the file begins and ends as a
+        Parquet file does."""
         if self._km is None:
             start = self._footer_start(PARQUET_MAGIC)
             footer, _ = parse(self._take(start, self._size - 8 - start))
@@ -257,7 +261,7 @@ class ParquetSource:
             if end != self._size - 8:
                 raise FormatError("the footer is not as long as the file's end says", offset=start)
             footer, _ = parse(text)
-        # Last, because the pages that are read next begin behind it.
+        # This is read last, because the pages that are read next follow it in the file.
         magic = PARQUET_MAGIC if self._km is None else ENCRYPTED_PARQUET_MAGIC
         if self._take(0, 4) != magic:
             raise FormatError("this file does not begin as a Parquet file does", offset=0)
@@ -265,11 +269,11 @@ class ParquetSource:
         return footer
 
     def read_crypto_metadata(self) -> tuple[int, int]:
-        """Check the algorithm and learn the file's part of the AAD; return where this structure
-        begins and ends. None of it is authenticated, but the modules are."""
+        """Check the algorithm, and read the file's part of the AAD. Return where the structure
+        begins and ends. It is not authenticated itself. But with a wrong AAD no module verifies."""
         assert self._km is not None
         start = self._footer_start(ENCRYPTED_PARQUET_MAGIC)
-        # Its length may be forged: no more is read than such a structure can have.
+        # The length may be forged, so read no more than such a structure can have.
         length = min(self._size - 8 - start, _MAX_CRYPTO_SIZE)
         crypto, size = parse(self._take(start, length))
         algorithms = value(crypto, FileCryptoMetaData.ENCRYPTION_ALGORITHM)
@@ -290,10 +294,11 @@ class ParquetSource:
         return start, start + size
 
     def _footer_start(self, magic: bytes) -> int:
-        """Return where the parts begin whose length the file's last bytes say."""
+        """Return where the footer (after the crypto metadata, if there is any) begins. The file's
+        last bytes have its length."""
         if self._size < 12:
             raise FormatError("too short for a Parquet file", offset=0)
-        # The footer of most files lies in it, whole.
+        # The whole footer of most files fits into this.
         size = min(self._size, _TAIL_SIZE)
         tail = self._take(self._size - size, size)
         if tail[-4:] != magic:
@@ -308,7 +313,8 @@ class ParquetSource:
         return start
 
     def pages(self, chunk: Chunk) -> Iterator[Page]:
-        """Yield a column chunk's pages in their order; its values are counted."""
+        """Yield a column chunk's pages in order. Raises FormatError unless they have as many values
+        as the footer says."""
         crypto = value(chunk.fields, ColumnChunk.CRYPTO_METADATA, {})
         if ColumnCryptoMetaData.WITH_COLUMN_KEY in crypto:
             raise FormatError(
@@ -317,11 +323,11 @@ class ParquetSource:
         meta = chunk.meta
         start = value(meta, ColumnMetaData.DATA_PAGE_OFFSET)
         dictionary = value(meta, ColumnMetaData.DICTIONARY_PAGE_OFFSET, 0)
-        # Of a column without pages Arrow says that its data begins at 0; it may have a dictionary.
+        # If a column has no data pages, Arrow says that they begin at 0. It may have a dictionary.
         may_be_dictionary = dictionary > 0 and (dictionary < start or start == 0)
         if may_be_dictionary:
             start = dictionary
-        # Some writers do not say where a dictionary is, and begin with one.
+        # Some writers write a dictionary first and do not say so.
         elif self._km is None:
             may_be_dictionary = True
         offset, end = start, start + value(meta, ColumnMetaData.TOTAL_COMPRESSED_SIZE)
@@ -379,7 +385,7 @@ class ParquetSource:
         return text, bits
 
     def padding_size(self) -> int:
-        """Return how many bytes of the file belong to nothing that was read."""
+        """Return the number of bytes of the file that belong to no part that was read."""
         padding, end = self._size, 0
         for start, stop in sorted(self._covered):
             padding -= max(0, stop - max(start, end))
@@ -426,7 +432,7 @@ class ParquetSource:
         stated, levels = value(header, PageHeader.COMPRESSED_PAGE_SIZE), b""
         v2 = value(header, PageHeader.DATA_PAGE_HEADER_V2)
         if v2 is not None and self._module_size(offset) != stated:
-            # Java's page of version 2: its levels come first, unencrypted.
+            # In Java's pages of version 2, the levels come first and are unencrypted.
             levels_size = value(v2, DataPageHeaderV2.DEFINITION_LEVELS_SIZE)
             levels_size += value(v2, DataPageHeaderV2.REPETITION_LEVELS_SIZE)
             levels = bytes(self._take(offset, levels_size))
@@ -446,7 +452,7 @@ class ParquetSource:
     def _open(
         self, offset: int, kind: ModuleType, ordinals: bytes, limit: int
     ) -> tuple[bytes, int]:
-        """Return what a module has encrypted and where it ends, no later than ``limit``."""
+        """Return the plaintext of a module, and where the module ends: at ``limit`` or before."""
         assert self._km is not None
         size = self._module_size(offset)
         if size < _LENGTH_SIZE + _OVERHEAD or offset + size > limit:

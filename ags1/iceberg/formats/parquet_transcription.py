@@ -1,10 +1,10 @@
-"""A Parquet file under another key: its pages are encrypted again, and none is decoded.
+"""Encrypts a Parquet file under another key, page by page. No page is decoded.
 
-Rows, their order, encodings, codecs, statistics, indexes, bloom filters, the schema with its field
-ids and the key-value metadata stay what they are; offsets and sizes change. The result is as
-Iceberg's encrypted files are (``parquet_modules`` draws one). Pages of version 2 become pages of
-version 1, because readers do not agree on which part of the former is encrypted. Knows nothing of
-tables.
+The rows, their order, encodings, codecs, statistics, indexes, bloom filters, the schema with its
+field ids, and the key-value metadata stay the same. Offsets and sizes change. The result has the
+form of Iceberg's encrypted files (``parquet_modules`` has a drawing). Pages of version 2 become
+pages of version 1, because readers do not agree on which part of a page of version 2 is encrypted.
+Knows nothing of tables.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"
 
 @dataclass(frozen=True, slots=True)
 class ParquetContents:
-    """What an encrypted file holds.
+    """The contents of an encrypted file.
 
-    ``checksum`` is over the headers and bodies of the pages, in their order, as they
-    are once decrypted. ``column_sizes`` are the bytes of each leaf column, by field id;
-    ``split_offsets`` where row groups begin, ``size`` the file's bytes.
+    ``checksum`` is over the decrypted headers and bodies of the pages, in order. ``column_sizes``
+    has the bytes of each leaf column, by field id. ``split_offsets`` are where row groups begin.
+    ``size`` is the file's size in bytes.
     """
 
     size: int
@@ -104,7 +104,7 @@ def transcribe_parquet(
 
 
 def read_contents(fetch: Fetch, size: int, km: KeyMetadata, checksum: Checksum) -> ParquetContents:
-    """Return what a file under ``km`` holds, once every page of it was read. Arguments and errors
+    """Read every page of a file under ``km``; return the file's contents. Arguments and errors are
     as for ``transcribe_parquet``."""
     source = ParquetSource(fetch, size, km)
     with parsing():
@@ -230,7 +230,7 @@ class _Transcription:
             ordinals += page_ordinal(number)
         body = self._encrypted(kinds[1], ordinals, page.body)
         page.header[PageHeader.COMPRESSED_PAGE_SIZE] = I32, len(body)
-        page.header.pop(PageHeader.CRC, None)  # the tag says more
+        page.header.pop(PageHeader.CRC, None)  # the tag replaces it
         header = print_struct(page.header)
         self._write(self._encrypted(kinds[0], ordinals, header))
         self._write(body)
@@ -291,13 +291,13 @@ class _Transcription:
 
 
 def _ordinals(chunk: Chunk) -> bytes:
-    """Return a column chunk's part of the AAD in the new file. A row group's number is its ordinal
-    there; in the source it need not be."""
+    """Return a column chunk's part of the AAD in the new file. There, a row group's ordinal is its
+    number. In the source, it may be another one."""
     return chunk_ordinals(chunk.group, chunk.column)
 
 
 def _first_offset(columns: list[Struct]) -> int | None:
-    """Return where the first page of some columns begins, None if they have no pages."""
+    """Return the least offset of a page of these columns; None if they have no pages."""
     ids = ColumnMetaData.DATA_PAGE_OFFSET, ColumnMetaData.DICTIONARY_PAGE_OFFSET
     offsets = [value(meta, field_id) for meta in columns for field_id in ids]
     return min(filter(None, offsets), default=None)
@@ -397,7 +397,7 @@ def _header_of_version_1(v2: Struct) -> Struct:
 
 
 def _forget_version_2(meta: Struct) -> None:
-    """Say of a column that its pages are of version 1."""
+    """Change a column's metadata: its pages are of version 1 now."""
     encodings = value(meta, ColumnMetaData.ENCODINGS)
     if encodings is not None and _RLE not in encodings[1]:
         encodings[1].append(_RLE)

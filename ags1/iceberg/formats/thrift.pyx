@@ -1,9 +1,10 @@
 # cython: freethreading_compatible=True
-"""Thrift's compact protocol with the types kept, so that a structure can be printed again.
+"""Parses and prints structures in Thrift's compact protocol.
 
-A struct is a dict from field id to ``(type, value)``, a list ``(element type, values)``. Fields
-that are unknown here are kept. Follows the Thrift compact protocol specification. Knows nothing of
-what the structures mean. Compiled, because a Parquet file has a structure for each of its pages.
+A struct becomes a dict from field id to ``(type, value)``, and a list becomes ``(element type,
+values)``. The types and the unknown fields are there, so that a structure can be printed again
+without loss. Follows the Thrift compact protocol specification. Knows nothing of what the
+structures mean. It is compiled, because a Parquet file has a structure for each of its pages.
 """
 
 from cpython.buffer cimport PyBuffer_Release
@@ -28,7 +29,8 @@ cdef enum Kind:
     KIND_MAP
     KIND_STRUCT
 
-# Field types. A boolean field has its value in its type; here it is always (TRUE, value).
+# Field types. In the bytes, a boolean field has one of two types and no value. Here it is always
+# (TRUE, value).
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 
 # For annotations; the stub has the types inside.
@@ -105,7 +107,7 @@ cdef object read_value(Cursor *source, int kind, int depth):
         return read_bytes(source, read_varint(source))
     if kind == KIND_STRUCT:
         return read_struct(source, depth + 1)
-    if kind == KIND_TRUE or kind == KIND_FALSE:  # within a list, a byte each
+    if kind == KIND_TRUE or kind == KIND_FALSE:  # booleans of a list have a byte each
         return read_byte(source) == KIND_TRUE
     if kind == KIND_BYTE:
         return read_byte(source)
@@ -118,7 +120,7 @@ cdef object read_value(Cursor *source, int kind, int depth):
         inner = header & 0x0F
         items = []
         while count:
-            # Each takes a byte at least: the data ends long before the memory does.
+            # Each value has at least one byte, so a false count cannot use up the memory.
             items.append(read_value(source, inner, depth + 1))
             count -= 1
         return inner, items

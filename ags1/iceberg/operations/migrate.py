@@ -294,8 +294,8 @@ def _current_snapshot(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
     for snapshot in metadata.get("snapshots") or ():
         if snapshot["snapshot-id"] == current:
-            found: Mapping[str, Any] = snapshot
-            return found
+            head: Mapping[str, Any] = snapshot
+            return head
     raise MetadataIntegrityError(
         f"the metadata has no snapshot {current}, which it names as the current one: restore an "
         "earlier metadata file"

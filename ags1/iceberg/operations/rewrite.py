@@ -112,7 +112,7 @@ def read_snapshot(
     """Return the contents of a snapshot with these manifests.
 
     Raises as planning a scan does, and ValidationException if the table has a file twice: the two
-    could not be told apart.
+    entries could not be distinguished.
     """
 
     def live(manifest: ManifestFile) -> list[ManifestEntry]:

@@ -75,7 +75,7 @@ def project(
     downcast_ns_timestamp_to_us: bool,
     missing: Mapping[int, Any],
 ) -> pa.RecordBatch:
-    """Return a batch of a file's columns as the columns of ``wanted``, which are found by field ID.
+    """Return a batch of a file's columns as the columns of ``wanted``, matched by field ID.
 
     ``missing`` has the values of columns that the file does not have.
     """
@@ -93,7 +93,7 @@ def check_arrow_schema(
     schema: Schema, provided: pa.Schema, *, downcast_ns_timestamp_to_us: bool
 ) -> None:
     """Check that Arrow data can be written to a table of format version 3. Columns without field
-    IDs are found by name. Raises ValueError, and TypeError for a type that Iceberg does not
+    IDs are matched by name. Raises ValueError, and TypeError for a type that Iceberg does not
     have."""
     # PyIceberg also prints the error.
     with contextlib.redirect_stdout(io.StringIO()):

@@ -1,7 +1,7 @@
 """Opens the files of one table, and returns their columns in the table's types.
 
 A file may have been written with any schema that the table had, or by a writer without field IDs.
-So columns are found by field ID, are promoted to the table's type, and get the values that are only
+So columns are matched by field ID, are promoted to the table's type, and get values that are only
 in the file's partition. Most files of a table have the same schema, and computing what follows from
 it takes longer than reading a small file. So the results are cached.
 """

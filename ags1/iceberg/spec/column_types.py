@@ -1,4 +1,4 @@
-"""Types of columns that PyIceberg does not know, or spells in another way than Java.
+"""Types of columns that PyIceberg does not know, or that it spells differently from Java.
 
 A table's metadata may name any type: ``variant``, or one of a later version of the format. Such a
 column has an ``OpaqueType`` here, which keeps the type's JSON. So the table opens, its other
@@ -38,7 +38,7 @@ _GEOGRAPHY = re.compile(r"geography\(\s*([^'\"(),]+?)\s*(?:,\s*(\w+)\s*)?\)")
 
 # GeoArrow's name of geometries in Arrow.
 WKB = "geoarrow.wkb"
-# How many columns an error names, of those that can be read.
+# An error names at most this number of readable columns.
 _NAMED = 5
 
 _Change = Callable[[IcebergType], "IcebergType | None"]
@@ -50,7 +50,7 @@ class OpaqueType(PrimitiveType):
     No value of it is read or written, nothing is promoted to it, and no filter applies to it.
     """
 
-    # Not the text alone, which PyIceberg would parse.
+    # The field is not the text alone, because PyIceberg would parse that.
     root: tuple[str]
 
     def __init__(self, text: str) -> None:
@@ -89,24 +89,25 @@ def _(_: OpaqueType, value: str) -> Any:
 
 
 def parse_schema(schema: Mapping[str, Any]) -> Schema:
-    """Return a schema of metadata.json, whatever types it has. Raises what PyIceberg raises for one
-    that is malformed."""
+    """Return a schema of metadata.json, whatever types it has. If it is malformed, raises what
+    PyIceberg raises."""
     return Schema.model_validate(_with_types(schema))
 
 
 def with_types(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table's metadata, parsed from JSON, with schemas whose types PyIceberg takes."""
-    found = dict(metadata)
-    if isinstance(found.get("schemas"), list):
-        found["schemas"] = [_with_types(schema) for schema in found["schemas"]]
-    if "schema" in found:
-        found["schema"] = _with_types(found["schema"])
-    return found
+    """Return a table's metadata, parsed from JSON, with types in its schemas that PyIceberg can
+    parse."""
+    typed = dict(metadata)
+    if isinstance(typed.get("schemas"), list):
+        typed["schemas"] = [_with_types(schema) for schema in typed["schemas"]]
+    if "schema" in typed:
+        typed["schema"] = _with_types(typed["schema"])
+    return typed
 
 
 def _with_types(kind: Any) -> Any:
-    """Return a schema's or type's JSON with its primitive types as objects. Malformed parts stay,
-    for PyIceberg to refuse."""
+    """Return the JSON of a schema or type, with its primitive types as objects. Malformed parts
+    stay as they are; PyIceberg refuses them."""
     if isinstance(kind, str):
         return primitive_type(kind)
     of = kind.get("type") if isinstance(kind, Mapping) else None
@@ -129,7 +130,8 @@ def _with_types(kind: Any) -> Any:
 
 @functools.lru_cache(maxsize=1000)
 def primitive_type(kind: str) -> IcebergType:
-    """Return the type that metadata.json names so, an ``OpaqueType`` where PyIceberg has none."""
+    """Return the type that has this name in metadata.json; an ``OpaqueType`` if PyIceberg does not
+    know it."""
     if match := _GEOMETRY.fullmatch(kind):
         return GeometryType(match[1])
     if match := _GEOGRAPHY.fullmatch(kind):
@@ -138,15 +140,15 @@ def primitive_type(kind: str) -> IcebergType:
         field = NestedField(field_id=1, name="x", field_type=kind, required=False)
     except (ValueError, PyIcebergValidationError):
         return OpaqueType(json.dumps(kind))
-    found: IcebergType = field.field_type
+    parsed: IcebergType = field.field_type
     # PyIceberg looks only at the beginning of some names.
-    is_whole = str(found).replace(" ", "") == kind.replace(" ", "")
-    return found if is_whole else OpaqueType(json.dumps(kind))
+    is_whole = str(parsed).replace(" ", "") == kind.replace(" ", "")
+    return parsed if is_whole else OpaqueType(json.dumps(kind))
 
 
 def check_readable(schema: Schema, way: str | None = None) -> None:
-    """Raise UnsupportedTypeError for a column whose values are not read here; ``way`` is what to do
-    instead, by default to select other columns."""
+    """Raise UnsupportedTypeError if a column has a type that is not read here. ``way`` is what the
+    message advises, by default to select other columns."""
     for field in _opaque(schema.fields):
         others = tuple(f.name for f in schema.fields if not any(_opaque([f])))
         if way is None and others:
@@ -158,10 +160,10 @@ def check_readable(schema: Schema, way: str | None = None) -> None:
 
 
 def check_comparable(schema: Schema, field: NestedField) -> None:
-    """Raise UnsupportedTypeError for a column of the schema that no filter can be on."""
-    for found in _opaque([field]):
+    """Raise UnsupportedTypeError if a column of the schema has a type that no filter can use."""
+    for opaque in _opaque([field]):
         raise UnsupportedTypeError(
-            f"column {schema.find_column_name(found.field_id)!r} has type {found.field_type}, "
+            f"column {schema.find_column_name(opaque.field_id)!r} has type {opaque.field_type}, "
             "which this version does not read: filter by other columns"
         )
 
@@ -187,8 +189,8 @@ def readable(schema: Schema) -> Schema:
 
 
 def writable(schema: Schema, *, is_avro: bool) -> Schema:
-    """Return the columns that files written here have. The others are left out and so read as null.
-    Raises UnsupportedTypeError if one of these may not be null."""
+    """Return the columns that are written to new files. The other columns are not written, and are
+    read as null. Raises UnsupportedTypeError if one of the others is required."""
     known = _writable(schema, is_avro)
     if known is schema:
         return schema
@@ -205,7 +207,7 @@ def writable(schema: Schema, *, is_avro: bool) -> Schema:
 
 
 def check_writable(schema: Schema, *, is_avro: bool) -> None:
-    """Raise UnsupportedTypeError for a column that no file written here can have."""
+    """Raise UnsupportedTypeError if a column cannot be written to a file."""
     known = _writable(schema, is_avro)
     for field in schema.fields:
         if field not in known.fields:
@@ -214,7 +216,7 @@ def check_writable(schema: Schema, *, is_avro: bool) -> None:
 
 def _writable(schema: Schema, is_avro: bool) -> Schema:
     def written(kind: IcebergType) -> IcebergType | None:
-        # Arrow writes no other edges to Parquet.
+        # Arrow writes only spherical edges to Parquet.
         fits_arrow = not isinstance(kind, GeographyType) or kind.algorithm == "spherical"
         return None if isinstance(kind, OpaqueType) or not (is_avro or fits_arrow) else kind
 
@@ -257,15 +259,15 @@ def _parts(kind: IcebergType) -> tuple[NestedField, ...]:
 
 
 def _of_types(schema: Schema, change: _Change) -> Schema:
-    """Return the schema with changed primitive types. If one becomes None, the smallest optional
-    field around it is left out, or the whole column."""
+    """Return the schema with changed primitive types. If a type becomes None, the smallest optional
+    field around it is removed or, if there is none, the whole column."""
     changed = [_of_type(field, change) for field in schema.fields]
     if all(new is old for new, old in zip(changed, schema.fields, strict=True)):
         return schema
-    kept = [field for field in changed if field is not None]
-    found = Schema(*kept, schema_id=schema.schema_id)
-    ids = [i for i in schema.identifier_field_ids if i in found.field_ids]
-    return found.model_copy(update={"identifier_field_ids": ids})
+    remaining = [field for field in changed if field is not None]
+    result = Schema(*remaining, schema_id=schema.schema_id)
+    ids = [i for i in schema.identifier_field_ids if i in result.field_ids]
+    return result.model_copy(update={"identifier_field_ids": ids})
 
 
 def _of_type(field: NestedField, change: _Change) -> NestedField | None:
@@ -284,8 +286,8 @@ def _changed(kind: IcebergType, change: _Change) -> IcebergType | None:
         return kind
     if isinstance(kind, StructType):
         is_needed = any(n is None and o.required for n, o in zip(changed, parts, strict=True))
-        kept = [field for field in changed if field is not None]
-        return StructType(*kept) if kept and not is_needed else None
+        remaining = [field for field in changed if field is not None]
+        return StructType(*remaining) if remaining and not is_needed else None
     if None in changed:
         return None
     types = [part.field_type for part in changed if part is not None]

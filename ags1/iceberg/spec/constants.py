@@ -7,7 +7,7 @@ ORC_MAGIC = b"ORC"
 # The key of a column's id in the metadata of Arrow's field.
 PARQUET_FIELD_ID = b"PARQUET:field_id"
 
-# Of metadata columns, and of the columns of position delete files.
+# The field ids of metadata columns, and of the columns of position delete files.
 FILE_ID, POSITION_ID, SPEC_ID = 2147483646, 2147483645, 2147483643
 ROW_ID, LAST_UPDATED_ID = 2147483540, 2147483539
 PATH_FIELD_ID, POSITION_FIELD_ID = 2147483546, 2147483545

@@ -1,9 +1,9 @@
 """A table's metadata as Java prints it: the order of the fields, the text of numbers and strings.
 
-The Hive catalog keeps a hash of Java's print of the metadata and refuses a table whose metadata
-prints otherwise, so writers print in this form, and readers compare with it. Works on parsed JSON
-alone, also on JSON that is malformed: unexpected parts stay as they are. Follows Java's
-``TableMetadataParser``, the parsers it calls, and Jackson.
+The Hive catalog has a hash of the metadata as Java prints it. A table with another hash is refused.
+So writers print in this form, and readers print the metadata again to compare the hash. The
+functions take parsed JSON. It may be malformed: unexpected parts stay as they are. Follows Java's
+``TableMetadataParser``, the parsers that it calls, and Jackson.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Takes a value and whether fields that Java does not know are left out.
+# Orders the fields of a value. The second argument says whether fields that Java does not know are
+# removed.
 _Order = Callable[[Any, bool], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The fields of a JSON object in Java's order, and the forms of those that are not plain."""
+    """The fields of a JSON object in Java's order. ``inside`` orders the values of some fields."""
 
     fields: tuple[str, ...]
     inside: Mapping[str, _Order] = field(default_factory=dict)
-    # Optional fields that Java leaves out when they are empty or zero.
+    # Optional fields that Java does not print if they are empty or zero.
     omitted_when_empty: frozenset[str] = frozenset()
     known: frozenset[str] = field(init=False)
 
@@ -42,10 +43,10 @@ class _Form:
         unknown = {} if is_known else self._followers(value)
         ordered: dict[str, Any] = unknown.get("", {})
         for name in self.fields:
-            found = value.get(name)
-            if found is not None and (found or name not in self.omitted_when_empty):
+            inner = value.get(name)
+            if inner is not None and (inner or name not in self.omitted_when_empty):
                 order = self.inside.get(name)
-                ordered[name] = found if order is None else order(found, known_only)
+                ordered[name] = inner if order is None else order(inner, known_only)
             if name in unknown:
                 ordered.update(unknown[name])
         return ordered
@@ -55,16 +56,16 @@ class _Form:
         return {name: inner for name, inner in value.items() if name not in self.known}
 
     def _followers(self, value: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return the unknown fields, by the known field that each follows: their own writer put
-        them there."""
-        found: dict[str, dict[str, Any]] = {}
+        """Return the unknown fields, by the known field that each one follows. The first ones
+        follow the name ""."""
+        followers: dict[str, dict[str, Any]] = {}
         before = ""
         for name, inner in value.items():
             if name in self.known:
                 before = name
             else:
-                found.setdefault(before, {})[name] = inner
-        return found
+                followers.setdefault(before, {})[name] = inner
+        return followers
 
 
 def _each(order: _Order) -> _Order:
@@ -246,9 +247,9 @@ _VERSION_1_ONLY = ("schema", "partition-spec")
 def in_java_order(metadata: Mapping[str, Any], *, known_only: bool = False) -> dict[str, Any]:
     """Return a table's metadata with its fields in Java's order, on all levels.
 
-    Optional fields that are null, or empty where Java leaves them out, are left out; those that
-    Java always prints are added. Fields that Java does not know stay after the field that they
-    follow, or are left out if ``known_only``.
+    Optional fields that Java does not print (those that are null, and some that are empty) are
+    removed. Fields that Java always prints are added. Fields that Java does not know stay after the
+    field that they follow; if ``known_only`` is true, they are removed.
     """
     version = metadata.get("format-version")
     is_first = isinstance(version, int) and version == 1
@@ -258,7 +259,7 @@ def in_java_order(metadata: Mapping[str, Any], *, known_only: bool = False) -> d
             complete[name] = kind()
     unset = None if isinstance(version, int) and version >= 3 else -1
     if complete.get("current-snapshot-id") in (None, -1):
-        # A null would be left out like any other: it is set below.
+        # A null is removed like any other null, so it is set below.
         complete["current-snapshot-id"] = -1
     if is_first:
         complete.pop("last-sequence-number", None)
@@ -272,13 +273,13 @@ def in_java_order(metadata: Mapping[str, Any], *, known_only: bool = False) -> d
 
 
 def schema_in_java_order(schema: Any) -> Any:
-    """Return a schema's JSON with its fields in Java's order, types spelt as Java spells them."""
+    """Return a schema's JSON with its fields in Java's order and types in Java's spelling."""
     return _SCHEMA(schema, False)
 
 
 def with_unknown_fields(schema: Any, before: Any) -> Any:
-    """Return a schema's JSON with the unknown fields that its columns have in ``before``:
-    PyIceberg, which made ``schema`` from it, drops them."""
+    """Return a schema's JSON with the unknown fields that its columns have in ``before``. PyIceberg
+    made ``schema`` from ``before`` and dropped these fields."""
     unknown = {column["id"]: _COLUMN.unknown(column) for column in _columns(before)}
     for column in _columns(schema):
         column.update(unknown.get(column["id"], {}))
@@ -286,8 +287,8 @@ def with_unknown_fields(schema: Any, before: Any) -> Any:
 
 
 def partition_fields_like(fields: list[Any], before: list[Any]) -> list[Any]:
-    """Return a partition spec's fields, each with the unknown fields of the one in ``before`` that
-    has its id."""
+    """Return a partition spec's fields. Each gets the unknown fields of the field in ``before``
+    that has the same id."""
     unknown = {field["field-id"]: _PARTITION_FIELD.unknown(field) for field in before}
     return [{**field, **unknown.get(field["field-id"], {})} for field in fields]
 
@@ -304,11 +305,11 @@ def _columns(kind: Any) -> Iterator[dict[str, Any]]:
 
 
 def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> bytes:
-    """Return the metadata.json that Java would print of a table's metadata: compact, in UTF-8.
+    """Return the metadata.json that Java would print: compact, in UTF-8.
 
-    Fields that Java does not know stay after the field that they follow, or are left out if
-    ``known_only``. Raises ValueError for what JSON cannot express: NaN, infinities, text that is
-    not Unicode.
+    Fields that Java does not know stay after the field that they follow; if ``known_only`` is true,
+    they are removed. Raises ValueError for values that JSON does not have: NaN, infinities, text
+    that is not Unicode.
     """
     ordered = in_java_order(metadata, known_only=known_only)
     members = (f"{_text(name)}:{_printed(name, value)}" for name, value in ordered.items())
@@ -316,21 +317,22 @@ def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> byte
 
 
 def java_hash(data: bytes) -> str:
-    """Return what the Hive catalog keeps as ``metadata_hash`` of a metadata.json (uncompressed).
+    """Return the ``metadata_hash`` that the Hive catalog has for a metadata.json (uncompressed).
 
-    It is the SHA-256, in base64, of Java's print of what Java knows of the metadata: for a file in
-    Java's form without unknown fields, of the file. Raises ValueError when ``data`` is no JSON.
+    It is the SHA-256, in base64, of the metadata as Java prints it without unknown fields. If the
+    file is in Java's form and has no unknown fields, that is the hash of the file. Raises
+    ValueError if ``data`` is not JSON.
     """
     return hash_of(java_print(json.loads(data), known_only=True))
 
 
 def hash_of(text: bytes) -> str:
-    """Return the hash of a print of metadata: SHA-256, in base64."""
+    """Return the hash of printed metadata: SHA-256, in base64."""
     return base64.b64encode(hashlib.sha256(text).digest()).decode()
 
 
 def _printed(name: str, value: Any) -> str:
-    # Only schemas hold numbers that Java prints otherwise; the rest is printed by C code.
+    # Only schemas have numbers that Java prints differently; C code prints the rest.
     return _with_floats(value) if name in ("schema", "schemas") else _text(value)
 
 
@@ -374,10 +376,8 @@ def _default(value: float, *, is_single: bool) -> _Float:
 
 
 def _java_float(value: float, *, is_single: bool) -> str:
-    """Return a number as Java's Double.toString and Float.toString print it.
-
-    As JDK 19 and later do: older ones print some large numbers with more digits than needed.
-    """
+    """Return a number as Double.toString and Float.toString of JDK 19 and later print it. Older
+    JDKs print some large numbers with more digits than needed."""
     if not math.isfinite(value):
         raise ValueError(f"a column's default is {value}, which JSON cannot express")
     sign = "-" if math.copysign(1, value) < 0 else ""
@@ -393,9 +393,8 @@ def _java_float(value: float, *, is_single: bool) -> str:
 
 
 def _shortest(value: float, *, is_single: bool) -> tuple[str, int]:
-    """Return the fewest digits that tell a number from its neighbours, and its exponent of ten.
-
-    They are the nearest of at least two, as Java has it: 4.9E-324, not 5E-324.
+    """Return the fewest digits that distinguish a number from its neighbours, and its exponent of
+    ten. As in Java, there are at least two digits: 4.9E-324, not 5E-324.
     """
     same = _single if is_single else float
     number = same(value)
@@ -408,7 +407,7 @@ def _shortest(value: float, *, is_single: bool) -> tuple[str, int]:
 
 
 def _single(value: float) -> float:
-    """Return the nearest number of single precision, infinity for what is too large."""
+    """Return the nearest number of single precision; infinity if the number is too large."""
     try:
         nearest: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:

@@ -1,4 +1,4 @@
-"""A table's properties as text, and the names that none of them may have."""
+"""A table's properties as text, and the reserved names, which no property may have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 FORMAT_VERSION_PROPERTY = "format-version"
 
-# Java keeps none of these among the properties: the metadata has other fields for them.
+# Java does not store these as properties: the metadata has other fields for them.
 RESERVED_PROPERTIES = frozenset(
     {
         FORMAT_VERSION_PROPERTY,
@@ -24,14 +24,14 @@ RESERVED_PROPERTIES = frozenset(
 
 
 def refuse_reserved(properties: Iterable[str]) -> None:
-    """Raise ValueError when a name among ``properties`` is reserved."""
+    """Raise ValueError if a name in ``properties`` is reserved."""
     reserved = sorted(RESERVED_PROPERTIES.intersection(properties))
     if reserved:
         raise ValueError(f"reserved, and no properties of a table: {', '.join(reserved)}")
 
 
 def property_text(name: Any, value: Any) -> str:
-    """Return a property's value as text. Raises ValueError for another than text or a number."""
+    """Return a property's value as text. Raises ValueError if it is not text or a number."""
     if not isinstance(name, str) or not isinstance(value, str | int | float):
         raise ValueError(f"the property {name!r} is no text")
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -12,7 +12,8 @@ RETENTION = ("min-snapshots-to-keep", "max-snapshot-age-ms", "max-ref-age-ms")
 
 
 def refs_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table's branches and tags; older writers knew only the current snapshot."""
+    """Return a table's branches and tags. Metadata of older writers has only the current snapshot,
+    which is then main's head."""
     refs = metadata.get("refs")
     if refs is None:
         current = metadata.get("current-snapshot-id")
@@ -25,7 +26,7 @@ def refs_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ref_of(update: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the branch or tag that an update sets. Raises ValueError for one that cannot be."""
+    """Return the branch or tag that an update sets. Raises ValueError if it is invalid."""
     ref: dict[str, Any] = {
         "snapshot-id": whole(update, "snapshot-id"),
         "type": one_of(update, "type", ("branch", "tag")),

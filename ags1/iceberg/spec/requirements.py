@@ -1,4 +1,4 @@
-"""What a commit requires of the table that it changes, as in the REST specification.
+"""Checks what a commit requires of the table, in the form of the REST specification.
 
 Follows Java's ``UpdateRequirement``. Knows nothing of files and catalogs.
 """
@@ -30,24 +30,25 @@ def check_requirements(
         elif kind == "assert-ref-snapshot-id":
             _check_ref(_existing(metadata), requirement)
         elif kind == "assert-table-uuid":
-            found = _existing(metadata).get("table-uuid")
+            uuid = _existing(metadata).get("table-uuid")
             wanted = string(requirement, "uuid")
-            if str(found).lower() != wanted.lower():
-                raise CommitFailedException(f"Table UUID does not match: {wanted} != {found}")
+            if str(uuid).lower() != wanted.lower():
+                raise CommitFailedException(f"Table UUID does not match: {wanted} != {uuid}")
         elif kind in _ASSERTED:
             name, asserted, what = _ASSERTED[kind]
             wanted_id = whole(requirement, asserted)
-            found_id = _existing(metadata).get(name)
-            if found_id != wanted_id:
+            actual_id = _existing(metadata).get(name)
+            if actual_id != wanted_id:
                 raise CommitFailedException(
                     f"Requirement failed: {what} has changed: "
-                    f"expected {wanted_id}, found {found_id}"
+                    f"expected {wanted_id}, found {actual_id}"
                 )
         else:
             raise ValueError(f"unknown requirement: {kind!r}")
 
 
-# The metadata's field, the requirement's, and what both are.
+# By the type of a requirement: the field of the metadata, the field of the requirement with the
+# expected value, and their name in messages.
 _ASSERTED = {
     "assert-last-assigned-field-id": (
         "last-column-id",

@@ -1,4 +1,4 @@
-"""A table's schemas, partition specs and sort orders as JSON: checked, compared, in Java's form."""
+"""Checks and compares schemas, partition specs and sort orders, as JSON in Java's form."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Column:
 
 
 def walk(kind: Any, prefix: str = "", in_collection: bool = False) -> Iterator[Column]:
-    """Yield the fields of a schema's or type's JSON, outer ones first, by their full names."""
+    """Yield the fields in the JSON of a schema or type, outer fields first."""
     if not isinstance(kind, Mapping):
         return
     inner: list[tuple[Any, Any, Any]] = []
@@ -88,13 +88,13 @@ def _has_initial_default(kind: Any) -> bool:
 
 
 def schema_content(schema: Mapping[str, Any]) -> tuple[Any, frozenset[int]]:
-    """Return what makes a schema the same as another: all but its id."""
+    """Return what is equal for equal schemas: all but the id."""
     ordered = schema_in_java_order(dict(schema))
     return ordered.get("fields"), frozenset(ordered.get("identifier-field-ids") or ())
 
 
 def partition_fields(spec: Any) -> list[dict[str, Any]]:
-    """Return a partition spec's fields in Java's form, with ids where the spec has none."""
+    """Return a partition spec's fields in Java's form. Fields without an id get one."""
     fields = spec.get("fields") if isinstance(spec, Mapping) else None
     if not isinstance(fields, Sequence):
         raise ValueError("the partition spec has no 'fields'")
@@ -114,12 +114,12 @@ def partition_fields(spec: Any) -> list[dict[str, Any]]:
 
 
 def partitioning(fields: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    """Return what makes a partition spec the same as another: all but the ids of its fields."""
+    """Return what is equal for equal partition specs: all but the ids of their fields."""
     return [(field["source-id"], field["transform"], field["name"]) for field in fields]
 
 
 def sequential_ids(ids: Sequence[int]) -> list[int]:
-    """Return the field ids that format version 1 gives as many partition fields."""
+    """Return the ids that format version 1 gives to this number of partition fields."""
     return [FIRST_PARTITION_ID + position for position in range(len(ids))]
 
 
@@ -140,13 +140,13 @@ def sort_fields(order: Any) -> list[dict[str, Any]]:
 
 
 def known_sort_fields(fields: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what makes a sort order the same as another: what the specification names."""
+    """Return what is equal for equal sort orders: the parts that the specification names."""
     names = ("transform", "source-id", "direction", "null-order")
     return [{name: field.get(name) for name in names} for field in fields]
 
 
 def _source_id(field: Mapping[str, Any]) -> int:
-    """Return the id of the column that a partition or sort field is of."""
+    """Return the id of the source column of a partition or sort field."""
     several = field.get("source-ids")
     if several is not None:
         if not isinstance(several, Sequence) or len(several) != 1:
@@ -156,7 +156,8 @@ def _source_id(field: Mapping[str, Any]) -> int:
 
 
 def source_column(columns: Mapping[int, Column], field: Mapping[str, Any], what: str) -> Column:
-    """Return the column of a partition or sort field. Raises ValueError when it does not fit."""
+    """Return the source column of a partition or sort field. Raises ValueError if the column does
+    not exist or the field cannot have it."""
     column = columns.get(field["source-id"])
     if column is None:
         raise ValueError(f"the {what} field {field} is of a column that the schema does not have")

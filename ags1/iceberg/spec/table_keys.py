@@ -1,37 +1,41 @@
 """``rotate``, ``rewrap`` and ``prune``: changes of a table's keys, as updates for its catalog.
 
-Each takes the metadata that it is based upon and the manager of that metadata's keys, and returns a
+Each takes the base, which is a version of the metadata, and the manager of its keys. It returns a
 ``KeyChange``: updates and requirements in the form of the REST specification. Each attempt to
-commit makes the change again, from its own base. Keys change, files do not. Knows nothing of
+commit makes the change again from the current base. Keys change, files do not. Knows nothing of
 catalogs.
 
-**The rule**: a snapshot is never in the metadata without its manifest list's key, nor that key
-without its KEK, whoever commits in between.
+**The rule**: the metadata never has a snapshot without the key of its manifest list, and never has
+that key without its KEK. This is true whichever writers commit at the same time.
 
-Where a commit swaps a pointer (SQL, Hive), it replaces the very metadata that it was made from or
-fails, so that an append and a rotation at the same time are each made again from the other's
-result. The pointer is the requirement.
+A SQL or Hive catalog has a pointer to the metadata file. A commit replaces the pointer only if it
+still points to the base. So if an append and a rotation run at the same time, the second one fails
+and is made again from the result of the first. No other requirement is needed.
 
-A REST server applies a commit's updates to whatever is current, if the requirements hold, and there
-is none about keys; a key whose id is there is not added again. There the rule takes four parts:
+A REST server applies the updates to its current metadata if the requirements are met. There is no
+requirement about keys. If the metadata has a key with the same id already, an added key is ignored.
+So the rule needs four parts there:
 
-1. A commit that adds a snapshot adds the KEK of its key too, each time, as Java does with all keys
-   that it holds. If a rotation took it out meanwhile, it comes back; the next rotation ends it.
-2. A change of keys, and an expiry, requires every ref to stand where it did in the base. An append
-   to one of them in between makes it fail, and it is made again with the append's key in its base.
-3. A change removes only ids that its base had. A snapshot that goes onto no ref of its base (a new
-   branch, or none) is not seen by part 2: its key is sealed under a KEK made for that commit,
-   ``with_own_kek``, which no other base can have. A first one on main is seen, as it is required
-   that there is no main. Since what it builds upon could expire, such a commit also requires the
-   ref that has its parent to stand.
-4. What parts 2 and 3 cannot see (a ref that was moved and moved back, writers that obey no rule) is
-   looked for in the server's answer: ``snapshots_without_keys``, and ``restore`` adds again what
-   the change took from them. If the process dies before that, the keys still are in the metadata
-   file before the change.
+1. A commit that adds a snapshot always adds the KEK of its key too, as Java does with all keys that
+   it has. If a rotation has removed the KEK meanwhile, the commit adds it again, and the next
+   rotation removes it.
+2. A change of keys, and an expiry, require that no branch or tag of the base has moved. If another
+   writer appends to one, the change fails and is made again. The new base has the append's key.
+3. A change removes only keys of its base. Part 2 does not detect a snapshot that is not on a branch
+   of the base: it is on a new branch, or on none. So the key of such a snapshot is wrapped under a
+   KEK that was made for this commit alone (``with_own_kek``), which no other base has. (Part 2 does
+   detect the first snapshot on main: the change requires that there is still no main.) Such a
+   commit also requires that the branch or tag with the snapshot's parent has not moved: otherwise
+   the parent could expire meanwhile.
+4. Parts 2 and 3 do not detect a branch that was moved and moved back, or writers that do not follow
+   the rule. So the server's answer is checked: ``snapshots_without_keys`` finds the snapshots, and
+   ``restore`` adds the keys that the change has removed. If the process is killed before that, the
+   keys are still in the previous metadata file.
 
-Another master key over REST has one more window: a KEK that somebody makes under the old one, in a
-commit that comes after, does not open with the new one. ``adopt`` puts it under the new one, which
-needs the old one; so the old one is destroyed only when all writers have loaded the table anew.
+A change of the master key over REST has one more risk: a later commit may add a KEK that is wrapped
+under the old master key. The new master key does not unwrap it. ``adopt`` wraps it under the new
+one, and needs the old one for that. So destroy the old master key only after all writers have
+loaded the table again.
 """
 
 from __future__ import annotations
@@ -61,13 +65,13 @@ def named_keys(metadata: Mapping[str, Any], key_ids: Collection[str]) -> set[str
     format may have others. So any text that equals an id counts, as a value or as a name, except
     the names of properties.
     """
-    found: set[str] = set()
+    named: set[str] = set()
     waiting: list[Any] = [{name: part for name, part in metadata.items() if name != _KEYS}]
     while waiting:
         part = waiting.pop()
         if isinstance(part, str):
             if part in key_ids:
-                found.add(part)
+                named.add(part)
         elif isinstance(part, dict):
             properties = part.get("properties")
             waiting += part
@@ -75,28 +79,29 @@ def named_keys(metadata: Mapping[str, Any], key_ids: Collection[str]) -> set[str
             waiting += properties.values() if isinstance(properties, dict) else [properties]
         elif isinstance(part, list):
             waiting += part
-    return found
+    return named
 
 
 def needed_keys(metadata: Mapping[str, Any]) -> set[str]:
-    """Return the ids of the table's keys that anything in its metadata refers to, and of those that
-    they are wrapped by."""
+    """Return the ids of the keys that the table's metadata refers to, and of the KEKs that wrap
+    these keys."""
     entries = {entry["key-id"]: entry for entry in metadata.get(_KEYS) or ()}
-    found: set[str] = set()
+    needed: set[str] = set()
     new = named_keys(metadata, entries)
     while new:
-        found |= new
+        needed |= new
         others = [{n: v for n, v in entries[i].items() if n != "key-id"} for i in new]
-        new = named_keys({"entries": others}, entries) - found
-    return found
+        new = named_keys({"entries": others}, entries) - needed
+    return needed
 
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """A change of a table's list of keys, to be committed; nothing to commit without ``updates``.
+    """A change of a table's list of keys, to be committed. Without ``updates`` there is nothing to
+    commit.
 
-    ``manager`` has the keys as they are once it is committed to the base. ``removed`` are the
-    entries that it takes out or replaces, for ``restore``.
+    ``manager`` has the keys of the base after the change. ``removed`` are the entries that the
+    change removes or replaces, for ``restore``.
     """
 
     updates: list[Update]
@@ -106,12 +111,12 @@ class KeyChange:
 
 
 def rotate(metadata: Mapping[str, Any], manager: EncryptionManager) -> KeyChange:
-    """Put every manifest list's key under one new KEK, and remove the other KEKs.
+    """Wrap every manifest list's key under one new KEK, and remove the other KEKs.
 
-    One KMS call, and one more for each old KEK that is not in the cache. A table without keys has
-    nothing to rotate. Raises KeyMetadataError or AuthenticationError when an entry does not open
-    (``prune`` first, if nothing refers to it), KmsError, and ValueError when ``manager`` has not
-    the keys of ``metadata``.
+    There is one KMS call, and one more for each old KEK that is not in the cache. If the table has
+    no keys, there are no updates. Raises KeyMetadataError or AuthenticationError if an entry cannot
+    be decrypted (if nothing refers to it, ``prune`` first), KmsError, and ValueError if ``manager``
+    does not have the keys of ``metadata``.
     """
     _check_base(metadata, manager)
     return _change(metadata, manager, manager.rotate() if manager.encryption_keys else manager)
@@ -123,10 +128,10 @@ def rewrap(
     kms: KmsClient | None = None,
     table_key_id: str | None = None,
 ) -> KeyChange:
-    """Put every KEK under another master key or KMS, or under the newest version of its own.
+    """Wrap every KEK under another master key or KMS, or under the newest version of its own.
 
-    The table's ``encryption.key-id`` changes in the same commit. Three KMS calls a KEK. Raises
-    KmsError, KeyMetadataError, and ValueError as ``rotate``.
+    The table's ``encryption.key-id`` changes in the same commit. There are three KMS calls for each
+    KEK. Raises KmsError, KeyMetadataError, and ValueError as ``rotate``.
     """
     _check_base(metadata, manager)
     rewrapped = manager.rewrap(kms, table_key_id)
@@ -141,8 +146,8 @@ def prune(metadata: Mapping[str, Any], manager: EncryptionManager) -> KeyChange:
     """Remove the keys that nothing in ``metadata`` refers to, except the KEK that the next commit
     would use.
 
-    No KMS call. Raises KeyMetadataError when a snapshot's key or its KEK is missing, and ValueError
-    as ``rotate``.
+    The KMS is not called. Raises KeyMetadataError if a snapshot's key or its KEK is missing, and
+    ValueError as ``rotate``.
     """
     _check_base(metadata, manager)
     pruned = manager.prune(_snapshot_keys(metadata).values(), needed_keys(metadata))
@@ -150,9 +155,10 @@ def prune(metadata: Mapping[str, Any], manager: EncryptionManager) -> KeyChange:
 
 
 def with_own_kek(manager: EncryptionManager) -> EncryptionManager:
-    """Return a manager whose next manifest list's key is sealed under a KEK made for it.
+    """Return a manager that wraps the next manifest list's key under a KEK made for it alone.
 
-    It has no other KEK and no key under one, and both new entries once that key was added.
+    It has no other KEK, and no key that another KEK wraps. After the key is added, it has two new
+    entries: the key and its KEK.
     """
     for kek in manager.key_encryption_keys:
         manager = manager.shred(kek.key_id)
@@ -177,7 +183,7 @@ def unmoved_refs(metadata: Mapping[str, Any]) -> list[Requirement]:
 
 def snapshots_without_keys(metadata: Mapping[str, Any]) -> list[int]:
     """Return the ids of the snapshots whose key, or its KEK under the table's master key, is not
-    in the metadata. What the entries hold is not looked at. Raises KeyMetadataError."""
+    in the metadata. The entries are not decrypted. Raises KeyMetadataError."""
     table_key_id = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
     entries = {key.key_id: key for key in _keys(metadata)}
     missing = []
@@ -190,10 +196,12 @@ def snapshots_without_keys(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def restore(metadata: Mapping[str, Any], removed: Iterable[EncryptedKey]) -> list[Update]:
-    """Return the updates that put keys back which something in ``metadata`` needs and has not.
+    """Return the updates that add those of the removed keys again that ``metadata`` needs and does
+    not have.
 
-    ``removed`` are a change's, ``metadata`` is what the catalog has after it. They need no
-    requirement but the table's uuid: an unneeded key does no harm. Raises KeyMetadataError.
+    ``removed`` are the entries that a change has removed. ``metadata`` is what the catalog has
+    after the change. The updates require only the table's uuid, because an unneeded key does no
+    harm. Raises KeyMetadataError.
     """
     present = {key.key_id for key in _keys(metadata)}
     absent = [key for key in removed if key.key_id not in present]
@@ -207,11 +215,12 @@ def restore(metadata: Mapping[str, Any], removed: Iterable[EncryptedKey]) -> lis
 def adopt(
     metadata: Mapping[str, Any], previous: EncryptionManager, manager: EncryptionManager
 ) -> list[Update]:
-    """Return the updates that put KEKs which came in under the table's previous master key under
-    its present one.
+    """Return the updates that wrap KEKs under the table's present master key, if another writer has
+    added them under the previous one.
 
     ``previous`` is the manager before the change of master keys, ``manager`` that of ``metadata``.
-    Three KMS calls a KEK. Raises KmsError, KeyMetadataError, and ValueError as ``rotate``.
+    There are three KMS calls for each KEK. Raises KmsError, KeyMetadataError, and ValueError as
+    ``rotate``.
     """
     _check_base(metadata, manager)
     if previous.table_key_id == manager.table_key_id:
@@ -240,8 +249,8 @@ def _change(
 
 
 def _updates(before: Iterable[EncryptedKey], after: Iterable[EncryptedKey]) -> list[Update]:
-    """Return what makes one list of keys the other. An entry that changes and keeps its id is
-    removed first: to add a key whose id is there has no effect."""
+    """Return the updates that change one list of keys into the other. If an entry changes and keeps
+    its id, it is removed first, because an added key with an existing id is ignored."""
     before, after = tuple(before), tuple(after)
     old, new = set(map(_identity, before)), set(map(_identity, after))
     removed = [key.key_id for key in before if _identity(key) not in new]
@@ -261,8 +270,8 @@ def _identity(key: EncryptedKey) -> tuple[object, ...]:
 
 
 def _check_base(metadata: Mapping[str, Any], manager: EncryptionManager) -> None:
-    """Raise ValueError when a manager is not of this version of the table: what it lacks would be
-    removed."""
+    """Raise ValueError if a manager does not have the keys of this version of the table: keys that
+    it lacks would be removed."""
     stated = (metadata.get("properties") or {}).get(TABLE_KEY_ID)
     if stated is None:
         raise KeyMetadataError(f"the table is not encrypted: it has no {TABLE_KEY_ID!r}")

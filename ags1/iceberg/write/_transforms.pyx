@@ -19,7 +19,7 @@ cdef extern from *:
     typedef __int128 ags1_int128;
     typedef unsigned __int128 ags1_uint128;
     """
-    # Cython has to believe in some width; C knows the real one.
+    # Cython must be given some width; C knows the real one.
     ctypedef long long int128 "ags1_int128"
     ctypedef unsigned long long uint128 "ags1_uint128"
 

@@ -63,7 +63,7 @@ def write_rows(
 ) -> list[ContentFile]:
     """Write Arrow data as new data files of a table; return their records, for a commit.
 
-    Columns are found by name; a missing column has its write default. The names of the files
+    Columns are matched by name; a missing column has its write default. The names of the files
     contain ``write_uuid``. ``threads`` is the number of files that are written at once, by default
     the number of CPUs, at most 8. About half a GiB of a stream, or of the rows of a partitioned
     table, is held in memory. No rows make no files.

@@ -149,7 +149,7 @@ class MetricsCollector:
         self._lower: dict[int, Any] = {}
         self._upper: dict[int, Any] = {}
         self._sizes: dict[int, int] | None = None
-        # Columns whose bounds come from the rows where the footer has none.
+        # Columns whose bounds come from the rows, because the footer has none.
         self._measured: set[int] = set()
 
     def add_parquet_rows(self, rows: pa.Table) -> None:
@@ -269,10 +269,10 @@ def _first_primitives(kind: IcebergType, most: int) -> list[int]:
     if most <= 0:
         return []
     fields = _children(kind)
-    found = [f.field_id for f in fields if isinstance(f.field_type, PrimitiveType)][:most]
+    ids = [f.field_id for f in fields if isinstance(f.field_type, PrimitiveType)][:most]
     for field in fields:
-        found += _first_primitives(field.field_type, most - len(found))
-    return found
+        ids += _first_primitives(field.field_type, most - len(ids))
+    return ids
 
 
 def _leaves(

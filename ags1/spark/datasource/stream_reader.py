@@ -6,7 +6,7 @@ batches do not change, so a micro-batch that is run again has the same files. If
 written a file again, only that batch has its rows: the older content does not exist any more.
 
 Options are those of the package, and ``startingOffsets`` (``earliest``, or ``latest`` for what is
-settled from now on), ``ignoreMissingFiles`` (``true`` passes over files that are gone) and, from
+settled from now on), ``ignoreMissingFiles`` (``true`` passes over missing files) and, from
 PySpark 4.2 on, ``maxFilesPerTrigger`` (a micro-batch ends at about so many files; batches of the
 ledger are not cut).
 """

@@ -137,7 +137,7 @@ class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
         staging.clear(folder, self._job_id, self._job_id)
 
     def abort(self, messages: list[WrittenFile | None]) -> None:
-        """Remove whatever any attempt has written."""
+        """Remove everything that the attempts have written."""
         if self._target.ledger is not None:
             take_back(self._target.ledger, self._job_id)
             staging.withdraw(self._rows(files_of(messages)))

@@ -62,7 +62,7 @@ def _find_root(ledger: Ledger, job_id: str, root: str) -> None:
     if not storage_of(root).has_mark(job_id, root):
         note = os.path.join(ledger.folder, f"_job-{job_id}.json")
         message = (
-            "the folder of a killed job's files is not there: mount it; if it is gone for good, "
+            "the folder of a killed job's files is not there: mount it; if it is lost for good, "
             f"remove {note}"
         )
         raise FileNotFoundError(errno.ENOENT, message, root)

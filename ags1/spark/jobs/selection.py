@@ -124,7 +124,7 @@ class Selection:
             return True
         try:
             status = self._status_of(target)
-        except (OSError, ValueError) as error:  # a name with a NUL in it, say
+        except (OSError, ValueError) as error:  # ValueError: for example, a NUL in a name
             self._fail(file, error, target)
             return False
         if status is None:

@@ -1,7 +1,7 @@
 """A job's files in mounted folders: listed, staged, copied and synced.
 
 A staged file is in its target's folder, and its name contains the job and the attempt. So no two
-attempts write the same file, and the files of a killed job can be told from others. Knows nothing
+attempts write the same file, and the files of a killed job can be recognised. Knows nothing
 of keys or of Spark.
 """
 
@@ -177,8 +177,8 @@ def staged_of(attempt: str, job_id: str) -> tuple[str, Trace] | None:
 
 
 def remove_staged(folders: Iterable[str], job_id: str) -> bool:
-    """Remove what attempts of a job left in these folders; return whether all is gone. Readers pass
-    over the names of files that cannot be removed."""
+    """Remove the files of a job's attempts in these folders; return whether all are removed. If a
+    file cannot be removed, readers pass over its name."""
     is_gone = True
     for folder in folders:
         try:

@@ -220,7 +220,7 @@ class Storage(Protocol):
 
         Raises OSError if this call does not give the file its name. FileExistsError and
         NothingStagedError mean that it will never get it. With ``again``, any other OSError means
-        only that the outcome cannot be found out now. Raises UnknownOutcomeError.
+        only that the outcome is not known yet. Raises UnknownOutcomeError.
         """
         ...
 
