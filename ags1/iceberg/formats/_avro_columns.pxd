@@ -66,7 +66,7 @@ cdef inline Status reserve(Buffer *b, size_t extra) noexcept nogil:
 
 
 cdef inline Status put(Buffer *b, const void *value, size_t size) noexcept nogil:
-    cdef inline Status status = reserve(b, size)
+    cdef Status status = reserve(b, size)
     # If the size is 0, there may be no memory yet.
     if status == OK and size:
         memcpy(b.data + b.size, value, size)
@@ -78,7 +78,7 @@ cdef inline Status put_bit(Buffer *b, int64_t index, bint value) noexcept nogil:
     """Set the bit at ``index``, which is at most one after the last."""
     cdef size_t byte = <size_t>(index >> 3)
     cdef unsigned char mask = 1 << (index & 7)
-    cdef inline Status status
+    cdef Status status
     if byte == b.size:
         status = reserve(b, 1)
         if status != OK:
@@ -97,7 +97,7 @@ cdef inline Status put_offset(Column *c, int64_t end) noexcept nogil:
     cdef int64_t zero = 0
     cdef int32_t end32
     cdef size_t size = sizeof(int32_t) if c.layout == SMALL_LIST else sizeof(int64_t)
-    cdef inline Status status = OK
+    cdef Status status = OK
     if c.offsets.size == 0:
         status = put(&c.offsets, &zero, size)
     if status != OK:
@@ -124,7 +124,7 @@ cdef inline int64_t last_offset(const Column *c) noexcept nogil:
 
 cdef inline Status added(Column *c) noexcept nogil:
     """Count a value that is not null. There is a bitmap only from the first null on."""
-    cdef inline Status status = OK
+    cdef Status status = OK
     if c.nulls:
         status = put_bit(&c.validity, c.length, True)
     c.length += 1
@@ -133,7 +133,7 @@ cdef inline Status added(Column *c) noexcept nogil:
 
 cdef inline Status add_null(Column *c) noexcept nogil:
     cdef size_t before
-    cdef inline Status status
+    cdef Status status
     if not c.nulls:
         before = <size_t>((c.length + 7) >> 3)
         status = reserve(&c.validity, before + 1)
@@ -150,7 +150,7 @@ cdef inline Status add_null(Column *c) noexcept nogil:
 cdef inline Status add_blank(Column *columns, int index) noexcept nogil:
     """Add what stands in for no value: null, or zeros in a column of values under a null."""
     cdef Column *c = &columns[index]
-    cdef inline Status status = OK
+    cdef Status status = OK
     cdef int inside
     if c.layout == BITS:
         status = put_bit(&c.data, c.length, False)
@@ -174,12 +174,12 @@ cdef inline Status add_blank(Column *columns, int index) noexcept nogil:
 
 
 cdef inline Status add(Column *c, const void *value, size_t size) noexcept nogil:
-    cdef inline Status status = put(&c.data, value, size)
+    cdef Status status = put(&c.data, value, size)
     return added(c) if status == OK else status
 
 
 cdef inline Status add_variable(Column *c, const void *value, size_t size) noexcept nogil:
-    cdef inline Status status = put(&c.data, value, size)
+    cdef Status status = put(&c.data, value, size)
     if status == OK:
         status = put_offset(c, <int64_t>c.data.size)
     return added(c) if status == OK else status
