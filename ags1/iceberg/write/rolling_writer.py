@@ -57,9 +57,11 @@ class RollingWriter:
         with self._lock:
             self._is_aborted = True
             file, self._file = self._file, None
-            if file is not None:
-                file.abort()
-            self._new_files.output.discard([record.file_path for record in self.files])
+            try:
+                if file is not None:
+                    file.abort()
+            finally:
+                self._new_files.output.discard([record.file_path for record in self.files])
 
     def _write(self, rows: pa.Table) -> None:
         row_size = max(1.0, rows.nbytes / rows.num_rows)
