@@ -199,7 +199,7 @@ class EncryptedCatalog(DelegatingCatalog):
         Raises as ``open_table`` does, and NoSuchTableError.
         """
         trust = Trust(expected_key_id, expected_metadata_sha256)
-        base = load_base(self.inner, identifier, trust, as_configured=True)
+        base = load_base(self.inner, identifier, trust, as_pyiceberg=True)
         return self._opened(base, location_map, require_encrypted)
 
     def _opened(

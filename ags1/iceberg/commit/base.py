@@ -68,12 +68,14 @@ class Base:
 
 
 def load_base(
-    catalog: Catalog, identifier: str | Identifier, trust: Trust, *, as_configured: bool = False
+    catalog: Catalog, identifier: str | Identifier, trust: Trust, *, as_pyiceberg: bool = False
 ) -> Base:
     """Return a table's current metadata. ``trust`` is what the caller knows of it.
 
-    A REST server is asked for all snapshots. If ``as_configured`` is true, it is asked for those
-    that the catalog's property ``snapshot-loading-mode`` names; but an encrypted table needs all.
+    A REST server is asked for all snapshots, and the Hive metastore by a client for this call. If
+    ``as_pyiceberg`` is true, both are asked as PyIceberg's ``load_table`` asks them: the server for
+    the snapshots that ``snapshot-loading-mode`` names (but an encrypted table needs all), and the
+    metastore by the catalog's own client.
 
     Raises NoSuchTableError, and MetadataIntegrityError if the metadata contradicts what the caller
     or the catalog knows, or if it names code to run or a server to ask that the catalog's
@@ -82,14 +84,14 @@ def load_base(
     config = TableConfig()
     name = Catalog.identifier_to_tuple(identifier)
     if is_a(catalog, "RestCatalog"):
-        mode = snapshot_loading_mode(catalog) if as_configured else None
+        mode = snapshot_loading_mode(catalog) if as_pyiceberg else None
         answer = ask_rest_server(catalog, identifier, mode)
         if mode == "refs" and answer[0].get("properties", {}).get(TABLE_KEY_ID):
             # Keys whose snapshots are missing from the answer would be pruned.
             answer = ask_rest_server(catalog, identifier)
         return rest_base(catalog, name, answer, trust)
     if is_a(catalog, "HiveCatalog"):
-        parameters = hive_parameters(catalog, identifier)
+        parameters = hive_parameters(catalog, identifier, shared_client=as_pyiceberg)
         location = parameters.get(METADATA_LOCATION, "")
         if not location or parameters.get(TABLE_TYPE, "").lower() != ICEBERG:
             catalog.load_table(identifier)  # raises PyIceberg's own errors

@@ -41,9 +41,12 @@ def hive_table_lock(catalog: Any, client: Any, database: str, table: str) -> int
         raise
 
 
-def hive_parameters(catalog: Any, identifier: str | Identifier) -> Properties:
-    """Return the parameters of a table in the Hive metastore. Raises NoSuchTableError."""
+def hive_parameters(
+    catalog: Any, identifier: str | Identifier, *, shared_client: bool
+) -> Properties:
+    """Return the parameters of a table in the Hive metastore. With ``shared_client``, the catalog's
+    own client asks, which is for one thread only. Raises NoSuchTableError."""
     database, name = Catalog.identifier_to_database_and_table(identifier)
-    with hive_client(catalog) as client:
+    with catalog._client if shared_client else hive_client(catalog) as client:
         parameters: Properties = catalog._get_hive_table(client, database, name).parameters or {}
     return parameters
