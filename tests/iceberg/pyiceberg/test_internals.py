@@ -26,6 +26,7 @@ PRIVATE_NAMES = [
     "catalog._ENV_CONFIG",
     "catalog.Catalog._convert_schema_if_needed",
     "catalog.MetastoreCatalog._resolve_table_location",
+    "catalog.hive.HiveCatalog._client",
     "catalog.hive.HiveCatalog._create_hive_client",
     "catalog.hive.HiveCatalog._create_lock_request",
     "catalog.hive.HiveCatalog._get_hive_table",
