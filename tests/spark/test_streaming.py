@@ -510,8 +510,10 @@ def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     with aws_server() as endpoint:
         for name, value in dummy_environment(endpoint).items():
             monkeypatch.setenv(name, value)
-        fsspec.filesystem("s3").mkdir("lake")
-        yield "s3://lake/stream"
+        # moto keeps the buckets of all servers of this process.
+        bucket = f"lake-{uuid.uuid4().hex}"
+        fsspec.filesystem("s3").mkdir(bucket)
+        yield f"s3://{bucket}/stream"
         s3fs.S3FileSystem.clear_instance_cache()
 
 
@@ -549,7 +551,9 @@ def test_streams_are_written_elsewhere(given: dict[str, str], elsewhere: str) ->
     with Ledger(given["ledger"], writing=False) as ledger:
         assert ledger.done(ENCRYPT) == {}
     if elsewhere.startswith("s3:"):
-        uploads = fsspec.filesystem("s3").call_s3("list_multipart_uploads", Bucket="lake")
+        uploads = fsspec.filesystem("s3").call_s3(
+            "list_multipart_uploads", Bucket=elsewhere.split("/")[2]
+        )
         assert not uploads.get("Uploads")
     with pytest.raises(NotImplementedError, match="with the option 'ledger'"):
         Target.of_options({**given, "path": elsewhere, "ledger": ""}, _VALUE)
