@@ -27,7 +27,7 @@ from .passphrase import checked, encoded, passphrase_source
 from .properties import Properties
 from .secret import discreet
 
-_PROPERTIES = ("keyring", "passphrase", "passphrase-file")
+_PROPERTIES = tuple(f"kms.local.{name}" for name in ("keyring", "passphrase", "passphrase-file"))
 _ALGORITHM = "AES-256-GCM"
 _WRAPPED_PREFIX = struct.Struct(">BI")
 _WRAPPED_FORMAT = 1
