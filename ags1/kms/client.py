@@ -17,6 +17,9 @@ from .secret import Secret, discreet
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+# The statuses of Google and Azure that are worth another attempt.
+TRANSIENT_HTTP = frozenset((408, 429, 500, 502, 503, 504))
+
 _Connection = TypeVar("_Connection")
 _T = TypeVar("_T")
 
