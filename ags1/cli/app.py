@@ -79,11 +79,9 @@ class App(Group):
         return int(code)
 
     def invoke(self, ctx: click.Context) -> int:
-        """Run a command; turn what it raises into an exit code.
-
-        ``main`` would be too late: there, click handles EOFError (of which TruncatedError is a
-        subclass), KeyboardInterrupt and EPIPE in its own way.
-        """
+        """Run a command; turn what it raises into an exit code. ``main`` would be too late: there,
+        click handles EOFError (of which TruncatedError is a subclass), KeyboardInterrupt and EPIPE
+        in its own way."""
         try:
             return int(super().invoke(ctx) or Exit.OK)
         except (click.UsageError, click.Abort, click.exceptions.Exit):
@@ -203,9 +201,7 @@ def app() -> None:
     """
 
 
-@app.command(
-    short_help="Print the script for completion in a shell.",
-)
+@app.command(short_help="Print the script for completion in a shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the script that makes a shell complete commands, options and files of ags1.

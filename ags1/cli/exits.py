@@ -77,10 +77,8 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group of commands, whose help ends with the examples of its docstring.
-
-    Without a command, it prints its help and exits with ``Exit.USAGE``.
-    """
+    """A group of commands, whose help ends with the examples of its docstring. Without a command,
+    it prints its help and exits with ``Exit.USAGE``."""
 
     def __init__(
         self, name: str | None, *, help: str | None = None, epilog: str = "", **more: Any
@@ -180,10 +178,8 @@ def _exit_code(error: Ags1Error) -> Exit:
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` with everything that would not print as itself escaped.
-
-    File names and names from sidecars may hold newlines or a terminal's control sequences.
-    """
+    """Return ``text`` with everything that would not print as itself escaped. File names and names
+    from sidecars may hold newlines or a terminal's control sequences."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
     )

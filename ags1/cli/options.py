@@ -39,10 +39,8 @@ def size(
 
 
 class Pair(click.ParamType):  # type: ignore[type-arg]
-    """``NAME=VALUE``. What is wrong is never repeated: it may be a secret.
-
-    A property ``of_kms`` has a name with a dot, and its value may be empty.
-    """
+    """``NAME=VALUE``. What is wrong is never repeated: it may be a secret. A property ``of_kms``
+    has a name with a dot, and its value may be empty."""
 
     name = "pair"
 
@@ -88,11 +86,8 @@ yes = click.option("-y", "--yes", is_flag=True, help="Do not ask: the answer is 
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on the terminal whether to go on, unless ``yes`` says so.
-
-    Raises DeclinedError for a no, click.Abort for Ctrl-C, and click.UsageError if there is no
-    terminal to ask on.
-    """
+    """Ask on the terminal whether to go on, unless ``yes`` says so. Raises DeclinedError for a no,
+    click.Abort for Ctrl-C, and click.UsageError if there is no terminal to ask on."""
     if yes:
         return
     if not _has_terminal():
@@ -108,11 +103,9 @@ def _has_terminal() -> bool:
 
 
 def grouped(name: str, kind: Any, *options: Decorator) -> Decorator:
-    """Return a decorator that adds ``options`` to a command, which takes them as one object.
-
-    The object is the argument ``name``. ``kind`` is its dataclass: its fields have the names of the
-    options' parameters. A field keeps its default if the command does not have its option.
-    """
+    """Return a decorator that adds ``options`` to a command, which takes them as one object. The
+    object is the argument ``name``. ``kind`` is its dataclass: its fields have the names of the
+    options' parameters. A field keeps its default if the command does not have its option."""
     parameters = [field.name for field in fields(kind)]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,11 +23,9 @@ _MAX_CAUSE = 1000
 
 
 class Report:
-    """Collects the results of a run over several files.
-
-    ``total_size`` is the work in bytes, None if it is not known. If standard error is a terminal, a
-    line with the progress is printed there, unless ``--quiet`` is given.
-    """
+    """Collects the results of a run over several files. ``total_size`` is the work in bytes, None
+    if it is not known. If standard error is a terminal, a line with the progress is printed there,
+    unless ``--quiet`` is given."""
 
     def __init__(self, out: Output, total_size: int | None = None) -> None:
         self.exit_code = Exit.OK
@@ -83,9 +81,8 @@ class Report:
         self._out.result(result, line)
 
     def failed(self, error: BaseException, file: str, kind: str | None = None) -> None:
-        """Report a failure on standard error, and as JSON; the first one is the exit code.
-
-        ``kind`` is what to call it, if that is not the name of the error's class."""
+        """Report a failure on standard error, and as JSON; the first one is the exit code. ``kind``
+        is what to call it, if that is not the name of the error's class."""
         failure = describe(error, file)
         failure = failure._replace(kind=kind or failure.kind)
         # The file's own name stays whole.
@@ -131,10 +128,8 @@ class Report:
 
 @contextlib.contextmanager
 def bar(name: str, out: Output) -> Iterator[Callable[[int, int | None], None]]:
-    """Yield a function that shows the progress of one work on ``name``.
-
-    It takes the bytes that are done and, as they are known once the work has begun, those of all.
-    """
+    """Yield a function that shows the progress of one work on ``name``. It takes the bytes that are
+    done and, as they are known once the work has begun, those of all."""
     with contextlib.ExitStack() as stack:
         report: Report | None = None
 

@@ -106,12 +106,10 @@ class Batch(NamedTuple):
 
 
 class Ledger:
-    """A folder of Parquet files. ``writing`` takes its lock, which one job at a time holds.
-
-    Raises BlockingIOError while another job writes, OSError, FormatError for a file there that is
-    not a ledger's, and KmsAccessDeniedError for a folder that other users may write to: jobs move
-    and remove the files that a ledger names.
-    """
+    """A folder of Parquet files. ``writing`` takes its lock, which one job at a time holds. Raises
+    BlockingIOError while another job writes, OSError, FormatError for a file there that is not a
+    ledger's, and KmsAccessDeniedError for a folder that other users may write to: jobs move and
+    remove the files that a ledger names."""
 
     def __init__(self, folder: str, *, writing: bool, durable: bool = True) -> None:
         self.folder = ledger_folder(folder)

@@ -249,12 +249,7 @@ def decrypt(
     help="Print this many bytes instead of all to the end.",
 )
 @_opening
-def cat(
-    sources: tuple[str, ...],
-    offset: int,
-    length: int | None,
-    given: _Given,
-) -> int:
+def cat(sources: tuple[str, ...], offset: int, length: int | None, given: _Given) -> int:
     """Decrypt files to standard output, one after the other.
 
     With --offset and --length (one file only), only the blocks that hold the range are read and
@@ -285,11 +280,7 @@ def cat(
 @_sources
 @_opening
 @output
-def verify(
-    sources: tuple[str, ...],
-    given: _Given,
-    out: Output,
-) -> int:
+def verify(sources: tuple[str, ...], given: _Given, out: Output) -> int:
     """Check every block of encrypted files; write nothing.
 
     If a file verifies, it is complete and is what was encrypted under the key in its sidecar. If

@@ -74,11 +74,9 @@ _CHUNK_SIZE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """How to encrypt. ``threads`` is None for one thread per CPU that we may use.
-
-    With ``takes_orphans``, the new file's key is added to a sidecar that has no file. It excludes
-    ``overwrite``.
-    """
+    """How to encrypt. ``threads`` is None for one thread per CPU that we may use. With
+    ``takes_orphans``, the new file's key is added to a sidecar that has no file. It excludes
+    ``overwrite``."""
 
     block_size: int
     threads: int | None
@@ -248,11 +246,9 @@ def _with_keys_of(old: _Present, sidecar: Sidecar, path: str) -> Sidecar:
 @contextlib.contextmanager
 def _orphan(path: str) -> Iterator[_Present | None]:
     """Lock a sidecar without a file, so that one run at a time replaces it; None if there is none.
-
     If another run publishes its file meanwhile, our own cannot get the name, and the sidecar keeps
     the other's key. Raises FileExistsError if this is no sidecar, or another run replaced it;
-    OSError.
-    """
+    OSError."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -334,9 +330,7 @@ def _check_targets(job: Job, *, overwrite: bool, takes_orphans: bool) -> None:
             _present(path)
         if not job.is_pipe and os.path.samefile(job.source, path):
             raise OSError(
-                errno.EINVAL,
-                f"{job.source} and this are the same file: give another -o",
-                path,
+                errno.EINVAL, f"{job.source} and this are the same file: give another -o", path
             )
 
 

@@ -83,10 +83,8 @@ class Reading:
 
 
 def key_metadata(job: Job, keychain: Keychain) -> KeyMetadata:
-    """Return the key metadata of a job's file from its sidecar.
-
-    Raises KeyMetadataError, KmsError; of a file without sidecar that is no AGS1 file, FormatError.
-    """
+    """Return the key metadata of a job's file from its sidecar. Raises KeyMetadataError, KmsError;
+    of a file without sidecar that is no AGS1 file, FormatError."""
     if job.is_pipe:
         return keychain.open(job.sidecar, None)
     if not os.path.lexists(job.sidecar):
@@ -140,9 +138,7 @@ def copy_out(
     length: int | None = None,
 ) -> int:
     """Write ``length`` bytes of the plaintext from ``offset`` on (None: to its end) to ``sink``.
-
-    Returns how many there were. Only the blocks that hold them are read, unless from a pipe.
-    """
+    Returns how many there were. Only the blocks that hold them are read, unless from a pipe."""
     source = binary_input() if job.source == STREAM else job.source
     # Reading ahead pays when the whole file is wanted.
     threads = (how.threads or usable_cpus()) if length is None else 1

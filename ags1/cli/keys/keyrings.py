@@ -42,10 +42,8 @@ _VENDOR_COMMANDS = {
 
 def keyring_settings(options: KmsOptions, action: str) -> Settings:
     """Return the settings of a run about a keyring's master keys: ``action`` is ``list``,
-    ``create``, ``rotate``, ``describe`` or ``protect``.
-
-    Raises KmsError, and for another KMS click.UsageError, which names that KMS's own command.
-    """
+    ``create``, ``rotate``, ``describe`` or ``protect``. Raises KmsError, and for another KMS
+    click.UsageError, which names that KMS's own command."""
     chosen = settings_of(options)
     if not chosen.is_local:
         command = _VENDOR_COMMANDS.get(chosen.kms_name.lower(), {}).get(action)
@@ -64,11 +62,9 @@ def keyring(chosen: Settings) -> LocalKms:
 
 
 def keyring_for_new_key(chosen: Settings, *, protect: bool) -> LocalKms:
-    """Return the keyring to make a master key in, not read yet.
-
-    With ``protect``, a new keyring gets a passphrase: the settings', or one that is typed twice.
-    Raises KmsError, and click.UsageError if a keyring to ``protect`` exists.
-    """
+    """Return the keyring to make a master key in, not read yet. With ``protect``, a new keyring
+    gets a passphrase: the settings', or one that is typed twice. Raises KmsError, and
+    click.UsageError if a keyring to ``protect`` exists."""
     kms = keyring(chosen)
     if not protect:
         return kms

@@ -68,9 +68,7 @@ def write_avro(
     path: str, columns: pa.Schema, tables: Iterable[pa.Table], codec: str, key_size: int
 ) -> KeyMetadata:
     """Write an Avro file under a fresh key of ``key_size`` bytes; return its key metadata.
-
-    ``codec`` is uncompressed, gzip, snappy or zstd. Raises OSError, ValueError.
-    """
+    ``codec`` is uncompressed, gzip, snappy or zstd. Raises OSError, ValueError."""
     schema = schema_for(columns)
     conversion = RowConversion(schema, columns)
     with AtomicFile(path) as target:

@@ -65,12 +65,10 @@ class OpenPart:
 
 
 def list_files(paths: Sequence[str]) -> list[Listed]:
-    """Return the encrypted files of files, folders and patterns.
-
-    Folders are searched with all below them. Names that begin with ``_`` or ``.`` are unfinished
-    files, and names in ``.keys`` are sidecars; any other file is taken for an encrypted one, and so
-    is a file that is given itself. Raises FileNotFoundError for a path without any file, OSError.
-    """
+    """Return the encrypted files of files, folders and patterns. Folders are searched with all
+    below them. Names that begin with ``_`` or ``.`` are unfinished files, and names in ``.keys``
+    are sidecars; any other file is taken for an encrypted one, and so is a file that is given
+    itself. Raises FileNotFoundError for a path without any file, OSError."""
     listing = find(paths)
     for _, error in listing.problems:
         raise error
@@ -86,8 +84,7 @@ def encrypted_below(folder: str, known: Collection[str]) -> list[str]:
     """Return the files below a folder that are certainly encrypted: those that are ``known``, and
     those that begin as they must and have a sidecar or the suffix of a job's targets. Other files
     may belong to another program. Raises FileNotFoundError if the folder does not exist, OSError,
-    Ags1Error.
-    """
+    Ags1Error."""
     listing = find([folder])
     for _, error in listing.problems:
         raise error
@@ -129,11 +126,9 @@ def _parts(file: Listed, part_size: int, sidecars: Mapping[str, str]) -> list[Pa
 
 @contextlib.contextmanager
 def open_part(part: Part, keys: FileKeys) -> Iterator[OpenPart]:
-    """Open a part of a file with the keys in its sidecar.
-
-    Raises KeyMetadataError if the sidecar is missing or invalid, KmsError, AuthenticationError,
-    TruncatedError, OSError, and FormatError, also if the file was replaced since it was listed.
-    """
+    """Open a part of a file with the keys in its sidecar. Raises KeyMetadataError if the sidecar is
+    missing or invalid, KmsError, AuthenticationError, TruncatedError, OSError, and FormatError,
+    also if the file was replaced since it was listed."""
     path = part.file.path
     with contextlib.ExitStack() as stack:
         reader = stack.enter_context(_open(part, keys, stack))

@@ -80,11 +80,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Csv:
-    """Comma-separated values, a row to a line, quoted as in RFC 4180.
-
-    Options are Spark's ``header``, ``sep``, ``quote``, ``escape`` (none by default), ``nullValue``
-    and ``inferSchema``. If files have headers, each file's own one names its columns.
-    """
+    """Comma-separated values, a row to a line, quoted as in RFC 4180. Options are Spark's
+    ``header``, ``sep``, ``quote``, ``escape`` (none by default), ``nullValue`` and ``inferSchema``.
+    If files have headers, each file's own one names its columns."""
 
     header: bool
     separator: str

@@ -61,11 +61,8 @@ class WrittenFiles(WriterCommitMessage):  # type: ignore[misc]  # PySpark's type
 
 
 class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """Writes rows to an encrypted table. Its pickle has wrapped keys only.
-
-    Raises, before any task begins, as ``open_of_options``, and ValueError if the columns do not fit
-    the table's.
-    """
+    """Writes rows to an encrypted table. Its pickle has wrapped keys only. Raises, before any task
+    begins, as ``open_of_options``, and ValueError if the columns do not fit the table's."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         super().__init__()
@@ -101,11 +98,9 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return WrittenFiles([SentRecord.of_new(record, _SENT, job) for record in records])
 
     def commit(self, messages: list[WrittenFiles | None]) -> None:
-        """Commit what all tasks have written as one snapshot.
-
-        Raises as ``open_of_options`` and ``EncryptedTransaction.commit_transaction``. After
-        ``abort`` no file is left, unless the outcome of the commit is unknown.
-        """
+        """Commit what all tasks have written as one snapshot. Raises as ``open_of_options`` and
+        ``EncryptedTransaction.commit_transaction``. After ``abort`` no file is left, unless the
+        outcome of the commit is unknown."""
         options = dict(self._options)
         try:
             table = open_of_options(options)
@@ -134,11 +129,9 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             transaction.stage_step(step)
 
     def abort(self, messages: list[WrittenFiles | None]) -> None:
-        """Delete what was written, also by tasks that died before they could report.
-
-        If all tasks have succeeded, the commit has failed. If it had begun a transaction, that has
-        deleted the files, or does not know whether they belong to the table.
-        """
+        """Delete what was written, also by tasks that died before they could report. If all tasks
+        have succeeded, the commit has failed. If it had begun a transaction, that has deleted the
+        files, or does not know whether they belong to the table."""
         if messages and all(message is not None for message in messages) and not self._is_unsent():
             return
         table = open_of_options(dict(self._options))

@@ -133,10 +133,8 @@ def verify_files(
     cores: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Authenticate every block of files whose keys the ledger has; write nothing.
-
-    Arguments and errors as in ``decrypt_files``.
-    """
+    """Authenticate every block of files whose keys the ledger has; write nothing. Arguments and
+    errors as in ``decrypt_files``."""
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
     with Job(spark, VERIFY, "", _named(ledger, "ledger"), False, cores, progress) as job:

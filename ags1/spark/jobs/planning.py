@@ -51,9 +51,7 @@ def waves(
     digests: bool = False,
 ) -> Iterator[Wave]:
     """Cut the work into waves of tasks of about ``cost`` bytes each, large files first.
-
-    ``digests``: one more task reads all of a file that is cut, for its HMAC.
-    """
+    ``digests``: one more task reads all of a file that is cut, for its HMAC."""
     wave_tasks = max(_WAVE_TASKS_PER_CORE * cores, 8)
     tasks: list[Task] = []
     taken: list[Item] = []

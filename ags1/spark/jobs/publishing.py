@@ -27,12 +27,9 @@ from .work import cause
 
 def settle_pending(ledger: Ledger, *, durable: bool = True, root: str | None = None) -> None:
     """Finish the work of killed jobs: give the files whose keys the ledger has their names, and
-    remove other staged files.
-
-    A batch stays pending if the outcome of one of its files is not known yet. If files of such a
-    batch are in ``root`` (None: anywhere), a new job must not write there: raises OSError or
-    UnknownOutcomeError. Raises FormatError.
-    """
+    remove other staged files. A batch stays pending if the outcome of one of its files is not known
+    yet. If files of such a batch are in ``root`` (None: anywhere), a new job must not write there:
+    raises OSError or UnknownOutcomeError. Raises FormatError."""
     killed = ledger.killed()
     unsettled: set[str] = set()
     first_error: OSError | UnknownOutcomeError | None = None
@@ -89,11 +86,9 @@ def clear(ledger: Ledger, job_id: str, root: str, folders: Iterable[str] | None 
 
 def published(rows: Sequence[Row], *, again: bool = False) -> list[Row]:
     """Give the files of rows that are done their names. Return the rows; those whose files could
-    not be named are failed. ``again``: some files may have their names already.
-
-    Raises UnknownOutcomeError and, with ``again``, OSError if the outcome of a file is not known.
-    The rows have to stay pending then.
-    """
+    not be named are failed. ``again``: some files may have their names already. Raises
+    UnknownOutcomeError and, with ``again``, OSError if the outcome of a file is not known. The rows
+    have to stay pending then."""
     if not any(_is_staged(row) and storage_of(row.target).is_remote for row in rows):
         return _published(rows, again, map)
     with ThreadPoolExecutor(REQUESTS, "ags1-publishing") as pool:

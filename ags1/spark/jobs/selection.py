@@ -47,9 +47,7 @@ class Failure(NamedTuple):
 
 class Selection:
     """The files of one job. ``root`` is the folder of its targets, empty if it writes none.
-
-    ``failures`` and ``unchanged`` (a number) are of the files that the job need not try.
-    """
+    ``failures`` and ``unchanged`` (a number) are of the files that the job need not try."""
 
     def __init__(self, operation: str, root: str, ledger: Ledger) -> None:
         self._operation = operation

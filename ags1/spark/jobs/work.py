@@ -38,12 +38,10 @@ _SIDE_BY_SIDE = 8
 
 
 class Result(NamedTuple):
-    """The result for a piece.
-
-    ``staged`` tells the target's storage where the bytes are. ``wrapped`` and ``key_id`` are the
-    wrapped key and its id, if the task made a key. Sizes are bytes. ``error_kind`` is the
-    exception's name; a piece with an ``error`` and no kind was skipped.
-    """
+    """The result for a piece. ``staged`` tells the target's storage where the bytes are.
+    ``wrapped`` and ``key_id`` are the wrapped key and its id, if the task made a key. Sizes are
+    bytes. ``error_kind`` is the exception's name; a piece with an ``error`` and no kind was
+    skipped."""
 
     number: int
     first_block: int = 0

@@ -145,13 +145,10 @@ class LocalStorage:
     def output(
         self, piece: Piece, attempt: Attempt, mode: int, begin: int
     ) -> Iterator[_LocalOutput]:
-        """Open what an attempt writes to.
-
-        The first attempt at a range writes to the file of all ranges, which then needs no copying.
-        Every other attempt writes, at the same offset, to a file of its own, because the first one
-        may still be writing although it was given up. So the claim of a range stays until the job
-        ends.
-        """
+        """Open what an attempt writes to. The first attempt at a range writes to the file of all
+        ranges, which then needs no copying. Every other attempt writes, at the same offset, to a
+        file of its own, because the first one may still be writing although it was given up. So the
+        claim of a range stays until the job ends."""
         path = files.staged_path(piece.target, attempt.job_id, attempt.name)
         shared = piece.shared
         if shared is not None and _claims(_claim_path(shared, piece.first_block)):
@@ -328,10 +325,8 @@ def _claims(path: str) -> bool:
 
 def _staged(row: Row) -> tuple[str, files.Trace]:
     """Return the path of a row's staged file, and the trace that identifies it under another name.
-
     Raises NothingStagedError if the row's job could not have staged a file at that path: a ledger
-    must not make us move or remove other files.
-    """
+    must not make us move or remove other files."""
     staged = files.staged_of(row.attempt or "", row.job_id)
     if staged is None:
         raise NothingStagedError(

@@ -231,9 +231,7 @@ def make_folder(folder: str, source_folder: str | None, root: str) -> None:
 
 def copy_range(source: str, target: int, offset: int, size: int) -> None:
     """Copy ``size`` bytes at ``offset`` of a file to the same offset of the descriptor ``target``.
-
-    Raises OSError, also if the source ends early.
-    """
+    Raises OSError, also if the source ends early."""
     fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     copy: Callable[..., int] = getattr(os, "copy_file_range", _copy_some)
     try:
@@ -264,11 +262,8 @@ def _copy_some(source: int, target: int, size: int, offset: int, target_offset: 
 
 
 def sync(paths: Sequence[str]) -> None:
-    """Sync files to the disk. Raises OSError.
-
-    A few files are synced one by one, many with one call for their file system, which also syncs
-    the data of other programs.
-    """
+    """Sync files to the disk. Raises OSError. A few files are synced one by one, many with one call
+    for their file system, which also syncs the data of other programs."""
     if len(paths) > _FEW and _syncfs is not None:
         folders = set(map(os.path.dirname, paths))
         devices = {os.stat(folder).st_dev: folder for folder in folders}

@@ -122,10 +122,8 @@ class Output(Protocol):
 
 class Storage(Protocol):
     """A storage. Its methods raise OSError, also in place of the errors of its library.
-
     ``is_remote``: each request mostly waits, so many are sent at a time. What ``stage`` returns for
-    an item, and an output's ``staged``, have a meaning for this storage only.
-    """
+    an item, and an output's ``staged``, have a meaning for this storage only."""
 
     is_remote: bool
 
@@ -216,12 +214,10 @@ class Storage(Protocol):
         ...
 
     def publish(self, row: Row, *, again: bool) -> None:
-        """Give a row's file its name; ``again``: it may have its name already.
-
-        Raises OSError if this call does not give the file its name. FileExistsError and
-        NothingStagedError mean that it will never get it. With ``again``, any other OSError means
-        only that the outcome is not known yet. Raises UnknownOutcomeError.
-        """
+        """Give a row's file its name; ``again``: it may have its name already. Raises OSError if
+        this call does not give the file its name. FileExistsError and NothingStagedError mean that
+        it will never get it. With ``again``, any other OSError means only that the outcome is not
+        known yet. Raises UnknownOutcomeError."""
         ...
 
     def withdraw(self, row: Row) -> None:

@@ -171,12 +171,7 @@ class S3Storage(RemoteStorage):
                 yield {"name": name, "type": NAMELESS if name.endswith("/") else "directory"}
             for entry in page.get("Contents", ()):
                 name = f"{bucket}/{entry['Key']}"
-                yield {
-                    "name": name,
-                    "type": "file",
-                    "size": entry["Size"],
-                    "ETag": entry["ETag"],
-                }
+                yield {"name": name, "type": "file", "size": entry["Size"], "ETag": entry["ETag"]}
             if not page.get("IsTruncated"):
                 return
             where["ContinuationToken"] = page["NextContinuationToken"]

@@ -122,11 +122,9 @@ def without_history(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """The wrapped key of a job, under which the keys of its files are sent.
-
-    The KMS unwraps ``kek`` by the master key ``table_key_id``. ``job`` is the job's key under that
-    KEK; None if the KEK itself is the job's key.
-    """
+    """The wrapped key of a job, under which the keys of its files are sent. The KMS unwraps ``kek``
+    by the master key ``table_key_id``. ``job`` is the job's key under that KEK; None if the KEK
+    itself is the job's key."""
 
     table_key_id: str
     kek: EncryptedKey
@@ -136,11 +134,9 @@ class JobKey:
     def under_kek_of(
         cls, manager: EncryptionManager, key_id: str
     ) -> tuple[JobKey, KeyEncryptionKey]:
-        """Make a job's key under the KEK that wraps the key ``key_id`` of a snapshot.
-
-        The KMS has to unwrap, but not to wrap, so the right to read the table is enough. The KEK
-        wraps one key more, however many files the job reads. Raises KmsError, KeyMetadataError.
-        """
+        """Make a job's key under the KEK that wraps the key ``key_id`` of a snapshot. The KMS has
+        to unwrap, but not to wrap, so the right to read the table is enough. The KEK wraps one key
+        more, however many files the job reads. Raises KmsError, KeyMetadataError."""
         entries = {entry.key_id: entry for entry in manager.encryption_keys}
         kek_entry = (
             entries.get(entries[key_id].encrypted_by_id or "") if key_id in entries else None

@@ -43,9 +43,7 @@ _EXPECTED = (Ags1Error, OSError, NotImplementedError, MemoryError)
 @dataclass(frozen=True, slots=True)
 class JobTable:
     """The table of a job, which each process opens by the options of ``access``, sorted.
-
-    ``is_plain``: the table is not encrypted yet.
-    """
+    ``is_plain``: the table is not encrypted yet."""
 
     job_id: str
     options: tuple[tuple[str, str], ...]
