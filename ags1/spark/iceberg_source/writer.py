@@ -75,8 +75,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._job_id = new_job_id()
         # All tasks write by one schema and partitioning, whatever other writers commit.
         self._metadata = without_history(table.view().metadata)
-        plan = WritePlan(self._metadata)
-        plan.conversion(self._arrow)
+        WritePlan(self._metadata).conversion(self._arrow)
         self._key = JobKey.by_kms(table.files.keys)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
@@ -85,14 +84,9 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         view = TableView(self._metadata, table.files)
         # Spark's timestamps with a zone are instants, whatever the session's zone.
         batches = (conform(batch, self._arrow) for batch in iterator)
-        records = write_rows(
-            view,
-            batches,
-            table.output(),
-            write_uuid=UUID(self._job_id),
-            # Spark runs a task on each core.
-            threads=1,
-        )
+        # One thread: Spark runs a task on each core.
+        uuid = UUID(self._job_id)
+        records = write_rows(view, batches, table.output(), write_uuid=uuid, threads=1)
         job = self._key.open(table.files.keys.cache)
         end_of_task()
         return WrittenFiles([SentRecord.of_new(record, _SENT, job) for record in records])

@@ -43,9 +43,7 @@ class JobGroup:
     """Runs Spark jobs in the job group ``group_id``, which Spark's user interface shows with
     ``description``. ``cores`` are those of the cluster, by default what Spark says."""
 
-    def __init__(
-        self, spark: Any, group_id: str, description: str, cores: int | None = None
-    ) -> None:
+    def __init__(self, spark: Any, group_id: str, description: str, cores: int | None) -> None:
         self.context = spark.sparkContext
         self.cores = cores or max(self.context.defaultParallelism, 1)
         self.is_cancelled = False

@@ -61,16 +61,14 @@ def rewrap_ledger(
     with Job(spark, REWRAP, folder, folder, durable, None, None) as job:
         paths = job.ledger.batches()
         work = _Rewrapping(keys, kms if to_kms is None else to_kms, to_key_id, job.id, durable)
-        summary = job.summary
         job.stages_in(folder)
-        if paths:
-            for result in job.group.run(paths, work):
-                if result.staged is not None:
-                    job.ledger.replace(result.path, result.staged)
-                summary.done += result.done
-                for failed in result.failures:
-                    summary.add_failure(*failed)
-    return summary
+        for result in job.group.run(paths, work) if paths else ():
+            if result.staged is not None:
+                job.ledger.replace(result.path, result.staged)
+            job.summary.done += result.done
+            for failed in result.failures:
+                job.summary.add_failure(*failed)
+    return job.summary
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,10 +61,7 @@ def _remote_storage_of(path: str) -> RemoteStorage:
     scheme, _, rest = path.partition("://")
     host_url = f"{scheme}://{rest.partition('/')[0]}"
     known = _remote.get()
-    storage = known.get(host_url)
-    if storage is None:
-        storage = known.setdefault(host_url, _new_storage(host_url))
-    return storage
+    return known.get(host_url) or known.setdefault(host_url, _new_storage(host_url))
 
 
 def _new_storage(host_url: str) -> RemoteStorage:
