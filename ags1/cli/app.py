@@ -46,18 +46,12 @@ class App(Group):
         """Run the command line and exit."""
         console.occupy_descriptors()
         with _termination_as_interrupt():
-            code = self._run(args, prog_name or "ags1", complete_var, extra)
+            code = self._run(prog_name or "ags1", args=args, complete_var=complete_var, **extra)
         raise SystemExit(int(code))
 
-    def _run(
-        self,
-        args: Sequence[str] | None,
-        prog_name: str,
-        complete_var: str | None,
-        extra: dict[str, Any],
-    ) -> int:
+    def _run(self, prog_name: str, **more: Any) -> int:
         try:
-            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            code = super().main(prog_name=prog_name, standalone_mode=False, **more)
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else prog_name
             message = one_line(error.format_message())
@@ -105,10 +99,8 @@ class App(Group):
                 import traceback  # imported late: help has to be quick
 
                 traceback.print_exc()
-            console.print_error(
-                f"internal error: {type(error).__name__}: {error}. This is a "
-                "mistake in ags1. AGS1_DEBUG=1 shows where it happened"
-            )
+            what = f"internal error: {type(error).__name__}: {error}. This is a mistake in ags1."
+            console.print_error(f"{what} AGS1_DEBUG=1 shows where it happened")
             return Exit.INTERNAL
 
 

@@ -72,17 +72,23 @@ def pairs(*names: str, help: str, example: str, form: str = "NAME=VALUE") -> Dec
     )
 
 
+def flag(*names: str, help: str) -> Decorator:
+    """Return an option that takes no value."""
+    return click.option(*names, is_flag=True, help=help)
+
+
+# What ``nargs=-1`` gives: the paths that were named.
+Paths: TypeAlias = tuple[str, ...]
 # click does not check whether a path can be read. The command reports that when it reads the path.
 PATH = click.Path(readable=False)
 
-force = click.option("-f", "--force", is_flag=True, help="Overwrite files that exist.")
-no_fsync = click.option(
+force = flag("-f", "--force", help="Overwrite files that exist.")
+no_fsync = flag(
     "--no-fsync",
-    is_flag=True,
     help="Do not wait for the disk. This is faster, but a power failure may lose what was reported "
     "as done.",
 )
-yes = click.option("-y", "--yes", is_flag=True, help="Do not ask: the answer is yes.")
+yes = flag("-y", "--yes", help="Do not ask: the answer is yes.")
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -122,15 +128,12 @@ def grouped(name: str, kind: Any, *options: Decorator) -> Decorator:
     return decorate
 
 
-_json = click.option(
+_json = flag(
     "--json",
     "as_json",
-    is_flag=True,
     help="Print JSON, one object a line: for each result, and for each file that fails.",
 )
-_quiet = click.option(
-    "-q", "--quiet", is_flag=True, help="Print no progress, notes, warnings or OK lines."
-)
+_quiet = flag("-q", "--quiet", help="Print no progress, notes, warnings or OK lines.")
 json_output = grouped("out", Output, _json)
 quiet = grouped("out", Output, _quiet)
 output = grouped("out", Output, _quiet, _json)

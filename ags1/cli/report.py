@@ -7,10 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
-from .console import STDOUT, Output, print_error, print_json, size, write_error
+from .console import STDOUT, Output, counted, print_error, print_json, size, write_error
 from .exits import Exit, Failure, describe, one_line
 
 # Shorter runs end before the line would have been read.
@@ -42,12 +41,7 @@ class Report:
     def __enter__(self) -> Report:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._hide_line()
 
     def begin(self, file: str) -> None:
@@ -101,13 +95,12 @@ class Report:
     def not_tried(self, files: Sequence[str]) -> None:
         """Report files that are not tried, because the last failure was that the KMS cannot be
         used."""
+        why = "not tried, because the KMS cannot be used"
         if files:
             self._hide_line()
-            number = "1 more file" if len(files) == 1 else f"{len(files)} more files"
-            print_error(f"{number} not tried, because the KMS cannot be used")
+            print_error(f"{counted(len(files), 'more file')} {why}")
         for file in files:
-            message = f"{file}: not tried, because the KMS cannot be used"
-            self._print_json(file, Failure(Exit.KEYS, message, "NotTried", file))
+            self._print_json(file, Failure(Exit.KEYS, f"{file}: {why}", "NotTried", file))
 
     def note(self, text: str) -> None:
         """Write a note, which is not a failure, to standard error, unless ``--quiet`` is given."""

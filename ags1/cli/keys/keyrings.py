@@ -13,30 +13,22 @@ from ..kms.options import KmsOptions
 
 # What makes, lists and shows master keys elsewhere: the vendors' own command lines.
 _VENDOR_COMMANDS = {
-    "aws": {
-        "list": "aws kms list-aliases",
-        "create": "aws kms create-key, then aws kms create-alias",
-        "rotate": "aws kms rotate-key-on-demand",
-        "describe": "aws kms describe-key",
-    },
-    "azure": {
-        "list": "az keyvault key list",
-        "create": "az keyvault key create --ops wrapKey unwrapKey",
-        "rotate": "az keyvault key rotate",
-        "describe": "az keyvault key show",
-    },
-    "gcp": {
-        "list": "gcloud kms keys list",
-        "create": "gcloud kms keys create --purpose encryption",
-        "rotate": "gcloud kms keys versions create --primary",
-        "describe": "gcloud kms keys versions list",
-    },
-    "vault": {
-        "list": "vault list transit/keys",
-        "create": "vault write -f transit/keys/NAME",
-        "rotate": "vault write -f transit/keys/NAME/rotate",
-        "describe": "vault read transit/keys/NAME",
-    },
+    ("aws", "list"): "aws kms list-aliases",
+    ("aws", "create"): "aws kms create-key, then aws kms create-alias",
+    ("aws", "rotate"): "aws kms rotate-key-on-demand",
+    ("aws", "describe"): "aws kms describe-key",
+    ("azure", "list"): "az keyvault key list",
+    ("azure", "create"): "az keyvault key create --ops wrapKey unwrapKey",
+    ("azure", "rotate"): "az keyvault key rotate",
+    ("azure", "describe"): "az keyvault key show",
+    ("gcp", "list"): "gcloud kms keys list",
+    ("gcp", "create"): "gcloud kms keys create --purpose encryption",
+    ("gcp", "rotate"): "gcloud kms keys versions create --primary",
+    ("gcp", "describe"): "gcloud kms keys versions list",
+    ("vault", "list"): "vault list transit/keys",
+    ("vault", "create"): "vault write -f transit/keys/NAME",
+    ("vault", "rotate"): "vault write -f transit/keys/NAME/rotate",
+    ("vault", "describe"): "vault read transit/keys/NAME",
 }
 
 
@@ -46,7 +38,7 @@ def keyring_settings(options: KmsOptions, action: str) -> Settings:
     click.UsageError, which names that KMS's own command."""
     chosen = settings_of(options)
     if not chosen.is_local:
-        command = _VENDOR_COMMANDS.get(chosen.kms_name.lower(), {}).get(action)
+        command = _VENDOR_COMMANDS.get((chosen.kms_name.lower(), action))
         raise click.UsageError(
             f"ags1 manages only the keys of a keyring (--kms local). For the KMS "
             f"{chosen.kms_name!r}, use {command or 'its own tools'}"

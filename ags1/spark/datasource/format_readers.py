@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
@@ -73,7 +72,6 @@ class Text:
                 raise FormatError("the text is not UTF-8: leave 'inner' out") from None
 
 
-@dataclass(frozen=True, slots=True)
 class Csv:
     """Comma-separated values, a row to a line, quoted as in RFC 4180. Options are Spark's
     ``header``, ``sep``, ``quote``, ``escape`` (none by default), ``nullValue`` and ``inferSchema``.

@@ -151,8 +151,7 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
         wanted = arrow_schema(self._schema)
         reading = _reading(job)
         for file, deletes, split in partition.tasks:
-            opened = {delete.open(reading.key) for delete in deletes}
-            task = FileScanTask(file.open(reading.key), delete_files=opened)
+            task = FileScanTask(file.open(reading.key), {d.open(reading.key) for d in deletes})
             for batch in reading.reader.batches(task, split):
                 yield conform(batch, wanted)
         end_of_task()
