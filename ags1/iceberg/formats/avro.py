@@ -182,11 +182,7 @@ class AvroFile:
             yield projection.batch(decoder, held)
 
     def _read_ahead(
-        self,
-        projection: Projection,
-        ranges: list[tuple[int, int]],
-        batch_size: int,
-        threads: int,
+        self, projection: Projection, ranges: list[tuple[int, int]], batch_size: int, threads: int
     ) -> Iterator[pa.RecordBatch]:
         """Have threads read the ranges, a few of them ahead; yield their batches in order."""
         stopping = threading.Event()

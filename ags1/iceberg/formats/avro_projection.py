@@ -399,12 +399,7 @@ class _Compiler:
         return self._map_node(target, column, nodes)
 
     def _pairs(
-        self,
-        items: object,
-        namespace: str,
-        target: _Target | None,
-        path: str,
-        mapping: _Mapping,
+        self, items: object, namespace: str, target: _Target | None, path: str, mapping: _Mapping
     ) -> _Node | None:
         """A map whose keys are not strings: an array of records of key and value."""
         column, key, value = self._map_column(target, path)

@@ -33,13 +33,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from ..._messages import open as open_sealed
-from ...errors import (
-    Ags1Error,
-    AuthenticationError,
-    FormatError,
-    NotEncryptedError,
-    TruncatedError,
-)
+from ...errors import Ags1Error, AuthenticationError, FormatError, NotEncryptedError, TruncatedError
 from ...geometry import trusted_length
 from ...key_metadata import KeyMetadata
 from ..spec.constants import ENCRYPTED_PARQUET_MAGIC, PARQUET_MAGIC
@@ -365,8 +359,7 @@ class ParquetSource:
         text, end = self._open(offset, kind, chunk.ordinals, self._size)
         if end - offset != length:
             raise AuthenticationError(
-                f"the {kind} is not as long as the footer says: the file was changed",
-                offset=offset,
+                f"the {kind} is not as long as the footer says: the file was changed", offset=offset
             )
         self._covered.append((offset, end))
         return text

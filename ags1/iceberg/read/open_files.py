@@ -19,13 +19,7 @@ from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import NameMapping
 
-from ...errors import (
-    Ags1Error,
-    AuthenticationError,
-    FormatError,
-    NotEncryptedError,
-    TruncatedError,
-)
+from ...errors import Ags1Error, AuthenticationError, FormatError, NotEncryptedError, TruncatedError
 from ...key_metadata import KeyMetadata
 from ...row_groups import row_group_starts
 from ..formats.avro import AvroFile, read_avro

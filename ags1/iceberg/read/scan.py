@@ -18,10 +18,7 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
 from pyiceberg.schema import Schema
-from pyiceberg.table import (
-    FileScanTask,
-    IncrementalAppendScan,
-)
+from pyiceberg.table import FileScanTask, IncrementalAppendScan
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, ancestors_between_ids
 from pyiceberg.utils.concurrent import ExecutorFactory

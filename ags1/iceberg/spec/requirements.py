@@ -55,21 +55,13 @@ _ASSERTED = {
         "last-assigned-field-id",
         "last assigned field id",
     ),
-    "assert-current-schema-id": (
-        "current-schema-id",
-        "current-schema-id",
-        "current schema id",
-    ),
+    "assert-current-schema-id": ("current-schema-id", "current-schema-id", "current schema id"),
     "assert-last-assigned-partition-id": (
         "last-partition-id",
         "last-assigned-partition-id",
         "last assigned partition id",
     ),
-    "assert-default-spec-id": (
-        "default-spec-id",
-        "default-spec-id",
-        "default spec id",
-    ),
+    "assert-default-spec-id": ("default-spec-id", "default-spec-id", "default spec id"),
     "assert-default-sort-order-id": (
         "default-sort-order-id",
         "default-sort-order-id",
