@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyiceberg.transforms import UnknownTransform, parse_transform
 
@@ -17,16 +17,13 @@ LINEAGE = 3
 _NEEDS_VERSION_3 = ("timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography")
 
 
-class Column:
+class Column(NamedTuple):
     """A field of a schema: its full name, and whether it is inside a list or map."""
 
-    __slots__ = ("id", "in_collection", "name", "type")
-
-    def __init__(self, field_id: int, name: str, kind: Any, in_collection: bool) -> None:
-        self.id = field_id
-        self.name = name
-        self.type = kind
-        self.in_collection = in_collection
+    id: int
+    name: str
+    type: Any
+    in_collection: bool
 
 
 def walk(kind: Any, prefix: str = "", in_collection: bool = False) -> Iterator[Column]:
