@@ -216,30 +216,28 @@ def schema_in_java_order(schema: Any) -> Any:
 
 
 def with_unknown_fields(schema: Any, before: Any) -> Any:
-    """Return a schema's JSON with the unknown fields that its columns have in ``before``. PyIceberg
-    made ``schema`` from ``before`` and dropped these fields."""
-    unknown = {column["id"]: _COLUMN.unknown(column) for column in _columns(before)}
-    for column in _columns(schema):
+    """Return a schema's JSON with the unknown fields of ``before``, of which PyIceberg made it."""
+    unknown = {column["id"]: _COLUMN.unknown(column) for column in fields_in(before)}
+    for column in fields_in(schema):
         column.update(unknown.get(column["id"], {}))
     return {**schema, **_SCHEMA.unknown(before)}
 
 
 def partition_fields_like(fields: list[Any], before: list[Any]) -> list[Any]:
-    """Return a partition spec's fields. Each gets the unknown fields of the field in ``before``
-    that has the same id."""
+    """Return a partition spec's fields, with the unknown fields that those in ``before`` have."""
     unknown = {field["field-id"]: _PARTITION_FIELD.unknown(field) for field in before}
     return [{**field, **unknown.get(field["field-id"], {})} for field in fields]
 
 
-def _columns(kind: Any) -> Iterator[dict[str, Any]]:
-    """Yield the columns of a schema's or type's JSON, and those inside."""
+def fields_in(kind: Any) -> Iterator[dict[str, Any]]:
+    """Yield the fields in the JSON of a schema or type, outer fields first."""
     parts = kind if isinstance(kind, list) else ()
     if isinstance(kind, dict):
         if "name" in kind and "id" in kind:
             yield kind
         parts = [kind.get(name) for name in ("fields", "type", "element", "key", "value")]
     for part in parts:
-        yield from _columns(part)
+        yield from fields_in(part)
 
 
 def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> bytes:
@@ -256,12 +254,9 @@ def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> byte
 
 
 def java_hash(data: bytes) -> str:
-    """Return the ``metadata_hash`` that the Hive catalog has for a metadata.json (uncompressed).
-
-    It is the SHA-256, in base64, of the metadata as Java prints it without unknown fields. If the
-    file is in Java's form and has no unknown fields, that is the hash of the file. Raises
-    ValueError if ``data`` is not JSON.
-    """
+    """Return the ``metadata_hash`` that the Hive catalog has for a metadata.json (uncompressed):
+    that of the metadata as Java prints it, without unknown fields. Raises ValueError if ``data`` is
+    not JSON."""
     return hash_of(java_print(json.loads(data), known_only=True))
 
 
@@ -307,8 +302,8 @@ def _default(value: float, *, is_single: bool) -> _Float:
 
 
 def _java_float(value: float, *, is_single: bool) -> str:
-    """Return a number as Double.toString and Float.toString of JDK 19 and later print it. Older
-    JDKs print some large numbers with more digits than needed."""
+    """Return a number as Double.toString and Float.toString of JDK 19 print it. Older JDKs print
+    some large numbers with more digits than needed."""
     if not math.isfinite(value):
         raise ValueError(f"a column's default is {value}, which JSON cannot express")
     sign = "-" if math.copysign(1, value) < 0 else ""
@@ -339,7 +334,6 @@ def _shortest(value: float, *, is_single: bool) -> tuple[str, int]:
 def _single(value: float) -> float:
     """Return the nearest number of single precision; infinity if the number is too large."""
     try:
-        nearest: float = struct.unpack("<f", struct.pack("<f", value))[0]
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
         return math.inf
-    return nearest

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pyiceberg.transforms import UnknownTransform, parse_transform
 
 from .column_types import OpaqueType, primitive_type
-from .java_json import schema_in_java_order
+from .java_json import fields_in, schema_in_java_order
 from .json_fields import one_of, string, whole
 
 FIRST_PARTITION_ID = 1000
@@ -37,10 +37,7 @@ def walk(kind: Any, prefix: str = "", in_collection: bool = False) -> Iterator[C
     elif of == "list":
         inner = [(kind.get("element-id"), "element", kind.get("element"))]
     elif of == "map":
-        inner = [
-            (kind.get("key-id"), "key", kind.get("key")),
-            (kind.get("value-id"), "value", kind.get("value")),
-        ]
+        inner = [(kind.get(f"{part}-id"), part, kind.get(part)) for part in ("key", "value")]
     for field_id, name, field_type in inner:
         column = Column(field_id, f"{prefix}{name}", field_type, in_collection or of != "struct")
         yield column
@@ -65,7 +62,8 @@ def checked_schema(schema: Any, version: int) -> dict[str, Any]:
                 f"the column {column.name!r} has type {column.type}, which format version "
                 f"{version} does not know"
             )
-    if version < LINEAGE and _has_initial_default(ordered):
+    has_default = any(f.get("initial-default") is not None for f in fields_in(ordered))
+    if version < LINEAGE and has_default:
         raise ValueError(
             f"a column's initial default, which format version {version} does not know"
         )
@@ -73,15 +71,6 @@ def checked_schema(schema: Any, version: int) -> dict[str, Any]:
         if identifier not in ids:
             raise ValueError(f"the identifier field {identifier} is not in the schema")
     return ordered
-
-
-def _has_initial_default(kind: Any) -> bool:
-    if isinstance(kind, Mapping):
-        return kind.get("initial-default") is not None or any(
-            _has_initial_default(kind.get(name))
-            for name in ("fields", "type", "element", "key", "value")
-        )
-    return isinstance(kind, list) and any(map(_has_initial_default, kind))
 
 
 def schema_content(schema: Mapping[str, Any]) -> tuple[Any, frozenset[int]]:
