@@ -96,10 +96,7 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
     inner = load_plain_catalog(name, **properties)
     has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
     return EncryptedCatalog(
-        inner,
-        from_properties(configured) if has_kms else None,
-        owns_kms=has_kms,
-        **rules,
+        inner, from_properties(configured) if has_kms else None, owns_kms=has_kms, **rules
     )
 
 

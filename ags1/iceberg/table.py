@@ -347,10 +347,7 @@ class EncryptedTable(TableSession):
 
         def plan_for(metadata: dict[str, Any]) -> ExpiryPlan:
             return expire(
-                metadata,
-                older_than_ms=moment,
-                retain_last=retain_last,
-                snapshot_ids=snapshot_ids,
+                metadata, older_than_ms=moment, retain_last=retain_last, snapshot_ids=snapshot_ids
             )
 
         view, folders = self.view(), self.folders

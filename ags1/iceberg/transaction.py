@@ -241,9 +241,7 @@ class EncryptedTransaction(BuiltTransaction):
         names = [str(schema.find_column_name(field.source_id)) for field in fields]
         partitions = self.partition_predicate({file.partition for file in files}, names)
         step = self._snapshot(
-            lambda view: self.deleting(view, partitions, True, files),
-            snapshot_properties,
-            branch,
+            lambda view: self.deleting(view, partitions, True, files), snapshot_properties, branch
         )
         _warn_of_no_match(step)
 

@@ -21,14 +21,7 @@ from ..pyiceberg.redirection import refuse_redirection
 from ..pyiceberg.rest import RestTable, ask_rest_server, snapshot_loading_mode
 from ..pyiceberg.sql import sql_metadata_location
 from ..read.metadata import read_metadata
-from ..storage.trust import (
-    ICEBERG,
-    METADATA_LOCATION,
-    TABLE_TYPE,
-    Trust,
-    hive_trust,
-    rest_trust,
-)
+from ..storage.trust import ICEBERG, METADATA_LOCATION, TABLE_TYPE, Trust, hive_trust, rest_trust
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,7 @@ class FileCommits(Commits):
     def repoint(self, base: Base, location: str, output: TableOutput) -> Base:
         staged = _read_staged(location, output.io, base)
         check_requirements(
-            staged.metadata,
-            [{"type": "assert-table-uuid", "uuid": base.metadata["table-uuid"]}],
+            staged.metadata, [{"type": "assert-table-uuid", "uuid": base.metadata["table-uuid"]}]
         )
         self._refuse_redirection(staged.metadata, base.config, base.location)
         check_still_encrypted(base.metadata, staged.metadata, None)

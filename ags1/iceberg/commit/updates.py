@@ -87,10 +87,7 @@ class _Table:
     """A table's metadata while it is changed. Objects inside it are replaced, never changed."""
 
     def __init__(
-        self,
-        metadata: Mapping[str, Any] | None,
-        updates: Sequence[Mapping[str, Any]],
-        now_ms: int,
+        self, metadata: Mapping[str, Any] | None, updates: Sequence[Mapping[str, Any]], now_ms: int
     ) -> None:
         self._is_new = metadata is None
         self._now_ms = now_ms

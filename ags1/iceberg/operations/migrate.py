@@ -30,12 +30,7 @@ from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
 from ...errors import MetadataIntegrityError
-from ...keys.manager import (
-    DATA_KEY_LENGTH,
-    TABLE_KEY_ID,
-    EncryptionManager,
-    now_ms,
-)
+from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, EncryptionManager, now_ms
 from ..commit.updates import apply_updates
 from ..read.metadata import FORMAT_VERSION
 from ..read.records import DATA, ContentFile

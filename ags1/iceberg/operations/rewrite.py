@@ -194,10 +194,7 @@ class Rewriter:
         self._on_done = on_done
 
     def apply(
-        self,
-        plan: RewritePlan,
-        source: TableFiles,
-        locations: LocationProvider,
+        self, plan: RewritePlan, source: TableFiles, locations: LocationProvider
     ) -> tuple[list[ManifestEntry], list[ManifestEntry]]:
         """Rewrite the plan's files that are not rewritten yet, and write its vectors. Return the
         manifest entries that add the files and the vectors to a snapshot.

@@ -77,10 +77,7 @@ def rewrite_without(
     # Arrow may read a type differently from file to file, such as string and large_string.
     provided = first[1].schema
     with DataFileWriter(
-        WritePlan(_with_lineage_columns(view.metadata)),
-        provided,
-        view,
-        output,
+        WritePlan(_with_lineage_columns(view.metadata)), provided, view, output
     ) as writer:
         groups = itertools.groupby(itertools.chain([first], rows), key=itemgetter(0))
         for _, of_file in groups:

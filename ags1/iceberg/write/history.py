@@ -28,10 +28,7 @@ def check_unchanged(read: Read | None, start: EncryptedSnapshot | None, view: Ta
     if read is None or view.snapshot == start:
         return
     conflict = find_conflict(
-        read,
-        changes_since(start, view),
-        view.schema,
-        view.parsed.isolation_level(read.operation),
+        read, changes_since(start, view), view.schema, view.parsed.isolation_level(read.operation)
     )
     if conflict is not None:
         raise ConflictError(conflict)

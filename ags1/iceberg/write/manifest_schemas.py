@@ -109,18 +109,10 @@ MANIFEST_FILE = StructType(
     _field(502, "partition_spec_id", _INT, "Spec ID used to write", required=True),
     _field(517, "content", _INT, "Contents of the manifest: 0=data, 1=deletes", required=True),
     _field(
-        515,
-        "sequence_number",
-        _LONG,
-        "Sequence number when the manifest was added",
-        required=True,
+        515, "sequence_number", _LONG, "Sequence number when the manifest was added", required=True
     ),
     _field(
-        516,
-        "min_sequence_number",
-        _LONG,
-        "Lowest sequence number in the manifest",
-        required=True,
+        516, "min_sequence_number", _LONG, "Lowest sequence number in the manifest", required=True
     ),
     _field(503, "added_snapshot_id", _LONG, "Snapshot ID that added the manifest", required=True),
     _field(504, "added_files_count", _INT, "Added entry count", required=True),

@@ -378,11 +378,7 @@ def _check_manifest(manifest: EncryptedManifest, snapshot_id: int) -> None:
 def _manifest_values(
     manifest: EncryptedManifest, sequence_number: int, first_row_id: int | None
 ) -> tuple[Any, ...]:
-    fields = {
-        **manifest.fields(),
-        "key_metadata": manifest.key_bytes,
-        "first_row_id": first_row_id,
-    }
+    fields = {**manifest.fields(), "key_metadata": manifest.key_bytes, "first_row_id": first_row_id}
     for name in ("sequence_number", "min_sequence_number"):
         if fields[name] is None:
             fields[name] = sequence_number

@@ -180,9 +180,7 @@ def _rewrite_avro(
             _check_rows(record, avro.rows_before(avro.size))
     assert km.file_length is not None
     return record.replace(
-        file_path=location,
-        file_size_in_bytes=km.file_length,
-        key_metadata=km.to_bytes(),
+        file_path=location, file_size_in_bytes=km.file_length, key_metadata=km.to_bytes()
     )
 
 

@@ -60,10 +60,7 @@ class Copier:
 
     def _copy_bytes(self, item: Copy, target: str) -> None:
         copied = 0
-        with (
-            open_regular(self._files, item.source) as source,
-            self.output.create(target) as file,
-        ):
+        with open_regular(self._files, item.source) as source, self.output.create(target) as file:
             while data := source.read(_BUFFER_SIZE):
                 self._meter.add(len(data))
                 copied += len(data)
@@ -133,8 +130,7 @@ def check_size(size: int, item: Copy) -> None:
         )
     if size > item.size:
         raise FormatError(
-            f"the file has more than the {item.size} bytes that the metadata says",
-            file=item.source,
+            f"the file has more than the {item.size} bytes that the metadata says", file=item.source
         )
 
 

@@ -154,11 +154,7 @@ class Findings:
         self._findings: list[Finding] = []
 
     def add(
-        self,
-        kind: str,
-        message: str,
-        file: str | None = None,
-        snapshot_ids: tuple[int, ...] = (),
+        self, kind: str, message: str, file: str | None = None, snapshot_ids: tuple[int, ...] = ()
     ) -> None:
         """Add a finding of this kind."""
         self.append(Finding(SEVERITIES[kind], kind, message, file, snapshot_ids))
