@@ -317,11 +317,9 @@ class EncryptedCatalog(DelegatingCatalog):
         return cast("CreateTableTransaction", transaction)
 
     def _is_encrypted(self, properties: Properties) -> bool:
-        """Return whether a table with these properties will be encrypted.
-
-        Raises NotEncryptedError if it will not and this catalog requires it. Raises ValueError if
-        there are properties of encryption but no key ID.
-        """
+        """Return whether a table with these properties will be encrypted. Raises NotEncryptedError
+        if it will not and this catalog requires it. Raises ValueError if there are properties of
+        encryption but no key ID."""
         if properties.get(TABLE_KEY_ID):
             return True
         misspelt = [name for name in properties if name.startswith("encryption.")]
@@ -398,11 +396,9 @@ class EncryptedCatalog(DelegatingCatalog):
     def register_table(
         self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
     ) -> Table:
-        """Register the metadata.json at ``metadata_location`` as a table of this catalog.
-
-        Raises as ``load_table``. Unless the catalog is a REST catalog, it raises before the table
-        is registered.
-        """
+        """Register the metadata.json at ``metadata_location`` as a table of this catalog. Raises as
+        ``load_table``. Unless the catalog is a REST catalog, it raises before the table is
+        registered."""
         name = self.identifier_to_tuple(identifier)
         if is_a(self.inner, "RestCatalog"):
             answer = register_rest_table(self.inner, identifier, metadata_location, overwrite)
@@ -460,12 +456,10 @@ class EncryptedCatalog(DelegatingCatalog):
         )
 
     def purge_table(self, identifier: str | Identifier) -> None:
-        """Drop a table and delete its files.
-
-        Files that its metadata does not reach stay, for example those of failed commits. Files
-        outside the table's folders stay too. Raises ValidationException if ``gc.enabled`` is not
-        true, and what reading the table raises. In both cases nothing is dropped.
-        """
+        """Drop a table and delete its files. Files that its metadata does not reach stay, for
+        example those of failed commits. Files outside the table's folders stay too. Raises
+        ValidationException if ``gc.enabled`` is not true, and what reading the table raises. In
+        both cases nothing is dropped."""
         table = self.load_table(identifier)
         if not isinstance(table, EncryptedTable):
             self.inner.purge_table(identifier)

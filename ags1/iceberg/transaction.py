@@ -431,11 +431,9 @@ class EncryptedTransaction(BuiltTransaction):
     # -- commit
 
     def commit_transaction(self) -> Table:
-        """Commit all steps as one change; return the table, which is then at the new version.
-
-        If another writer commits first, this checks the steps against the new version, applies them
-        again and retries, as often as the table's ``commit.retry.*`` properties say.
-        """
+        """Commit all steps as one change; return the table, which is then at the new version. If
+        another writer commits first, this checks the steps against the new version, applies them
+        again and retries, as often as the table's ``commit.retry.*`` properties say."""
         self._check_usable()
         self.output.check_process()
         self._catch_up()
@@ -600,10 +598,8 @@ def _setting(properties: Mapping[str, str], name: str, default: int, most: int) 
 
 class EncryptedCreateTransaction(EncryptedTransaction):
     """A transaction that creates a table and commits its further changes in the same commit.
-
     ``create`` creates the table from updates. The commit raises CommitFailedException if a table of
-    that name exists by then.
-    """
+    that name exists by then."""
 
     def __init__(
         self,

@@ -43,11 +43,9 @@ class TableConfig:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A table's metadata as its catalog has it. Updates are applied to it.
-
-    ``location`` is that of its metadata.json; a REST server may leave it out, then it is empty.
-    ``trust`` is what confirms the metadata.
-    """
+    """A table's metadata as its catalog has it. Updates are applied to it. ``location`` is that of
+    its metadata.json; a REST server may leave it out, then it is empty. ``trust`` is what confirms
+    the metadata."""
 
     identifier: Identifier
     metadata: dict[str, Any] = field(repr=False)
@@ -104,10 +102,8 @@ def load_base(
 
 def rest_base(catalog: Catalog, identifier: Identifier, answer: RestTable, trust: Trust) -> Base:
     """Return the table of a REST server's answer. Raises MetadataIntegrityError as ``load_base``.
-
     The answer's metadata is used and not the metadata file, unless a SHA-256 of the file is
-    expected.
-    """
+    expected."""
     metadata, location, config = answer[0], answer[1], TableConfig(answer[2], answer[3])
     trust = rest_trust(trust, metadata)
     if trust.metadata_sha256 is not None:

@@ -87,11 +87,9 @@ _STATISTICS = {
 
 
 class HiveCommits(FileCommits):
-    """Commits to the tables of a HiveCatalog.
-
-    Without Hive's lock, the metastore must be one that compares the expected location. With an
-    older one, the second of two commits would silently replace the first.
-    """
+    """Commits to the tables of a HiveCatalog. Without Hive's lock, the metastore must be one that
+    compares the expected location. With an older one, the second of two commits would silently
+    replace the first."""
 
     def _after(self, base: Base, staged: Staged) -> Base:
         after = super()._after(base, staged)

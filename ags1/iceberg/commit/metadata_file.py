@@ -39,17 +39,14 @@ CLOCK_SKEW_MS = 60_000
 
 def print_metadata(metadata: Mapping[str, Any]) -> bytes:
     """Return the text of a metadata.json, in Java's form. Fields that Java does not know stay.
-
-    Raises ValueError for values that JSON does not have: NaN, infinities, text that is not Unicode.
-    """
+    Raises ValueError for values that JSON does not have: NaN, infinities, text that is not
+    Unicode."""
     return java_print(metadata)
 
 
 def stored_form(text: bytes, location: str) -> bytes:
     """Return the bytes of the file at ``location``: the text, compressed if the name says so.
-
-    Raises ValueError if the metadata is larger than readers accept.
-    """
+    Raises ValueError if the metadata is larger than readers accept."""
     if len(text) > MAX_METADATA_SIZE:
         raise ValueError(
             f"the metadata has {len(text)} bytes, but at most {MAX_METADATA_SIZE >> 20} MiB are "
@@ -62,11 +59,9 @@ def next_metadata_location(
     metadata: Mapping[str, Any], base_location: str | None, *, is_beside: bool = False
 ) -> str:
     """Return a new location for a table's metadata.json. No other attempt has the same.
-
     ``base_location`` is that of the current one, None for a new table. The folder is that of
     ``write.metadata.path`` or the table's own; if ``is_beside`` is true, it is that of the current
-    file. Raises ValueError if ``write.metadata.compression-codec`` is unknown.
-    """
+    file. Raises ValueError if ``write.metadata.compression-codec`` is unknown."""
     properties = metadata.get("properties") or {}
     codec = properties.get(COMPRESSION, "none")
     extension = _EXTENSIONS.get(str(codec).lower())

@@ -253,12 +253,9 @@ class RestCommits(Commits):
         self, base: Base, current: _Current, expected: Mapping[str, Any], sent: set[str]
     ) -> Base:
         """Return the base after a commit, once its keys are seen in the answer ``current``: those
-        of the IDs ``sent``, and those that snapshots need.
-
-        ``expected`` is the metadata that the commit was to make. Another writer may have removed a
-        key that this commit relied on; then it is added again. Raises CommitStateUnknownException,
-        because the commit was made.
-        """
+        of the IDs ``sent``, and those that snapshots need. ``expected`` is the metadata that the
+        commit was to make. Another writer may have removed a key that this commit relied on; then
+        it is added again. Raises CommitStateUnknownException, because the commit was made."""
         metadata, location = current
         with after_commit(base.identifier):
             lost = _lost_keys(metadata, expected, sent)

@@ -65,11 +65,8 @@ def version_of(
     cache: KekCache | None = None,
 ) -> Version:
     """Return the version of a table whose metadata was read and checked. ``io`` is the FileIO of
-    its files. The other arguments are those of ``open_table``.
-
-    Raises KeyMetadataError if only the metadata says what the table's key is, and the KMS would
-    unwrap with any key that is named.
-    """
+    its files. The other arguments are those of ``open_table``. Raises KeyMetadataError if only the
+    metadata says what the table's key is, and the KMS would unwrap with any key that is named."""
     key_id = base.trust.key_id
     if base.trust.metadata_sha256 is not None or base.trust.java_hash is not None:
         # A hash confirms the whole metadata, with the key ID.
@@ -164,12 +161,9 @@ class TableSession(BuiltTable):
         return TableView(metadata, files, committed_refs=committed_refs)
 
     def output(self) -> TableOutput:
-        """Return what writes new files of the table.
-
-        Raises NotImplementedError as ``commits`` does, and for a table that was moved and is read
-        through a ``location_map``. Raises MetadataIntegrityError if the metadata names code to run
-        or another server to write to.
-        """
+        """Return what writes new files of the table. Raises NotImplementedError as ``commits``
+        does, and for a table that was moved and is read through a ``location_map``. Raises
+        MetadataIntegrityError if the metadata names code to run or another server to write to."""
         check_tested_for_writing()
         if self.files.location_map:
             raise NotImplementedError(

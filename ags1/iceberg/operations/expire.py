@@ -44,11 +44,9 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
-    """What an expiry commits, and afterwards which files it deletes.
-
-    Without ``updates`` there is nothing to commit. ``snapshot_ids`` are the snapshots to remove,
-    ``refs`` the names of the branches and tags to remove.
-    """
+    """What an expiry commits, and afterwards which files it deletes. Without ``updates`` there is
+    nothing to commit. ``snapshot_ids`` are the snapshots to remove, ``refs`` the names of the
+    branches and tags to remove."""
 
     updates: list[Update]
     requirements: list[Requirement]

@@ -83,10 +83,8 @@ def find_expired_files(
     before: TableView, after: TableView, expired: list[_Snapshot], folders: TableFolders
 ) -> ExpiredFiles:
     """Return the files that the snapshots ``expired`` of ``before`` reach, and no snapshot of
-    ``after``. ``folders`` are the table's folders.
-
-    Raises KmsError, OSError, and what reading a snapshot of ``after`` raises.
-    """
+    ``after``. ``folders`` are the table's folders. Raises KmsError, OSError, and what reading a
+    snapshot of ``after`` raises."""
     with ThreadPoolExecutor(_THREADS) as pool:
         return _Search(before, after, expired, folders, pool).run()
 

@@ -106,12 +106,10 @@ class Migration:
         self._used: set[str] = set()
 
     def plan(self, metadata: Mapping[str, Any]) -> MigrationPlan:
-        """Return what a migration of the table with this metadata does. Writes nothing.
-
-        Raises ValueError if the table is encrypted already, or has other branches and tags than
-        main and ``drop_refs`` is false; NotImplementedError for ORC files and for a snapshot
-        without a manifest list; what reading manifests and delete files raises.
-        """
+        """Return what a migration of the table with this metadata does. Writes nothing. Raises
+        ValueError if the table is encrypted already, or has other branches and tags than main and
+        ``drop_refs`` is false; NotImplementedError for ORC files and for a snapshot without a
+        manifest list; what reading manifests and delete files raises."""
         refs = tuple(name for name in _refs(metadata) if name != MAIN_BRANCH)
         _check(metadata, () if self._drop_refs else refs)
         snapshot = _current_snapshot(metadata)
@@ -126,12 +124,10 @@ class Migration:
         return MigrationPlan(plan, rows, refs)
 
     def produce(self, metadata: Mapping[str, Any]) -> MigrationCommit:
-        """Rewrite the files that are not rewritten yet; return the commit upon this metadata.
-
-        If another commit comes first, call this again with the new metadata. It does not rewrite a
+        """Rewrite the files that are not rewritten yet; return the commit upon this metadata. If
+        another commit comes first, call this again with the new metadata. It does not rewrite a
         file twice. Raises as ``plan``; what ``rewrite_file`` raises (MetadataIntegrityError if a
-        file has not as many rows as its manifest says); KmsError; OSError.
-        """
+        file has not as many rows as its manifest says); KmsError; OSError."""
         plan = self.plan(metadata)
         prefix = self._prefix(metadata)
         view = self._view(metadata, prefix)

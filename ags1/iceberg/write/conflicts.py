@@ -73,9 +73,7 @@ def find_conflict(
     read: Read, snapshots: Iterable[Changes], schema: Schema, isolation: IsolationLevel
 ) -> str | None:
     """Return the reason why a change cannot be committed after these snapshots; None if it can.
-
-    ``schema`` is the table's current one. Raises ValueError if it lacks a column of the filter.
-    """
+    ``schema`` is the table's current one. Raises ValueError if it lacks a column of the filter."""
     if columns_of(read.row_filter, schema, read.case_sensitive) != read.field_ids:
         return (
             "another writer has renamed columns, so the filter of this change now names other "

@@ -122,10 +122,8 @@ class _Gathered:
 
 class DataFileWriter:
     """Writes data files from record batches of the schema ``provided``; see ``write_rows``.
-
     ``view`` has the keys and the locations of the table. This is a context manager: when its block
-    ends, ``files`` has the records; if the block raises, no file is left. One thread may use it.
-    """
+    ends, ``files`` has the records; if the block raises, no file is left. One thread may use it."""
 
     def __init__(
         self,

@@ -102,12 +102,9 @@ def find_deletes(
     view: TableView, row_filter: BooleanExpression, *, case_sensitive: bool = True
 ) -> DeletePlan:
     """Return what changes in the view's snapshot if the rows for which ``row_filter`` (unbound) is
-    true are deleted. If there is no snapshot, nothing does.
-
-    Raises ValueError if the table does not have a column of the filter, NotEncryptedError,
-    MetadataIntegrityError, AuthenticationError, TruncatedError and KmsError as reading does, and
-    NotImplementedError for ORC.
-    """
+    true are deleted. If there is no snapshot, nothing does. Raises ValueError if the table does not
+    have a column of the filter, NotEncryptedError, MetadataIntegrityError, AuthenticationError,
+    TruncatedError and KmsError as reading does, and NotImplementedError for ORC."""
     as_meant = as_sql(row_filter, view.schema, case_sensitive=case_sensitive)
     bound = bind(view.schema, as_meant, case_sensitive=case_sensitive)
     planner = _Planner(
@@ -186,10 +183,8 @@ class _Planner(EncryptedPlanner):
 
 def _superseded(affected: list[FileScanTask], reader: TaskReader) -> list[ContentFile]:
     """Return the delete files that are not needed any more when the affected data files are dropped
-    or have a new vector.
-
-    If a position delete file also names other data files, it stays, as in Java.
-    """
+    or have a new vector. If a position delete file also names other data files, it stays, as in
+    Java."""
     covered = {task.file.file_path for task in affected}
     superseded: dict[ContentFile, None] = {}
     for delete in (d for task in affected for d in cast("set[ContentFile]", task.delete_files)):
@@ -203,10 +198,8 @@ def _superseded(affected: list[FileScanTask], reader: TaskReader) -> list[Conten
 
 def _all_rows_match(task: FileScanTask, schema: Schema, case_sensitive: bool) -> bool:
     """Return whether a file's partition and metrics say that the filter is true for all rows.
-
     PyIceberg takes a missing count for 0. Here a file without counts of the filter's columns must
-    be read.
-    """
+    be read."""
     file, residual = task.file, task.residual
     field_ids = extract_field_ids(bind(schema, residual, case_sensitive=case_sensitive))
     top_level = {f.field_id: f.field_type for f in schema.fields}

@@ -39,11 +39,9 @@ _Finished: TypeAlias = "tuple[KeyMetadata, tuple[int, ...] | None]"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NewFiles:
-    """How and where the new files of one write are made. Threads may share it.
-
-    ``arrow_schema`` is the schema of the rows in the files. ``name_stem`` becomes part of the
-    files' names; no other write may have the same.
-    """
+    """How and where the new files of one write are made. Threads may share it. ``arrow_schema`` is
+    the schema of the rows in the files. ``name_stem`` becomes part of the files' names; no other
+    write may have the same."""
 
     plan: WritePlan
     arrow_schema: pa.Schema
@@ -62,11 +60,9 @@ class NewFiles:
 
 
 class FileWriter:
-    """A data file under construction. One thread at a time may use it.
-
-    ``partition`` has the partition's values. ``first_rows`` are the first rows that will be
-    written; they decide which columns get a dictionary.
-    """
+    """A data file under construction. One thread at a time may use it. ``partition`` has the
+    partition's values. ``first_rows`` are the first rows that will be written; they decide which
+    columns get a dictionary."""
 
     def __init__(
         self, new_files: NewFiles, partition: tuple[Any, ...], first_rows: pa.Table

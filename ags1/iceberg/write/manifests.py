@@ -77,12 +77,10 @@ _OF_POSITION_DELETES = ("referenced_data_file", "content_offset", "content_size_
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NewManifests:
-    """How one snapshot writes the manifests of one partition spec and content.
-
-    ``schema`` gives the types of ``spec`` (see ``schema_of_spec``); ``schema_json`` is the same
-    schema as in metadata.json. ``content`` is DATA_MANIFEST or DELETE_MANIFEST. ``codec`` is a
-    value of ``write.manifest.compression-codec``: gzip (deflate), zstd, snappy or uncompressed.
-    """
+    """How one snapshot writes the manifests of one partition spec and content. ``schema`` gives the
+    types of ``spec`` (see ``schema_of_spec``); ``schema_json`` is the same schema as in
+    metadata.json. ``content`` is DATA_MANIFEST or DELETE_MANIFEST. ``codec`` is a value of
+    ``write.manifest.compression-codec``: gzip (deflate), zstd, snappy or uncompressed."""
 
     output: TableOutput
     manager: EncryptionManager
@@ -133,8 +131,7 @@ def write_manifests(
 ) -> list[EncryptedManifest]:
     """Write as many manifests of ``target_size`` (``commit.manifest.target-size-bytes``) as the
     entries need; no entries need none. ``new_location`` makes their locations. Raises as
-    ``write_manifest``; the manifests written before that are in ``output.written``.
-    """
+    ``write_manifest``; the manifests written before that are in ``output.written``."""
     manifests = []
     waiting = iter(entries)
     while (first := next(waiting, None)) is not None:
@@ -193,11 +190,9 @@ def write_manifest_list(
 
 
 def schema_of_spec(spec: PartitionSpec, schemas: Sequence[Schema]) -> Schema:
-    """Return the schema of a table that has the types of a partition spec.
-
-    ``schemas`` are all schemas of the table, in order. The current one may lack dropped columns. So
-    this is the last one with all columns of the spec or, if there is none, with most of them.
-    """
+    """Return the schema of a table that has the types of a partition spec. ``schemas`` are all
+    schemas of the table, in order. The current one may lack dropped columns. So this is the last
+    one with all columns of the spec or, if there is none, with most of them."""
     if not schemas:
         raise ValueError("a table has a schema")
     wanted = {field.source_id for field in spec.fields}
@@ -394,11 +389,9 @@ def _manifest_values(
 
 
 class _PartitionField:
-    """One partition field of a manifest under construction, with its summary so far.
-
-    Values are compared as in Java's ``PartitionSummary``: text by code points, bytes unsigned, -0.0
-    before 0.0.
-    """
+    """One partition field of a manifest under construction, with its summary so far. Values are
+    compared as in Java's ``PartitionSummary``: text by code points, bytes unsigned, -0.0 before
+    0.0."""
 
     def __init__(self, partition_type: IcebergType) -> None:
         self._type = partition_type

@@ -113,11 +113,8 @@ class _Leaf:
 
 
 class MetricsPlan:
-    """Which metrics a table wants of the columns of ``schema``.
-
-    With ``keep_unknown``, files have the columns of type ``unknown``. Raises ValueError for an
-    invalid mode.
-    """
+    """Which metrics a table wants of the columns of ``schema``. With ``keep_unknown``, files have
+    the columns of type ``unknown``. Raises ValueError for an invalid mode."""
 
     def __init__(
         self,

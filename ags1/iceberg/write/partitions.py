@@ -89,11 +89,9 @@ class RowsPartition(PartitionKey):
 
 class Partitioner:
     """Splits rows by a partition spec. The rows have the columns of ``schema`` as files have them.
-
     With ``keep_unknown``, the rows have the columns of type ``unknown``. Raises NotImplementedError
     for an unknown transform, and ValueError for one whose column does not exist or has a type that
-    the transform is not for.
-    """
+    the transform is not for."""
 
     def __init__(self, spec: PartitionSpec, schema: Schema, *, keep_unknown: bool = False) -> None:
         self._spec = spec

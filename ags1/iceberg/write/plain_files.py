@@ -20,12 +20,9 @@ NAME_MAPPING = "schema.name-mapping.default"
 def plain_file_records(
     view: TableView, io: FileIO, paths: list[str], *, check_duplicates: bool
 ) -> list[ContentFile]:
-    """Return records of plain Parquet files that have the table's current schema.
-
-    Raises ValueError if a path is named twice, if a file does not fit the schema or has rows of
-    several partitions, and, with ``check_duplicates``, if the table has the file already. Raises
-    OSError.
-    """
+    """Return records of plain Parquet files that have the table's current schema. Raises ValueError
+    if a path is named twice, if a file does not fit the schema or has rows of several partitions,
+    and, with ``check_duplicates``, if the table has the file already. Raises OSError."""
     if len(set(paths)) != len(paths):
         raise ValueError("File paths must be unique")
     if check_duplicates:

@@ -61,12 +61,10 @@ class RewriteExecutor(Protocol):
         locations: LocationProvider,
         on_done: Done,
     ) -> None:
-        """Do for each file what ``rewrite_file`` does, at a ``new_location``.
-
-        ``output`` records each new file. ``on_done`` is called after each file, by one thread at a
-        time. If a file fails, this raises what ``rewrite_file`` has raised, and no other file is
-        begun. Files under way are completed and reported to ``on_done``, or leave no file.
-        """
+        """Do for each file what ``rewrite_file`` does, at a ``new_location``. ``output`` records
+        each new file. ``on_done`` is called after each file, by one thread at a time. If a file
+        fails, this raises what ``rewrite_file`` has raised, and no other file is begun. Files under
+        way are completed and reported to ``on_done``, or leave no file."""
 
 
 class RewriteThreads:

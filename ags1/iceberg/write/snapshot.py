@@ -114,12 +114,9 @@ class SnapshotProducer:
 
     def produce(self, view: TableView, change: FileChange) -> list[Update]:
         """Write the manifests and manifest list of ``change``, based on ``view``; return the
-        updates to commit: keys, snapshot and branch.
-
-        Raises ConflictError if a file to remove is not in the branch's head any more, or if the
-        table does not have the partition spec or sort order of an added file any more; and what
-        reading and writing raises.
-        """
+        updates to commit: keys, snapshot and branch. Raises ConflictError if a file to remove is
+        not in the branch's head any more, or if the table does not have the partition spec or sort
+        order of an added file any more; and what reading and writing raises."""
         if change.reseals:
             view = view.exposed()
         _check_counters(view)
@@ -331,11 +328,8 @@ class SnapshotProducer:
 
 def _check_counters(view: TableView) -> None:
     """Raise MetadataIntegrityError if the metadata's last sequence number or next row ID is less
-    than those of the head's manifests.
-
-    The manifests are authenticated, but the metadata may not be. With too low numbers, deletes
-    would not apply, and row IDs would be assigned twice.
-    """
+    than those of the head's manifests. The manifests are authenticated, but the metadata may not
+    be. With too low numbers, deletes would not apply, and row IDs would be assigned twice."""
     number = view.metadata.get("last-sequence-number", 0)
     next_row_id = view.metadata.get("next-row-id", 0)
     for manifest in view.manifests:
@@ -369,11 +363,9 @@ def _check_definitions(view: TableView, added: Iterable[ContentFile]) -> None:
 
 
 def key_updates(manager: EncryptionManager, key_id: str) -> list[Update]:
-    """Return the updates that add a manifest list's key and its KEK.
-
-    The KEK is added even if the table has it, which changes nothing: a catalog may apply the
-    updates to newer metadata, from which a rotation has removed the KEK.
-    """
+    """Return the updates that add a manifest list's key and its KEK. The KEK is added even if the
+    table has it, which changes nothing: a catalog may apply the updates to newer metadata, from
+    which a rotation has removed the KEK."""
     entries = {key.key_id: key for key in manager.encryption_keys}
     key = entries[key_id]
     keys = [entries[key.encrypted_by_id or ""], key]

@@ -62,10 +62,8 @@ _COUNTED = (
 
 
 class SummaryBuilder:
-    """The summary of a snapshot under construction.
-
-    ``specs`` are the table's partition specs by id, ``schema`` its current schema.
-    """
+    """The summary of a snapshot under construction. ``specs`` are the table's partition specs by
+    id, ``schema`` its current schema."""
 
     def __init__(self, specs: Mapping[int, PartitionSpec], schema: Schema) -> None:
         self._specs = dict(specs)
@@ -114,11 +112,9 @@ class SummaryBuilder:
         environment: Mapping[str, str] = ENVIRONMENT,
     ) -> dict[str, str]:
         """Return the summary, ``operation`` (append, overwrite, delete, replace) first.
-
         ``previous`` is the parent's summary, empty if it has none; None if there is no parent. A
         total is known only if the parent's is. ``extra`` are the caller's own properties. Raises
-        ValueError if one of them has a name of this summary, and if a replacement adds rows.
-        """
+        ValueError if one of them has a name of this summary, and if a replacement adds rows."""
         added, deleted = self._counts["added-records"], self._counts["deleted-records"]
         if operation == "replace" and added > deleted:
             raise ValueError(f"a replacement cannot add rows: {added} in place of {deleted}")

@@ -18,11 +18,8 @@ _Result = TypeVar("_Result")
 
 
 class Workers:
-    """Runs work in ``threads`` threads, and calls ``progress`` in the caller's thread.
-
-    ``meter`` counts the copied bytes. ``total`` is the number of bytes to copy, as far as it is
-    known.
-    """
+    """Runs work in ``threads`` threads, and calls ``progress`` in the caller's thread. ``meter``
+    counts the copied bytes. ``total`` is the number of bytes to copy, as far as it is known."""
 
     def __init__(self, threads: int, progress: EstimatedProgress | None) -> None:
         self.threads = threads

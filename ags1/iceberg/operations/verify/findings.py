@@ -26,12 +26,9 @@ from ....errors import (
 
 
 class Severity(str, Enum):
-    """How bad a finding is.
-
-    ``ERROR``: the table is damaged, was changed, or is not protected as the format demands.
-    ``WARNING``: the table is intact, but something in it or beside it is not encrypted or needs
-    attention. ``NOTE``: anything else.
-    """
+    """How bad a finding is. ``ERROR``: the table is damaged, was changed, or is not protected as
+    the format demands. ``WARNING``: the table is intact, but something in it or beside it is not
+    encrypted or needs attention. ``NOTE``: anything else."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -63,12 +60,9 @@ MAX_FINDINGS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding.
-
-    ``file`` is the location in the metadata, or the real one if the metadata does not name the
-    file. ``snapshot_ids`` are the snapshots that need the file, as far as they are known. ``block``
-    and ``offset`` (bytes in the stored file) are where in the file it is.
-    """
+    """One finding. ``file`` is the location in the metadata, or the real one if the metadata does
+    not name the file. ``snapshot_ids`` are the snapshots that need the file, as far as they are
+    known. ``block`` and ``offset`` (bytes in the stored file) are where in the file it is."""
 
     severity: Severity
     kind: str

@@ -70,11 +70,9 @@ class ReadAhead:
 
 
 class TableWalk:
-    """One walk through a table. Call ``read_manifest_lists`` first, and then ``checks``.
-
-    ``counts`` are the numbers of files by kind. ``verified_size`` is the number of bytes of
-    manifests and manifest lists whose tags were checked.
-    """
+    """One walk through a table. Call ``read_manifest_lists`` first, and then ``checks``. ``counts``
+    are the numbers of files by kind. ``verified_size`` is the number of bytes of manifests and
+    manifest lists whose tags were checked."""
 
     def __init__(
         self,
