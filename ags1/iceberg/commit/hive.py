@@ -70,14 +70,10 @@ _CURRENT = {
     "partition-specs": "default-spec-id",
     "sort-orders": "default-sort-order-id",
 }
-_EXPOSED = (
-    "current-schema",
-    "default-partition-spec",
-    "default-sort-order",
-    "current-snapshot-id",
-    "current-snapshot-timestamp-ms",
-    "current-snapshot-summary",
-)
+_EXPOSED = """
+    current-schema default-partition-spec default-sort-order current-snapshot-id
+    current-snapshot-timestamp-ms current-snapshot-summary
+""".split()
 # Hive's names of the totals in the current snapshot's summary.
 _STATISTICS = {
     "total-data-files": "numFiles",

@@ -142,10 +142,7 @@ class _Table:
 
     def _upgrade(self, update: Mapping[str, Any]) -> None:
         version, current = whole(update, "format-version"), self._table["format-version"]
-        if version > FORMAT_VERSION:
-            raise ValueError(
-                f"format version {version} is not supported, only those up to {FORMAT_VERSION}"
-            )
+        _check_version(version)
         if version < current:
             raise ValueError(
                 f"a table of format version {current} cannot be downgraded to version {version}"
@@ -386,12 +383,7 @@ class _Table:
         self._is_changed = True
 
     def _remove_statistics(self, update: Mapping[str, Any]) -> None:
-        self._drop_statistics("statistics", whole(update, "snapshot-id"))
-
-    def _remove_partition_statistics(self, update: Mapping[str, Any]) -> None:
-        self._drop_statistics("partition-statistics", whole(update, "snapshot-id"))
-
-    def _drop_statistics(self, name: str, snapshot_id: int) -> None:
+        name, snapshot_id = update["action"].lower()[len("remove-") :], whole(update, "snapshot-id")
         self._set(name, [x for x in self._table[name] if x["snapshot-id"] != snapshot_id])
 
     # Keys
@@ -585,7 +577,7 @@ _ACTIONS: dict[str, Callable[[_Table, Mapping[str, Any]], None]] = {
     "set-statistics": _Table._set_statistics,
     "remove-statistics": _Table._remove_statistics,
     "set-partition-statistics": _Table._set_partition_statistics,
-    "remove-partition-statistics": _Table._remove_partition_statistics,
+    "remove-partition-statistics": _Table._remove_statistics,
     "add-encryption-key": _Table._add_key,
     "remove-encryption-key": _Table._remove_key,
 }
@@ -595,10 +587,7 @@ def _empty(updates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the metadata of a new table, before the updates."""
     versions = [u for u in updates if u.get("action") == "upgrade-format-version"]
     version = whole(versions[0], "format-version") if versions else FORMAT_VERSION
-    if version > FORMAT_VERSION:
-        raise ValueError(
-            f"format version {version} is not supported, only those up to {FORMAT_VERSION}"
-        )
+    _check_version(version)
     return _completed(
         {
             "format-version": version,
@@ -616,14 +605,16 @@ def _empty(updates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     )
 
 
-_LISTS = (
-    "encryption-keys",
-    "snapshots",
-    "statistics",
-    "partition-statistics",
-    "snapshot-log",
-    "metadata-log",
-)
+def _check_version(version: int) -> None:
+    if version > FORMAT_VERSION:
+        raise ValueError(
+            f"format version {version} is not supported, only those up to {FORMAT_VERSION}"
+        )
+
+
+_LISTS = """
+    encryption-keys snapshots statistics partition-statistics snapshot-log metadata-log
+""".split()
 
 
 def _completed(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyiceberg.table.locations import LocationProvider
-from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.metadata import TableMetadataUtil
 
 from ...errors import MetadataIntegrityError
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, EncryptionManager, now_ms
@@ -115,7 +115,7 @@ class Migration:
         snapshot = _current_snapshot(metadata)
         if snapshot is None:
             return MigrationPlan(RewritePlan(), 0, refs)
-        parsed = _parsed(metadata)
+        parsed = TableMetadataUtil.parse_obj(with_types(metadata))
         files = TableFiles(self._io, self._manager)
         manifests = plain_manifests(snapshot, self._io)
         contents = read_snapshot(manifests, files, parsed, plain_reader(files, parsed))
@@ -291,10 +291,6 @@ def _current_snapshot(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
         f"the metadata has no snapshot {current}, which it names as the current one: restore an "
         "earlier metadata file"
     )
-
-
-def _parsed(metadata: Mapping[str, Any]) -> TableMetadata:
-    return TableMetadataUtil.parse_obj(with_types(metadata))
 
 
 def _requirements(metadata: Mapping[str, Any]) -> list[Update]:

@@ -24,7 +24,6 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -211,12 +210,7 @@ class DataFileWriter:
     def __enter__(self) -> DataFileWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.abort()
             return

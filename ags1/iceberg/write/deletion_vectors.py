@@ -54,6 +54,7 @@ def write_deletion_vectors(
                 f"the deletion vector of {path} has the record of {data_file.file_path}"
             )
         blob = vector_blob(positions)
+        properties = {PROPERTY_REFERENCED_DATA_FILE: path, CARDINALITY: str(len(positions))}
         blobs.append(
             {
                 "type": VECTOR_TYPE,
@@ -62,10 +63,7 @@ def write_deletion_vectors(
                 "sequence-number": _INHERITED,
                 "offset": len(payload),
                 "length": len(blob),
-                "properties": {
-                    PROPERTY_REFERENCED_DATA_FILE: path,
-                    CARDINALITY: str(len(positions)),
-                },
+                "properties": properties,
             }
         )
         payload += blob

@@ -72,7 +72,7 @@ class FileWriter:
         self._partition = partition
         self._location = new_files.new_location(partition)
         self._row_count = 0
-        self._metrics = plan.metrics.collector()
+        self._metrics = MetricsCollector(plan.metrics)
         self._cleanup = ExitStack()
         km = new_files.manager.new_file_key()
         file = self._cleanup.enter_context(new_files.output.create(self._location))
@@ -115,16 +115,11 @@ class FileWriter:
             partition=self._partition,
             record_count=self._row_count,
             file_size_in_bytes=km.file_length,
-            column_sizes=metrics.column_sizes,
-            value_counts=metrics.value_counts,
-            null_value_counts=metrics.null_value_counts,
-            nan_value_counts=metrics.nan_value_counts,
-            lower_bounds=metrics.lower_bounds,
-            upper_bounds=metrics.upper_bounds,
             key_metadata=km.to_bytes(),
             split_offsets=split_offsets,
             sort_order_id=0 if order is None else order.order_id,
             spec_id=self._plan.spec.spec_id,
+            **metrics._asdict(),
         )
 
     def abort(self) -> None:

@@ -53,18 +53,6 @@ from ..read.snapshots import EncryptedManifest
 from ..storage.output import TableOutput
 from .manifest_schemas import MANIFEST_FILE, entry_type
 
-__all__ = [
-    "DATA_MANIFEST",
-    "DEFAULT_TARGET_SIZE",
-    "DELETE_MANIFEST",
-    "NewManifests",
-    "NewSnapshot",
-    "schema_of_spec",
-    "write_manifest",
-    "write_manifest_list",
-    "write_manifests",
-]
-
 # The content of a manifest. A manifest of deletes has position and equality deletes.
 DATA_MANIFEST, DELETE_MANIFEST = 0, 1
 

@@ -15,6 +15,11 @@ from ..read.records import DATA, ContentFile, read_entries
 from .view import TableView
 
 NAME_MAPPING = "schema.name-mapping.default"
+_COPIED = """
+    file_path file_format record_count file_size_in_bytes column_sizes value_counts
+    null_value_counts nan_value_counts lower_bounds upper_bounds split_offsets equality_ids
+    sort_order_id
+""".split()
 
 
 def plain_file_records(
@@ -43,23 +48,9 @@ def plain_file_records(
 
 def _content_file(file: DataFile, spec_id: int) -> ContentFile:
     """Return PyIceberg's record of a file that it has looked at, with our class."""
+    copied = {name: getattr(file, name) for name in _COPIED}
     return ContentFile.of(
-        content=DATA,
-        file_path=file.file_path,
-        file_format=file.file_format,
-        partition=values_of(file.partition),
-        record_count=file.record_count,
-        file_size_in_bytes=file.file_size_in_bytes,
-        column_sizes=file.column_sizes,
-        value_counts=file.value_counts,
-        null_value_counts=file.null_value_counts,
-        nan_value_counts=file.nan_value_counts,
-        lower_bounds=file.lower_bounds,
-        upper_bounds=file.upper_bounds,
-        split_offsets=file.split_offsets,
-        equality_ids=file.equality_ids,
-        sort_order_id=file.sort_order_id,
-        spec_id=spec_id,
+        content=DATA, partition=values_of(file.partition), spec_id=spec_id, **copied
     )
 
 

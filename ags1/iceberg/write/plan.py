@@ -19,7 +19,7 @@ from ...errors import UnsupportedTypeError
 from ..formats.avro_container import AvroCodec
 from ..spec.column_types import parse_schema, writable
 from .conversion import RowConversion
-from .metrics import MetricsPlan
+from .metrics import measured_columns
 from .partitions import Partitioner, can_sort, sort_rows
 
 _MIB = 1 << 20
@@ -81,7 +81,7 @@ class WritePlan:
             properties, "write.parquet.row-group-size-bytes", 128 * _MIB
         )
         self.row_group_rows = _positive(properties, "write.parquet.row-group-limit", 1_048_576)
-        self.metrics = MetricsPlan(self.schema, properties, order, keep_unknown=self.is_avro)
+        self.metrics = measured_columns(self.schema, properties, order, keep_unknown=self.is_avro)
         self.partitioner = Partitioner(self.spec, self.schema, keep_unknown=self.is_avro)
         self.avro_codec = AvroCodec(
             properties.get("write.avro.compression-codec", "gzip").lower(),

@@ -30,6 +30,7 @@ from ...keys.manager import EncryptionManager, now_ms
 from ..read.records import ADDED, DATA, DELETED, ContentFile, ManifestEntry, read_entries
 from ..read.snapshots import EncryptedManifest
 from ..spec.constants import MAIN_BRANCH
+from ..spec.properties import number_in
 from ..spec.table_keys import with_own_kek
 from ..storage.output import TableOutput
 from .conflicts import ConflictError, Read
@@ -173,14 +174,8 @@ class SnapshotProducer:
             return []
         # The branch's own settings stay: how long it and its snapshots are kept.
         ref = (view.metadata.get("refs") or {}).get(view.branch) or {"type": "branch"}
-        return [
-            {
-                "action": "set-snapshot-ref",
-                **ref,
-                "ref-name": view.branch,
-                "snapshot-id": self.snapshot_id,
-            }
-        ]
+        target = {"ref-name": view.branch, "snapshot-id": self.snapshot_id}
+        return [{"action": "set-snapshot-ref", **ref, **target}]
 
     def forget(self) -> None:
         """Forget the last attempt, because there is nothing to commit any more. All written
@@ -245,7 +240,7 @@ class SnapshotProducer:
         self, view: TableView, entries: Sequence[ManifestEntry], content: int
     ) -> list[EncryptedManifest]:
         """Write manifests of these entries, at least one for each partition spec."""
-        target_size = _integer(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
+        target_size = number_in(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
         manifests = []
         by_spec = sorted(entries, key=lambda entry: entry.file.spec_id)
         for spec_id, group in itertools.groupby(by_spec, key=lambda entry: entry.file.spec_id):
@@ -312,10 +307,8 @@ class SnapshotProducer:
         self, view: TableView, change: FileChange, created: int, kept: int, replaced: int
     ) -> dict[str, str]:
         summary = SummaryBuilder(view.specs, view.schema)
-        for file in (*change.added, *change.deletes):
+        for file in (*change.added, *change.deletes, *(entry.file for entry in change.replaced)):
             summary.add(file)
-        for entry in change.replaced:
-            summary.add(entry.file)
         for entry in change.removed:
             summary.remove(entry.file)
         summary.manifests(created=created, kept=kept, replaced=replaced)
@@ -394,8 +387,8 @@ def _to_merge(
 ) -> Iterator[Sequence[EncryptedManifest | _Rewrite]]:
     """Yield groups of manifests; the manifests of a group become one. The table's properties
     decide."""
-    min_count = _integer(view.properties, _MERGE_MIN_COUNT, _DEFAULT_MIN_COUNT)
-    target = _integer(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
+    min_count = number_in(view.properties, _MERGE_MIN_COUNT, _DEFAULT_MIN_COUNT)
+    target = number_in(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
 
     def kind(manifest: EncryptedManifest | _Rewrite) -> tuple[int, int]:
         one = _manifest(manifest)
@@ -424,13 +417,3 @@ def _packed_from_the_end(
             groups.append([manifest])
             size = length
     return groups[::-1]
-
-
-def _integer(properties: Mapping[str, str], name: str, default: int) -> int:
-    value = properties.get(name)
-    if value is None:
-        return default
-    try:
-        return int(value)
-    except ValueError:
-        raise ValueError(f"the table property {name} is {value!r}: it must be a number") from None

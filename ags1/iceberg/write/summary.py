@@ -18,8 +18,6 @@ from pyiceberg.schema import Schema
 from ... import __version__
 from ..read.records import DATA, EQUALITY_DELETES, ContentFile
 
-__all__ = ["ENVIRONMENT", "SummaryBuilder", "without_partitions"]
-
 # The last entries of a summary: who wrote it.
 ENVIRONMENT: Mapping[str, str] = {"engine-name": "ags1", "engine-version": __version__}
 
@@ -37,28 +35,14 @@ _TOTALS = (
     ("total-equality-deletes", "added-equality-deletes", "removed-equality-deletes"),
 )
 
-
 # What is counted, in Java's order; sizes in bytes.
-_COUNTED = (
-    "added-data-files",
-    "deleted-data-files",
-    "added-equality-delete-files",
-    "removed-equality-delete-files",
-    "added-position-delete-files",
-    "removed-position-delete-files",
-    "added-delete-files",
-    "removed-delete-files",
-    "added-dvs",
-    "removed-dvs",
-    "added-records",
-    "deleted-records",
-    "added-files-size",
-    "removed-files-size",
-    "added-position-deletes",
-    "removed-position-deletes",
-    "added-equality-deletes",
-    "removed-equality-deletes",
-)
+_COUNTED = """
+    added-data-files deleted-data-files added-equality-delete-files removed-equality-delete-files
+    added-position-delete-files removed-position-delete-files added-delete-files
+    removed-delete-files added-dvs removed-dvs added-records deleted-records
+    added-files-size removed-files-size added-position-deletes removed-position-deletes
+    added-equality-deletes removed-equality-deletes
+""".split()
 
 
 class SummaryBuilder:

@@ -193,7 +193,10 @@ class FileChecker:
                 self._verify_stream(location, km)
         except FormatError:
             if self._head(location) != MAGIC:
-                raise _begins_unencrypted() from None
+                raise NotEncryptedError(
+                    "the manifest has a key for this file, but the file does not begin as an "
+                    "encrypted one"
+                ) from None
             raise
 
     def _verify_local(self, path: str, km: KeyMetadata) -> None:
@@ -337,9 +340,3 @@ def _parquet_findings(check: Check, verified: VerifiedParquet) -> list[Finding]:
         message = f"{verified.padding_size} bytes belong to no part of the Parquet file"
         findings.append(check.finding("unauthenticated-bytes", message))
     return findings
-
-
-def _begins_unencrypted() -> NotEncryptedError:
-    return NotEncryptedError(
-        "the manifest has a key for this file, but the file does not begin as an encrypted one"
-    )

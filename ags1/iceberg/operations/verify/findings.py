@@ -174,7 +174,7 @@ def finding_of(
     error: Ags1Error | OSError, file: str | None, snapshot_ids: tuple[int, ...]
 ) -> Finding:
     """Return the finding that stands for ``error``, which ``file`` caused."""
-    kind = _kind(error)
+    kind = next(kind for error_type, kind in _KINDS if isinstance(error, error_type))
     severity = SEVERITIES[kind]
     if isinstance(error, Ags1Error):
         return Finding(severity, kind, error.message, file, snapshot_ids, error.block, error.offset)
@@ -195,7 +195,3 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (FileNotFoundError, "missing-file"),
     (BaseException, "unreadable-file"),
 )
-
-
-def _kind(error: Ags1Error | OSError) -> str:
-    return next(kind for error_type, kind in _KINDS if isinstance(error, error_type))
