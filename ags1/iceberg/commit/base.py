@@ -69,8 +69,8 @@ def load_base(
     metastore by the catalog's own client.
 
     Raises NoSuchTableError, and MetadataIntegrityError if the metadata contradicts what the caller
-    or the catalog knows, or if it names code to run or a server to ask that the catalog's
-    properties do not name.
+    or the catalog knows, or names code to run or a server to ask that the catalog's properties do
+    not name.
     """
     config = TableConfig()
     name = Catalog.identifier_to_tuple(identifier)
@@ -101,9 +101,8 @@ def load_base(
 
 
 def rest_base(catalog: Catalog, identifier: Identifier, answer: RestTable, trust: Trust) -> Base:
-    """Return the table of a REST server's answer. Raises MetadataIntegrityError as ``load_base``.
-    The answer's metadata is used and not the metadata file, unless a SHA-256 of the file is
-    expected."""
+    """Return the table of a REST server's answer. Its metadata is used and not the metadata file,
+    unless a SHA-256 of the file is expected. Raises MetadataIntegrityError as ``load_base``."""
     metadata, location, config = answer[0], answer[1], TableConfig(answer[2], answer[3])
     trust = rest_trust(trust, metadata)
     if trust.metadata_sha256 is not None:
@@ -118,8 +117,7 @@ def file_base(
     trust: Trust,
     config: TableConfig | None = None,
 ) -> Base:
-    """Return the table of the metadata.json at ``location``. Raises MetadataIntegrityError as
-    ``load_base``."""
+    """Return the table of the metadata.json at ``location``. Raises as ``load_base``."""
     config = config or TableConfig()
     metadata = read_metadata(config.io(catalog, location), location, trust)
     return _checked(catalog, Base(identifier, metadata, location, trust, config))

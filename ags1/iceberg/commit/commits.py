@@ -94,15 +94,15 @@ class Commits(ABC):
 
         Updates and requirements have the REST specification's form. ``output`` writes the
         metadata.json if the catalog does not do that itself. ``new_key_id`` is given if the updates
-        put the table under another master key, or an unencrypted table under its first. Without
-        it, they may not.
+        put the table under another master key, or an unencrypted table under its first; without it,
+        they may not.
 
         Raises CommitFailedException if another writer was first: load the table again before the
-        next try. Raises CommitStateUnknownException if it is unknown whether the commit was made:
-        no file may be deleted then. Raises NotEncryptedError and MetadataIntegrityError for updates
-        that would lose the encryption, and ValueError and ValidationException for other wrong
-        updates. Ctrl-C after the commit was made becomes CommitStateUnknownException. After any
-        other exception, the files that were written for the commit can be deleted.
+        next try. Raises CommitStateUnknownException if it is unknown whether the commit was made,
+        and for Ctrl-C after it was made: no file may be deleted then. After any other exception,
+        the files that were written for the commit can be deleted: NotEncryptedError and
+        MetadataIntegrityError for updates that would lose the encryption, ValueError and
+        ValidationException for other wrong updates.
         """
 
     @abstractmethod

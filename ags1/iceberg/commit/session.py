@@ -110,8 +110,8 @@ class TableSession(BuiltTable):
 
     @property
     def metadata_is_confirmed(self) -> bool:
-        """Whether a hash or a REST server confirms the whole metadata. Otherwise somebody who can
-        write to the storage may have changed it."""
+        """Whether a hash or a REST server confirms the whole metadata, so that nobody can have
+        changed the file."""
         return self.version.base.trust.confirms_metadata
 
     @property
@@ -181,7 +181,7 @@ class TableSession(BuiltTable):
         output: TableOutput,
         manager: EncryptionManager | None = None,
     ) -> None:
-        """Make one try to commit updates, in the REST specification's form, upon ``base``. Then
+        """Make one try to commit updates, in the REST specification's form, upon ``base``; then
         switch to the new version. ``manager`` has the keys if they change. Raises as
         ``Commits.commit`` does."""
         new_key_id = None
@@ -204,8 +204,8 @@ class TableSession(BuiltTable):
 
     def switch_to(self, version: Version, before: Base) -> None:
         """Switch from the version ``before`` to ``version``, unless another thread has switched to
-        a later one meanwhile. Otherwise the next commit would take this object's own rows for those
-        of another writer."""
+        a later one meanwhile: the next commit would take this object's own rows for those of
+        another writer."""
         with self._lock:
             if self.version.json is before.metadata or version.age >= self.version.age:
                 self.version = version

@@ -51,7 +51,6 @@ def apply_updates(
     metadata: Mapping[str, Any] | None, updates: Sequence[Mapping[str, Any]], *, now_ms: int
 ) -> dict[str, Any]:
     """Return a table's metadata after updates, in Java's field order. The argument is not changed.
-
     ``metadata`` is None for a new table. ``now_ms`` is the time of the change (epoch). The log of
     metadata files stays as it is.
 

@@ -67,10 +67,9 @@ class _WellKnownBinary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has n
 
 
 class RowConversion:
-    """Converts batches of the schema ``provided`` to rows of ``schema``.
-
-    ``arrow_schema`` is the schema of the rows, with Parquet's field IDs. With ``keep_unknown``, it
-    has the columns of type ``unknown``, which Parquet files do not have.
+    """Converts batches of the schema ``provided`` to rows of ``schema``. ``arrow_schema`` is the
+    schema of the rows, with Parquet's field IDs. With ``keep_unknown``, it has the columns of type
+    ``unknown``, which Parquet files do not have.
 
     Raises ValueError if ``provided`` does not fit, PyIceberg's UnsupportedPyArrowTypeException for
     a type that no column has, and NotImplementedError for what cannot be written.

@@ -79,10 +79,9 @@ class DeletePlan:
     ``dropped`` are the data files that are removed. ``vectors`` has by a data file's path the
     positions of all its deleted rows, the earlier ones included, and its entry; ``changed`` are the
     tasks that read these files. ``superseded`` are the deletion vectors and position delete files
-    that are removed, because their data files are or because new vectors have their positions.
-    ``matched_rows`` is the number of deleted rows. If a file was dropped unread, it includes rows
-    that position or equality delete files had deleted already. ``read`` are the paths of the data
-    files that may have rows that match.
+    that are not needed any more. ``matched_rows`` is the number of deleted rows; if a file was
+    dropped unread, it includes rows that delete files had deleted already. ``read`` are the paths
+    of the data files that may have rows that match.
     """
 
     dropped: list[ManifestEntry] = field(default_factory=list)
@@ -101,9 +100,9 @@ class DeletePlan:
 def find_deletes(
     view: TableView, row_filter: BooleanExpression, *, case_sensitive: bool = True
 ) -> DeletePlan:
-    """Return what changes in the view's snapshot if the rows for which ``row_filter`` (unbound) is
-    true are deleted. If there is no snapshot, nothing does. Raises ValueError if the table does not
-    have a column of the filter, NotEncryptedError, MetadataIntegrityError, AuthenticationError,
+    """Return what changes in the view's snapshot, if there is one, if the rows for which
+    ``row_filter`` (unbound) is true are deleted. Raises ValueError if the table does not have a
+    column of the filter, NotEncryptedError, MetadataIntegrityError, AuthenticationError,
     TruncatedError and KmsError as reading does, and NotImplementedError for ORC."""
     as_meant = as_sql(row_filter, view.schema, case_sensitive=case_sensitive)
     bound = bind(view.schema, as_meant, case_sensitive=case_sensitive)

@@ -212,7 +212,6 @@ def _has_repetitions(column: pa.ChunkedArray) -> bool:
 
 
 def _leaf_paths(name: str, kind: pa.DataType) -> Iterator[str]:
-    """Yield the paths of a column's leaf columns."""
     if pa.types.is_map(kind):
         yield from _leaf_paths(f"{name}.key_value.key", kind.key_type)
         yield from _leaf_paths(f"{name}.key_value.value", kind.item_type)

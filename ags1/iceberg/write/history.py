@@ -35,9 +35,8 @@ def check_unchanged(read: Read | None, start: EncryptedSnapshot | None, view: Ta
 
 
 def changes_since(start: EncryptedSnapshot | None, view: TableView) -> Iterator[Changes]:
-    """Yield what each snapshot of the view's branch has changed since ``start``, newest first. If
-    ``start`` is None (the table was empty), all snapshots count. Raises ConflictError as
-    ``snapshots_since``, and as reading manifests does."""
+    """Yield what each snapshot of the view's branch has changed since ``start`` (None: since the
+    beginning), newest first. Raises as ``snapshots_since`` and as reading manifests does."""
     return (_changes_of(snapshot, view) for snapshot in snapshots_since(start, view))
 
 

@@ -67,8 +67,8 @@ _OF_POSITION_DELETES = ("referenced_data_file", "content_offset", "content_size_
 class NewManifests:
     """How one snapshot writes the manifests of one partition spec and content. ``schema`` gives the
     types of ``spec`` (see ``schema_of_spec``); ``schema_json`` is the same schema as in
-    metadata.json. ``content`` is DATA_MANIFEST or DELETE_MANIFEST. ``codec`` is a value of
-    ``write.manifest.compression-codec``: gzip (deflate), zstd, snappy or uncompressed."""
+    metadata.json. ``content`` is DATA_MANIFEST or DELETE_MANIFEST. ``codec`` is gzip (deflate),
+    zstd, snappy or uncompressed."""
 
     output: TableOutput
     manager: EncryptionManager
@@ -96,10 +96,10 @@ def write_manifest(
 ) -> EncryptedManifest:
     """Write one manifest under a fresh key; return its entry for the manifest list.
 
-    An ADDED entry without a snapshot ID gets ``new.snapshot_id``. It may lack sequence numbers; it
-    then has the snapshot's after the commit. All other entries must have both. Row IDs are written
-    as they are. In the returned record, the sequence number is None; ``write_manifest_list`` writes
-    the snapshot's. So is the smallest sequence number if no live entry has one.
+    An ADDED entry without a snapshot ID gets ``new.snapshot_id``. If it lacks sequence numbers, it
+    has the snapshot's after the commit; all other entries must have both. Row IDs are written as
+    they are. In the returned record, the sequence number is None, and so is the smallest one if no
+    live entry has one: ``write_manifest_list`` writes the snapshot's.
 
     Raises ValueError if an entry does not belong in this manifest or has an impossible value, or if
     its key has another file length or, for a new file, none; NotEncryptedError if a delete file has
@@ -142,11 +142,9 @@ def write_manifest_list(
     length, and the next free row ID.
 
     Data manifests without row IDs get them in order, from ``snapshot.first_row_id`` on, one for
-    each existing and added row. So the difference between the next free row ID and the first is the
-    snapshot's ``added-rows``. Manifests without a sequence number get the snapshot's.
-
-    Raises ValueError if a manifest of another snapshot has no sequence number, if a manifest is
-    named twice, or for an impossible value; NotEncryptedError if a manifest has no key; and what
+    each existing and added row. Manifests without a sequence number get the snapshot's. Raises
+    ValueError if a manifest of another snapshot has no sequence number, if a manifest is named
+    twice, or for an impossible value; NotEncryptedError if a manifest has no key; and what
     ``TableOutput.create`` raises.
     """
     parent = snapshot.parent_snapshot_id
@@ -178,9 +176,9 @@ def write_manifest_list(
 
 
 def schema_of_spec(spec: PartitionSpec, schemas: Sequence[Schema]) -> Schema:
-    """Return the schema of a table that has the types of a partition spec. ``schemas`` are all
-    schemas of the table, in order. The current one may lack dropped columns. So this is the last
-    one with all columns of the spec or, if there is none, with most of them."""
+    """Return the one of a table's ``schemas`` (all, in order) that has the types of a partition
+    spec. The current one may lack dropped columns. So this is the last one with all columns of the
+    spec or, if there is none, with most of them."""
     if not schemas:
         raise ValueError("a table has a schema")
     wanted = {field.source_id for field in spec.fields}
@@ -288,7 +286,6 @@ def _check_entry(entry: ManifestEntry, snapshot_id: int) -> None:
 
 
 def _check_file(file: ContentFile, new: NewManifests, *, is_new: bool) -> None:
-    """Raise ValueError or NotEncryptedError unless the file belongs in such a manifest."""
     path, spec = file.file_path, new.spec
     of_data = new.content == DATA_MANIFEST
     if (file.content == DATA) != of_data or file.content not in (0, 1, 2):

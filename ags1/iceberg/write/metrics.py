@@ -227,7 +227,6 @@ class MetricsCollector:
 def _modes(
     schema: Schema, properties: Mapping[str, str], order: SortOrder
 ) -> dict[int, MetricsMode]:
-    """Return the mode of each primitive column, by its field id."""
     ids = {field_id: schema.find_column_name(field_id) for field_id in schema.field_ids}
     configured = properties.get(_DEFAULT)
     if configured is not None:

@@ -88,10 +88,10 @@ class RowsPartition(PartitionKey):
 
 
 class Partitioner:
-    """Splits rows by a partition spec. The rows have the columns of ``schema`` as files have them.
-    With ``keep_unknown``, the rows have the columns of type ``unknown``. Raises NotImplementedError
-    for an unknown transform, and ValueError for one whose column does not exist or has a type that
-    the transform is not for."""
+    """Splits rows by a partition spec. The rows have the columns of ``schema`` as files have them:
+    with ``keep_unknown`` also those of type ``unknown``. Raises NotImplementedError for an unknown
+    transform, and ValueError for one whose column does not exist or has a type that the transform
+    is not for."""
 
     def __init__(self, spec: PartitionSpec, schema: Schema, *, keep_unknown: bool = False) -> None:
         self._spec = spec
@@ -284,7 +284,6 @@ def _plain(kind: IcebergType, column: pa.Array) -> pa.Array:
 
 
 def _buckets(source: PrimitiveType, column: pa.Array, count: int) -> pa.Array:
-    """Return the buckets of a column of physical values."""
     if pa.types.is_decimal(column.type):
         buckets = _transforms.bucket_decimals(_memory(column, 16), count)
         return _with_nulls_of(column, buckets, pa.int32())

@@ -47,7 +47,6 @@ def plain_file_records(
 
 
 def _content_file(file: DataFile, spec_id: int) -> ContentFile:
-    """Return PyIceberg's record of a file that it has looked at, with our class."""
     copied = {name: getattr(file, name) for name in _COPIED}
     return ContentFile.of(
         content=DATA, partition=values_of(file.partition), spec_id=spec_id, **copied

@@ -39,11 +39,10 @@ _BLOOM_FILTERS = ("write.parquet.bloom-filter-max-bytes", "write.parquet.bloom-f
 
 
 class WritePlan:
-    """How new data files are written, from the metadata of their table (parsed JSON).
-
-    The current schema, the default partition spec and the default sort order count. ``schema`` has
-    the columns that are written. ``target_size`` is the size of a stored file, ``row_group_size``
-    that of its rows as Arrow data (both in bytes).
+    """How new data files are written, from the metadata of their table (parsed JSON): its current
+    schema, default partition spec and default sort order. ``schema`` has the columns that are
+    written. ``target_size`` is the size of a stored file, ``row_group_size`` that of its rows as
+    Arrow data (both in bytes).
 
     Raises ValueError for a property with an impossible value, and NotImplementedError for a format
     or type that cannot be written.
@@ -109,7 +108,6 @@ def _by_id(values: Iterable[Mapping[str, Any]], name: str, wanted: int) -> Mappi
 
 
 def _parquet_options(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of Arrow's ParquetWriter."""
     unsupported = [name for name in properties if name.startswith(_BLOOM_FILTERS)]
     if unsupported:
         # PyIceberg writes no bloom filters either, and warns with these words.

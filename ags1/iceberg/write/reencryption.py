@@ -64,7 +64,7 @@ class RewriteExecutor(Protocol):
         """Do for each file what ``rewrite_file`` does, at a ``new_location``. ``output`` records
         each new file. ``on_done`` is called after each file, by one thread at a time. If a file
         fails, this raises what ``rewrite_file`` has raised, and no other file is begun. Files under
-        way are completed and reported to ``on_done``, or leave no file."""
+        way are completed and reported, or leave no file."""
 
 
 class RewriteThreads:
@@ -114,7 +114,6 @@ def rewrite_file(
     record: ContentFile, source: TableFiles, output: TableOutput, location: str
 ) -> ContentFile:
     """Write a file's contents to ``location`` under a fresh key of ``source``; return its record.
-
     If anything fails, no new file is left. Any number of threads may call this.
 
     Raises MetadataIntegrityError if the file has not as many rows as its record says, or if the new
@@ -214,7 +213,6 @@ class _Ranges:
 
 @contextmanager
 def _plaintext(record: ContentFile, source: TableFiles) -> Iterator[Any]:
-    """Open an Avro file's plaintext."""
     with source.new_input(record.file_path).open() as stream:
         km = record.key
         if km is None:

@@ -58,14 +58,12 @@ _DEFAULT_MIN_COUNT = 100
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """The files that a snapshot adds and removes.
-
-    ``added`` are data files with new rows. ``replaced`` are entries of files with rows or deletes
-    that the table has already; they have the sequence number and first row ID of the files that
-    they replace. ``deletes`` are new deletion vectors. ``removed`` are the entries of removed files
-    of any content. If ``reseals`` is true, plaintext manifests are encrypted. ``read`` is what
-    others must not have changed meanwhile; None if the change has read nothing, as an append.
-    """
+    """The files that a snapshot adds and removes. ``added`` are data files with new rows.
+    ``replaced`` are entries of files with rows or deletes that the table has already; they have the
+    sequence number and first row ID of the files that they replace. ``deletes`` are new deletion
+    vectors. ``removed`` are the entries of removed files of any content. If ``reseals`` is true,
+    plaintext manifests are encrypted. ``read`` is what others must not have changed meanwhile; None
+    for an append."""
 
     added: Sequence[ContentFile] = ()
     replaced: Sequence[ManifestEntry] = ()
@@ -115,9 +113,9 @@ class SnapshotProducer:
 
     def produce(self, view: TableView, change: FileChange) -> list[Update]:
         """Write the manifests and manifest list of ``change``, based on ``view``; return the
-        updates to commit: keys, snapshot and branch. Raises ConflictError if a file to remove is
-        not in the branch's head any more, or if the table does not have the partition spec or sort
-        order of an added file any more; and what reading and writing raises."""
+        updates to commit: keys, snapshot and branch. Raises ConflictError if the branch does not
+        have a file to remove any more, or the table the partition spec or sort order of an added
+        file; and what reading and writing raises."""
         if change.reseals:
             view = view.exposed()
         _check_counters(view)
@@ -169,7 +167,6 @@ class SnapshotProducer:
         ]
 
     def _branch_updates(self, view: TableView) -> list[Update]:
-        """Return the update that sets the branch to the snapshot; none without a branch."""
         if view.branch is None:
             return []
         # The branch's own settings stay: how long it and its snapshots are kept.
@@ -178,8 +175,8 @@ class SnapshotProducer:
         return [{"action": "set-snapshot-ref", **ref, **target}]
 
     def forget(self) -> None:
-        """Forget the last attempt, because there is nothing to commit any more. All written
-        manifests are ``left_over`` then."""
+        """Forget the last attempt, because there is nothing to commit: all manifests are
+        ``left_over``."""
         self._used = set()
 
     @property

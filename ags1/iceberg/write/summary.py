@@ -57,8 +57,8 @@ class SummaryBuilder:
         self._manifests: dict[str, str] = {}
 
     def add(self, file: ContentFile) -> None:
-        """Count a file that the snapshot adds. Raises ValueError if the table does not have the
-        file's partition spec."""
+        """Count a file that the snapshot adds. Raises ValueError if the table lacks its partition
+        spec."""
         self._count(file, "added", "added")
 
     def remove(self, file: ContentFile) -> None:
@@ -96,9 +96,11 @@ class SummaryBuilder:
         environment: Mapping[str, str] = ENVIRONMENT,
     ) -> dict[str, str]:
         """Return the summary, ``operation`` (append, overwrite, delete, replace) first.
-        ``previous`` is the parent's summary, empty if it has none; None if there is no parent. A
-        total is known only if the parent's is. ``extra`` are the caller's own properties. Raises
-        ValueError if one of them has a name of this summary, and if a replacement adds rows."""
+
+        ``previous`` is the parent's summary; None if there is no parent. A total is known only if
+        the parent's is. ``extra`` are the caller's own properties. Raises ValueError if one of them
+        has a name of this summary, and if a replacement adds rows.
+        """
         added, deleted = self._counts["added-records"], self._counts["deleted-records"]
         if operation == "replace" and added > deleted:
             raise ValueError(f"a replacement cannot add rows: {added} in place of {deleted}")
