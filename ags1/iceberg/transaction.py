@@ -183,9 +183,8 @@ class EncryptedTransaction(BuiltTransaction):
         """Append rows. If ``df`` is a reader, each batch is written as it arrives, also to a
         partitioned table. Raises ValueError if the rows do not fit the schema."""
         files = self._write_rows(df)
-        self._snapshot(
-            lambda view: FileChange(added=files), snapshot_properties, branch, always=True
-        )
+        change = FileChange(added=files)
+        self._snapshot(lambda _: change, snapshot_properties, branch, always=True)
 
     def overwrite(
         self,
@@ -327,9 +326,8 @@ class EncryptedTransaction(BuiltTransaction):
             file_paths,
             check_duplicates=check_duplicate_files,
         )
-        self._snapshot(
-            lambda view: FileChange(added=files), snapshot_properties, branch, always=True
-        )
+        change = FileChange(added=files)
+        self._snapshot(lambda _: change, snapshot_properties, branch, always=True)
 
     def _write_rows(self, rows: Rows, view: TableView | None = None) -> list[ContentFile]:
         self._check_usable()

@@ -73,9 +73,8 @@ class FileCommits(Commits):
             return base
         changes = plain_dicts(updates)
         metadata = self._updated(base, changes, new_key_id, now_ms())
-        metadata, expired = with_metadata_log(
-            metadata, base.location, base.metadata["last-updated-ms"]
-        )
+        before_ms = base.metadata["last-updated-ms"]
+        metadata, expired = with_metadata_log(metadata, base.location, before_ms)
         location = next_metadata_location(
             metadata, base.location, is_beside=not self._may_choose_folder(base, metadata, changes)
         )

@@ -182,9 +182,8 @@ class _Table:
 
     def _add_schema(self, update: Mapping[str, Any]) -> None:
         schema = checked_schema(update.get("schema"), self._table["format-version"])
-        last_column = max(
-            self._table["last-column-id"], max((f.id for f in walk(schema)), default=0)
-        )
+        largest = max((f.id for f in walk(schema)), default=0)
+        last_column = max(self._table["last-column-id"], largest)
         is_known, schema_id = self._id_of_schema(schema)
         if is_known and last_column == self._table["last-column-id"]:
             self._schemas.last = schema_id if schema_id in self._schemas.ids else None
@@ -243,9 +242,8 @@ class _Table:
         self._shape_changed |= self._set("default-spec-id", spec_id)
 
     def _remove_specs(self, update: Mapping[str, Any]) -> None:
-        self._remove_from(
-            "partition-specs", "spec-id", wholes(update, "spec-ids"), "default-spec-id"
-        )
+        ids = wholes(update, "spec-ids")
+        self._remove_from("partition-specs", "spec-id", ids, "default-spec-id")
 
     # Sort orders
 

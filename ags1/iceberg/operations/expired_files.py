@@ -165,10 +165,8 @@ class _Search:
     def _add_statistics(self) -> None:
         """Add the statistics files of expired snapshots."""
         ids = {snapshot["snapshot-id"] for snapshot in self._expired}
-        live = {
-            self._identity(entry["statistics-path"])
-            for _, entry in statistics_of(self._after.metadata)
-        }
+        of_living = statistics_of(self._after.metadata)
+        live = {self._identity(entry["statistics-path"]) for _, entry in of_living}
         for _, entry in statistics_of(self._before.metadata):
             location = entry["statistics-path"]
             identity = self._identity(location)

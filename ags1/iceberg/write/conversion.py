@@ -115,9 +115,8 @@ class RowConversion:
             if not fields:
                 raise NotImplementedError(f"{path or 'the table'} has no column that is stored")
             given = _fields_by_name(source)
-            return pa.struct(
-                [self._arrow_field(f, given.get(f.name), _join(path, f.name)) for f in fields]
-            )
+            inner = [self._arrow_field(f, given.get(f.name), _join(path, f.name)) for f in fields]
+            return pa.struct(inner)
         if isinstance(kind, ListType):
             if isinstance(kind.element_type, UnknownType):
                 raise NotImplementedError(f"column {path!r}: a list of unknown is not stored")

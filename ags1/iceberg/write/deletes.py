@@ -206,9 +206,8 @@ def _all_rows_match(task: FileScanTask, schema: Schema, case_sensitive: bool) ->
         kind = top_level.get(field_id)
         if not isinstance(kind, _BOUNDED_TYPES) or field_id not in (file.null_value_counts or {}):
             return False
-        if isinstance(kind, FloatType | DoubleType) and field_id not in (
-            file.nan_value_counts or {}
-        ):
+        is_float = isinstance(kind, FloatType | DoubleType)
+        if is_float and field_id not in (file.nan_value_counts or {}):
             return False
     return StrictMetricsEvaluator(schema, residual, case_sensitive).eval(file)
 

@@ -67,7 +67,9 @@ def write_deletion_vectors(
             }
         )
         payload += blob
-    payload += _footer({"blobs": blobs, "properties": {"created-by": f"ags1 {__version__}"}})
+    footer = {"blobs": blobs, "properties": {"created-by": f"ags1 {__version__}"}}
+    text = json.dumps(footer, separators=(",", ":"), ensure_ascii=False).encode()
+    payload += PUFFIN_MAGIC + text + struct.pack("<i", len(text)) + _NO_FLAGS + PUFFIN_MAGIC
     km = output.write_encrypted(location, bytes(payload), manager.new_file_key())
     assert km.file_length is not None
     return [
@@ -92,8 +94,3 @@ def vector_blob(positions: BitMap64) -> bytes:
     """Return a deletion vector as a blob of a Puffin file: length, magic, bitmap, CRC-32."""
     data = VECTOR_MAGIC + BitMap64(positions, optimize=True).serialize()
     return struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
-
-
-def _footer(content: Mapping[str, Any]) -> bytes:
-    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
-    return PUFFIN_MAGIC + text + struct.pack("<i", len(text)) + _NO_FLAGS + PUFFIN_MAGIC

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 from uuid import UUID
 
 from pyiceberg.conversions import to_bytes
@@ -60,6 +60,7 @@ DATA_MANIFEST, DELETE_MANIFEST = 0, 1
 DEFAULT_TARGET_SIZE = 8 << 20
 _ENTRIES_PER_CHECK = 250
 
+_Values: TypeAlias = "tuple[Any, ...]"
 _OF_POSITION_DELETES = ("referenced_data_file", "content_offset", "content_size_in_bytes")
 
 
@@ -315,9 +316,7 @@ def _check_file(file: ContentFile, new: NewManifests, *, is_new: bool) -> None:
         )
 
 
-def _entry_values(
-    entry: ManifestEntry, snapshot_id: int, partition: tuple[Any, ...]
-) -> tuple[Any, ...]:
+def _entry_values(entry: ManifestEntry, snapshot_id: int, partition: _Values) -> _Values:
     file = entry.file
     fields = {**file.fields(), "partition": partition, "key_metadata": file.key_bytes}
     fields["file_format"] = file.stored_format.name
@@ -355,13 +354,11 @@ def _check_manifest(manifest: EncryptedManifest, snapshot_id: int) -> None:
         )
 
 
-def _manifest_values(
-    manifest: EncryptedManifest, sequence_number: int, first_row_id: int | None
-) -> tuple[Any, ...]:
+def _manifest_values(manifest: EncryptedManifest, number: int, first_row_id: int | None) -> _Values:
     fields = {**manifest.fields(), "key_metadata": manifest.key_bytes, "first_row_id": first_row_id}
     for name in ("sequence_number", "min_sequence_number"):
         if fields[name] is None:
-            fields[name] = sequence_number
+            fields[name] = number
     if manifest.partitions is not None:
         fields["partitions"] = [
             (s.contains_null, s.contains_nan, s.lower_bound, s.upper_bound)

@@ -127,10 +127,8 @@ class Partitioner:
         ends = np.cumsum(np.bincount(groups))[:-1]
         # These are copies. A slice would keep the whole batch in memory until it is written.
         for indices in np.split(order, ends):
-            yield (
-                self._values(keys, int(indices[0])),
-                pc.take(rows, pa.array(indices), boundscheck=False),
-            )
+            part = pc.take(rows, pa.array(indices), boundscheck=False)
+            yield self._values(keys, int(indices[0])), part
 
     def _values(self, keys: Mapping[int, pa.Array], row: int) -> tuple[Any, ...]:
         return tuple(

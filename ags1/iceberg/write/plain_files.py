@@ -48,9 +48,8 @@ def plain_file_records(
 
 def _content_file(file: DataFile, spec_id: int) -> ContentFile:
     copied = {name: getattr(file, name) for name in _COPIED}
-    return ContentFile.of(
-        content=DATA, partition=values_of(file.partition), spec_id=spec_id, **copied
-    )
+    partition = values_of(file.partition)
+    return ContentFile.of(content=DATA, partition=partition, spec_id=spec_id, **copied)
 
 
 def name_mapping_update(view: TableView) -> list[dict[str, object]]:

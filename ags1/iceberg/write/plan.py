@@ -75,11 +75,9 @@ class WritePlan:
                 )
         # If a part of the order is unknown, rows stay unsorted, which is legal in every table.
         self.sort_order = order if can_sort(order, self.schema) else None
-        self.target_size = _positive(properties, "write.target-file-size-bytes", 512 * _MIB)
-        self.row_group_size = _positive(
-            properties, "write.parquet.row-group-size-bytes", 128 * _MIB
-        )
-        self.row_group_rows = _positive(properties, "write.parquet.row-group-limit", 1_048_576)
+        self.target_size = _number(properties, "write.target-file-size-bytes", 512 * _MIB)
+        self.row_group_size = _number(properties, "write.parquet.row-group-size-bytes", 128 * _MIB)
+        self.row_group_rows = _number(properties, "write.parquet.row-group-limit", 1_048_576)
         self.metrics = measured_columns(self.schema, properties, order, keep_unknown=self.is_avro)
         self.partitioner = Partitioner(self.spec, self.schema, keep_unknown=self.is_avro)
         self.avro_codec = AvroCodec(
@@ -121,17 +119,15 @@ def _parquet_options(properties: Mapping[str, str]) -> dict[str, Any]:
     return {
         "compression": _PARQUET_CODECS[codec],
         "compression_level": _level(properties, "write.parquet.compression-level"),
-        "data_page_size": _positive(properties, "write.parquet.page-size-bytes", _MIB),
-        "dictionary_pagesize_limit": _positive(
-            properties, "write.parquet.dict-size-bytes", 2 * _MIB
-        ),
-        "max_rows_per_page": _positive(properties, "write.parquet.page-row-limit", 20_000),
+        "data_page_size": _number(properties, "write.parquet.page-size-bytes", _MIB),
+        "dictionary_pagesize_limit": _number(properties, "write.parquet.dict-size-bytes", 2 * _MIB),
+        "max_rows_per_page": _number(properties, "write.parquet.page-row-limit", 20_000),
         # Java writes the index too, and skips pages by it.
         "write_page_index": True,
     }
 
 
-def _positive(properties: Mapping[str, str], name: str, default: int) -> int:
+def _number(properties: Mapping[str, str], name: str, default: int) -> int:
     text = properties.get(name, default)
     try:
         number = int(text)

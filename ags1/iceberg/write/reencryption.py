@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -36,7 +36,7 @@ from ...layout import DEFAULT_BLOCK_SIZE
 from ...reader import Reader
 from ...writer import Writer
 from ..formats.avro import AvroFile
-from ..formats.parquet_transcription import ParquetContents, read_contents, transcribe_parquet
+from ..formats.parquet_transcription import read_contents, transcribe_parquet
 from ..read.records import ContentFile
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
@@ -148,10 +148,13 @@ def _rewrite_parquet(
         if before != after:
             raise _differs(location)
         _check_rows(record, after.rows)
+    # Columns without a size get none.
+    sizes = record.fields()["column_sizes"]
+    sizes = sizes and {i: after.column_sizes.get(i, size) for i, size in sizes.items()}
     return record.replace(
         file_path=location,
         file_size_in_bytes=after.size,
-        column_sizes=_column_sizes(record.fields()["column_sizes"], after),
+        column_sizes=sizes,
         key_metadata=km.to_bytes(),
         split_offsets=after.split_offsets or None,
     )
@@ -246,13 +249,6 @@ def _key_with_length(record: ContentFile) -> KeyMetadata | None:
         # The manifest has it too, and is authenticated as well.
         km = km.with_file_length(record.file_size_in_bytes)
     return km
-
-
-def _column_sizes(
-    old: Mapping[int, int] | None, contents: ParquetContents
-) -> Mapping[int, int] | None:
-    """Return the new sizes of the columns that had a size."""
-    return old and {i: contents.column_sizes.get(i, size) for i, size in old.items()}
 
 
 def _check_rows(record: ContentFile, rows: int) -> None:

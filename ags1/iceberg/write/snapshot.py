@@ -17,7 +17,6 @@ does not know rows, filters and catalogs.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import secrets
 import uuid
@@ -224,10 +223,8 @@ class SnapshotProducer:
         again only if the files or the current schema have changed."""
         if not change.added:
             return []
-        made_for = (
-            view.metadata["current-schema-id"],
-            tuple(file.file_path for file in change.added),
-        )
+        paths = tuple(file.file_path for file in change.added)
+        made_for = view.metadata["current-schema-id"], paths
         if self._added is None or self._added[0] != made_for:
             entries = _as_added(change.added, self)
             self._added = made_for, self._write(view, entries, DATA_MANIFEST)
@@ -237,6 +234,12 @@ class SnapshotProducer:
         self, view: TableView, entries: Sequence[ManifestEntry], content: int
     ) -> list[EncryptedManifest]:
         """Write manifests of these entries, at least one for each partition spec."""
+
+        def new_location() -> str:
+            name = f"{self.commit_uuid}-m{next(self._numbers)}.avro"
+            self._written.append(view.locations.new_metadata_location(name))
+            return self._written[-1]
+
         target_size = number_in(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
         manifests = []
         by_spec = sorted(entries, key=lambda entry: entry.file.spec_id)
@@ -253,14 +256,8 @@ class SnapshotProducer:
                 content=content,
                 codec=view.properties.get(_CODEC, "gzip"),
             )
-            new_location = functools.partial(self._new_manifest_location, view)
             manifests += write_manifests(new, new_location, group, target_size)
         return manifests
-
-    def _new_manifest_location(self, view: TableView) -> str:
-        name = f"{self.commit_uuid}-m{next(self._numbers)}.avro"
-        self._written.append(view.locations.new_metadata_location(name))
-        return self._written[-1]
 
     def _merged(
         self, view: TableView, manifests: list[EncryptedManifest | _Rewrite]
@@ -293,7 +290,9 @@ class SnapshotProducer:
             elif entry.snapshot_id == self.snapshot_id:
                 # This snapshot has added the file. The commit decides what the entry inherits.
                 if entry.status == ADDED and manifest.added_snapshot_id == self.snapshot_id:
-                    entry = _unassigned(entry, manifest)
+                    number = entry.sequence_number
+                    number = None if number == manifest.sequence_number else number
+                    entry = entry.replace(sequence_number=number, file_sequence_number=None)
                 yield entry
             elif entry.status != DELETED:
                 yield entry.existing()
@@ -324,9 +323,8 @@ def _check_counters(view: TableView) -> None:
     next_row_id = view.metadata.get("next-row-id", 0)
     for manifest in view.manifests:
         first, rows = manifest.first_row_id, manifest.live_rows_count
-        if (manifest.sequence_number or 0) > number or (
-            first is not None and first + rows > next_row_id
-        ):
+        has_later_ids = first is not None and first + rows > next_row_id
+        if (manifest.sequence_number or 0) > number or has_later_ids:
             raise MetadataIntegrityError(
                 "the metadata's last-sequence-number or next-row-id is less than that of its "
                 "manifests: the metadata was changed",
@@ -364,11 +362,6 @@ def key_updates(manager: EncryptionManager, key_id: str) -> list[Update]:
 
 def _as_added(files: Iterable[ContentFile], producer: SnapshotProducer) -> list[ManifestEntry]:
     return [ManifestEntry(ADDED, producer.snapshot_id, None, None, file) for file in files]
-
-
-def _unassigned(entry: ManifestEntry, manifest: EncryptedManifest) -> ManifestEntry:
-    number = None if entry.sequence_number == manifest.sequence_number else entry.sequence_number
-    return entry.replace(sequence_number=number, file_sequence_number=None)
 
 
 def _manifest_content(file: ContentFile) -> int:

@@ -69,7 +69,9 @@ class SummaryBuilder:
         """Count a file. The other arguments are the first words of the counts' names."""
         counts, rows = self._counts, file.record_count
         self._partitions.add(self._partition(file))
-        counts[f"{of_others}-files-size"] += _content_size(file)
+        # One Puffin file may have several deletion vectors.
+        size = file.content_size_in_bytes if file.is_deletion_vector else None
+        counts[f"{of_others}-files-size"] += file.file_size_in_bytes if size is None else size
         if file.content == DATA:
             counts[f"{of_data}-data-files"] += 1
             counts[f"{of_data}-records"] += rows
@@ -141,13 +143,6 @@ def without_partitions(summary: Mapping[str, str]) -> dict[str, str]:
         for name, value in summary.items()
         if name != _PARTITIONS_INCLUDED and not name.startswith(_PARTITION)
     }
-
-
-def _content_size(file: ContentFile) -> int:
-    # One Puffin file may have several deletion vectors.
-    if file.is_deletion_vector and file.content_size_in_bytes is not None:
-        return file.content_size_in_bytes
-    return file.file_size_in_bytes
 
 
 def _totals(computed: Mapping[str, str], previous: Mapping[str, str] | None) -> dict[str, str]:

@@ -125,9 +125,9 @@ def make_plan(relocation: Relocation) -> Plan:
     ):
         for item in live:
             plan.add(item)
-        workers.total = plan.copied_size
+        workers.report.known_size = plan.copied_size
     _add_statistics(plan, relocation)
-    workers.total = plan.copied_size
+    workers.report.known_size = plan.copied_size
     relocation.destination.keep_apart(plan.sources())
     return plan
 

@@ -74,11 +74,8 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as a dict for JSON."""
-        return {
-            **asdict(self),
-            "severity": self.severity.value,
-            "snapshot_ids": list(self.snapshot_ids),
-        }
+        ids = list(self.snapshot_ids)
+        return {**asdict(self), "severity": self.severity.value, "snapshot_ids": ids}
 
 
 @dataclass(frozen=True, slots=True)
