@@ -96,10 +96,7 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
     inner = load_plain_catalog(name, **properties)
     has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
     return EncryptedCatalog(
-        inner,
-        from_properties(configured) if has_kms else None,
-        owns_kms=has_kms,
-        **rules,
+        inner, from_properties(configured) if has_kms else None, owns_kms=has_kms, **rules
     )
 
 
@@ -158,8 +155,10 @@ class EncryptedCatalog(DelegatingCatalog):
         require_encrypted: bool = False,
         owns_kms: bool = False,
     ) -> None:
+        properties = inner.properties.items()
+        texts = {k: v for k, v in properties if isinstance(k, str) and isinstance(v, str)}
         # Only the KMS client needs these secrets. Code that gets the catalog must not see them.
-        for name in KmsProperties(_texts(inner.properties)).secrets():
+        for name in KmsProperties(texts).secrets():
             if name.startswith(("encryption.", "kms.")):
                 del inner.properties[name]
         super().__init__(inner.name, **inner.properties)
@@ -281,14 +280,12 @@ class EncryptedCatalog(DelegatingCatalog):
         table if this catalog requires encryption; NotImplementedError if the catalog does not keep
         keys.
         """
-        if not self._is_encrypted(properties):
-            refuse_redirection({"properties": properties}, self.inner.properties, location)
-            table = self.inner.create_table(
-                identifier, schema, location, partition_spec, sort_order, properties
-            )
+        wanted = identifier, schema, location, partition_spec, sort_order, properties
+        if not self._is_encrypted(properties, location):
+            table = self.inner.create_table(*wanted)
             table.catalog = self
             return table
-        new = self._new_table(identifier, schema, location, partition_spec, sort_order, properties)
+        new = self._new_table(*wanted)
         return self._created(new, new.updates, TableOutput(new.new_location.io(self.inner)))
 
     def create_table_transaction(
@@ -301,14 +298,12 @@ class EncryptedCatalog(DelegatingCatalog):
         properties: Properties = EMPTY_DICT,
     ) -> CreateTableTransaction:
         """Return a transaction whose commit creates the table. Raises as ``create_table``."""
-        if not self._is_encrypted(properties):
-            refuse_redirection({"properties": properties}, self.inner.properties, location)
-            plain = self.inner.create_table_transaction(
-                identifier, schema, location, partition_spec, sort_order, properties
-            )
+        wanted = identifier, schema, location, partition_spec, sort_order, properties
+        if not self._is_encrypted(properties, location):
+            plain = self.inner.create_table_transaction(*wanted)
             table_of(plain).catalog = self
             return plain
-        new = self._new_table(identifier, schema, location, partition_spec, sort_order, properties)
+        new = self._new_table(*wanted)
         metadata = apply_updates(None, new.updates, now_ms=now_ms())
         base = Base(new.identifier, metadata, "", Trust(new.key_id))
         table = self._table(base, new.new_location.io(self.inner))
@@ -319,12 +314,11 @@ class EncryptedCatalog(DelegatingCatalog):
         transaction = EncryptedCreateTransaction(table, new.updates, create)
         return cast("CreateTableTransaction", transaction)
 
-    def _is_encrypted(self, properties: Properties) -> bool:
-        """Return whether a table with these properties will be encrypted.
-
-        Raises NotEncryptedError if it will not and this catalog requires it. Raises ValueError if
-        there are properties of encryption but no key ID.
-        """
+    def _is_encrypted(self, properties: Properties, location: str | None) -> bool:
+        """Return whether a table with these properties will be encrypted. Raises NotEncryptedError
+        if it will not and this catalog requires it, ValueError if there are properties of
+        encryption but no key ID, and MetadataIntegrityError if those of an unencrypted table
+        contradict the catalog's."""
         if properties.get(TABLE_KEY_ID):
             return True
         misspelt = [name for name in properties if name.startswith("encryption.")]
@@ -338,6 +332,7 @@ class EncryptedCatalog(DelegatingCatalog):
                 f"the table would not be encrypted, and the catalog's {REQUIRE_ENCRYPTED!r} is "
                 f"set: add the property {TABLE_KEY_ID!r}"
             )
+        refuse_redirection({"properties": properties}, self.inner.properties, location)
         return False
 
     def _new_table(
@@ -401,11 +396,9 @@ class EncryptedCatalog(DelegatingCatalog):
     def register_table(
         self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
     ) -> Table:
-        """Register the metadata.json at ``metadata_location`` as a table of this catalog.
-
-        Raises as ``load_table``. Unless the catalog is a REST catalog, it raises before the table
-        is registered.
-        """
+        """Register the metadata.json at ``metadata_location`` as a table of this catalog. Raises as
+        ``load_table``. Unless the catalog is a REST catalog, it raises before the table is
+        registered."""
         name = self.identifier_to_tuple(identifier)
         if is_a(self.inner, "RestCatalog"):
             answer = register_rest_table(self.inner, identifier, metadata_location, overwrite)
@@ -463,12 +456,10 @@ class EncryptedCatalog(DelegatingCatalog):
         )
 
     def purge_table(self, identifier: str | Identifier) -> None:
-        """Drop a table and delete its files.
-
-        Files that its metadata does not reach stay, for example those of failed commits. Files
-        outside the table's folders stay too. Raises ValidationException if ``gc.enabled`` is not
-        true, and what reading the table raises. In both cases nothing is dropped.
-        """
+        """Drop a table and delete its files. Files that its metadata does not reach stay, for
+        example those of failed commits. Files outside the table's folders stay too. Raises
+        ValidationException if ``gc.enabled`` is not true, and what reading the table raises. In
+        both cases nothing is dropped."""
         table = self.load_table(identifier)
         if not isinstance(table, EncryptedTable):
             self.inner.purge_table(identifier)
@@ -611,7 +602,3 @@ class EncryptedCatalog(DelegatingCatalog):
 
 # PyIceberg raises these for metadata with a column of a type that it does not know.
 _UNPARSED = (PyIcebergValidationError, PydanticValidationError)
-
-
-def _texts(properties: Properties) -> dict[str, str]:
-    return {k: v for k, v in properties.items() if isinstance(k, str) and isinstance(v, str)}

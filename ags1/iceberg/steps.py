@@ -94,13 +94,10 @@ class ExpiryStep(Step):
 
 
 class SnapshotStep(Step):
-    """A new snapshot that adds and removes the files that ``change`` returns. If there are none,
-    no snapshot is made unless ``always`` is true.
-
-    ``change`` is called once, and its result is committed upon every later version that does not
-    conflict with it. ``recheck`` is called with each later version. It raises ValidationException
-    for conflicts that only the rows show.
-    """
+    """A new snapshot that adds and removes the files that ``change`` returns. If there are none, no
+    snapshot is made unless ``always`` is true. ``change`` is called once, and its result is
+    committed upon every later version that does not conflict with it. ``recheck`` is called with
+    each later version. It raises ValidationException for conflicts that only the rows show."""
 
     def __init__(
         self,
@@ -195,12 +192,10 @@ class RecomputedSnapshotStep(SnapshotStep):
 
 
 class Attempt:
-    """One version of a table with a transaction's steps applied to it.
-
-    ``base`` is the version that the catalog has, ``committed`` the same as a view. ``view`` is the
-    version after the steps. ``updates`` and ``requirements`` are what a commit of it sends.
-    ``manifest_cache`` is what this attempt and earlier ones have read of files.
-    """
+    """One version of a table with a transaction's steps applied to it. ``base`` is the version that
+    the catalog has, ``committed`` the same as a view. ``view`` is the version after the steps.
+    ``updates`` and ``requirements`` are what a commit of it sends. ``manifest_cache`` is what this
+    attempt and earlier ones have read of files."""
 
     def __init__(self, table: TableSession, manifest_cache: ManifestCache) -> None:
         self._table = table

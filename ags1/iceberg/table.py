@@ -142,12 +142,10 @@ class Rekeyed:
 
 
 class EncryptedTable(TableSession):
-    """An encrypted table with the methods of PyIceberg's ``Table``.
-
-    ``inspect`` shows null for key metadata. ``to_daft``, ``to_bodo`` and DataFusion would open the
-    files without keys, so they raise NotImplementedError. Writing raises NotImplementedError if the
-    table was opened without a catalog, or from a catalog that does not keep keys.
-    """
+    """An encrypted table with the methods of PyIceberg's ``Table``. ``inspect`` shows null for key
+    metadata. ``to_daft``, ``to_bodo`` and DataFusion would open the files without keys, so they
+    raise NotImplementedError. Writing raises NotImplementedError if the table was opened without a
+    catalog, or from a catalog that does not keep keys."""
 
     def scan(
         self,
@@ -209,11 +207,9 @@ class EncryptedTable(TableSession):
         return EncryptedMaintenance(self)
 
     def refresh(self) -> EncryptedTable:
-        """Read the table's metadata again, check it again, and return this table.
-
-        Raises as loading does, and MetadataIntegrityError if the table now has another key or none.
-        To accept that, load the table anew.
-        """
+        """Read the table's metadata again, check it again, and return this table. Raises as loading
+        does, and MetadataIntegrityError if the table now has another key or none. To accept that,
+        load the table anew."""
         before = self.version.base
         fresh = self._load_again()
         check_uuid(self.metadata, fresh.metadata)
@@ -347,10 +343,7 @@ class EncryptedTable(TableSession):
 
         def plan_for(metadata: dict[str, Any]) -> ExpiryPlan:
             return expire(
-                metadata,
-                older_than_ms=moment,
-                retain_last=retain_last,
-                snapshot_ids=snapshot_ids,
+                metadata, older_than_ms=moment, retain_last=retain_last, snapshot_ids=snapshot_ids
             )
 
         view, folders = self.view(), self.folders

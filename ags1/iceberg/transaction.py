@@ -26,7 +26,6 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
@@ -54,6 +53,7 @@ from .read.records import ContentFile
 from .read.scan import EncryptedScan
 from .spec.constants import MAIN_BRANCH
 from .spec.java_json import partition_fields_like, with_unknown_fields
+from .spec.properties import number_in
 from .steps import Attempt, MetadataStep, SnapshotStep, Step, Update
 from .storage.output import TableOutput
 from .storage.table_files import ManifestCache
@@ -118,12 +118,7 @@ class EncryptedTransaction(BuiltTransaction):
             self._catch_up()
         return self._attempt.view.parsed
 
-    def __exit__(
-        self,
-        exctype: type[BaseException] | None,
-        excinst: BaseException | None,
-        exctb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exctype: type[BaseException] | None, *_: object) -> None:
         if exctype is None:
             self.commit_transaction()
         else:
@@ -154,7 +149,9 @@ class EncryptedTransaction(BuiltTransaction):
                 "delete"
             )
         as_json = [_with_unknown(_as_json(update), self._attempt.view) for update in updates]
-        self.stage_updates(as_json, map(_requirement, requirements))
+        # Nulls are kept: a null snapshot ID requires that there is no such branch.
+        required = [_as_json(requirement, exclude_none=False) for requirement in requirements]
+        self.stage_updates(as_json, required)
 
     def stage_updates(self, updates: Iterable[Update], requirements: Iterable[Update] = ()) -> None:
         """Stage updates of the metadata in the REST specification's form. Raises ValueError for an
@@ -186,9 +183,8 @@ class EncryptedTransaction(BuiltTransaction):
         """Append rows. If ``df`` is a reader, each batch is written as it arrives, also to a
         partitioned table. Raises ValueError if the rows do not fit the schema."""
         files = self._write_rows(df)
-        self._snapshot(
-            lambda view: FileChange(added=files), snapshot_properties, branch, always=True
-        )
+        change = FileChange(added=files)
+        self._snapshot(lambda _: change, snapshot_properties, branch, always=True)
 
     def overwrite(
         self,
@@ -241,9 +237,7 @@ class EncryptedTransaction(BuiltTransaction):
         names = [str(schema.find_column_name(field.source_id)) for field in fields]
         partitions = self.partition_predicate({file.partition for file in files}, names)
         step = self._snapshot(
-            lambda view: self.deleting(view, partitions, True, files),
-            snapshot_properties,
-            branch,
+            lambda view: self.deleting(view, partitions, True, files), snapshot_properties, branch
         )
         _warn_of_no_match(step)
 
@@ -332,9 +326,8 @@ class EncryptedTransaction(BuiltTransaction):
             file_paths,
             check_duplicates=check_duplicate_files,
         )
-        self._snapshot(
-            lambda view: FileChange(added=files), snapshot_properties, branch, always=True
-        )
+        change = FileChange(added=files)
+        self._snapshot(lambda _: change, snapshot_properties, branch, always=True)
 
     def _write_rows(self, rows: Rows, view: TableView | None = None) -> list[ContentFile]:
         self._check_usable()
@@ -433,11 +426,9 @@ class EncryptedTransaction(BuiltTransaction):
     # -- commit
 
     def commit_transaction(self) -> Table:
-        """Commit all steps as one change; return the table, which is then at the new version.
-
-        If another writer commits first, this checks the steps against the new version, applies them
-        again and retries, as often as the table's ``commit.retry.*`` properties say.
-        """
+        """Commit all steps as one change; return the table, which is then at the new version. If
+        another writer commits first, this checks the steps against the new version, applies them
+        again and retries, as often as the table's ``commit.retry.*`` properties say."""
         self._check_usable()
         self.output.check_process()
         self._catch_up()
@@ -474,15 +465,12 @@ class EncryptedTransaction(BuiltTransaction):
                 if not retries.wait():
                     raise
             self._table.refresh()
-            if self._table_has(self._attempt.snapshot_ids):
+            added, present = self._attempt.snapshot_ids, self._table.snapshots()
+            if added and {snapshot.snapshot_id for snapshot in present}.issuperset(added):
                 # The commit was made, although it was reported as failed.
                 self.output.keep()
                 return
             self._apply_again()
-
-    def _table_has(self, snapshot_ids: tuple[int, ...]) -> bool:
-        ids = {snapshot.snapshot_id for snapshot in self._table.snapshots()}
-        return bool(snapshot_ids) and ids.issuperset(snapshot_ids)
 
     def _apply_again(self) -> None:
         self._attempt = Attempt(self._table, self._manifest_cache)
@@ -541,8 +529,8 @@ def _refuse(update: Update, allows_plaintext: bool) -> None:
         )
 
 
-def _as_json(update: TableUpdate) -> Update:
-    as_json: Update = json.loads(update.model_dump_json())
+def _as_json(model: TableUpdate | TableRequirement, **options: Any) -> Update:
+    as_json: Update = json.loads(model.model_dump_json(**options))
     return as_json
 
 
@@ -556,12 +544,6 @@ def _with_unknown(update: Update, view: TableView) -> Update:
         known = [field for spec in metadata["partition-specs"] for field in spec["fields"]]
         update["spec"]["fields"] = partition_fields_like(update["spec"]["fields"], known)
     return update
-
-
-def _requirement(requirement: TableRequirement) -> Update:
-    # Keep nulls: a null snapshot ID requires that there is no such branch.
-    as_json: Update = json.loads(requirement.model_dump_json(exclude_none=False))
-    return as_json
 
 
 class _Retries:
@@ -589,23 +571,13 @@ class _Retries:
 
 
 def _setting(properties: Mapping[str, str], name: str, default: int, most: int) -> int:
-    value = properties.get(name)
-    if value is None:
-        return default
-    try:
-        return min(max(0, int(value)), most)
-    except ValueError:
-        raise ValueError(
-            f"the table property {name!r} is not a number but {value!r}: correct it"
-        ) from None
+    return min(max(0, number_in(properties, name, default)), most)
 
 
 class EncryptedCreateTransaction(EncryptedTransaction):
     """A transaction that creates a table and commits its further changes in the same commit.
-
     ``create`` creates the table from updates. The commit raises CommitFailedException if a table of
-    that name exists by then.
-    """
+    that name exists by then."""
 
     def __init__(
         self,

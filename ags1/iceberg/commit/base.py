@@ -21,14 +21,7 @@ from ..pyiceberg.redirection import refuse_redirection
 from ..pyiceberg.rest import RestTable, ask_rest_server, snapshot_loading_mode
 from ..pyiceberg.sql import sql_metadata_location
 from ..read.metadata import read_metadata
-from ..storage.trust import (
-    ICEBERG,
-    METADATA_LOCATION,
-    TABLE_TYPE,
-    Trust,
-    hive_trust,
-    rest_trust,
-)
+from ..storage.trust import ICEBERG, METADATA_LOCATION, TABLE_TYPE, Trust, hive_trust, rest_trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +43,9 @@ class TableConfig:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A table's metadata as its catalog has it. Updates are applied to it.
-
-    ``location`` is that of its metadata.json; a REST server may leave it out, then it is empty.
-    ``trust`` is what confirms the metadata.
-    """
+    """A table's metadata as its catalog has it. Updates are applied to it. ``location`` is that of
+    its metadata.json; a REST server may leave it out, then it is empty. ``trust`` is what confirms
+    the metadata."""
 
     identifier: Identifier
     metadata: dict[str, Any] = field(repr=False)
@@ -78,8 +69,8 @@ def load_base(
     metastore by the catalog's own client.
 
     Raises NoSuchTableError, and MetadataIntegrityError if the metadata contradicts what the caller
-    or the catalog knows, or if it names code to run or a server to ask that the catalog's
-    properties do not name.
+    or the catalog knows, or names code to run or a server to ask that the catalog's properties do
+    not name.
     """
     config = TableConfig()
     name = Catalog.identifier_to_tuple(identifier)
@@ -110,11 +101,8 @@ def load_base(
 
 
 def rest_base(catalog: Catalog, identifier: Identifier, answer: RestTable, trust: Trust) -> Base:
-    """Return the table of a REST server's answer. Raises MetadataIntegrityError as ``load_base``.
-
-    The answer's metadata is used and not the metadata file, unless a SHA-256 of the file is
-    expected.
-    """
+    """Return the table of a REST server's answer. Its metadata is used and not the metadata file,
+    unless a SHA-256 of the file is expected. Raises MetadataIntegrityError as ``load_base``."""
     metadata, location, config = answer[0], answer[1], TableConfig(answer[2], answer[3])
     trust = rest_trust(trust, metadata)
     if trust.metadata_sha256 is not None:
@@ -129,8 +117,7 @@ def file_base(
     trust: Trust,
     config: TableConfig | None = None,
 ) -> Base:
-    """Return the table of the metadata.json at ``location``. Raises MetadataIntegrityError as
-    ``load_base``."""
+    """Return the table of the metadata.json at ``location``. Raises as ``load_base``."""
     config = config or TableConfig()
     metadata = read_metadata(config.io(catalog, location), location, trust)
     return _checked(catalog, Base(identifier, metadata, location, trust, config))

@@ -75,11 +75,9 @@ class Commits(ABC):
         properties: Properties,
     ) -> NewLocation:
         """Return the location of a new table: ``location``, or the catalog's choice if that is
-        None. Nothing is created that others could see.
-
-        Raises NoSuchNamespaceError, TableAlreadyExistsError if that is known already, and
-        ValueError if no location is given or configured.
-        """
+        None. Nothing is created that others could see. Raises NoSuchNamespaceError,
+        TableAlreadyExistsError if that is known already, and ValueError if no location is given or
+        configured."""
         return NewLocation(default_table_location(self.catalog, identifier, location))
 
     @abstractmethod
@@ -96,15 +94,15 @@ class Commits(ABC):
 
         Updates and requirements have the REST specification's form. ``output`` writes the
         metadata.json if the catalog does not do that itself. ``new_key_id`` is given if the updates
-        put the table under another master key, or an unencrypted table under its first. Without
-        it, they may not.
+        put the table under another master key, or an unencrypted table under its first; without it,
+        they may not.
 
         Raises CommitFailedException if another writer was first: load the table again before the
-        next try. Raises CommitStateUnknownException if it is unknown whether the commit was made:
-        no file may be deleted then. Raises NotEncryptedError and MetadataIntegrityError for updates
-        that would lose the encryption, and ValueError and ValidationException for other wrong
-        updates. Ctrl-C after the commit was made becomes CommitStateUnknownException. After any
-        other exception, the files that were written for the commit can be deleted.
+        next try. Raises CommitStateUnknownException if it is unknown whether the commit was made,
+        and for Ctrl-C after it was made: no file may be deleted then. After any other exception,
+        the files that were written for the commit can be deleted: NotEncryptedError and
+        MetadataIntegrityError for updates that would lose the encryption, ValueError and
+        ValidationException for other wrong updates.
         """
 
     @abstractmethod
@@ -117,16 +115,12 @@ class Commits(ABC):
         new_location: NewLocation | None = None,
     ) -> Base:
         """Create a table from updates. ``new_location`` is the result of the method of that name.
-
         Raises TableAlreadyExistsError, NoSuchNamespaceError, NotImplementedError if the catalog
-        would lose the table's keys, and as ``commit``.
-        """
+        would lose the table's keys, and as ``commit``."""
 
     def repoint(self, base: Base, location: str, output: TableOutput) -> Base:
-        """Make the metadata.json of a copy the table's current one. ``output`` reads it.
-
-        Raises as ``commit``, and NotImplementedError if the catalog writes the metadata itself.
-        """
+        """Make the metadata.json of a copy the table's current one. ``output`` reads it. Raises as
+        ``commit``, and NotImplementedError if the catalog writes the metadata itself."""
         raise NotImplementedError(
             f"{self.catalog.name!r} writes its tables' metadata itself, so a table of it cannot be "
             "moved to other files: register the copy under another name"
@@ -161,12 +155,10 @@ class Commits(ABC):
 def check_still_encrypted(
     before: Mapping[str, Any], after: Mapping[str, Any], new_key_id: str | None
 ) -> None:
-    """Refuse a commit that would lose a table's encryption.
-
-    Raises NotEncryptedError if the table, or a new snapshot of it, would not be encrypted. Raises
-    MetadataIntegrityError if the table would get another master key than ``new_key_id``, or a
-    snapshot whose key no key of the table unwraps.
-    """
+    """Refuse a commit that would lose a table's encryption. Raises NotEncryptedError if the table,
+    or a new snapshot of it, would not be encrypted. Raises MetadataIntegrityError if the table
+    would get another master key than ``new_key_id``, or a snapshot whose key no key of the table
+    unwraps."""
     had = (before.get("properties") or {}).get(TABLE_KEY_ID) or None
     has = (after.get("properties") or {}).get(TABLE_KEY_ID) or None
     expected = new_key_id or had

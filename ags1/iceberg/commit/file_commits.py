@@ -47,10 +47,8 @@ _REFUSALS = (CommitFailedException, NoSuchNamespaceError, TableAlreadyExistsErro
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A table's next metadata, written but not committed.
-
-    ``java_hash`` is Hive's ``metadata_hash`` of it, ``sha256`` that of the stored file in hex.
-    """
+    """A table's next metadata, written but not committed. ``java_hash`` is Hive's ``metadata_hash``
+    of it, ``sha256`` that of the stored file in hex."""
 
     metadata: dict[str, Any] = field(repr=False)
     location: str
@@ -75,9 +73,8 @@ class FileCommits(Commits):
             return base
         changes = plain_dicts(updates)
         metadata = self._updated(base, changes, new_key_id, now_ms())
-        metadata, expired = with_metadata_log(
-            metadata, base.location, base.metadata["last-updated-ms"]
-        )
+        before_ms = base.metadata["last-updated-ms"]
+        metadata, expired = with_metadata_log(metadata, base.location, before_ms)
         location = next_metadata_location(
             metadata, base.location, is_beside=not self._may_choose_folder(base, metadata, changes)
         )
@@ -111,8 +108,7 @@ class FileCommits(Commits):
     def repoint(self, base: Base, location: str, output: TableOutput) -> Base:
         staged = _read_staged(location, output.io, base)
         check_requirements(
-            staged.metadata,
-            [{"type": "assert-table-uuid", "uuid": base.metadata["table-uuid"]}],
+            staged.metadata, [{"type": "assert-table-uuid", "uuid": base.metadata["table-uuid"]}]
         )
         self._refuse_redirection(staged.metadata, base.config, base.location)
         check_still_encrypted(base.metadata, staged.metadata, None)
@@ -127,12 +123,10 @@ class FileCommits(Commits):
     def _may_choose_folder(
         self, base: Base, metadata: Mapping[str, Any], updates: list[Update]
     ) -> bool:
-        """Return whether ``metadata`` may choose the folder of the next metadata.json.
-
-        Files beside the catalog's metadata.json count as the table's own. So somebody who could
-        write the base's file must not choose the folder. This commit may, and the catalog's own
-        properties, and metadata that a hash or a server confirms.
-        """
+        """Return whether ``metadata`` may choose the folder of the next metadata.json. Files beside
+        the catalog's metadata.json count as the table's own. So somebody who could write the base's
+        file must not choose the folder. This commit may, and the catalog's own properties, and
+        metadata that a hash or a server confirms."""
         path = (metadata.get("properties") or {}).get(METADATA_PATH)
         if path:
             chosen = any(
@@ -147,12 +141,9 @@ class FileCommits(Commits):
 
     @abstractmethod
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
-        """Make ``staged`` the table's metadata if ``base`` still is.
-
-        ``sent`` is set before the request after which the catalog may have committed, even if it
-        ends in an exception. Raises CommitFailedException if another commit was first, whether
-        ``sent`` is set or not.
-        """
+        """Make ``staged`` the table's metadata if ``base`` still is. ``sent`` is set before the
+        request after which the catalog may have committed, even if it ends in an exception. Raises
+        CommitFailedException if another commit was first, whether ``sent`` is set or not."""
 
     @abstractmethod
     def _insert(self, identifier: Identifier, staged: Staged, sent: Event) -> None:
@@ -161,11 +152,9 @@ class FileCommits(Commits):
 
     @abstractmethod
     def _current_location(self, identifier: Identifier) -> str | None:
-        """Return the metadata's location that the catalog has; None if there is no such table.
-
-        A commit that is under way is waited for, if the catalog can do that. Raises whatever
-        prevents an answer.
-        """
+        """Return the metadata's location that the catalog has; None if there is no such table. A
+        commit that is under way is waited for, if the catalog can do that. Raises whatever prevents
+        an answer."""
 
     @abstractmethod
     def _may_still_commit(self, error: BaseException, is_new: bool) -> bool:
@@ -242,11 +231,9 @@ def _write(
 
 
 def _java_hash(text: bytes, base: Base | None) -> str:
-    """Return Hive's hash of printed metadata.
-
-    Java hashes the fields that it knows. If the hash of ``base`` covers fields that are not known
-    here, a later Java wrote it, and the new hash covers them too.
-    """
+    """Return Hive's hash of printed metadata. Java hashes the fields that it knows. If the hash of
+    ``base`` covers fields that are not known here, a later Java wrote it, and the new hash covers
+    them too."""
     known, whole = java_hash(text), hash_of(text)
     stated = None if base is None else base.trust.java_hash
     if base is None or stated is None or known == whole:

@@ -70,14 +70,10 @@ _CURRENT = {
     "partition-specs": "default-spec-id",
     "sort-orders": "default-sort-order-id",
 }
-_EXPOSED = (
-    "current-schema",
-    "default-partition-spec",
-    "default-sort-order",
-    "current-snapshot-id",
-    "current-snapshot-timestamp-ms",
-    "current-snapshot-summary",
-)
+_EXPOSED = """
+    current-schema default-partition-spec default-sort-order current-snapshot-id
+    current-snapshot-timestamp-ms current-snapshot-summary
+""".split()
 # Hive's names of the totals in the current snapshot's summary.
 _STATISTICS = {
     "total-data-files": "numFiles",
@@ -87,11 +83,9 @@ _STATISTICS = {
 
 
 class HiveCommits(FileCommits):
-    """Commits to the tables of a HiveCatalog.
-
-    Without Hive's lock, the metastore must be one that compares the expected location. With an
-    older one, the second of two commits would silently replace the first.
-    """
+    """Commits to the tables of a HiveCatalog. Without Hive's lock, the metastore must be one that
+    compares the expected location. With an older one, the second of two commits would silently
+    replace the first."""
 
     def _after(self, base: Base, staged: Staged) -> Base:
         after = super()._after(base, staged)

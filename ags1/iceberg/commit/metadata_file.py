@@ -38,18 +38,13 @@ CLOCK_SKEW_MS = 60_000
 
 
 def print_metadata(metadata: Mapping[str, Any]) -> bytes:
-    """Return the text of a metadata.json, in Java's form. Fields that Java does not know stay.
-
-    Raises ValueError for values that JSON does not have: NaN, infinities, text that is not Unicode.
-    """
+    """Return the text of a metadata.json, as ``java_print``."""
     return java_print(metadata)
 
 
 def stored_form(text: bytes, location: str) -> bytes:
     """Return the bytes of the file at ``location``: the text, compressed if the name says so.
-
-    Raises ValueError if the metadata is larger than readers accept.
-    """
+    Raises ValueError if the metadata is larger than readers accept."""
     if len(text) > MAX_METADATA_SIZE:
         raise ValueError(
             f"the metadata has {len(text)} bytes, but at most {MAX_METADATA_SIZE >> 20} MiB are "
@@ -62,11 +57,9 @@ def next_metadata_location(
     metadata: Mapping[str, Any], base_location: str | None, *, is_beside: bool = False
 ) -> str:
     """Return a new location for a table's metadata.json. No other attempt has the same.
-
     ``base_location`` is that of the current one, None for a new table. The folder is that of
-    ``write.metadata.path`` or the table's own; if ``is_beside`` is true, it is that of the current
-    file. Raises ValueError if ``write.metadata.compression-codec`` is unknown.
-    """
+    ``write.metadata.path`` or the table's own; if ``is_beside`` is true, that of the current file.
+    Raises ValueError if ``write.metadata.compression-codec`` is unknown."""
     properties = metadata.get("properties") or {}
     codec = properties.get(COMPRESSION, "none")
     extension = _EXTENSIONS.get(str(codec).lower())
@@ -83,12 +76,13 @@ def next_metadata_location(
 def with_metadata_log(
     metadata: Mapping[str, Any], previous_location: str | None, previous_last_updated_ms: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the metadata with the previous file in its log, and the files to delete.
+    """Return the metadata with the previous file in its log, and the files to delete after the
+    commit.
 
-    The log keeps the last ``write.metadata.previous-versions-max`` files. If
-    ``write.metadata.delete-after-commit.enabled`` is true, older ones are to be deleted after the
-    commit. Only files in the previous file's folder are, because somebody may have changed the log.
-    Raises ValueError if the first property is not a number, or if the table's clock would go back.
+    The log keeps the last ``write.metadata.previous-versions-max`` files. Older ones are deleted if
+    ``write.metadata.delete-after-commit.enabled`` is true and they are in the previous file's
+    folder, because somebody may have changed the log. Raises ValueError if the first property is
+    not a number, or if the table's clock would go back.
     """
     if previous_location is None:
         return dict(metadata), []

@@ -67,11 +67,11 @@ def new_table_updates(
     properties: Mapping[str, Any],
     uuid: uuids.UUID | str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the updates that create a table of format version 3, with fresh IDs.
+    """Return the updates that create a table of format version 3, with fresh IDs. ``properties``
+    may have ``format-version``; the new table does not get it as a property.
 
-    ``properties`` may have ``format-version``; the new table does not get it as a property. Raises
-    ValueError for another version, for properties that are reserved or that Java refuses in a new
-    table, and for a partition spec or sort order that does not fit the schema. Raises
+    Raises ValueError for another version, for properties that are reserved or that Java refuses in
+    a new table, and for a partition spec or sort order that does not fit the schema;
     UnsupportedTypeError for a column that could not be written.
     """
     texts = {name: property_text(name, value) for name, value in properties.items()}

@@ -59,12 +59,7 @@ _log = logging.getLogger(__name__)
 _Current: TypeAlias = "tuple[dict[str, Any], str]"
 
 # Updates of a new table that wait until the server has its keys.
-_OF_SNAPSHOTS = (
-    "add-snapshot",
-    "set-snapshot-ref",
-    "remove-snapshots",
-    "remove-snapshot-ref",
-)
+_OF_SNAPSHOTS = ("add-snapshot", "set-snapshot-ref", "remove-snapshots", "remove-snapshot-ref")
 _FORMAT_VERSION = {"format-version": "3"}
 _NO_SNAPSHOT = {"type": "assert-ref-snapshot-id", "ref": MAIN_BRANCH, "snapshot-id": None}
 _DONE = (200, 201)
@@ -164,12 +159,7 @@ class RestCommits(Commits):
         return ask_rest_server(self.catalog, identifier)[:2]
 
     def _send(
-        self,
-        base: Base,
-        updates: list[Update],
-        requirements: list[Update],
-        *,
-        is_new: bool = False,
+        self, base: Base, updates: list[Update], requirements: list[Update], *, is_new: bool = False
     ) -> _Current:
         """Send a commit; return what is current then. Raises as ``commit`` and ``create``."""
         name = ".".join(base.identifier)
@@ -263,12 +253,9 @@ class RestCommits(Commits):
         self, base: Base, current: _Current, expected: Mapping[str, Any], sent: set[str]
     ) -> Base:
         """Return the base after a commit, once its keys are seen in the answer ``current``: those
-        of the IDs ``sent``, and those that snapshots need.
-
-        ``expected`` is the metadata that the commit was to make. Another writer may have removed a
-        key that this commit relied on; then it is added again. Raises CommitStateUnknownException,
-        because the commit was made.
-        """
+        of the IDs ``sent``, and those that snapshots need. ``expected`` is the metadata that the
+        commit was to make. Another writer may have removed a key that this commit relied on; then
+        it is added again. Raises CommitStateUnknownException, because the commit was made."""
         metadata, location = current
         with after_commit(base.identifier):
             lost = _lost_keys(metadata, expected, sent)

@@ -65,11 +65,8 @@ def version_of(
     cache: KekCache | None = None,
 ) -> Version:
     """Return the version of a table whose metadata was read and checked. ``io`` is the FileIO of
-    its files. The other arguments are those of ``open_table``.
-
-    Raises KeyMetadataError if only the metadata says what the table's key is, and the KMS would
-    unwrap with any key that is named.
-    """
+    its files. The other arguments are those of ``open_table``. Raises KeyMetadataError if only the
+    metadata says what the table's key is, and the KMS would unwrap with any key that is named."""
     key_id = base.trust.key_id
     if base.trust.metadata_sha256 is not None or base.trust.java_hash is not None:
         # A hash confirms the whole metadata, with the key ID.
@@ -113,8 +110,8 @@ class TableSession(BuiltTable):
 
     @property
     def metadata_is_confirmed(self) -> bool:
-        """Whether a hash or a REST server confirms the whole metadata. Otherwise somebody who can
-        write to the storage may have changed it."""
+        """Whether a hash or a REST server confirms the whole metadata, so that nobody can have
+        changed the file."""
         return self.version.base.trust.confirms_metadata
 
     @property
@@ -164,12 +161,9 @@ class TableSession(BuiltTable):
         return TableView(metadata, files, committed_refs=committed_refs)
 
     def output(self) -> TableOutput:
-        """Return what writes new files of the table.
-
-        Raises NotImplementedError as ``commits`` does, and for a table that was moved and is read
-        through a ``location_map``. Raises MetadataIntegrityError if the metadata names code to run
-        or another server to write to.
-        """
+        """Return what writes new files of the table. Raises NotImplementedError as ``commits``
+        does, and for a table that was moved and is read through a ``location_map``. Raises
+        MetadataIntegrityError if the metadata names code to run or another server to write to."""
         check_tested_for_writing()
         if self.files.location_map:
             raise NotImplementedError(
@@ -187,7 +181,7 @@ class TableSession(BuiltTable):
         output: TableOutput,
         manager: EncryptionManager | None = None,
     ) -> None:
-        """Make one try to commit updates, in the REST specification's form, upon ``base``. Then
+        """Make one try to commit updates, in the REST specification's form, upon ``base``; then
         switch to the new version. ``manager`` has the keys if they change. Raises as
         ``Commits.commit`` does."""
         new_key_id = None
@@ -210,8 +204,8 @@ class TableSession(BuiltTable):
 
     def switch_to(self, version: Version, before: Base) -> None:
         """Switch from the version ``before`` to ``version``, unless another thread has switched to
-        a later one meanwhile. Otherwise the next commit would take this object's own rows for those
-        of another writer."""
+        a later one meanwhile: the next commit would take this object's own rows for those of
+        another writer."""
         with self._lock:
             if self.version.json is before.metadata or version.age >= self.version.age:
                 self.version = version

@@ -37,13 +37,9 @@ class SqlCommits(FileCommits):
         statement = (
             update(IcebergTables)
             .where(
-                self._is_row_of(base.identifier),
-                IcebergTables.metadata_location == base.location,
+                self._is_row_of(base.identifier), IcebergTables.metadata_location == base.location
             )
-            .values(
-                metadata_location=staged.location,
-                previous_metadata_location=base.location,
-            )
+            .values(metadata_location=staged.location, previous_metadata_location=base.location)
         )
         name = ".".join(base.identifier)
         with Session(self._engine) as session:

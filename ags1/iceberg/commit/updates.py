@@ -51,7 +51,6 @@ def apply_updates(
     metadata: Mapping[str, Any] | None, updates: Sequence[Mapping[str, Any]], *, now_ms: int
 ) -> dict[str, Any]:
     """Return a table's metadata after updates, in Java's field order. The argument is not changed.
-
     ``metadata`` is None for a new table. ``now_ms`` is the time of the change (epoch). The log of
     metadata files stays as it is.
 
@@ -87,10 +86,7 @@ class _Table:
     """A table's metadata while it is changed. Objects inside it are replaced, never changed."""
 
     def __init__(
-        self,
-        metadata: Mapping[str, Any] | None,
-        updates: Sequence[Mapping[str, Any]],
-        now_ms: int,
+        self, metadata: Mapping[str, Any] | None, updates: Sequence[Mapping[str, Any]], now_ms: int
     ) -> None:
         self._is_new = metadata is None
         self._now_ms = now_ms
@@ -145,10 +141,7 @@ class _Table:
 
     def _upgrade(self, update: Mapping[str, Any]) -> None:
         version, current = whole(update, "format-version"), self._table["format-version"]
-        if version > FORMAT_VERSION:
-            raise ValueError(
-                f"format version {version} is not supported, only those up to {FORMAT_VERSION}"
-            )
+        _check_version(version)
         if version < current:
             raise ValueError(
                 f"a table of format version {current} cannot be downgraded to version {version}"
@@ -189,9 +182,8 @@ class _Table:
 
     def _add_schema(self, update: Mapping[str, Any]) -> None:
         schema = checked_schema(update.get("schema"), self._table["format-version"])
-        last_column = max(
-            self._table["last-column-id"], max((f.id for f in walk(schema)), default=0)
-        )
+        largest = max((f.id for f in walk(schema)), default=0)
+        last_column = max(self._table["last-column-id"], largest)
         is_known, schema_id = self._id_of_schema(schema)
         if is_known and last_column == self._table["last-column-id"]:
             self._schemas.last = schema_id if schema_id in self._schemas.ids else None
@@ -250,9 +242,8 @@ class _Table:
         self._shape_changed |= self._set("default-spec-id", spec_id)
 
     def _remove_specs(self, update: Mapping[str, Any]) -> None:
-        self._remove_from(
-            "partition-specs", "spec-id", wholes(update, "spec-ids"), "default-spec-id"
-        )
+        ids = wholes(update, "spec-ids")
+        self._remove_from("partition-specs", "spec-id", ids, "default-spec-id")
 
     # Sort orders
 
@@ -389,12 +380,7 @@ class _Table:
         self._is_changed = True
 
     def _remove_statistics(self, update: Mapping[str, Any]) -> None:
-        self._drop_statistics("statistics", whole(update, "snapshot-id"))
-
-    def _remove_partition_statistics(self, update: Mapping[str, Any]) -> None:
-        self._drop_statistics("partition-statistics", whole(update, "snapshot-id"))
-
-    def _drop_statistics(self, name: str, snapshot_id: int) -> None:
+        name, snapshot_id = update["action"].lower()[len("remove-") :], whole(update, "snapshot-id")
         self._set(name, [x for x in self._table[name] if x["snapshot-id"] != snapshot_id])
 
     # Keys
@@ -588,7 +574,7 @@ _ACTIONS: dict[str, Callable[[_Table, Mapping[str, Any]], None]] = {
     "set-statistics": _Table._set_statistics,
     "remove-statistics": _Table._remove_statistics,
     "set-partition-statistics": _Table._set_partition_statistics,
-    "remove-partition-statistics": _Table._remove_partition_statistics,
+    "remove-partition-statistics": _Table._remove_statistics,
     "add-encryption-key": _Table._add_key,
     "remove-encryption-key": _Table._remove_key,
 }
@@ -598,10 +584,7 @@ def _empty(updates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the metadata of a new table, before the updates."""
     versions = [u for u in updates if u.get("action") == "upgrade-format-version"]
     version = whole(versions[0], "format-version") if versions else FORMAT_VERSION
-    if version > FORMAT_VERSION:
-        raise ValueError(
-            f"format version {version} is not supported, only those up to {FORMAT_VERSION}"
-        )
+    _check_version(version)
     return _completed(
         {
             "format-version": version,
@@ -619,14 +602,16 @@ def _empty(updates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     )
 
 
-_LISTS = (
-    "encryption-keys",
-    "snapshots",
-    "statistics",
-    "partition-statistics",
-    "snapshot-log",
-    "metadata-log",
-)
+def _check_version(version: int) -> None:
+    if version > FORMAT_VERSION:
+        raise ValueError(
+            f"format version {version} is not supported, only those up to {FORMAT_VERSION}"
+        )
+
+
+_LISTS = """
+    encryption-keys snapshots statistics partition-statistics snapshot-log metadata-log
+""".split()
 
 
 def _completed(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,13 +67,10 @@ _WAIT_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class MigrationResult:
-    """The result of a migration, or of its ``dry_run``.
-
-    ``files`` is the number of encrypted files, ``size`` their bytes, ``rows`` their rows.
-    ``dropped_refs`` are the removed branches and tags. ``plaintext`` are the unencrypted files of
-    the table before the migration; it is None after a dry run. ``failed`` are those that could not
-    be deleted.
-    """
+    """The result of a migration, or of its ``dry_run``. ``files`` is the number of encrypted files,
+    ``size`` their bytes, ``rows`` their rows. ``dropped_refs`` are the removed branches and tags.
+    ``plaintext`` are the unencrypted files of the table before the migration; it is None after a
+    dry run. ``failed`` are those that could not be deleted."""
 
     files: int
     size: int
@@ -97,14 +94,10 @@ def migrate(
     executor: RewriteExecutor | None = None,
     verify: Verify = verify_table,
 ) -> MigrationResult:
-    """Encrypt an unencrypted table in place, in one commit.
-
-    ``EncryptedCatalog.migrate_table`` documents the arguments and the errors. ``executor`` encrypts
-    the files instead of threads. ``verify`` verifies the new table before unencrypted files are
-    deleted.
-
-    There are eleven parameters: each optional one is a choice by itself, and is given by name.
-    """
+    """Encrypt an unencrypted table in place, in one commit. ``EncryptedCatalog.migrate_table``
+    documents the arguments and the errors. ``executor`` encrypts the files instead of threads.
+    ``verify`` verifies the new table before unencrypted files are deleted. There are eleven
+    parameters: each optional one is a choice by itself, and is given by name."""
     kms = _kms_for(catalog, key_id)
     commits = catalog.commits()
     base = commits.load(identifier, Trust())
@@ -244,10 +237,8 @@ def move_or_copy(
     progress: EstimatedProgress | None = None,
 ) -> RelocationResult:
     """Copy an encrypted table to another location. ``EncryptedCatalog.relocate_table`` documents
-    the arguments and the errors.
-
-    There are eleven parameters: each optional one is a choice by itself, and is given by name.
-    """
+    the arguments and the errors. There are eleven parameters: each optional one is a choice by
+    itself, and is given by name."""
     if move and register_as is not None:
         raise ValueError("move and register_as exclude each other: pass one of them")
     table = catalog.load_table(identifier)

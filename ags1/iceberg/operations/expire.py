@@ -25,6 +25,7 @@ from typing import Any
 from pyiceberg.exceptions import ValidationException
 
 from ..spec.constants import MAIN_BRANCH
+from ..spec.properties import number_in
 from ..spec.table_keys import Requirement, Update, unmoved_refs
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
@@ -44,11 +45,9 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
-    """What an expiry commits, and afterwards which files it deletes.
-
-    Without ``updates`` there is nothing to commit. ``snapshot_ids`` are the snapshots to remove,
-    ``refs`` the names of the branches and tags to remove.
-    """
+    """What an expiry commits, and afterwards which files it deletes. Without ``updates`` there is
+    nothing to commit. ``snapshot_ids`` are the snapshots to remove, ``refs`` the names of the
+    branches and tags to remove."""
 
     updates: list[Update]
     requirements: list[Requirement]
@@ -117,12 +116,16 @@ def expire(
         raise ValueError(f"retain_last must be at least 1, not {retain_last}")
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     if older_than_ms is None:
-        older_than_ms = now_ms - _setting(properties, MAX_SNAPSHOT_AGE_MS)
+        older_than_ms = now_ms - number_in(
+            properties, MAX_SNAPSHOT_AGE_MS, _DEFAULTS[MAX_SNAPSHOT_AGE_MS]
+        )
     if retain_last is None:
-        retain_last = _setting(properties, MIN_SNAPSHOTS_TO_KEEP)
+        retain_last = number_in(properties, MIN_SNAPSHOTS_TO_KEEP, _DEFAULTS[MIN_SNAPSHOTS_TO_KEEP])
     snapshots = {s["snapshot-id"]: s for s in metadata.get("snapshots") or ()}
     refs = metadata.get("refs") or {}
-    retained_refs = _retained_refs(refs, snapshots, now_ms, _setting(properties, MAX_REF_AGE_MS))
+    retained_refs = _retained_refs(
+        refs, snapshots, now_ms, number_in(properties, MAX_REF_AGE_MS, _DEFAULTS[MAX_REF_AGE_MS])
+    )
     _check_ids(snapshot_ids, snapshots, retained_refs)
     retained: set[int] = set()
     reached: set[int] = set()
@@ -173,16 +176,6 @@ def _check_owns_files(metadata: Mapping[str, Any]) -> None:
             f"nothing can be expired or purged: the table's property {GC_ENABLED!r} is not true, "
             "so other tables may have its files too. Set it to true if no other table has them"
         )
-
-
-def _setting(properties: Mapping[str, str], name: str) -> int:
-    text = properties.get(name, str(_DEFAULTS[name]))
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(
-            f"the table property {name!r} is not a number but {text!r}: correct it"
-        ) from None
 
 
 def _retained_refs(

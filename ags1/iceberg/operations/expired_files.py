@@ -83,10 +83,8 @@ def find_expired_files(
     before: TableView, after: TableView, expired: list[_Snapshot], folders: TableFolders
 ) -> ExpiredFiles:
     """Return the files that the snapshots ``expired`` of ``before`` reach, and no snapshot of
-    ``after``. ``folders`` are the table's folders.
-
-    Raises KmsError, OSError, and what reading a snapshot of ``after`` raises.
-    """
+    ``after``. ``folders`` are the table's folders. Raises KmsError, OSError, and what reading a
+    snapshot of ``after`` raises."""
     with ThreadPoolExecutor(_THREADS) as pool:
         return _Search(before, after, expired, folders, pool).run()
 
@@ -167,10 +165,8 @@ class _Search:
     def _add_statistics(self) -> None:
         """Add the statistics files of expired snapshots."""
         ids = {snapshot["snapshot-id"] for snapshot in self._expired}
-        live = {
-            self._identity(entry["statistics-path"])
-            for _, entry in statistics_of(self._after.metadata)
-        }
+        of_living = statistics_of(self._after.metadata)
+        live = {self._identity(entry["statistics-path"]) for _, entry in of_living}
         for _, entry in statistics_of(self._before.metadata):
             location = entry["statistics-path"]
             identity = self._identity(location)

@@ -109,11 +109,9 @@ class Journal:
 
     def finished(self, files: Iterable[ContentFile]) -> dict[Identity, ContentFile]:
         """Return the new record of each of ``files`` that an earlier run has rewritten, by the
-        identity of the old one. The new file must exist and have the recorded size.
-
-        If a part cannot be decrypted, it is skipped, and its files are rewritten again. Raises
-        KmsError if the KMS cannot be asked, and OSError.
-        """
+        identity of the old one. The new file must exist and have the recorded size. If a part
+        cannot be decrypted, it is skipped, and its files are rewritten again. Raises KmsError if
+        the KMS cannot be asked, and OSError."""
         if not self._is_kept:
             return {}
         wanted = {(f.file_path, f.file_size_in_bytes, f.record_count): f for f in files}

@@ -27,15 +27,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyiceberg.table.locations import LocationProvider
-from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.metadata import TableMetadataUtil
 
 from ...errors import MetadataIntegrityError
-from ...keys.manager import (
-    DATA_KEY_LENGTH,
-    TABLE_KEY_ID,
-    EncryptionManager,
-    now_ms,
-)
+from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, EncryptionManager, now_ms
 from ..commit.updates import apply_updates
 from ..read.metadata import FORMAT_VERSION
 from ..read.records import DATA, ContentFile
@@ -111,18 +106,16 @@ class Migration:
         self._used: set[str] = set()
 
     def plan(self, metadata: Mapping[str, Any]) -> MigrationPlan:
-        """Return what a migration of the table with this metadata does. Writes nothing.
-
-        Raises ValueError if the table is encrypted already, or has other branches and tags than
-        main and ``drop_refs`` is false; NotImplementedError for ORC files and for a snapshot
-        without a manifest list; what reading manifests and delete files raises.
-        """
+        """Return what a migration of the table with this metadata does. Writes nothing. Raises
+        ValueError if the table is encrypted already, or has other branches and tags than main and
+        ``drop_refs`` is false; NotImplementedError for ORC files and for a snapshot without a
+        manifest list; what reading manifests and delete files raises."""
         refs = tuple(name for name in _refs(metadata) if name != MAIN_BRANCH)
         _check(metadata, () if self._drop_refs else refs)
         snapshot = _current_snapshot(metadata)
         if snapshot is None:
             return MigrationPlan(RewritePlan(), 0, refs)
-        parsed = _parsed(metadata)
+        parsed = TableMetadataUtil.parse_obj(with_types(metadata))
         files = TableFiles(self._io, self._manager)
         manifests = plain_manifests(snapshot, self._io)
         contents = read_snapshot(manifests, files, parsed, plain_reader(files, parsed))
@@ -131,12 +124,10 @@ class Migration:
         return MigrationPlan(plan, rows, refs)
 
     def produce(self, metadata: Mapping[str, Any]) -> MigrationCommit:
-        """Rewrite the files that are not rewritten yet; return the commit upon this metadata.
-
-        If another commit comes first, call this again with the new metadata. It does not rewrite a
+        """Rewrite the files that are not rewritten yet; return the commit upon this metadata. If
+        another commit comes first, call this again with the new metadata. It does not rewrite a
         file twice. Raises as ``plan``; what ``rewrite_file`` raises (MetadataIntegrityError if a
-        file has not as many rows as its manifest says); KmsError; OSError.
-        """
+        file has not as many rows as its manifest says); KmsError; OSError."""
         plan = self.plan(metadata)
         prefix = self._prefix(metadata)
         view = self._view(metadata, prefix)
@@ -300,10 +291,6 @@ def _current_snapshot(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
         f"the metadata has no snapshot {current}, which it names as the current one: restore an "
         "earlier metadata file"
     )
-
-
-def _parsed(metadata: Mapping[str, Any]) -> TableMetadata:
-    return TableMetadataUtil.parse_obj(with_types(metadata))
 
 
 def _requirements(metadata: Mapping[str, Any]) -> list[Update]:

@@ -56,11 +56,9 @@ def plain_reader(files: TableFiles, metadata: TableMetadata) -> TaskReader:
 
 
 def plain_manifests(snapshot: Mapping[str, Any], io: FileIO) -> list[PlainManifest]:
-    """Return the manifests of ``snapshot``, an entry of metadata.json.
-
-    Raises NotImplementedError for a snapshot without a manifest list, as early writers of version 1
-    wrote them; MetadataIntegrityError if the list cannot be parsed; OSError.
-    """
+    """Return the manifests of ``snapshot``, an entry of metadata.json. Raises NotImplementedError
+    for a snapshot without a manifest list, as early writers of version 1 wrote them;
+    MetadataIntegrityError if the list cannot be parsed; OSError."""
     location = snapshot.get("manifest-list")
     if location is None:
         raise NotImplementedError(

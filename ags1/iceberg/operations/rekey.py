@@ -63,11 +63,9 @@ class Choice:
 
 
 class Rekeying:
-    """Rewrites files with fresh keys, for one snapshot and all attempts to commit it.
-
-    The first attempt chooses the files. Later attempts do not rewrite them again, but apply the
-    deletes that the table has by then.
-    """
+    """Rewrites files with fresh keys, for one snapshot and all attempts to commit it. The first
+    attempt chooses the files. Later attempts do not rewrite them again, but apply the deletes that
+    the table has by then."""
 
     def __init__(self, rewriter: Rewriter, choice: Choice) -> None:
         self._rewriter = rewriter
@@ -75,11 +73,9 @@ class Rekeying:
         self._chosen: frozenset[Identity] | None = None
 
     def plan(self, view: TableView) -> RewritePlan:
-        """Return the files to rewrite in the view's snapshot. Writes nothing.
-
-        Raises ValueError if the filter names a column that the table does not have, and what
-        planning a scan and reading delete files raises.
-        """
+        """Return the files to rewrite in the view's snapshot. Writes nothing. Raises ValueError if
+        the filter names a column that the table does not have, and what planning a scan and reading
+        delete files raises."""
         return self._planned(view)[1]
 
     def change(self, view: TableView) -> FileChange:

@@ -109,11 +109,9 @@ def read_snapshot(
     metadata: TableMetadata,
     reader: TaskReader,
 ) -> Contents:
-    """Return the contents of a snapshot with these manifests.
-
-    Raises as planning a scan does, and ValidationException if the table has a file twice: the two
-    entries could not be distinguished.
-    """
+    """Return the contents of a snapshot with these manifests. Raises as planning a scan does, and
+    ValidationException if the table has a file twice: the two entries could not be
+    distinguished."""
 
     def live(manifest: ManifestFile) -> list[ManifestEntry]:
         return read_entries(manifest, files)
@@ -176,11 +174,9 @@ def plan_rewrite(contents: Contents, chosen: Collection[Identity]) -> RewritePla
 
 class Rewriter:
     """Rewrites files under fresh keys, each once, even if a commit has to be tried again.
-
     ``executor`` rewrites the files side by side; by default, as many threads do as there are CPUs.
     ``on_done`` is called after each file with the old and the new record, by one thread at a time.
-    ``rewritten`` has the new record of each file, by the old one's identity.
-    """
+    ``rewritten`` has the new record of each file, by the old one's identity."""
 
     def __init__(
         self,
@@ -194,17 +190,12 @@ class Rewriter:
         self._on_done = on_done
 
     def apply(
-        self,
-        plan: RewritePlan,
-        source: TableFiles,
-        locations: LocationProvider,
+        self, plan: RewritePlan, source: TableFiles, locations: LocationProvider
     ) -> tuple[list[ManifestEntry], list[ManifestEntry]]:
         """Rewrite the plan's files that are not rewritten yet, and write its vectors. Return the
-        manifest entries that add the files and the vectors to a snapshot.
-
-        Raises what ``RewriteExecutor.rewrite`` raises, for the first file that fails, and what
-        ``write_deletion_vectors`` raises. Finished files stay in ``rewritten``.
-        """
+        manifest entries that add the files and the vectors to a snapshot. Raises what
+        ``RewriteExecutor.rewrite`` raises, for the first file that fails, and what
+        ``write_deletion_vectors`` raises. Finished files stay in ``rewritten``."""
         files = [entry.file for entry in plan.files]
         missing = {f.identity: f for f in files if f.identity not in self.rewritten}
         if missing:

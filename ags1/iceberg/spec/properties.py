@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 FORMAT_VERSION_PROPERTY = "format-version"
@@ -26,3 +26,14 @@ def property_text(name: Any, value: Any) -> str:
     if not isinstance(name, str) or not isinstance(value, str | int | float):
         raise ValueError(f"the property {name!r} is no text")
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def number_in(properties: Mapping[str, str], name: str, default: int) -> int:
+    """Return a property that is a whole number. Raises ValueError if it is something else."""
+    text = properties.get(name, default)
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            f"the table property {name!r} is not a number but {text!r}: correct it"
+        ) from None

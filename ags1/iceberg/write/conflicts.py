@@ -40,10 +40,10 @@ class ConflictError(ValidationException):
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a change has read: the rows for which ``row_filter`` (unbound) is true.
+    """What a change has read: the rows for which ``row_filter`` (unbound) is true. ``files`` are
+    the paths of the data files that may have such rows, in the version that the change was made
+    for. ``field_ids`` are the columns that the filter names there (``columns_of``).
 
-    ``files`` are the paths of the data files that may have such rows, in the version that the
-    change was made for. ``field_ids`` are the columns that the filter names there (``columns_of``).
     ``rewrites`` is true if some of these files are rewritten: an equality delete that others commit
     meanwhile would not apply to the new files. If ``operation`` is OVERWRITE, the table's property
     ``write.update.isolation-level`` counts, otherwise ``write.delete.isolation-level``.
@@ -73,9 +73,7 @@ def find_conflict(
     read: Read, snapshots: Iterable[Changes], schema: Schema, isolation: IsolationLevel
 ) -> str | None:
     """Return the reason why a change cannot be committed after these snapshots; None if it can.
-
-    ``schema`` is the table's current one. Raises ValueError if it lacks a column of the filter.
-    """
+    ``schema`` is the table's current one. Raises ValueError if it lacks a column of the filter."""
     if columns_of(read.row_filter, schema, read.case_sensitive) != read.field_ids:
         return (
             "another writer has renamed columns, so the filter of this change now names other "
@@ -121,10 +119,10 @@ def new_deletes(changes: Changes, may_match: MayMatch, read: Read) -> str | None
     """Find added deletes of rows that the change has read. A data file has only one deletion
     vector; if the change's vector lacks these rows, they come back.
 
-    If a delete file is of one data file, it counts if the change has read that. Any other counts
-    unless its metrics rule out a match, and always if the change rewrites files, because then other
-    rows than those of the filter matter. A snapshot that only rewrites files (REPLACE) deletes no
-    rows, but may add deletion vectors.
+    A delete file of one data file counts if the change has read that. Any other counts unless its
+    metrics rule out a match, and always if the change rewrites files, because then other rows than
+    those of the filter matter. A snapshot that only rewrites files (REPLACE) deletes no rows, but
+    may add deletion vectors.
     """
 
     def counts(file: ContentFile) -> bool:

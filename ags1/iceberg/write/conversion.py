@@ -13,6 +13,7 @@ follows the Iceberg specification, "Default values" and "Schema Evolution". It d
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
@@ -66,10 +67,9 @@ class _WellKnownBinary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has n
 
 
 class RowConversion:
-    """Converts batches of the schema ``provided`` to rows of ``schema``.
-
-    ``arrow_schema`` is the schema of the rows, with Parquet's field IDs. With ``keep_unknown``, it
-    has the columns of type ``unknown``, which Parquet files do not have.
+    """Converts batches of the schema ``provided`` to rows of ``schema``. ``arrow_schema`` is the
+    schema of the rows, with Parquet's field IDs. With ``keep_unknown``, it has the columns of type
+    ``unknown``, which Parquet files do not have.
 
     Raises ValueError if ``provided`` does not fit, PyIceberg's UnsupportedPyArrowTypeException for
     a type that no column has, and NotImplementedError for what cannot be written.
@@ -114,26 +114,23 @@ class RowConversion:
             fields = self._written(kind)
             if not fields:
                 raise NotImplementedError(f"{path or 'the table'} has no column that is stored")
-            by_name = _fields_by_name(source)
-            return pa.struct(
-                [
-                    self._arrow_field(
-                        f, make_compatible_name(f.name), by_name.get(f.name), _join(path, f.name)
-                    )
-                    for f in fields
-                ]
-            )
+            given = _fields_by_name(source)
+            inner = [self._arrow_field(f, given.get(f.name), _join(path, f.name)) for f in fields]
+            return pa.struct(inner)
         if isinstance(kind, ListType):
+            if isinstance(kind.element_type, UnknownType):
+                raise NotImplementedError(f"column {path!r}: a list of unknown is not stored")
             element = source.value_field if source is not None and _is_list(source) else None
-            make = pa.large_list if _is_large_list(source) else pa.list_
-            return make(self._arrow_field(kind.element_field, "element", element, path))
+            is_large = source is not None and pa.types.is_large_list(source)
+            make = pa.large_list if is_large else pa.list_
+            return make(self._arrow_field(kind.element_field, element, path))
         if isinstance(kind, MapType):
             key = item = None
             if source is not None and pa.types.is_map(source):
                 key, item = source.key_field, source.item_field
             return pa.map_(
-                self._arrow_field(kind.key_field, "key", key, path),
-                self._arrow_field(kind.value_field, "value", item, path),
+                self._arrow_field(kind.key_field, key, path),
+                self._arrow_field(kind.value_field, item, path),
             )
         if isinstance(kind, StringType) and source == pa.string():
             return pa.string()
@@ -148,15 +145,12 @@ class RowConversion:
             return pa.large_binary() if self._keep_unknown else _WellKnownBinary.of(kind)
         return schema_to_pyarrow(kind)
 
-    def _arrow_field(
-        self, field: NestedField, name: str, source: pa.Field | None, path: str
-    ) -> pa.Field:
-        if isinstance(field.field_type, UnknownType) and name == "element":
-            raise NotImplementedError(f"column {path!r}: a list of unknown is not stored")
+    def _arrow_field(self, field: NestedField, source: pa.Field | None, path: str) -> pa.Field:
         kind = self._arrow_type(field.field_type, None if source is None else source.type, path)
         metadata = {PARQUET_FIELD_ID: str(field.field_id).encode()}
         if field.doc:
             metadata[b"doc"] = field.doc.encode()
+        name = make_compatible_name(field.name)
         return pa.field(name, kind, nullable=field.optional, metadata=metadata)
 
     # -- values
@@ -263,22 +257,17 @@ def as_batches(data: Rows) -> tuple[pa.Schema | None, Iterator[pa.RecordBatch]]:
         raise TypeError(
             f"an Arrow table, record batch reader or record batches are needed, not {data!r:.60}"
         )
-    batches = iter(data)
+    batches = map(_checked_batch, data)
     first = next(batches, None)
     if first is None:
         return None, iter(())
+    return first.schema, itertools.chain([first], batches)
 
-    def all_of() -> Iterator[pa.RecordBatch]:
-        batch = first
-        while batch is not None:
-            if not isinstance(batch, pa.RecordBatch):
-                raise TypeError(f"a record batch is needed, not {type(batch).__name__}")
-            yield batch
-            batch = next(batches, None)
 
-    if not isinstance(first, pa.RecordBatch):
-        raise TypeError(f"a record batch is needed, not {type(first).__name__}")
-    return first.schema, all_of()
+def _checked_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if not isinstance(batch, pa.RecordBatch):
+        raise TypeError(f"a record batch is needed, not {type(batch).__name__}")
+    return batch
 
 
 def _refuse_left_out(
@@ -352,8 +341,7 @@ def _plain_list(values: pa.Array) -> pa.Array:
     """Return the list array with offsets, which lists of a fixed size lack."""
     if isinstance(values, pa.ListArray | pa.LargeListArray):
         return values
-    field = values.type.value_field
-    return values.cast(pa.list_(field))
+    return values.cast(pa.list_(values.type.value_field))
 
 
 def _without_ids(schema: pa.Schema) -> pa.Schema:
@@ -389,10 +377,6 @@ def _is_list(kind: pa.DataType) -> bool:
 def _is_wkb(kind: pa.DataType) -> bool:
     """Return whether this is the extension type of GeoArrow's libraries for geometries."""
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == WKB
-
-
-def _is_large_list(kind: pa.DataType | None) -> bool:
-    return kind is not None and bool(pa.types.is_large_list(kind))
 
 
 def _join(path: str, name: str) -> str:

@@ -41,11 +41,8 @@ _MODES = {"copy-on-write": True, "merge-on-read": False}
 
 def is_copy_on_write(properties: Mapping[str, str], command: str) -> bool:
     """Return whether a command (``delete``, ``update``, ``merge``) rewrites files, according to the
-    table's ``write.{command}.mode``.
-
-    The default is merge-on-read (deletion vectors); Spark's is copy-on-write. Raises ValueError for
-    an unknown mode.
-    """
+    table's ``write.{command}.mode``. The default is merge-on-read (deletion vectors); Spark's is
+    copy-on-write. Raises ValueError for an unknown mode."""
     mode = properties.get(f"write.{command}.mode", "merge-on-read")
     if mode.lower() not in _MODES:
         raise ValueError(f"Unknown row-level operation mode: {mode} (write.{command}.mode)")
@@ -55,12 +52,10 @@ def is_copy_on_write(properties: Mapping[str, str], command: str) -> bool:
 def rewrite_without(
     view: TableView, plan: DeletePlan, output: TableOutput, committed_sequence_number: int
 ) -> list[ContentFile]:
-    """Rewrite the files that lose some of their rows by a plan; return the new files.
-
-    Each new file has rows of one old file only. ``committed_sequence_number`` is the last one in
-    the catalog: rows of later files have no IDs yet that they could keep. About half a GiB of rows
-    is held in memory. Raises what reading and ``write_rows`` raise; then no new file is left.
-    """
+    """Rewrite the files that lose some of their rows by a plan; return the new files. Each new file
+    has rows of one old file only. ``committed_sequence_number`` is the last one in the catalog:
+    rows of later files have no IDs yet that they could keep. About half a GiB of rows is held in
+    memory. Raises what reading and ``write_rows`` raise; then no new file is left."""
     check_readable(view.schema, "set the property write.delete.mode to merge-on-read")
     for field in _LINEAGE:
         if field.name in view.schema.column_names:
@@ -77,10 +72,7 @@ def rewrite_without(
     # Arrow may read a type differently from file to file, such as string and large_string.
     provided = first[1].schema
     with DataFileWriter(
-        WritePlan(_with_lineage_columns(view.metadata)),
-        provided,
-        view,
-        output,
+        WritePlan(_with_lineage_columns(view.metadata)), provided, view, output
     ) as writer:
         groups = itertools.groupby(itertools.chain([first], rows), key=itemgetter(0))
         for _, of_file in groups:

@@ -24,7 +24,6 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -122,10 +121,8 @@ class _Gathered:
 
 class DataFileWriter:
     """Writes data files from record batches of the schema ``provided``; see ``write_rows``.
-
     ``view`` has the keys and the locations of the table. This is a context manager: when its block
-    ends, ``files`` has the records; if the block raises, no file is left. One thread may use it.
-    """
+    ends, ``files`` has the records; if the block raises, no file is left. One thread may use it."""
 
     def __init__(
         self,
@@ -213,12 +210,7 @@ class DataFileWriter:
     def __enter__(self) -> DataFileWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.abort()
             return

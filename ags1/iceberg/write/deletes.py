@@ -79,10 +79,9 @@ class DeletePlan:
     ``dropped`` are the data files that are removed. ``vectors`` has by a data file's path the
     positions of all its deleted rows, the earlier ones included, and its entry; ``changed`` are the
     tasks that read these files. ``superseded`` are the deletion vectors and position delete files
-    that are removed, because their data files are or because new vectors have their positions.
-    ``matched_rows`` is the number of deleted rows. If a file was dropped unread, it includes rows
-    that position or equality delete files had deleted already. ``read`` are the paths of the data
-    files that may have rows that match.
+    that are not needed any more. ``matched_rows`` is the number of deleted rows; if a file was
+    dropped unread, it includes rows that delete files had deleted already. ``read`` are the paths
+    of the data files that may have rows that match.
     """
 
     dropped: list[ManifestEntry] = field(default_factory=list)
@@ -101,13 +100,10 @@ class DeletePlan:
 def find_deletes(
     view: TableView, row_filter: BooleanExpression, *, case_sensitive: bool = True
 ) -> DeletePlan:
-    """Return what changes in the view's snapshot if the rows for which ``row_filter`` (unbound) is
-    true are deleted. If there is no snapshot, nothing does.
-
-    Raises ValueError if the table does not have a column of the filter, NotEncryptedError,
-    MetadataIntegrityError, AuthenticationError, TruncatedError and KmsError as reading does, and
-    NotImplementedError for ORC.
-    """
+    """Return what changes in the view's snapshot, if there is one, if the rows for which
+    ``row_filter`` (unbound) is true are deleted. Raises ValueError if the table does not have a
+    column of the filter, NotEncryptedError, MetadataIntegrityError, AuthenticationError,
+    TruncatedError and KmsError as reading does, and NotImplementedError for ORC."""
     as_meant = as_sql(row_filter, view.schema, case_sensitive=case_sensitive)
     bound = bind(view.schema, as_meant, case_sensitive=case_sensitive)
     planner = _Planner(
@@ -186,10 +182,8 @@ class _Planner(EncryptedPlanner):
 
 def _superseded(affected: list[FileScanTask], reader: TaskReader) -> list[ContentFile]:
     """Return the delete files that are not needed any more when the affected data files are dropped
-    or have a new vector.
-
-    If a position delete file also names other data files, it stays, as in Java.
-    """
+    or have a new vector. If a position delete file also names other data files, it stays, as in
+    Java."""
     covered = {task.file.file_path for task in affected}
     superseded: dict[ContentFile, None] = {}
     for delete in (d for task in affected for d in cast("set[ContentFile]", task.delete_files)):
@@ -203,10 +197,8 @@ def _superseded(affected: list[FileScanTask], reader: TaskReader) -> list[Conten
 
 def _all_rows_match(task: FileScanTask, schema: Schema, case_sensitive: bool) -> bool:
     """Return whether a file's partition and metrics say that the filter is true for all rows.
-
     PyIceberg takes a missing count for 0. Here a file without counts of the filter's columns must
-    be read.
-    """
+    be read."""
     file, residual = task.file, task.residual
     field_ids = extract_field_ids(bind(schema, residual, case_sensitive=case_sensitive))
     top_level = {f.field_id: f.field_type for f in schema.fields}
@@ -214,9 +206,8 @@ def _all_rows_match(task: FileScanTask, schema: Schema, case_sensitive: bool) ->
         kind = top_level.get(field_id)
         if not isinstance(kind, _BOUNDED_TYPES) or field_id not in (file.null_value_counts or {}):
             return False
-        if isinstance(kind, FloatType | DoubleType) and field_id not in (
-            file.nan_value_counts or {}
-        ):
+        is_float = isinstance(kind, FloatType | DoubleType)
+        if is_float and field_id not in (file.nan_value_counts or {}):
             return False
     return StrictMetricsEvaluator(schema, residual, case_sensitive).eval(file)
 

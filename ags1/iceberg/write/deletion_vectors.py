@@ -40,9 +40,9 @@ def write_deletion_vectors(
     """Write a Puffin file of deletion vectors under a fresh key; return the vectors' records.
 
     ``vectors`` has by a data file's path the positions of its deleted rows and its record, in the
-    order in which they are written. A vector is in the partition of its data file. If there are no
-    vectors, nothing is written. Raises ValueError if a record is not of the file that its key
-    names, and what ``TableOutput.write_encrypted`` raises.
+    order in which they are written; each vector is in the partition of its data file. No vectors
+    need no file. Raises ValueError if a record is not of the file that its key names, and what
+    ``TableOutput.write_encrypted`` raises.
     """
     if not vectors:
         return []
@@ -54,6 +54,7 @@ def write_deletion_vectors(
                 f"the deletion vector of {path} has the record of {data_file.file_path}"
             )
         blob = vector_blob(positions)
+        properties = {PROPERTY_REFERENCED_DATA_FILE: path, CARDINALITY: str(len(positions))}
         blobs.append(
             {
                 "type": VECTOR_TYPE,
@@ -62,14 +63,13 @@ def write_deletion_vectors(
                 "sequence-number": _INHERITED,
                 "offset": len(payload),
                 "length": len(blob),
-                "properties": {
-                    PROPERTY_REFERENCED_DATA_FILE: path,
-                    CARDINALITY: str(len(positions)),
-                },
+                "properties": properties,
             }
         )
         payload += blob
-    payload += _footer({"blobs": blobs, "properties": {"created-by": f"ags1 {__version__}"}})
+    footer = {"blobs": blobs, "properties": {"created-by": f"ags1 {__version__}"}}
+    text = json.dumps(footer, separators=(",", ":"), ensure_ascii=False).encode()
+    payload += PUFFIN_MAGIC + text + struct.pack("<i", len(text)) + _NO_FLAGS + PUFFIN_MAGIC
     km = output.write_encrypted(location, bytes(payload), manager.new_file_key())
     assert km.file_length is not None
     return [
@@ -94,8 +94,3 @@ def vector_blob(positions: BitMap64) -> bytes:
     """Return a deletion vector as a blob of a Puffin file: length, magic, bitmap, CRC-32."""
     data = VECTOR_MAGIC + BitMap64(positions, optimize=True).serialize()
     return struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
-
-
-def _footer(content: Mapping[str, Any]) -> bytes:
-    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
-    return PUFFIN_MAGIC + text + struct.pack("<i", len(text)) + _NO_FLAGS + PUFFIN_MAGIC

@@ -39,11 +39,9 @@ _Finished: TypeAlias = "tuple[KeyMetadata, tuple[int, ...] | None]"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NewFiles:
-    """How and where the new files of one write are made. Threads may share it.
-
-    ``arrow_schema`` is the schema of the rows in the files. ``name_stem`` becomes part of the
-    files' names; no other write may have the same.
-    """
+    """How and where the new files of one write are made. Threads may share it. ``arrow_schema`` is
+    the schema of the rows in the files. ``name_stem`` becomes part of the files' names; no other
+    write may have the same."""
 
     plan: WritePlan
     arrow_schema: pa.Schema
@@ -62,11 +60,9 @@ class NewFiles:
 
 
 class FileWriter:
-    """A data file under construction. One thread at a time may use it.
-
-    ``partition`` has the partition's values. ``first_rows`` are the first rows that will be
-    written; they decide which columns get a dictionary.
-    """
+    """A data file under construction. One thread at a time may use it. ``partition`` has the
+    partition's values. ``first_rows`` are the first rows that will be written; they decide which
+    columns get a dictionary."""
 
     def __init__(
         self, new_files: NewFiles, partition: tuple[Any, ...], first_rows: pa.Table
@@ -76,7 +72,7 @@ class FileWriter:
         self._partition = partition
         self._location = new_files.new_location(partition)
         self._row_count = 0
-        self._metrics = plan.metrics.collector()
+        self._metrics = MetricsCollector(plan.metrics)
         self._cleanup = ExitStack()
         km = new_files.manager.new_file_key()
         file = self._cleanup.enter_context(new_files.output.create(self._location))
@@ -119,16 +115,11 @@ class FileWriter:
             partition=self._partition,
             record_count=self._row_count,
             file_size_in_bytes=km.file_length,
-            column_sizes=metrics.column_sizes,
-            value_counts=metrics.value_counts,
-            null_value_counts=metrics.null_value_counts,
-            nan_value_counts=metrics.nan_value_counts,
-            lower_bounds=metrics.lower_bounds,
-            upper_bounds=metrics.upper_bounds,
             key_metadata=km.to_bytes(),
             split_offsets=split_offsets,
             sort_order_id=0 if order is None else order.order_id,
             spec_id=self._plan.spec.spec_id,
+            **metrics._asdict(),
         )
 
     def abort(self) -> None:
@@ -221,7 +212,6 @@ def _has_repetitions(column: pa.ChunkedArray) -> bool:
 
 
 def _leaf_paths(name: str, kind: pa.DataType) -> Iterator[str]:
-    """Yield the paths of a column's leaf columns."""
     if pa.types.is_map(kind):
         yield from _leaf_paths(f"{name}.key_value.key", kind.key_type)
         yield from _leaf_paths(f"{name}.key_value.value", kind.item_type)

@@ -28,21 +28,15 @@ def check_unchanged(read: Read | None, start: EncryptedSnapshot | None, view: Ta
     if read is None or view.snapshot == start:
         return
     conflict = find_conflict(
-        read,
-        changes_since(start, view),
-        view.schema,
-        view.parsed.isolation_level(read.operation),
+        read, changes_since(start, view), view.schema, view.parsed.isolation_level(read.operation)
     )
     if conflict is not None:
         raise ConflictError(conflict)
 
 
 def changes_since(start: EncryptedSnapshot | None, view: TableView) -> Iterator[Changes]:
-    """Yield what each snapshot of the view's branch has changed since ``start``, newest first. If
-    ``start`` is None (the table was empty), all snapshots count.
-
-    Raises ConflictError as ``snapshots_since``, and as reading manifests does.
-    """
+    """Yield what each snapshot of the view's branch has changed since ``start`` (None: since the
+    beginning), newest first. Raises as ``snapshots_since`` and as reading manifests does."""
     return (_changes_of(snapshot, view) for snapshot in snapshots_since(start, view))
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 from uuid import UUID
 
 from pyiceberg.conversions import to_bytes
@@ -53,18 +53,6 @@ from ..read.snapshots import EncryptedManifest
 from ..storage.output import TableOutput
 from .manifest_schemas import MANIFEST_FILE, entry_type
 
-__all__ = [
-    "DATA_MANIFEST",
-    "DEFAULT_TARGET_SIZE",
-    "DELETE_MANIFEST",
-    "NewManifests",
-    "NewSnapshot",
-    "schema_of_spec",
-    "write_manifest",
-    "write_manifest_list",
-    "write_manifests",
-]
-
 # The content of a manifest. A manifest of deletes has position and equality deletes.
 DATA_MANIFEST, DELETE_MANIFEST = 0, 1
 
@@ -72,17 +60,16 @@ DATA_MANIFEST, DELETE_MANIFEST = 0, 1
 DEFAULT_TARGET_SIZE = 8 << 20
 _ENTRIES_PER_CHECK = 250
 
+_Values: TypeAlias = "tuple[Any, ...]"
 _OF_POSITION_DELETES = ("referenced_data_file", "content_offset", "content_size_in_bytes")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NewManifests:
-    """How one snapshot writes the manifests of one partition spec and content.
-
-    ``schema`` gives the types of ``spec`` (see ``schema_of_spec``); ``schema_json`` is the same
-    schema as in metadata.json. ``content`` is DATA_MANIFEST or DELETE_MANIFEST. ``codec`` is a
-    value of ``write.manifest.compression-codec``: gzip (deflate), zstd, snappy or uncompressed.
-    """
+    """How one snapshot writes the manifests of one partition spec and content. ``schema`` gives the
+    types of ``spec`` (see ``schema_of_spec``); ``schema_json`` is the same schema as in
+    metadata.json. ``content`` is DATA_MANIFEST or DELETE_MANIFEST. ``codec`` is gzip (deflate),
+    zstd, snappy or uncompressed."""
 
     output: TableOutput
     manager: EncryptionManager
@@ -110,10 +97,10 @@ def write_manifest(
 ) -> EncryptedManifest:
     """Write one manifest under a fresh key; return its entry for the manifest list.
 
-    An ADDED entry without a snapshot ID gets ``new.snapshot_id``. It may lack sequence numbers; it
-    then has the snapshot's after the commit. All other entries must have both. Row IDs are written
-    as they are. In the returned record, the sequence number is None; ``write_manifest_list`` writes
-    the snapshot's. So is the smallest sequence number if no live entry has one.
+    An ADDED entry without a snapshot ID gets ``new.snapshot_id``. If it lacks sequence numbers, it
+    has the snapshot's after the commit; all other entries must have both. Row IDs are written as
+    they are. In the returned record, the sequence number is None, and so is the smallest one if no
+    live entry has one: ``write_manifest_list`` writes the snapshot's.
 
     Raises ValueError if an entry does not belong in this manifest or has an impossible value, or if
     its key has another file length or, for a new file, none; NotEncryptedError if a delete file has
@@ -133,8 +120,7 @@ def write_manifests(
 ) -> list[EncryptedManifest]:
     """Write as many manifests of ``target_size`` (``commit.manifest.target-size-bytes``) as the
     entries need; no entries need none. ``new_location`` makes their locations. Raises as
-    ``write_manifest``; the manifests written before that are in ``output.written``.
-    """
+    ``write_manifest``; the manifests written before that are in ``output.written``."""
     manifests = []
     waiting = iter(entries)
     while (first := next(waiting, None)) is not None:
@@ -157,11 +143,9 @@ def write_manifest_list(
     length, and the next free row ID.
 
     Data manifests without row IDs get them in order, from ``snapshot.first_row_id`` on, one for
-    each existing and added row. So the difference between the next free row ID and the first is the
-    snapshot's ``added-rows``. Manifests without a sequence number get the snapshot's.
-
-    Raises ValueError if a manifest of another snapshot has no sequence number, if a manifest is
-    named twice, or for an impossible value; NotEncryptedError if a manifest has no key; and what
+    each existing and added row. Manifests without a sequence number get the snapshot's. Raises
+    ValueError if a manifest of another snapshot has no sequence number, if a manifest is named
+    twice, or for an impossible value; NotEncryptedError if a manifest has no key; and what
     ``TableOutput.create`` raises.
     """
     parent = snapshot.parent_snapshot_id
@@ -193,11 +177,9 @@ def write_manifest_list(
 
 
 def schema_of_spec(spec: PartitionSpec, schemas: Sequence[Schema]) -> Schema:
-    """Return the schema of a table that has the types of a partition spec.
-
-    ``schemas`` are all schemas of the table, in order. The current one may lack dropped columns. So
-    this is the last one with all columns of the spec or, if there is none, with most of them.
-    """
+    """Return the one of a table's ``schemas`` (all, in order) that has the types of a partition
+    spec. The current one may lack dropped columns. So this is the last one with all columns of the
+    spec or, if there is none, with most of them."""
     if not schemas:
         raise ValueError("a table has a schema")
     wanted = {field.source_id for field in spec.fields}
@@ -305,7 +287,6 @@ def _check_entry(entry: ManifestEntry, snapshot_id: int) -> None:
 
 
 def _check_file(file: ContentFile, new: NewManifests, *, is_new: bool) -> None:
-    """Raise ValueError or NotEncryptedError unless the file belongs in such a manifest."""
     path, spec = file.file_path, new.spec
     of_data = new.content == DATA_MANIFEST
     if (file.content == DATA) != of_data or file.content not in (0, 1, 2):
@@ -335,9 +316,7 @@ def _check_file(file: ContentFile, new: NewManifests, *, is_new: bool) -> None:
         )
 
 
-def _entry_values(
-    entry: ManifestEntry, snapshot_id: int, partition: tuple[Any, ...]
-) -> tuple[Any, ...]:
+def _entry_values(entry: ManifestEntry, snapshot_id: int, partition: _Values) -> _Values:
     file = entry.file
     fields = {**file.fields(), "partition": partition, "key_metadata": file.key_bytes}
     fields["file_format"] = file.stored_format.name
@@ -375,17 +354,11 @@ def _check_manifest(manifest: EncryptedManifest, snapshot_id: int) -> None:
         )
 
 
-def _manifest_values(
-    manifest: EncryptedManifest, sequence_number: int, first_row_id: int | None
-) -> tuple[Any, ...]:
-    fields = {
-        **manifest.fields(),
-        "key_metadata": manifest.key_bytes,
-        "first_row_id": first_row_id,
-    }
+def _manifest_values(manifest: EncryptedManifest, number: int, first_row_id: int | None) -> _Values:
+    fields = {**manifest.fields(), "key_metadata": manifest.key_bytes, "first_row_id": first_row_id}
     for name in ("sequence_number", "min_sequence_number"):
         if fields[name] is None:
-            fields[name] = sequence_number
+            fields[name] = number
     if manifest.partitions is not None:
         fields["partitions"] = [
             (s.contains_null, s.contains_nan, s.lower_bound, s.upper_bound)
@@ -398,11 +371,9 @@ def _manifest_values(
 
 
 class _PartitionField:
-    """One partition field of a manifest under construction, with its summary so far.
-
-    Values are compared as in Java's ``PartitionSummary``: text by code points, bytes unsigned, -0.0
-    before 0.0.
-    """
+    """One partition field of a manifest under construction, with its summary so far. Values are
+    compared as in Java's ``PartitionSummary``: text by code points, bytes unsigned, -0.0 before
+    0.0."""
 
     def __init__(self, partition_type: IcebergType) -> None:
         self._type = partition_type

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -62,8 +62,7 @@ _MAX_FOOTER_BOUND = 4096
 _FIRST_SURROGATE, _LAST_SURROGATE = 0xD800, 0xDFFF
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnMetrics:
+class ColumnMetrics(NamedTuple):
     """The metrics of a file by field id. Bounds are serialized as in the specification, "Appendix
     D: Single-value serialization"."""
 
@@ -112,30 +111,17 @@ class _Leaf:
         return pc.struct_field(column, list(self.path[1:])) if len(self.path) > 1 else column
 
 
-class MetricsPlan:
-    """Which metrics a table wants of the columns of ``schema``.
-
-    With ``keep_unknown``, files have the columns of type ``unknown``. Raises ValueError for an
-    invalid mode.
-    """
-
-    def __init__(
-        self,
-        schema: Schema,
-        properties: Mapping[str, str],
-        sort_order: SortOrder | None = None,
-        *,
-        keep_unknown: bool = False,
-    ) -> None:
-        modes = _modes(schema, properties, sort_order)
-        self.leaves = [
-            _Leaf(field_id, kind, modes.get(field_id, _NONE), path)
-            for field_id, kind, path in _leaves(schema.as_struct(), (), keep_unknown)
-        ]
-
-    def collector(self) -> MetricsCollector:
-        """Return a new collector for the metrics of one file."""
-        return MetricsCollector(self.leaves)
+def measured_columns(
+    schema: Schema, properties: Mapping[str, str], order: SortOrder, *, keep_unknown: bool
+) -> list[_Leaf]:
+    """Return the columns of ``schema`` with the metrics that a table wants of each, for a
+    ``MetricsCollector``. With ``keep_unknown``, files have the columns of type ``unknown``. Raises
+    ValueError for an invalid mode."""
+    modes = _modes(schema, properties, order)
+    return [
+        _Leaf(field_id, kind, modes.get(field_id, _NONE), path)
+        for field_id, kind, path in _leaves(schema.as_struct(), (), keep_unknown)
+    ]
 
 
 class MetricsCollector:
@@ -239,9 +225,8 @@ class MetricsCollector:
 
 
 def _modes(
-    schema: Schema, properties: Mapping[str, str], order: SortOrder | None
+    schema: Schema, properties: Mapping[str, str], order: SortOrder
 ) -> dict[int, MetricsMode]:
-    """Return the mode of each primitive column, by its field id."""
     ids = {field_id: schema.find_column_name(field_id) for field_id in schema.field_ids}
     configured = properties.get(_DEFAULT)
     if configured is not None:
@@ -253,7 +238,7 @@ def _modes(
         modes = dict.fromkeys(ids, default)
         if default == _NONE:
             modes.update(dict.fromkeys(_first_primitives(schema.as_struct(), most), _TRUNCATED))
-    for field in order.fields if order else ():
+    for field in order.fields:
         if field.transform.preserves_order and field.source_id in ids:
             modes[field.source_id] = _TRUNCATED if default in (_NONE, _COUNTS) else default
     by_name = {name: field_id for field_id, name in ids.items()}

@@ -88,12 +88,10 @@ class RowsPartition(PartitionKey):
 
 
 class Partitioner:
-    """Splits rows by a partition spec. The rows have the columns of ``schema`` as files have them.
-
-    With ``keep_unknown``, the rows have the columns of type ``unknown``. Raises NotImplementedError
-    for an unknown transform, and ValueError for one whose column does not exist or has a type that
-    the transform is not for.
-    """
+    """Splits rows by a partition spec. The rows have the columns of ``schema`` as files have them:
+    with ``keep_unknown`` also those of type ``unknown``. Raises NotImplementedError for an unknown
+    transform, and ValueError for one whose column does not exist or has a type that the transform
+    is not for."""
 
     def __init__(self, spec: PartitionSpec, schema: Schema, *, keep_unknown: bool = False) -> None:
         self._spec = spec
@@ -129,10 +127,8 @@ class Partitioner:
         ends = np.cumsum(np.bincount(groups))[:-1]
         # These are copies. A slice would keep the whole batch in memory until it is written.
         for indices in np.split(order, ends):
-            yield (
-                self._values(keys, int(indices[0])),
-                pc.take(rows, pa.array(indices), boundscheck=False),
-            )
+            part = pc.take(rows, pa.array(indices), boundscheck=False)
+            yield self._values(keys, int(indices[0])), part
 
     def _values(self, keys: Mapping[int, pa.Array], row: int) -> tuple[Any, ...]:
         return tuple(
@@ -141,9 +137,7 @@ class Partitioner:
         )
 
 
-def sort_rows(
-    rows: pa.Table, order: SortOrder, schema: Schema, *, keep_unknown: bool = False
-) -> pa.Table:
+def sort_rows(rows: pa.Table, order: SortOrder, schema: Schema, *, keep_unknown: bool) -> pa.Table:
     """Return the rows in a table's sort order. The sort is stable; NaN is above all numbers."""
     batches = rows.to_batches()
     if not batches:
@@ -152,7 +146,9 @@ def sort_rows(
     directions: list[str] = []
     for field in order.fields:
         term = _Term(field.transform, field.source_id, schema, keep_unknown)
-        key = pa.chunked_array([_sortable(term.of(batch)) for batch in batches])
+        key = pa.chunked_array([term.of(batch) for batch in batches])
+        if pa.types.is_boolean(key.type):
+            key = key.cast(pa.int8())
         is_ascending = field.direction == SortDirection.ASC
         direction = "ascending" if is_ascending else "descending"
         if key.null_count:
@@ -202,10 +198,7 @@ class _Term:
             raise NotImplementedError(f"the transform {transform!r} is not supported")
         if not transform.can_transform(self._source):
             raise ValueError(f"the transform {transform} cannot be applied to {self._source}")
-        if (
-            getattr(transform, "num_buckets", 1) > _MAX_INT
-            or getattr(transform, "width", 1) > _MAX_INT
-        ):
+        if getattr(transform, "num_buckets", getattr(transform, "width", 1)) > _MAX_INT:
             raise ValueError(f"the number in the transform {transform} is above {_MAX_INT}")
         self.kind = transform.result_type(self._source)
         # Parquet files do not have such a column, so no position in the rows is asked for.
@@ -229,7 +222,8 @@ class _Term:
         if isinstance(transform, BucketTransform):
             return _buckets(source, column, transform.num_buckets)
         if isinstance(source, _INTEGERS):
-            return _mapped(column, self._of_integers, _RESULT_OF_INTEGERS.get(type(transform)))
+            kind = pa.int32() if isinstance(transform, _OF_TIMES) else column.type
+            return _mapped(column, self._of_integers, kind)
         assert isinstance(transform, TruncateTransform)
         if isinstance(source, StringType):
             return pc.utf8_slice_codeunits(column, 0, transform.width)
@@ -252,22 +246,8 @@ class _Term:
         return months if isinstance(transform, MonthTransform) else months // 12
 
 
-_TRANSFORMS = (
-    IdentityTransform,
-    BucketTransform,
-    TruncateTransform,
-    YearTransform,
-    MonthTransform,
-    DayTransform,
-    HourTransform,
-)
-# The results of other transforms have the type of their source.
-_RESULT_OF_INTEGERS: Mapping[type[Transform[Any, Any]], pa.DataType] = {
-    YearTransform: pa.int32(),
-    MonthTransform: pa.int32(),
-    DayTransform: pa.int32(),
-    HourTransform: pa.int32(),
-}
+_OF_TIMES = (YearTransform, MonthTransform, DayTransform, HourTransform)
+_TRANSFORMS = (IdentityTransform, BucketTransform, TruncateTransform, *_OF_TIMES)
 
 
 def _path(
@@ -302,7 +282,6 @@ def _plain(kind: IcebergType, column: pa.Array) -> pa.Array:
 
 
 def _buckets(source: PrimitiveType, column: pa.Array, count: int) -> pa.Array:
-    """Return the buckets of a column of physical values."""
     if pa.types.is_decimal(column.type):
         buckets = _transforms.bucket_decimals(_memory(column, 16), count)
         return _with_nulls_of(column, buckets, pa.int32())
@@ -342,11 +321,10 @@ def _integers(column: pa.Array) -> _Ints:
     return values
 
 
-def _mapped(column: pa.Array, function: Any, kind: pa.DataType | None) -> pa.Array:
+def _mapped(column: pa.Array, function: Any, kind: pa.DataType) -> pa.Array:
     """Apply a function of NumPy integers to a column of integers with nulls."""
     mask = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
     result = function(_integers(column))
-    kind = kind or column.type
     return pa.array(result.astype(kind.to_pandas_dtype()), kind, mask=mask)
 
 
@@ -366,7 +344,3 @@ def _value(kind: IcebergType, scalar: pa.Scalar) -> Any:
     """Return a value in PyIceberg's representation."""
     value = scalar.as_py()
     return UUID(bytes=value) if isinstance(kind, UUIDType) and value is not None else value
-
-
-def _sortable(key: pa.Array) -> pa.Array:
-    return key.cast(pa.int8()) if pa.types.is_boolean(key.type) else key

@@ -15,17 +15,19 @@ from ..read.records import DATA, ContentFile, read_entries
 from .view import TableView
 
 NAME_MAPPING = "schema.name-mapping.default"
+_COPIED = """
+    file_path file_format record_count file_size_in_bytes column_sizes value_counts
+    null_value_counts nan_value_counts lower_bounds upper_bounds split_offsets equality_ids
+    sort_order_id
+""".split()
 
 
 def plain_file_records(
     view: TableView, io: FileIO, paths: list[str], *, check_duplicates: bool
 ) -> list[ContentFile]:
-    """Return records of plain Parquet files that have the table's current schema.
-
-    Raises ValueError if a path is named twice, if a file does not fit the schema or has rows of
-    several partitions, and, with ``check_duplicates``, if the table has the file already. Raises
-    OSError.
-    """
+    """Return records of plain Parquet files that have the table's current schema. Raises ValueError
+    if a path is named twice, if a file does not fit the schema or has rows of several partitions,
+    and, with ``check_duplicates``, if the table has the file already. Raises OSError."""
     if len(set(paths)) != len(paths):
         raise ValueError("File paths must be unique")
     if check_duplicates:
@@ -45,25 +47,9 @@ def plain_file_records(
 
 
 def _content_file(file: DataFile, spec_id: int) -> ContentFile:
-    """Return PyIceberg's record of a file that it has looked at, with our class."""
-    return ContentFile.of(
-        content=DATA,
-        file_path=file.file_path,
-        file_format=file.file_format,
-        partition=values_of(file.partition),
-        record_count=file.record_count,
-        file_size_in_bytes=file.file_size_in_bytes,
-        column_sizes=file.column_sizes,
-        value_counts=file.value_counts,
-        null_value_counts=file.null_value_counts,
-        nan_value_counts=file.nan_value_counts,
-        lower_bounds=file.lower_bounds,
-        upper_bounds=file.upper_bounds,
-        split_offsets=file.split_offsets,
-        equality_ids=file.equality_ids,
-        sort_order_id=file.sort_order_id,
-        spec_id=spec_id,
-    )
+    copied = {name: getattr(file, name) for name in _COPIED}
+    partition = values_of(file.partition)
+    return ContentFile.of(content=DATA, partition=partition, spec_id=spec_id, **copied)
 
 
 def name_mapping_update(view: TableView) -> list[dict[str, object]]:

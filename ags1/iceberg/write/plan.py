@@ -19,7 +19,7 @@ from ...errors import UnsupportedTypeError
 from ..formats.avro_container import AvroCodec
 from ..spec.column_types import parse_schema, writable
 from .conversion import RowConversion
-from .metrics import MetricsPlan
+from .metrics import measured_columns
 from .partitions import Partitioner, can_sort, sort_rows
 
 _MIB = 1 << 20
@@ -39,11 +39,10 @@ _BLOOM_FILTERS = ("write.parquet.bloom-filter-max-bytes", "write.parquet.bloom-f
 
 
 class WritePlan:
-    """How new data files are written, from the metadata of their table (parsed JSON).
-
-    The current schema, the default partition spec and the default sort order count. ``schema`` has
-    the columns that are written. ``target_size`` is the size of a stored file, ``row_group_size``
-    that of its rows as Arrow data (both in bytes).
+    """How new data files are written, from the metadata of their table (parsed JSON): its current
+    schema, default partition spec and default sort order. ``schema`` has the columns that are
+    written. ``target_size`` is the size of a stored file, ``row_group_size`` that of its rows as
+    Arrow data (both in bytes).
 
     Raises ValueError for a property with an impossible value, and NotImplementedError for a format
     or type that cannot be written.
@@ -76,12 +75,10 @@ class WritePlan:
                 )
         # If a part of the order is unknown, rows stay unsorted, which is legal in every table.
         self.sort_order = order if can_sort(order, self.schema) else None
-        self.target_size = _positive(properties, "write.target-file-size-bytes", 512 * _MIB)
-        self.row_group_size = _positive(
-            properties, "write.parquet.row-group-size-bytes", 128 * _MIB
-        )
-        self.row_group_rows = _positive(properties, "write.parquet.row-group-limit", 1_048_576)
-        self.metrics = MetricsPlan(self.schema, properties, order, keep_unknown=self.is_avro)
+        self.target_size = _number(properties, "write.target-file-size-bytes", 512 * _MIB)
+        self.row_group_size = _number(properties, "write.parquet.row-group-size-bytes", 128 * _MIB)
+        self.row_group_rows = _number(properties, "write.parquet.row-group-limit", 1_048_576)
+        self.metrics = measured_columns(self.schema, properties, order, keep_unknown=self.is_avro)
         self.partitioner = Partitioner(self.spec, self.schema, keep_unknown=self.is_avro)
         self.avro_codec = AvroCodec(
             properties.get("write.avro.compression-codec", "gzip").lower(),
@@ -109,7 +106,6 @@ def _by_id(values: Iterable[Mapping[str, Any]], name: str, wanted: int) -> Mappi
 
 
 def _parquet_options(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of Arrow's ParquetWriter."""
     unsupported = [name for name in properties if name.startswith(_BLOOM_FILTERS)]
     if unsupported:
         # PyIceberg writes no bloom filters either, and warns with these words.
@@ -123,17 +119,15 @@ def _parquet_options(properties: Mapping[str, str]) -> dict[str, Any]:
     return {
         "compression": _PARQUET_CODECS[codec],
         "compression_level": _level(properties, "write.parquet.compression-level"),
-        "data_page_size": _positive(properties, "write.parquet.page-size-bytes", _MIB),
-        "dictionary_pagesize_limit": _positive(
-            properties, "write.parquet.dict-size-bytes", 2 * _MIB
-        ),
-        "max_rows_per_page": _positive(properties, "write.parquet.page-row-limit", 20_000),
+        "data_page_size": _number(properties, "write.parquet.page-size-bytes", _MIB),
+        "dictionary_pagesize_limit": _number(properties, "write.parquet.dict-size-bytes", 2 * _MIB),
+        "max_rows_per_page": _number(properties, "write.parquet.page-row-limit", 20_000),
         # Java writes the index too, and skips pages by it.
         "write_page_index": True,
     }
 
 
-def _positive(properties: Mapping[str, str], name: str, default: int) -> int:
+def _number(properties: Mapping[str, str], name: str, default: int) -> int:
     text = properties.get(name, default)
     try:
         number = int(text)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -36,7 +36,7 @@ from ...layout import DEFAULT_BLOCK_SIZE
 from ...reader import Reader
 from ...writer import Writer
 from ..formats.avro import AvroFile
-from ..formats.parquet_transcription import ParquetContents, read_contents, transcribe_parquet
+from ..formats.parquet_transcription import read_contents, transcribe_parquet
 from ..read.records import ContentFile
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
@@ -61,12 +61,10 @@ class RewriteExecutor(Protocol):
         locations: LocationProvider,
         on_done: Done,
     ) -> None:
-        """Do for each file what ``rewrite_file`` does, at a ``new_location``.
-
-        ``output`` records each new file. ``on_done`` is called after each file, by one thread at a
-        time. If a file fails, this raises what ``rewrite_file`` has raised, and no other file is
-        begun. Files under way are completed and reported to ``on_done``, or leave no file.
-        """
+        """Do for each file what ``rewrite_file`` does, at a ``new_location``. ``output`` records
+        each new file. ``on_done`` is called after each file, by one thread at a time. If a file
+        fails, this raises what ``rewrite_file`` has raised, and no other file is begun. Files under
+        way are completed and reported, or leave no file."""
 
 
 class RewriteThreads:
@@ -116,7 +114,6 @@ def rewrite_file(
     record: ContentFile, source: TableFiles, output: TableOutput, location: str
 ) -> ContentFile:
     """Write a file's contents to ``location`` under a fresh key of ``source``; return its record.
-
     If anything fails, no new file is left. Any number of threads may call this.
 
     Raises MetadataIntegrityError if the file has not as many rows as its record says, or if the new
@@ -151,10 +148,13 @@ def _rewrite_parquet(
         if before != after:
             raise _differs(location)
         _check_rows(record, after.rows)
+    # Columns without a size get none.
+    sizes = record.fields()["column_sizes"]
+    sizes = sizes and {i: after.column_sizes.get(i, size) for i, size in sizes.items()}
     return record.replace(
         file_path=location,
         file_size_in_bytes=after.size,
-        column_sizes=_column_sizes(record.fields()["column_sizes"], after),
+        column_sizes=sizes,
         key_metadata=km.to_bytes(),
         split_offsets=after.split_offsets or None,
     )
@@ -180,9 +180,7 @@ def _rewrite_avro(
             _check_rows(record, avro.rows_before(avro.size))
     assert km.file_length is not None
     return record.replace(
-        file_path=location,
-        file_size_in_bytes=km.file_length,
-        key_metadata=km.to_bytes(),
+        file_path=location, file_size_in_bytes=km.file_length, key_metadata=km.to_bytes()
     )
 
 
@@ -218,7 +216,6 @@ class _Ranges:
 
 @contextmanager
 def _plaintext(record: ContentFile, source: TableFiles) -> Iterator[Any]:
-    """Open an Avro file's plaintext."""
     with source.new_input(record.file_path).open() as stream:
         km = record.key
         if km is None:
@@ -252,13 +249,6 @@ def _key_with_length(record: ContentFile) -> KeyMetadata | None:
         # The manifest has it too, and is authenticated as well.
         km = km.with_file_length(record.file_size_in_bytes)
     return km
-
-
-def _column_sizes(
-    old: Mapping[int, int] | None, contents: ParquetContents
-) -> Mapping[int, int] | None:
-    """Return the new sizes of the columns that had a size."""
-    return old and {i: contents.column_sizes.get(i, size) for i, size in old.items()}
 
 
 def _check_rows(record: ContentFile, rows: int) -> None:

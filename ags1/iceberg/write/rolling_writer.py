@@ -24,11 +24,9 @@ _FULL_ENOUGH = 0.95
 
 
 class RollingWriter:
-    """Writes the rows of a partition. ``files`` has the records of the complete files.
-
-    Any thread may use it. After ``abort``, nothing is written any more: an interrupt while a thread
-    is started can leave one that nobody waits for.
-    """
+    """Writes the rows of a partition. ``files`` has the records of the complete files. Any thread
+    may use it. After ``abort``, nothing is written any more: an interrupt while a thread is started
+    can leave one that nobody waits for."""
 
     def __init__(self, new_files: NewFiles, partition: tuple[Any, ...]) -> None:
         self.files: list[ContentFile] = []

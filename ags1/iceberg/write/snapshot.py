@@ -17,7 +17,6 @@ does not know rows, filters and catalogs.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import secrets
 import uuid
@@ -30,6 +29,7 @@ from ...keys.manager import EncryptionManager, now_ms
 from ..read.records import ADDED, DATA, DELETED, ContentFile, ManifestEntry, read_entries
 from ..read.snapshots import EncryptedManifest
 from ..spec.constants import MAIN_BRANCH
+from ..spec.properties import number_in
 from ..spec.table_keys import with_own_kek
 from ..storage.output import TableOutput
 from .conflicts import ConflictError, Read
@@ -57,14 +57,12 @@ _DEFAULT_MIN_COUNT = 100
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """The files that a snapshot adds and removes.
-
-    ``added`` are data files with new rows. ``replaced`` are entries of files with rows or deletes
-    that the table has already; they have the sequence number and first row ID of the files that
-    they replace. ``deletes`` are new deletion vectors. ``removed`` are the entries of removed files
-    of any content. If ``reseals`` is true, plaintext manifests are encrypted. ``read`` is what
-    others must not have changed meanwhile; None if the change has read nothing, as an append.
-    """
+    """The files that a snapshot adds and removes. ``added`` are data files with new rows.
+    ``replaced`` are entries of files with rows or deletes that the table has already; they have the
+    sequence number and first row ID of the files that they replace. ``deletes`` are new deletion
+    vectors. ``removed`` are the entries of removed files of any content. If ``reseals`` is true,
+    plaintext manifests are encrypted. ``read`` is what others must not have changed meanwhile; None
+    for an append."""
 
     added: Sequence[ContentFile] = ()
     replaced: Sequence[ManifestEntry] = ()
@@ -114,12 +112,9 @@ class SnapshotProducer:
 
     def produce(self, view: TableView, change: FileChange) -> list[Update]:
         """Write the manifests and manifest list of ``change``, based on ``view``; return the
-        updates to commit: keys, snapshot and branch.
-
-        Raises ConflictError if a file to remove is not in the branch's head any more, or if the
-        table does not have the partition spec or sort order of an added file any more; and what
-        reading and writing raises.
-        """
+        updates to commit: keys, snapshot and branch. Raises ConflictError if the branch does not
+        have a file to remove any more, or the table the partition spec or sort order of an added
+        file; and what reading and writing raises."""
         if change.reseals:
             view = view.exposed()
         _check_counters(view)
@@ -171,23 +166,16 @@ class SnapshotProducer:
         ]
 
     def _branch_updates(self, view: TableView) -> list[Update]:
-        """Return the update that sets the branch to the snapshot; none without a branch."""
         if view.branch is None:
             return []
         # The branch's own settings stay: how long it and its snapshots are kept.
         ref = (view.metadata.get("refs") or {}).get(view.branch) or {"type": "branch"}
-        return [
-            {
-                "action": "set-snapshot-ref",
-                **ref,
-                "ref-name": view.branch,
-                "snapshot-id": self.snapshot_id,
-            }
-        ]
+        target = {"ref-name": view.branch, "snapshot-id": self.snapshot_id}
+        return [{"action": "set-snapshot-ref", **ref, **target}]
 
     def forget(self) -> None:
-        """Forget the last attempt, because there is nothing to commit any more. All written
-        manifests are ``left_over`` then."""
+        """Forget the last attempt, because there is nothing to commit: all manifests are
+        ``left_over``."""
         self._used = set()
 
     @property
@@ -235,10 +223,8 @@ class SnapshotProducer:
         again only if the files or the current schema have changed."""
         if not change.added:
             return []
-        made_for = (
-            view.metadata["current-schema-id"],
-            tuple(file.file_path for file in change.added),
-        )
+        paths = tuple(file.file_path for file in change.added)
+        made_for = view.metadata["current-schema-id"], paths
         if self._added is None or self._added[0] != made_for:
             entries = _as_added(change.added, self)
             self._added = made_for, self._write(view, entries, DATA_MANIFEST)
@@ -248,7 +234,13 @@ class SnapshotProducer:
         self, view: TableView, entries: Sequence[ManifestEntry], content: int
     ) -> list[EncryptedManifest]:
         """Write manifests of these entries, at least one for each partition spec."""
-        target_size = _integer(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
+
+        def new_location() -> str:
+            name = f"{self.commit_uuid}-m{next(self._numbers)}.avro"
+            self._written.append(view.locations.new_metadata_location(name))
+            return self._written[-1]
+
+        target_size = number_in(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
         manifests = []
         by_spec = sorted(entries, key=lambda entry: entry.file.spec_id)
         for spec_id, group in itertools.groupby(by_spec, key=lambda entry: entry.file.spec_id):
@@ -264,14 +256,8 @@ class SnapshotProducer:
                 content=content,
                 codec=view.properties.get(_CODEC, "gzip"),
             )
-            new_location = functools.partial(self._new_manifest_location, view)
             manifests += write_manifests(new, new_location, group, target_size)
         return manifests
-
-    def _new_manifest_location(self, view: TableView) -> str:
-        name = f"{self.commit_uuid}-m{next(self._numbers)}.avro"
-        self._written.append(view.locations.new_metadata_location(name))
-        return self._written[-1]
 
     def _merged(
         self, view: TableView, manifests: list[EncryptedManifest | _Rewrite]
@@ -304,7 +290,9 @@ class SnapshotProducer:
             elif entry.snapshot_id == self.snapshot_id:
                 # This snapshot has added the file. The commit decides what the entry inherits.
                 if entry.status == ADDED and manifest.added_snapshot_id == self.snapshot_id:
-                    entry = _unassigned(entry, manifest)
+                    number = entry.sequence_number
+                    number = None if number == manifest.sequence_number else number
+                    entry = entry.replace(sequence_number=number, file_sequence_number=None)
                 yield entry
             elif entry.status != DELETED:
                 yield entry.existing()
@@ -315,10 +303,8 @@ class SnapshotProducer:
         self, view: TableView, change: FileChange, created: int, kept: int, replaced: int
     ) -> dict[str, str]:
         summary = SummaryBuilder(view.specs, view.schema)
-        for file in (*change.added, *change.deletes):
+        for file in (*change.added, *change.deletes, *(entry.file for entry in change.replaced)):
             summary.add(file)
-        for entry in change.replaced:
-            summary.add(entry.file)
         for entry in change.removed:
             summary.remove(entry.file)
         summary.manifests(created=created, kept=kept, replaced=replaced)
@@ -331,18 +317,14 @@ class SnapshotProducer:
 
 def _check_counters(view: TableView) -> None:
     """Raise MetadataIntegrityError if the metadata's last sequence number or next row ID is less
-    than those of the head's manifests.
-
-    The manifests are authenticated, but the metadata may not be. With too low numbers, deletes
-    would not apply, and row IDs would be assigned twice.
-    """
+    than those of the head's manifests. The manifests are authenticated, but the metadata may not
+    be. With too low numbers, deletes would not apply, and row IDs would be assigned twice."""
     number = view.metadata.get("last-sequence-number", 0)
     next_row_id = view.metadata.get("next-row-id", 0)
     for manifest in view.manifests:
         first, rows = manifest.first_row_id, manifest.live_rows_count
-        if (manifest.sequence_number or 0) > number or (
-            first is not None and first + rows > next_row_id
-        ):
+        has_later_ids = first is not None and first + rows > next_row_id
+        if (manifest.sequence_number or 0) > number or has_later_ids:
             raise MetadataIntegrityError(
                 "the metadata's last-sequence-number or next-row-id is less than that of its "
                 "manifests: the metadata was changed",
@@ -369,11 +351,9 @@ def _check_definitions(view: TableView, added: Iterable[ContentFile]) -> None:
 
 
 def key_updates(manager: EncryptionManager, key_id: str) -> list[Update]:
-    """Return the updates that add a manifest list's key and its KEK.
-
-    The KEK is added even if the table has it, which changes nothing: a catalog may apply the
-    updates to newer metadata, from which a rotation has removed the KEK.
-    """
+    """Return the updates that add a manifest list's key and its KEK. The KEK is added even if the
+    table has it, which changes nothing: a catalog may apply the updates to newer metadata, from
+    which a rotation has removed the KEK."""
     entries = {key.key_id: key for key in manager.encryption_keys}
     key = entries[key_id]
     keys = [entries[key.encrypted_by_id or ""], key]
@@ -382,11 +362,6 @@ def key_updates(manager: EncryptionManager, key_id: str) -> list[Update]:
 
 def _as_added(files: Iterable[ContentFile], producer: SnapshotProducer) -> list[ManifestEntry]:
     return [ManifestEntry(ADDED, producer.snapshot_id, None, None, file) for file in files]
-
-
-def _unassigned(entry: ManifestEntry, manifest: EncryptedManifest) -> ManifestEntry:
-    number = None if entry.sequence_number == manifest.sequence_number else entry.sequence_number
-    return entry.replace(sequence_number=number, file_sequence_number=None)
 
 
 def _manifest_content(file: ContentFile) -> int:
@@ -402,8 +377,8 @@ def _to_merge(
 ) -> Iterator[Sequence[EncryptedManifest | _Rewrite]]:
     """Yield groups of manifests; the manifests of a group become one. The table's properties
     decide."""
-    min_count = _integer(view.properties, _MERGE_MIN_COUNT, _DEFAULT_MIN_COUNT)
-    target = _integer(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
+    min_count = number_in(view.properties, _MERGE_MIN_COUNT, _DEFAULT_MIN_COUNT)
+    target = number_in(view.properties, _MERGE_TARGET_SIZE, DEFAULT_TARGET_SIZE)
 
     def kind(manifest: EncryptedManifest | _Rewrite) -> tuple[int, int]:
         one = _manifest(manifest)
@@ -432,13 +407,3 @@ def _packed_from_the_end(
             groups.append([manifest])
             size = length
     return groups[::-1]
-
-
-def _integer(properties: Mapping[str, str], name: str, default: int) -> int:
-    value = properties.get(name)
-    if value is None:
-        return default
-    try:
-        return int(value)
-    except ValueError:
-        raise ValueError(f"the table property {name} is {value!r}: it must be a number") from None

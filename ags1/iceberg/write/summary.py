@@ -18,8 +18,6 @@ from pyiceberg.schema import Schema
 from ... import __version__
 from ..read.records import DATA, EQUALITY_DELETES, ContentFile
 
-__all__ = ["ENVIRONMENT", "SummaryBuilder", "without_partitions"]
-
 # The last entries of a summary: who wrote it.
 ENVIRONMENT: Mapping[str, str] = {"engine-name": "ags1", "engine-version": __version__}
 
@@ -37,35 +35,19 @@ _TOTALS = (
     ("total-equality-deletes", "added-equality-deletes", "removed-equality-deletes"),
 )
 
-
 # What is counted, in Java's order; sizes in bytes.
-_COUNTED = (
-    "added-data-files",
-    "deleted-data-files",
-    "added-equality-delete-files",
-    "removed-equality-delete-files",
-    "added-position-delete-files",
-    "removed-position-delete-files",
-    "added-delete-files",
-    "removed-delete-files",
-    "added-dvs",
-    "removed-dvs",
-    "added-records",
-    "deleted-records",
-    "added-files-size",
-    "removed-files-size",
-    "added-position-deletes",
-    "removed-position-deletes",
-    "added-equality-deletes",
-    "removed-equality-deletes",
-)
+_COUNTED = """
+    added-data-files deleted-data-files added-equality-delete-files removed-equality-delete-files
+    added-position-delete-files removed-position-delete-files added-delete-files
+    removed-delete-files added-dvs removed-dvs added-records deleted-records
+    added-files-size removed-files-size added-position-deletes removed-position-deletes
+    added-equality-deletes removed-equality-deletes
+""".split()
 
 
 class SummaryBuilder:
-    """The summary of a snapshot under construction.
-
-    ``specs`` are the table's partition specs by id, ``schema`` its current schema.
-    """
+    """The summary of a snapshot under construction. ``specs`` are the table's partition specs by
+    id, ``schema`` its current schema."""
 
     def __init__(self, specs: Mapping[int, PartitionSpec], schema: Schema) -> None:
         self._specs = dict(specs)
@@ -75,8 +57,8 @@ class SummaryBuilder:
         self._manifests: dict[str, str] = {}
 
     def add(self, file: ContentFile) -> None:
-        """Count a file that the snapshot adds. Raises ValueError if the table does not have the
-        file's partition spec."""
+        """Count a file that the snapshot adds. Raises ValueError if the table lacks its partition
+        spec."""
         self._count(file, "added", "added")
 
     def remove(self, file: ContentFile) -> None:
@@ -87,7 +69,9 @@ class SummaryBuilder:
         """Count a file. The other arguments are the first words of the counts' names."""
         counts, rows = self._counts, file.record_count
         self._partitions.add(self._partition(file))
-        counts[f"{of_others}-files-size"] += _content_size(file)
+        # One Puffin file may have several deletion vectors.
+        size = file.content_size_in_bytes if file.is_deletion_vector else None
+        counts[f"{of_others}-files-size"] += file.file_size_in_bytes if size is None else size
         if file.content == DATA:
             counts[f"{of_data}-data-files"] += 1
             counts[f"{of_data}-records"] += rows
@@ -115,9 +99,9 @@ class SummaryBuilder:
     ) -> dict[str, str]:
         """Return the summary, ``operation`` (append, overwrite, delete, replace) first.
 
-        ``previous`` is the parent's summary, empty if it has none; None if there is no parent. A
-        total is known only if the parent's is. ``extra`` are the caller's own properties. Raises
-        ValueError if one of them has a name of this summary, and if a replacement adds rows.
+        ``previous`` is the parent's summary; None if there is no parent. A total is known only if
+        the parent's is. ``extra`` are the caller's own properties. Raises ValueError if one of them
+        has a name of this summary, and if a replacement adds rows.
         """
         added, deleted = self._counts["added-records"], self._counts["deleted-records"]
         if operation == "replace" and added > deleted:
@@ -159,13 +143,6 @@ def without_partitions(summary: Mapping[str, str]) -> dict[str, str]:
         for name, value in summary.items()
         if name != _PARTITIONS_INCLUDED and not name.startswith(_PARTITION)
     }
-
-
-def _content_size(file: ContentFile) -> int:
-    # One Puffin file may have several deletion vectors.
-    if file.is_deletion_vector and file.content_size_in_bytes is not None:
-        return file.content_size_in_bytes
-    return file.file_size_in_bytes
 
 
 def _totals(computed: Mapping[str, str], previous: Mapping[str, str] | None) -> dict[str, str]:

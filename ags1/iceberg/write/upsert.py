@@ -28,11 +28,9 @@ _NANOSECONDS = TimestampNanoType, TimestamptzNanoType
 
 class Upsert:
     """The rows ``df``, with unique keys in the columns ``join_cols`` or, if there are none, in the
-    schema's identifier fields. ``result`` is that of the last call of ``against``.
-
-    Raises ValueError for invalid arguments, as PyIceberg's ``upsert`` does, and
-    UnsupportedTypeError if rows with a column of an unreadable type would be updated.
-    """
+    schema's identifier fields. ``result`` is that of the last call of ``against``. Raises
+    ValueError for invalid arguments, as PyIceberg's ``upsert`` does, and UnsupportedTypeError if
+    rows with a column of an unreadable type would be updated."""
 
     def __init__(
         self,

@@ -19,12 +19,10 @@ from ..storage.table_files import TableFiles
 
 
 class TableView:
-    """A version of a table: ``metadata`` (parsed JSON), and the files and keys to read it.
-
-    A change is based on the head of ``branch``. If that is None, it is based on main's head, and no
-    branch will have its snapshot. ``committed_refs`` are the branches and tags in the catalog, if
-    ``metadata`` is not committed yet.
-    """
+    """A version of a table: ``metadata`` (parsed JSON), and the files and keys to read it. A change
+    is based on the head of ``branch``. If that is None, it is based on main's head, and no branch
+    will have its snapshot. ``committed_refs`` are the branches and tags in the catalog, if
+    ``metadata`` is not committed yet."""
 
     def __init__(
         self,

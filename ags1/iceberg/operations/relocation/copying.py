@@ -26,12 +26,9 @@ _BUFFER_SIZE = 4 << 20
 
 
 class Copier:
-    """Copies the files of a relocation. Any number of threads may call ``copy``.
-
-    If the relocation may ``resume``, copies of an earlier attempt are used; ``found_files`` and
-    ``found_size`` (bytes) count them. If not, they are in the way. ``output`` has the files that
-    were copied.
-    """
+    """Copies the files of a relocation. Any number of threads may call ``copy``. If the relocation
+    may ``resume``, copies of an earlier attempt are used; ``found_files`` and ``found_size``
+    (bytes) count them. If not, they are in the way. ``output`` has the files that were copied."""
 
     def __init__(self, relocation: Relocation) -> None:
         self.output = TableOutput(relocation.io)
@@ -41,11 +38,9 @@ class Copier:
         self._lock = threading.Lock()
 
     def copy(self, item: Copy) -> None:
-        """Copy a file unless it is there already.
-
-        Raises TruncatedError or FormatError if it has another size than the metadata says,
-        FileExistsError if another file is in the way, and OSError.
-        """
+        """Copy a file unless it is there already. Raises TruncatedError or FormatError if it has
+        another size than the metadata says, FileExistsError if another file is in the way, and
+        OSError."""
         target = self._relocation.destination(item.source)
         if self._relocation.is_at_destination(item.source):
             check_size(len(self._files.new_input(item.source)), item)
@@ -60,10 +55,7 @@ class Copier:
 
     def _copy_bytes(self, item: Copy, target: str) -> None:
         copied = 0
-        with (
-            open_regular(self._files, item.source) as source,
-            self.output.create(target) as file,
-        ):
+        with open_regular(self._files, item.source) as source, self.output.create(target) as file:
             while data := source.read(_BUFFER_SIZE):
                 self._meter.add(len(data))
                 copied += len(data)
@@ -133,8 +125,7 @@ def check_size(size: int, item: Copy) -> None:
         )
     if size > item.size:
         raise FormatError(
-            f"the file has more than the {item.size} bytes that the metadata says",
-            file=item.source,
+            f"the file has more than the {item.size} bytes that the metadata says", file=item.source
         )
 
 

@@ -24,11 +24,9 @@ from .destination import Destination
 
 def check_new_location(view: TableView, new_location: str, properties: Properties) -> bool:
     """Raise ValueError if a table cannot be relocated to ``new_location``: if it is there already,
-    under the same name or through a link, or if one location is inside the other.
-
-    Return whether the table's files are there already, but its metadata names another location,
-    because the table was moved. ``properties`` are those of the new location's FileIO.
-    """
+    under the same name or through a link, or if one location is inside the other. Return whether
+    the table's files are there already, but its metadata names another location, because the table
+    was moved. ``properties`` are those of the new location's FileIO."""
     named = view.metadata["location"]
     stored = view.files.stored_location(named)
     if normalized(stored).scheme != "file" and properties != view.files.properties:
@@ -69,10 +67,8 @@ def refuse_other_table(io: FileIO, metadata_folder: str, metadata: Mapping[str, 
 def is_seen_from(view: TableView, metadata_location: str, new_metadata_location: str) -> bool:
     """Return whether the copy's new metadata.json is in the old table's metadata folders, in the
     old table's storage. The file's name is unique. So if it is there, both locations are the same,
-    and the old table's files are the new table's. Raises OSError.
-
-    ``metadata_location`` is the location of the old metadata.json in the catalog.
-    """
+    and the old table's files are the new table's. Raises OSError. ``metadata_location`` is the
+    location of the old metadata.json in the catalog."""
     name = new_metadata_location.rpartition("/")[2]
     root = view.metadata["location"].rstrip("/")
     folders = [f"{root}/metadata"]

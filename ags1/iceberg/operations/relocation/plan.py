@@ -58,11 +58,9 @@ class Deletes(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """All files that a relocation copies or writes anew.
-
-    ``statistics`` are the entries of metadata.json that the new table keeps.
-    ``dropped_statistics`` are the locations in the other entries.
-    """
+    """All files that a relocation copies or writes anew. ``statistics`` are the entries of
+    metadata.json that the new table keeps. ``dropped_statistics`` are the locations in the other
+    entries."""
 
     snapshots: list[EncryptedSnapshot] = field(default_factory=list)
     manifests: dict[str, EncryptedManifest] = field(default_factory=dict)
@@ -109,11 +107,9 @@ class Plan:
 
 
 def make_plan(relocation: Relocation) -> Plan:
-    """Read the table's manifests; return what its relocation has to do.
-
-    Statistics outside the table's folders are dropped. Raises MetadataIntegrityError,
-    NotEncryptedError, and what reading a manifest raises.
-    """
+    """Read the table's manifests; return what its relocation has to do. Statistics outside the
+    table's folders are dropped. Raises MetadataIntegrityError, NotEncryptedError, and what reading
+    a manifest raises."""
     plan = Plan()
     files, workers = relocation.files, relocation.workers
     current = relocation.metadata.get("current-snapshot-id")
@@ -129,9 +125,9 @@ def make_plan(relocation: Relocation) -> Plan:
     ):
         for item in live:
             plan.add(item)
-        workers.total = plan.copied_size
+        workers.report.known_size = plan.copied_size
     _add_statistics(plan, relocation)
-    workers.total = plan.copied_size
+    workers.report.known_size = plan.copied_size
     relocation.destination.keep_apart(plan.sources())
     return plan
 

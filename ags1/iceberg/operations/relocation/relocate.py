@@ -185,7 +185,7 @@ def _run(relocation: Relocation, *, dry_run: bool) -> RelocationResult:
             lists = rewriter.rewrite(plan)
             metadata = new_metadata(relocation, plan, properties, lists)
             metadata_location = _publish(relocation, metadata, copier, rewriter)
-        relocation.workers.report(final=True)
+        relocation.workers.report.tick(final=True)
     except BaseException:
         # Stop the threads first, because they may be about to complete a file.
         relocation.workers.stop()

@@ -82,12 +82,10 @@ _Names = dict[int, tuple[str, Any]]
 
 
 def repoint_records(data: bytes, change: Callable[[Row], None]) -> bytes:
-    """Return an Avro file with ``change`` applied to each record.
-
-    The schema, the header, the blocks and all other values stay the same: logical types are not
-    converted. The result is compressed with deflate, Iceberg's default, if the file was compressed.
-    Raises UnreadableError.
-    """
+    """Return an Avro file with ``change`` applied to each record. The schema, the header, the
+    blocks and all other values stay the same: logical types are not converted. The result is
+    compressed with deflate, Iceberg's default, if the file was compressed. Raises
+    UnreadableError."""
     try:
         container = Container(lambda offset, size: data[offset : offset + size], len(data))
         header = {name: value.decode() for name, value in container.metadata.items()}
@@ -142,10 +140,8 @@ def _physical(schema: Any) -> Any:
 
 
 def repoint_puffin(payload: bytes, path_of: PathOf) -> bytes:
-    """Return a Puffin file whose deletion vectors name ``path_of(path)`` instead of ``path``.
-
-    The offsets and sizes of the vectors do not change. Raises UnreadableError.
-    """
+    """Return a Puffin file whose deletion vectors name ``path_of(path)`` instead of ``path``. The
+    offsets and sizes of the vectors do not change. Raises UnreadableError."""
     try:
         (size,) = struct.unpack("<i", payload[-_PUFFIN_TAIL : 4 - _PUFFIN_TAIL])
         start = len(payload) - _PUFFIN_TAIL - size - len(PUFFIN_MAGIC)
@@ -186,11 +182,9 @@ def repoint_parquet_deletes(
     stored: bytes, km: KeyMetadata, fresh: KeyMetadata, path_of: PathOf
 ) -> tuple[bytes, Paths]:
     """Return a Parquet file of position deletes with the new paths, and the bounds of those.
-
     ``stored`` is the encrypted file. ``km`` decrypts it, and ``fresh`` encrypts the new one. The
     rows keep their order unless the new paths sort differently. Raises AuthenticationError,
-    FormatError, UnreadableError.
-    """
+    FormatError, UnreadableError."""
 
     def fetch(offset: int, size: int) -> bytes:
         return stored[offset : offset + size]

@@ -72,9 +72,7 @@ class Rewriter:
 
     def rewrite(self, plan: Plan) -> dict[str, Rewritten]:
         """Write all files of ``plan`` anew; return the manifest lists by their old locations.
-
-        Raises MetadataIntegrityError, NotImplementedError, and what reading a file raises.
-        """
+        Raises MetadataIntegrityError, NotImplementedError, and what reading a file raises."""
         # Manifests name the files above them, and manifest lists name manifests.
         self._rewrite_each(self._rewrite_vectors, plan.vectors.values())
         self._rewrite_each(self._rewrite_deletes, plan.deletes.values())

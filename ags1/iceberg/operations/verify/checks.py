@@ -66,12 +66,10 @@ class CheckKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A file to check.
-
-    ``location`` is the location in the metadata, or the real one if no snapshot has the file.
-    ``files`` are the manifests' records of it: one for a data or delete file, one for each deletion
-    vector of a Puffin file, none for other files. ``snapshot_ids`` are the snapshots that need it.
-    """
+    """A file to check. ``location`` is the location in the metadata, or the real one if no snapshot
+    has the file. ``files`` are the manifests' records of it: one for a data or delete file, one for
+    each deletion vector of a Puffin file, none for other files. ``snapshot_ids`` are the snapshots
+    that need it."""
 
     kind: CheckKind
     location: str
@@ -147,11 +145,9 @@ class CheckThreads:
 
 
 class FileChecker:
-    """Checks files of one table. Any number of threads may call it.
-
-    ``meter`` counts the bytes that are read. Each thread checks one file, which is the fastest way.
-    But one huge file at a time may use all ``cpus``.
-    """
+    """Checks files of one table. Any number of threads may call it. ``meter`` counts the bytes that
+    are read. Each thread checks one file, which is the fastest way. But one huge file at a time may
+    use all ``cpus``."""
 
     def __init__(self, files: TableFiles, meter: ByteMeter, cpus: int = 1) -> None:
         self._files = files
@@ -197,7 +193,10 @@ class FileChecker:
                 self._verify_stream(location, km)
         except FormatError:
             if self._head(location) != MAGIC:
-                raise _begins_unencrypted() from None
+                raise NotEncryptedError(
+                    "the manifest has a key for this file, but the file does not begin as an "
+                    "encrypted one"
+                ) from None
             raise
 
     def _verify_local(self, path: str, km: KeyMetadata) -> None:
@@ -341,9 +340,3 @@ def _parquet_findings(check: Check, verified: VerifiedParquet) -> list[Finding]:
         message = f"{verified.padding_size} bytes belong to no part of the Parquet file"
         findings.append(check.finding("unauthenticated-bytes", message))
     return findings
-
-
-def _begins_unencrypted() -> NotEncryptedError:
-    return NotEncryptedError(
-        "the manifest has a key for this file, but the file does not begin as an encrypted one"
-    )

@@ -42,11 +42,9 @@ class _IndexedFile:
 
 
 class FileIndex:
-    """The files that the metadata names. Contradictions about a file become findings.
-
-    ``files`` maps the locations of a table that was moved, and ``table_location`` is the table's
-    folder. For use by one thread.
-    """
+    """The files that the metadata names. Contradictions about a file become findings. ``files``
+    maps the locations of a table that was moved, and ``table_location`` is the table's folder. For
+    use by one thread."""
 
     def __init__(self, files: TableFiles, table_location: str, findings: Findings) -> None:
         self._files = files
@@ -72,10 +70,8 @@ class FileIndex:
 
     def add_entry(self, file: ContentFile, snapshot_ids: SnapshotIds, *, is_current: bool) -> bool:
         """Add the file of a manifest entry that is not deleted; return whether it is new.
-
         ``is_current``: the current snapshot has the manifest. Raises what reading the file's key
-        raises; even then, the file is in the index.
-        """
+        raises; even then, the file is in the index."""
         location = file.file_path
         name = self.name(location)
         try:

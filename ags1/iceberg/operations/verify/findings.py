@@ -26,12 +26,9 @@ from ....errors import (
 
 
 class Severity(str, Enum):
-    """How bad a finding is.
-
-    ``ERROR``: the table is damaged, was changed, or is not protected as the format demands.
-    ``WARNING``: the table is intact, but something in it or beside it is not encrypted or needs
-    attention. ``NOTE``: anything else.
-    """
+    """How bad a finding is. ``ERROR``: the table is damaged, was changed, or is not protected as
+    the format demands. ``WARNING``: the table is intact, but something in it or beside it is not
+    encrypted or needs attention. ``NOTE``: anything else."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -63,12 +60,9 @@ MAX_FINDINGS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding.
-
-    ``file`` is the location in the metadata, or the real one if the metadata does not name the
-    file. ``snapshot_ids`` are the snapshots that need the file, as far as they are known. ``block``
-    and ``offset`` (bytes in the stored file) are where in the file it is.
-    """
+    """One finding. ``file`` is the location in the metadata, or the real one if the metadata does
+    not name the file. ``snapshot_ids`` are the snapshots that need the file, as far as they are
+    known. ``block`` and ``offset`` (bytes in the stored file) are where in the file it is."""
 
     severity: Severity
     kind: str
@@ -80,11 +74,8 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as a dict for JSON."""
-        return {
-            **asdict(self),
-            "severity": self.severity.value,
-            "snapshot_ids": list(self.snapshot_ids),
-        }
+        ids = list(self.snapshot_ids)
+        return {**asdict(self), "severity": self.severity.value, "snapshot_ids": ids}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +145,7 @@ class Findings:
         self._findings: list[Finding] = []
 
     def add(
-        self,
-        kind: str,
-        message: str,
-        file: str | None = None,
-        snapshot_ids: tuple[int, ...] = (),
+        self, kind: str, message: str, file: str | None = None, snapshot_ids: tuple[int, ...] = ()
     ) -> None:
         """Add a finding of this kind."""
         self.append(Finding(SEVERITIES[kind], kind, message, file, snapshot_ids))
@@ -184,7 +171,7 @@ def finding_of(
     error: Ags1Error | OSError, file: str | None, snapshot_ids: tuple[int, ...]
 ) -> Finding:
     """Return the finding that stands for ``error``, which ``file`` caused."""
-    kind = _kind(error)
+    kind = next(kind for error_type, kind in _KINDS if isinstance(error, error_type))
     severity = SEVERITIES[kind]
     if isinstance(error, Ags1Error):
         return Finding(severity, kind, error.message, file, snapshot_ids, error.block, error.offset)
@@ -205,7 +192,3 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (FileNotFoundError, "missing-file"),
     (BaseException, "unreadable-file"),
 )
-
-
-def _kind(error: Ags1Error | OSError) -> str:
-    return next(kind for error_type, kind in _KINDS if isinstance(error, error_type))

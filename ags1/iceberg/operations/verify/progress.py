@@ -14,11 +14,9 @@ EstimatedProgress: TypeAlias = "Callable[[int, int | None], object]"
 
 
 class ProgressReport:
-    """Calls ``progress`` with the bytes of ``meter`` and a total, in the walking thread.
-
-    The total is ``estimate`` (bytes) or, if the walk has come upon more, ``known_size``. It is None
-    if there is no estimate.
-    """
+    """Calls ``progress`` with the bytes of ``meter`` and a total, in the walking thread. The total
+    is ``estimate`` (bytes) or, if the walk has come upon more, ``known_size``. It is None if there
+    is no estimate."""
 
     def __init__(
         self, progress: EstimatedProgress | None, meter: ByteMeter, estimate: int | None
@@ -29,10 +27,10 @@ class ProgressReport:
         self._next = 0.0
         self.known_size = 0
 
-    def tick(self) -> None:
-        """Report if the last report is a tenth of a second old."""
+    def tick(self, *, final: bool = False) -> None:
+        """Report if the last report is a tenth of a second old, or if this is the ``final`` one."""
         now = time.monotonic()
-        if self._progress is None or now < self._next:
+        if self._progress is None or (now < self._next and not final):
             return
         self._next = now + TICK_SECONDS
         total = None if self._estimate is None else max(self._estimate, self.known_size)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from pyiceberg.manifest import DataFileContent, ManifestEntryStatus
 
 from ....errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError, MetadataIntegrityError
 from ....key_metadata import KeyMetadata
 from ...commit.session import TableSession
-from ...pyiceberg.records import read_avro_records
+from ...pyiceberg.records import RecordShape, read_avro_records
 from ...read.records import ContentFile, ManifestEntry
 from ...read.snapshots import (
     MANIFEST,
@@ -70,11 +70,9 @@ class ReadAhead:
 
 
 class TableWalk:
-    """One walk through a table. Call ``read_manifest_lists`` first, and then ``checks``.
-
-    ``counts`` are the numbers of files by kind. ``verified_size`` is the number of bytes of
-    manifests and manifest lists whose tags were checked.
-    """
+    """One walk through a table. Call ``read_manifest_lists`` first, and then ``checks``. ``counts``
+    are the numbers of files by kind. ``verified_size`` is the number of bytes of manifests and
+    manifest lists whose tags were checked."""
 
     def __init__(
         self,
@@ -152,7 +150,7 @@ class TableWalk:
 
     def _add_manifests(self, snapshot: EncryptedSnapshot, data: bytes) -> None:
         """Note the manifests that a manifest list names, for ``checks``."""
-        header, manifests = _parsed_manifest_list(snapshot, data)
+        header, manifests = _parsed("manifest list", snapshot.manifest_list, data, MANIFEST_LIST)
         written_for = header.get("snapshot-id")
         if written_for not in (None, str(snapshot.snapshot_id)):
             raise MetadataIntegrityError(
@@ -248,7 +246,8 @@ class TableWalk:
         counts = dict.fromkeys(ManifestEntryStatus, 0)
         vectors: dict[str, list[ContentFile]] = {}
         is_current = self._metadata.current_snapshot_id in ids
-        for entry in _parsed_manifest(manifest, data):
+        _, entries = _parsed("manifest", manifest.manifest_path, data, MANIFEST)
+        for entry in cast("list[ManifestEntry]", entries):
             counts[entry.status] += 1
             file = entry.file
             file.conceal()
@@ -314,24 +313,13 @@ def _check_counts(manifest: EncryptedManifest, counts: dict[ManifestEntryStatus,
             )
 
 
-def _parsed_manifest_list(
-    snapshot: EncryptedSnapshot, data: bytes
-) -> tuple[dict[str, str], list[EncryptedManifest]]:
+def _parsed(
+    what: str, location: str, data: bytes, shape: RecordShape
+) -> tuple[dict[str, str], list[Any]]:
+    """Return the header and the records. Raises MetadataIntegrityError if they are malformed."""
     try:
-        header, records = read_avro_records(data, MANIFEST_LIST)
-        return header, list(records)
+        return read_avro_records(data, shape)
     except Exception as error:
-        failure = unreadable("manifest list", snapshot.manifest_list, error)
+        failure = unreadable(what, location, error)
     # Raised out here, without the other error as its context: that may quote a record with a key.
     raise failure
-
-
-def _parsed_manifest(manifest: EncryptedManifest, data: bytes) -> Iterator[ManifestEntry]:
-    failure = None
-    try:
-        _, records = read_avro_records(data, MANIFEST)
-        yield from records
-    except Exception as error:
-        failure = unreadable("manifest", manifest.manifest_path, error)
-    if failure is not None:
-        raise failure
