@@ -36,19 +36,13 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
     before = find_sidecar(sidecar_file)
     master_key_ids = sorted({str(entry.encrypted_by_id) for entry in before.kek_entries})
     if not master_key_ids:
-        raise KeyMetadataError(
-            "the sidecar is damaged: no master key wraps its keys. Restore it from a backup",
-            file=sidecar_file,
-        )
+        said = "the sidecar is damaged: no master key wraps its keys. Restore it from a backup"
+        raise KeyMetadataError(said, file=sidecar_file)
     wanted = how.master_key_id
-    if wanted is None:
-        if len(master_key_ids) > 1:
-            raise KeyMetadataError(
-                f"several master keys wrap its keys, {', '.join(master_key_ids)}: "
-                "name one with --to-key",
-                file=sidecar_file,
-            )
-        wanted = master_key_ids[0]
+    if wanted is None and len(master_key_ids) > 1:
+        said = f"several master keys wrap its keys, {', '.join(master_key_ids)}"
+        raise KeyMetadataError(f"{said}: name one with --to-key", file=sidecar_file)
+    wanted = wanted or master_key_ids[0]
     result = {
         "file": sidecar_file,
         "from_master_key_ids": master_key_ids,

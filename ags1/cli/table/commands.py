@@ -133,9 +133,8 @@ def scan(
 
     format_ = format_ or _format_of(output)
     if output is None and format_ in BINARY and sys.stdout is not None and sys.stdout.isatty():
-        raise click.UsageError(
-            f"{format_} is not written to a terminal: give -o FILE, or use a pipe"
-        )
+        said = f"{format_} is not written to a terminal: give -o FILE, or use a pipe"
+        raise click.UsageError(said)
     opened = open_table(where, out.note, require_encrypted=require_encrypted)
     chosen = _snapshot(opened, snapshot_id, ref)
     reader = opened.scan(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import Output, counted
-from ..options import confirm, grouped, yes
+from ..options import confirm, flag, grouped, yes
 from ..report import bar
 from . import options
 from .catalogs import ChangedCatalog
@@ -45,12 +45,11 @@ asking = grouped(
     "asked",
     MigrationOptions,
     options.data_key_length,
-    click.option(
+    flag(
         "--delete-plaintext",
-        is_flag=True,
         help="Delete the unencrypted files after the commit. The command asks first.",
     ),
-    click.option("--drop-refs", is_flag=True, help="Drop all branches but main, and all tags."),
+    flag("--drop-refs", help="Drop all branches but main, and all tags."),
     options.dry_run("Print what would be encrypted."),
     yes,
 )
