@@ -1,7 +1,5 @@
 """What an encrypted file shows without its key: header, sizes, blocks, and the ids in its sidecar.
-
-None of it is authenticated: no tag protects the header, and the sizes are the file system's.
-"""
+None of it is authenticated: no tag protects the header, and the sizes are the file system's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Lists the files of a run and names their targets, before any work is done.
-
-Wrong usage (two sources with one target, an output without a name) stops the run before it begins.
-If a source does not exist or cannot be read, that is a failure of this source only.
-"""
+"""Lists the files of a run and names their targets, before any work is done. Wrong usage (two
+sources with one target, an output without a name) stops the run before it begins. A source that
+does not exist or cannot be read is a failure of this source only."""
 
 from __future__ import annotations
 
@@ -29,17 +27,15 @@ STREAM = "-"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One file's work."""
+    """One file's work. ``target`` is None if nothing is written; its folder may have to be made.
+    ``size`` is the source's in bytes, 0 if only reading tells. ``is_pipe``: the source can only be
+    read from its beginning to its end."""
 
     source: str
-    # None where nothing is written.
     target: str | None
     sidecar: str
-    # The source's size in bytes; 0 where only reading tells.
     size: int
-    # Whether the source can only be read from its beginning to its end, like a pipe.
     is_pipe: bool = False
-    # Whether the target's folder is made when it is missing.
     makes_folder: bool = False
 
     @property
@@ -68,12 +64,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
+    """``relative_path`` begins at the folder that the user named; it is the file's name if they
+    named the file itself (``is_named``)."""
+
     path: str
-    # Its path below the folder that was named; its own name if it was named itself.
     relative_path: str
     size: int = 0
     is_pipe: bool = False
-    # Whether the user named the file itself, and not a folder around it.
     is_named: bool = False
 
 

@@ -1,7 +1,4 @@
-"""The commands ``ags1 keygen`` and ``ags1 key …``.
-
-Each command imports its libraries when it runs, because help has to be quick.
-"""
+"""The commands ``ags1 keygen`` and ``ags1 key …``."""
 
 from __future__ import annotations
 

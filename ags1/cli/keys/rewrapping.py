@@ -56,9 +56,8 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
     after = how.keychain.rewrap(sidecar_file, wanted, how.other_kms)
     # If another process has replaced the file meanwhile, the sidecar has the new file's keys.
     if after.file_keys != before.file_keys or find_sidecar(sidecar_file) != before:
-        raise KeyMetadataError(
-            "another process changed the sidecar meanwhile: try again", file=sidecar_file
-        )
+        said = "another process changed the sidecar meanwhile: try again"
+        raise KeyMetadataError(said, file=sidecar_file)
     # A KEK that can be unwrapped may still be the wrong one for the keys in this sidecar.
     _open_all(sidecar_file, after, wanted, how)
     if not how.dry_run:

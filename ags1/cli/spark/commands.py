@@ -1,8 +1,4 @@
-"""The commands ``ags1 spark …``: any number of files, on Spark's executors.
-
-Each command imports its libraries when it runs, because help has to be quick and PySpark is
-optional. It has a parameter for each of its options, so that some have more than eight.
-"""
+"""The commands ``ags1 spark …``: any number of files, on Spark's executors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What the commands on Spark share: the session, its master, and the KMS that is sent to executors.
-
-PySpark is optional: it is imported when a job begins.
-"""
+PySpark is imported when a job begins."""
 
 from __future__ import annotations
 

@@ -1,10 +1,5 @@
 """The commands ``ags1 table …``: encrypted Iceberg tables described, read, listed and verified.
-
-Those that change a table are in ``writing`` and ``maintenance``.
-
-Each command imports its libraries when it runs, because help has to be quick, and PyIceberg and
-Arrow are optional. It has a parameter for each of its options, so that some have more than eight.
-"""
+Those that change a table are in ``creating``, ``writing`` and ``maintenance``."""
 
 from __future__ import annotations
 

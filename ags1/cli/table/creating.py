@@ -1,8 +1,4 @@
-"""The command ``ags1 table create``: a new encrypted table, from options or like a file of rows.
-
-The command imports PyIceberg and Arrow when it runs, because help has to be quick and they are
-optional.
-"""
+"""The command ``ags1 table create``: a new encrypted table, from options or like a file of rows."""
 
 from __future__ import annotations
 

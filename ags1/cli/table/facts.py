@@ -1,7 +1,5 @@
-"""What a table's metadata and manifests say, as facts for JSON and as lines to read.
-
-These are ids, times and sizes, never key material. Knows no KMS.
-"""
+"""What a table's metadata and manifests say, as facts for JSON and as lines to read. These are ids,
+times and sizes, never key material. Knows no KMS."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The commands ``ags1 table migrate|rotate|rekey|relocate|expire|prune-keys``.
-
-Each command imports its libraries when it runs, because help has to be quick and PyIceberg is
-optional. It has a parameter for each of its options, so that some have more than eight.
-"""
+"""The commands ``ags1 table migrate|rotate|rekey|relocate|expire|prune-keys``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""The commands that encrypt an unencrypted table in place: their options, their question, and what
-they print.
-
-Knows nothing of where the files are encrypted: ``ags1 table migrate`` does it in this process, and
-``ags1 spark migrate`` on Spark.
-"""
+"""What ``ags1 table migrate`` and ``ags1 spark migrate`` share: their options, their question, and
+what they print. Knows nothing of where the files are encrypted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""A new table's columns, partitions and order, from what is typed or from files.
-
-The words are Iceberg's: ``id long not null``, ``bucket[16](id)``, ``ts desc nulls last``. Knows
-nothing of catalogs.
-"""
+"""A new table's columns, partitions and order, from what is typed or from files. The words are
+Iceberg's: ``id long not null``, ``bucket[16](id)``, ``ts desc nulls last``. Knows nothing of
+catalogs."""
 
 from __future__ import annotations
 
@@ -70,9 +68,8 @@ def parse_type(text: str, ids: Iterator[int]) -> IcebergType:
             named = {"id": 1, "name": "c", "type": text.lower(), "required": False}
             return NestedField.model_validate(named).field_type
         except (ValueError, TypeError):
-            raise ValueError(
-                f"{text!r} is not a type of Iceberg, such as long, decimal(9, 2) or list<int>"
-            ) from None
+            said = f"{text!r} is not a type of Iceberg, such as long, decimal(9, 2) or list<int>"
+            raise ValueError(said) from None
     kind, parts = match[1].lower(), _split(match[2])
     if kind == "list" and len(parts) == 1:
         return ListType(next(ids), parse_type(parts[0], ids), element_required=False)

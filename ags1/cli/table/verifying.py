@@ -1,7 +1,5 @@
 """A table verified by a command: the findings as lines or JSON, and the exit code that they make.
-
-Knows nothing of where the files are looked at.
-"""
+Knows nothing of where the files are looked at."""
 
 from __future__ import annotations
 

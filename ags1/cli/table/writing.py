@@ -1,8 +1,4 @@
-"""The commands ``ags1 table append|overwrite|delete|drop``, which change a table's rows or drop it.
-
-Each command imports PyIceberg and Arrow when it runs, because help has to be quick and they are
-optional.
-"""
+"""The commands ``ags1 table append|overwrite|delete|drop``: change a table's rows, or drop it."""
 
 from __future__ import annotations
 
