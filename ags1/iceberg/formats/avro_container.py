@@ -51,10 +51,8 @@ Pread = Callable[[int, int], bytes]
 
 class Container:
     """An Avro file of ``size`` bytes whose header has been read: its ``metadata`` and ``codec``.
-
     ``pread(offset, size)`` returns those bytes, or fewer at the end of the file. Raises FormatError
-    if the file is not an Avro file, and TruncatedError if it ends too early.
-    """
+    if the file is not an Avro file, and TruncatedError if it ends too early."""
 
     def __init__(self, pread: Pread, size: int, max_block_size: int = MAX_BLOCK_SIZE) -> None:
         self._pread = pread
@@ -65,8 +63,7 @@ class Container:
         self._decompress = CODECS[self.codec]
 
     def blocks(self, start: int, end: int) -> Iterator[tuple[int, Buffer]]:
-        """Yield the blocks of the split from ``start`` to ``end``: the count of rows, and their
-        bytes, decompressed."""
+        """Yield the blocks of the split from ``start`` to ``end``: number of rows, plain bytes."""
         window = _Window(self._pread, self._size)
         marker = self._data_start - SYNC_SIZE
         if start > marker:

@@ -64,11 +64,9 @@ _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"
 
 @dataclass(frozen=True, slots=True)
 class ParquetContents:
-    """The contents of an encrypted file of ``size`` bytes.
-
-    ``checksum`` is over the decrypted headers and bodies of the pages, in order. ``column_sizes``
-    has the bytes of each leaf column, by field id. ``split_offsets`` are where row groups begin.
-    """
+    """The contents of an encrypted file of ``size`` bytes. ``checksum`` is over the decrypted
+    headers and bodies of the pages, in order. ``column_sizes`` has the bytes of each leaf column,
+    by field id. ``split_offsets`` are where row groups begin."""
 
     size: int
     rows: int
@@ -176,8 +174,7 @@ class _Transcription:
         return self._end(tally)
 
     def _column(self, chunk: Chunk, tally: _Tally) -> list[tuple[int, int]]:
-        """Write a column's pages and correct the footer; return the offsets and sizes of its data
-        pages."""
+        """Write a column and correct the footer; return its data pages' offsets and sizes."""
         meta = chunk.meta
         codec = value(meta, ColumnMetaData.CODEC)
         start, plain_size, had_v2 = self._at, 0, False

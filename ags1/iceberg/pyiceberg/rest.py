@@ -45,11 +45,9 @@ def snapshot_loading_mode(catalog: Any) -> str | None:
 def ask_rest_server(
     catalog: Any, identifier: str | Identifier, snapshots: str | None = None
 ) -> RestTable:
-    """Ask a REST server for a table. ``snapshots`` is a value of ``snapshot_loading_mode``.
-
-    The server's answer is trusted more than the metadata file, because others may be able to write
-    to the storage. Raises what ``catalog.load_table`` raises.
-    """
+    """Ask a REST server for a table. ``snapshots`` is a value of ``snapshot_loading_mode``. The
+    server's answer is trusted more than the metadata file, because others may be able to write to
+    the storage. Raises what ``catalog.load_table`` raises."""
     from pyiceberg.catalog.rest import Capability, Endpoints
 
     catalog._check_endpoint(Capability.V1_LOAD_TABLE)
@@ -108,10 +106,8 @@ def check_rest_commits(catalog: Any) -> None:
 
 
 def stage_rest_table(catalog: Any, identifier: Identifier, request: Mapping[str, Any]) -> RestTable:
-    """Send a REST server the request to create a table; return the server's answer.
-
-    Raises TableAlreadyExistsError, NoSuchNamespaceError, and PyIceberg's errors of REST.
-    """
+    """Send a REST server the request to create a table; return the server's answer. Raises
+    TableAlreadyExistsError, NoSuchNamespaceError, and PyIceberg's errors of REST."""
     from pyiceberg.catalog.rest import Endpoints
 
     path = catalog._split_identifier_for_path(identifier)
@@ -140,10 +136,8 @@ def post_to_rest_server(
     catalog: Any, identifier: Identifier, config: Mapping[str, str], body: Mapping[str, Any]
 ) -> Any:
     """Send a commit of a table to a REST server; return the response with any status code.
-
     ``config`` is the table's configuration. Raises NotSentError, and RequestException of the
-    library requests if there is no answer.
-    """
+    library requests if there is no answer."""
     from pyiceberg.catalog.rest import Endpoints
 
     path = catalog._split_identifier_for_path(identifier)
@@ -163,13 +157,9 @@ def _post(catalog: Any, url: str, body: Mapping[str, Any], headers: Mapping[str,
     ]
     try:
         for attempt in range(2):
+            # A redirected POST becomes a GET, whose answer says nothing about the commit.
             response = catalog._session.post(
-                url,
-                data=data,
-                headers=dict(headers),
-                timeout=tuple(limits),
-                # A redirected POST becomes a GET, whose answer says nothing about the commit.
-                allow_redirects=False,
+                url, data=data, headers=dict(headers), timeout=tuple(limits), allow_redirects=False
             )
             if attempt or response.status_code not in _EXPIRED:
                 break

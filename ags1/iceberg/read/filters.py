@@ -68,8 +68,7 @@ class _NanosecondLiteral(literals.TimestampLiteral):
 
 def _in_nanoseconds(literal: Any, kind: types.IcebergType) -> Any:
     """Return a literal for a column in nanoseconds. It may be given as an integer, a datetime or
-    text in ISO 8601, which has a UTC offset if the column's type has a zone. PyIceberg accepts the
-    same for columns in microseconds."""
+    text in ISO 8601, with a UTC offset if the column has a zone, as for microseconds."""
     value = literal.value
     if isinstance(literal, _NanosecondLiteral):
         return literal
@@ -85,12 +84,9 @@ def _in_nanoseconds(literal: Any, kind: types.IcebergType) -> Any:
 
 
 class _SqlRules(BooleanRewriter):
-    """Rewrites predicates as ``as_sql`` says.
-
-    The types float and int may be narrower than a literal. Then ``beyond`` is 1 if the literal is
-    above all numbers of the type, and -1 if it is below: ``x < 1e300`` is true for each float but
-    +infinity and NaN.
-    """
+    """Rewrites predicates as ``as_sql`` says. The types float and int may be narrower than a
+    literal. Then ``beyond`` is 1 if the literal is above all numbers of the type, and -1 if it is
+    below: ``x < 1e300`` is true for each float but +infinity and NaN."""
 
     def __init__(self, schema: Schema, case_sensitive: bool) -> None:
         self._schema = schema
@@ -163,10 +159,8 @@ def _of(kind: Any, term: Any, literal: Any) -> ex.BooleanExpression:
 
 class RowFilter:
     """A filter, bound to ``schema``, in two forms for Arrow: as an expression over the columns of a
-    file, which Arrow applies while it reads, and as a mask of rows that were read.
-
-    ``field_ids`` are the columns that the filter uses. A filter that is always false uses none.
-    """
+    file, which Arrow applies while it reads, and as a mask of rows that were read. ``field_ids``
+    are the columns that the filter uses. A filter that is always false uses none."""
 
     def __init__(self, bound: ex.BooleanExpression, schema: Schema) -> None:
         self._bound = bound
