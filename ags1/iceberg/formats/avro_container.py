@@ -59,7 +59,10 @@ class Container:
         self._size = size
         self._max_block_size = max_block_size
         self.metadata, self._sync, self._data_start = _read_header(pread, size)
-        self.codec = _codec_name(self.metadata)
+        self.codec = self.metadata.get("avro.codec", b"null").decode(errors="replace")
+        if self.codec not in CODECS:
+            name, known = self.codec[:60], ", ".join(CODECS)
+            raise FormatError(f"the file's codec is {name!r}, not one of {known}")
         self._decompress = CODECS[self.codec]
 
     def blocks(self, start: int, end: int) -> Iterator[tuple[int, Buffer]]:
@@ -203,13 +206,6 @@ def parse_schema(metadata: Mapping[str, bytes]) -> Any:
         raise FormatError("the file's header has no schema") from None
     except (ValueError, RecursionError):
         raise FormatError("the file's schema is not JSON") from None
-
-
-def _codec_name(metadata: Mapping[str, bytes]) -> str:
-    name = metadata.get("avro.codec", b"null").decode(errors="replace")
-    if name not in CODECS:
-        raise FormatError(f"the file's codec is {name[:60]!r}, not one of {', '.join(CODECS)}")
-    return name
 
 
 # -- the codecs

@@ -363,13 +363,7 @@ def _as_version_1(page: Page, codec_number: int, levels: tuple[bool, bool]) -> P
     del header[PageHeader.DATA_PAGE_HEADER_V2]
     header[PageHeader.TYPE] = I32, PageType.DATA_PAGE
     header[PageHeader.UNCOMPRESSED_PAGE_SIZE] = I32, len(plain)
-    header[PageHeader.DATA_PAGE_HEADER] = STRUCT, _header_of_version_1(v2)
-    body = plain if codec is None else codec.compress(plain, asbytes=True)
-    return Page(header, b"", memoryview(body))
-
-
-def _header_of_version_1(v2: Struct) -> Struct:
-    v1: Struct = {
+    v1 = {
         DataPageHeader.NUM_VALUES: (I32, value(v2, DataPageHeaderV2.NUM_VALUES)),
         DataPageHeader.ENCODING: (I32, value(v2, DataPageHeaderV2.ENCODING)),
         DataPageHeader.DEFINITION_LEVEL_ENCODING: (I32, _RLE),
@@ -377,7 +371,9 @@ def _header_of_version_1(v2: Struct) -> Struct:
     }
     if DataPageHeaderV2.STATISTICS in v2:
         v1[DataPageHeader.STATISTICS] = v2[DataPageHeaderV2.STATISTICS]
-    return v1
+    header[PageHeader.DATA_PAGE_HEADER] = STRUCT, v1
+    body = plain if codec is None else codec.compress(plain, asbytes=True)
+    return Page(header, b"", memoryview(body))
 
 
 def _forget_version_2(meta: Struct) -> None:

@@ -9,13 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from pyiceberg import exceptions
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import (
-    CommitFailedException,
-    NoSuchNamespaceError,
-    NoSuchTableError,
-    TableAlreadyExistsError,
-)
 from pyiceberg.typedef import Identifier
 
 from ..spec.column_types import with_types
@@ -79,7 +74,7 @@ def register_rest_table(
         "overwrite": overwrite,
     }
     url = catalog.url(Endpoints.register_table, namespace=path["namespace"])
-    return _made_by_rest_server(catalog, url, request, {409: TableAlreadyExistsError})
+    return _made_by_rest_server(catalog, url, request, {409: exceptions.TableAlreadyExistsError})
 
 
 def _rest_table(catalog: Any, response: Any) -> RestTable:
@@ -112,7 +107,7 @@ def stage_rest_table(catalog: Any, identifier: Identifier, request: Mapping[str,
 
     path = catalog._split_identifier_for_path(identifier)
     url = catalog.url(Endpoints.create_table, namespace=path["namespace"])
-    errors = {409: TableAlreadyExistsError, 404: NoSuchNamespaceError}
+    errors = {409: exceptions.TableAlreadyExistsError, 404: exceptions.NoSuchNamespaceError}
     return _made_by_rest_server(catalog, url, request, errors)
 
 
@@ -183,7 +178,8 @@ def refused_by_rest_server(
     from pyiceberg.catalog.rest.response import _handle_non_200_response
     from requests import HTTPError
 
-    known = {404: NoSuchTableError, 409: CommitFailedException} if errors is None else dict(errors)
+    of_commits = {404: exceptions.NoSuchTableError, 409: exceptions.CommitFailedException}
+    known = of_commits if errors is None else dict(errors)
     try:
         _handle_non_200_response(HTTPError(response=response), known)
     except Exception as error:

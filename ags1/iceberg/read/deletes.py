@@ -116,8 +116,7 @@ class DeleteReader:
     def deleted_positions(
         self, file: ContentFile, deletes: Iterable[ContentFile]
     ) -> BitMap64 | None:
-        """Return the positions that deletion vectors and position delete files delete in a data
-        file; None if there are none."""
+        """Return the positions that are deleted in a data file; None if there are none."""
         positions: BitMap64 | None = None
         for delete in deletes:
             if delete.is_deletion_vector:
@@ -192,7 +191,7 @@ def positions_by_path(batches: Iterable[pa.RecordBatch]) -> dict[str, BitMap64]:
 
 
 def not_deleted(deleted: BitMap64, first: int, count: int) -> pa.Array | None:
-    """Return a mask of the ``count`` rows from ``first`` on; None if no row is deleted."""
+    """Return a mask of the rows not deleted among ``count`` from ``first`` on; None for all."""
     if not deleted.range_cardinality(first, first + count):
         return None
     mask = bytearray(b"\x01") * count

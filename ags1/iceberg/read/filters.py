@@ -110,7 +110,8 @@ class _SqlRules(BooleanRewriter):
             return not_null if beyond else ex.And(_of(type(predicate), term, value), not_null)
         if not beyond:
             return _of(type(predicate), term, value)
-        infinity = self._infinity(predicate, beyond)
+        is_float = isinstance(self._type(predicate), types.FloatType)
+        infinity = literals.FloatLiteral(beyond * math.inf) if is_float else None
         if beyond > 0 and isinstance(predicate, ex.LessThan | ex.LessThanOrEqual):
             return not_null if infinity is None else _of(ex.LessThan, term, infinity)
         if beyond < 0 and isinstance(predicate, ex.GreaterThan | ex.GreaterThanOrEqual):
@@ -139,11 +140,6 @@ class _SqlRules(BooleanRewriter):
         if isinstance(converted, literals.AboveMax):
             return literal, 1
         return literal, -1 if isinstance(converted, literals.BelowMin) else 0
-
-    def _infinity(self, predicate: ex.UnboundPredicate, sign: int) -> literals.FloatLiteral | None:
-        """Return the infinity of the column's type with this sign; None if the type has none."""
-        is_float = isinstance(self._type(predicate), types.FloatType)
-        return literals.FloatLiteral(sign * math.inf) if is_float else None
 
     def _type(self, predicate: ex.UnboundPredicate) -> types.IcebergType:
         term = predicate.term.bind(self._schema, self._case_sensitive)
