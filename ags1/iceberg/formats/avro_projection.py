@@ -377,6 +377,7 @@ class _Compiler:
         elif kind == "enum":
             parameters = self._enum(definition, path)
         if target is None:
+            # A value that no column wants is read by the step that has the name of its type.
             self._step(Step[kind.upper()], path, **parameters)
             return None
         readable = (
