@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ...storage.byte_meter import ByteMeter
-from ..verify.checks import TICK_SECONDS
+from ..verify.checks import run_each
 from ..verify.progress import EstimatedProgress, ProgressReport
 
 _Item = TypeVar("_Item")
@@ -29,17 +28,7 @@ class Workers:
     def each(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
         """Yield ``work(item)`` for each item, as they finish. Raises what ``work`` and ``progress``
         raise."""
-        running: set[Future[_Result]] = set()
-        waiting = iter(items)
-        while True:
-            for item in islice(waiting, 4 * self.threads - len(running)):
-                running.add(self._pool.submit(work, item))
-            if not running:
-                return
-            done, running = wait(running, TICK_SECONDS, FIRST_COMPLETED)
-            self.report.tick()
-            for future in done:
-                yield future.result()
+        return run_each(self._pool, self.threads, work, items, self.report.tick)
 
     def stop(self) -> None:
         """End the threads, and wait for them. Copying stops at once, and no other work begins."""
