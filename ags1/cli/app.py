@@ -46,18 +46,12 @@ class App(Group):
         """Run the command line and exit."""
         console.occupy_descriptors()
         with _termination_as_interrupt():
-            code = self._run(args, prog_name or "ags1", complete_var, extra)
+            code = self._run(prog_name or "ags1", args=args, complete_var=complete_var, **extra)
         raise SystemExit(int(code))
 
-    def _run(
-        self,
-        args: Sequence[str] | None,
-        prog_name: str,
-        complete_var: str | None,
-        extra: dict[str, Any],
-    ) -> int:
+    def _run(self, prog_name: str, **more: Any) -> int:
         try:
-            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            code = super().main(prog_name=prog_name, standalone_mode=False, **more)
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else prog_name
             message = one_line(error.format_message())
@@ -79,11 +73,9 @@ class App(Group):
         return int(code)
 
     def invoke(self, ctx: click.Context) -> int:
-        """Run a command; turn what it raises into an exit code.
-
-        ``main`` would be too late: there, click handles EOFError (of which TruncatedError is a
-        subclass), KeyboardInterrupt and EPIPE in its own way.
-        """
+        """Run a command; turn what it raises into an exit code. ``main`` would be too late: there,
+        click handles EOFError (of which TruncatedError is a subclass), KeyboardInterrupt and EPIPE
+        in its own way."""
         try:
             return int(super().invoke(ctx) or Exit.OK)
         except (click.UsageError, click.Abort, click.exceptions.Exit):
@@ -107,10 +99,8 @@ class App(Group):
                 import traceback  # imported late: help has to be quick
 
                 traceback.print_exc()
-            console.print_error(
-                f"internal error: {type(error).__name__}: {error}. This is a "
-                "mistake in ags1. AGS1_DEBUG=1 shows where it happened"
-            )
+            what = f"internal error: {type(error).__name__}: {error}. This is a mistake in ags1."
+            console.print_error(f"{what} AGS1_DEBUG=1 shows where it happened")
             return Exit.INTERNAL
 
 
@@ -203,9 +193,7 @@ def app() -> None:
     """
 
 
-@app.command(
-    short_help="Print the script for completion in a shell.",
-)
+@app.command(short_help="Print the script for completion in a shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the script that makes a shell complete commands, options and files of ags1.

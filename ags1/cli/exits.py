@@ -11,18 +11,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..errors import (
-    Ags1Error,
-    AuthenticationError,
-    FormatError,
-    KeyMetadataError,
-    KeyReuseError,
-    KmsError,
-    MetadataIntegrityError,
-    MissingFileLengthError,
-    TruncatedError,
-    UnsupportedTypeError,
-)
+from .. import errors
+from ..errors import Ags1Error
 
 
 class Exit(enum.IntEnum):
@@ -77,18 +67,16 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group of commands, whose help ends with the examples of its docstring.
+    """A group of commands, whose help ends with the examples of its docstring. Without a command,
+    it prints its help and exits with ``Exit.USAGE``."""
 
-    Without a command, it prints its help and exits with ``Exit.USAGE``.
-    """
+    command_class = Command
 
     def __init__(
         self, name: str | None, *, help: str | None = None, epilog: str = "", **more: Any
     ) -> None:
         text, examples = _help_and_examples(help)
         super().__init__(name, help=text, epilog=f"{epilog}\n{examples}", **more)
-
-    command_class = Command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -150,7 +138,8 @@ def describe(error: BaseException, file: str | None = None) -> Failure:
         for parameter, option in _OPTIONS.items():
             message = message.replace(parameter, option)
         message = message if about is None else f"{about}: {message}"
-        return Failure(_exit_code(error), message, kind, about, error.block, error.offset)
+        code = next((code for known, code in _CODES if isinstance(error, known)), Exit.IO)
+        return Failure(code, message, kind, about, error.block, error.offset)
     if isinstance(error, MemoryError):
         cause = "not enough memory"
     elif isinstance(error, OSError):
@@ -164,26 +153,23 @@ def describe(error: BaseException, file: str | None = None) -> Failure:
     return Failure(Exit.IO, cause if file is None else f"{file}: {cause}", kind, file)
 
 
-def _exit_code(error: Ags1Error) -> Exit:
-    # Metadata that its catalog contradicts was changed.
-    if isinstance(error, (AuthenticationError, MetadataIntegrityError)):
-        return Exit.AUTHENTICATION
-    if isinstance(error, TruncatedError):
-        return Exit.TRUNCATED
-    if isinstance(error, UnsupportedTypeError):
-        return Exit.USAGE
-    if isinstance(error, FormatError):
-        return Exit.FORMAT
-    if isinstance(error, (KeyMetadataError, KeyReuseError, KmsError, MissingFileLengthError)):
-        return Exit.KEYS
-    return Exit.IO
+# The first that an error is an instance of tells its exit code.
+_CODES = (
+    (errors.AuthenticationError, Exit.AUTHENTICATION),
+    (errors.MetadataIntegrityError, Exit.AUTHENTICATION),  # the catalog contradicts it
+    (errors.TruncatedError, Exit.TRUNCATED),
+    (errors.UnsupportedTypeError, Exit.USAGE),
+    (errors.FormatError, Exit.FORMAT),
+    (errors.KeyMetadataError, Exit.KEYS),
+    (errors.KeyReuseError, Exit.KEYS),
+    (errors.KmsError, Exit.KEYS),
+    (errors.MissingFileLengthError, Exit.KEYS),
+)
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` with everything that would not print as itself escaped.
-
-    File names and names from sidecars may hold newlines or a terminal's control sequences.
-    """
+    """Return ``text`` with everything that would not print as itself escaped. File names and names
+    from sidecars may hold newlines or a terminal's control sequences."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
     )

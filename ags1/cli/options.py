@@ -39,10 +39,8 @@ def size(
 
 
 class Pair(click.ParamType):  # type: ignore[type-arg]
-    """``NAME=VALUE``. What is wrong is never repeated: it may be a secret.
-
-    A property ``of_kms`` has a name with a dot, and its value may be empty.
-    """
+    """``NAME=VALUE``. What is wrong is never repeated: it may be a secret. A property ``of_kms``
+    has a name with a dot, and its value may be empty."""
 
     name = "pair"
 
@@ -74,25 +72,28 @@ def pairs(*names: str, help: str, example: str, form: str = "NAME=VALUE") -> Dec
     )
 
 
+def flag(*names: str, help: str) -> Decorator:
+    """Return an option that takes no value."""
+    return click.option(*names, is_flag=True, help=help)
+
+
+# What ``nargs=-1`` gives: the paths that were named.
+Paths: TypeAlias = tuple[str, ...]
 # click does not check whether a path can be read. The command reports that when it reads the path.
 PATH = click.Path(readable=False)
 
-force = click.option("-f", "--force", is_flag=True, help="Overwrite files that exist.")
-no_fsync = click.option(
+force = flag("-f", "--force", help="Overwrite files that exist.")
+no_fsync = flag(
     "--no-fsync",
-    is_flag=True,
     help="Do not wait for the disk. This is faster, but a power failure may lose what was reported "
     "as done.",
 )
-yes = click.option("-y", "--yes", is_flag=True, help="Do not ask: the answer is yes.")
+yes = flag("-y", "--yes", help="Do not ask: the answer is yes.")
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on the terminal whether to go on, unless ``yes`` says so.
-
-    Raises DeclinedError for a no, click.Abort for Ctrl-C, and click.UsageError if there is no
-    terminal to ask on.
-    """
+    """Ask on the terminal whether to go on, unless ``yes`` says so. Raises DeclinedError for a no,
+    click.Abort for Ctrl-C, and click.UsageError if there is no terminal to ask on."""
     if yes:
         return
     if not _has_terminal():
@@ -108,11 +109,9 @@ def _has_terminal() -> bool:
 
 
 def grouped(name: str, kind: Any, *options: Decorator) -> Decorator:
-    """Return a decorator that adds ``options`` to a command, which takes them as one object.
-
-    The object is the argument ``name``. ``kind`` is its dataclass: its fields have the names of the
-    options' parameters. A field keeps its default if the command does not have its option.
-    """
+    """Return a decorator that adds ``options`` to a command, which takes them as one object. The
+    object is the argument ``name``. ``kind`` is its dataclass: its fields have the names of the
+    options' parameters. A field keeps its default if the command does not have its option."""
     parameters = [field.name for field in fields(kind)]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,15 +128,12 @@ def grouped(name: str, kind: Any, *options: Decorator) -> Decorator:
     return decorate
 
 
-_json = click.option(
+_json = flag(
     "--json",
     "as_json",
-    is_flag=True,
     help="Print JSON, one object a line: for each result, and for each file that fails.",
 )
-_quiet = click.option(
-    "-q", "--quiet", is_flag=True, help="Print no progress, notes, warnings or OK lines."
-)
+_quiet = flag("-q", "--quiet", help="Print no progress, notes, warnings or OK lines.")
 json_output = grouped("out", Output, _json)
 quiet = grouped("out", Output, _quiet)
 output = grouped("out", Output, _quiet, _json)

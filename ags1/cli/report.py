@@ -7,10 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
-from .console import STDOUT, Output, print_error, print_json, size, write_error
+from .console import STDOUT, Output, counted, print_error, print_json, size, write_error
 from .exits import Exit, Failure, describe, one_line
 
 # Shorter runs end before the line would have been read.
@@ -23,11 +22,9 @@ _MAX_CAUSE = 1000
 
 
 class Report:
-    """Collects the results of a run over several files.
-
-    ``total_size`` is the work in bytes, None if it is not known. If standard error is a terminal, a
-    line with the progress is printed there, unless ``--quiet`` is given.
-    """
+    """Collects the results of a run over several files. ``total_size`` is the work in bytes, None
+    if it is not known. If standard error is a terminal, a line with the progress is printed there,
+    unless ``--quiet`` is given."""
 
     def __init__(self, out: Output, total_size: int | None = None) -> None:
         self.exit_code = Exit.OK
@@ -44,12 +41,7 @@ class Report:
     def __enter__(self) -> Report:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._hide_line()
 
     def begin(self, file: str) -> None:
@@ -83,9 +75,8 @@ class Report:
         self._out.result(result, line)
 
     def failed(self, error: BaseException, file: str, kind: str | None = None) -> None:
-        """Report a failure on standard error, and as JSON; the first one is the exit code.
-
-        ``kind`` is what to call it, if that is not the name of the error's class."""
+        """Report a failure on standard error, and as JSON; the first one is the exit code. ``kind``
+        is what to call it, if that is not the name of the error's class."""
         failure = describe(error, file)
         failure = failure._replace(kind=kind or failure.kind)
         # The file's own name stays whole.
@@ -104,13 +95,12 @@ class Report:
     def not_tried(self, files: Sequence[str]) -> None:
         """Report files that are not tried, because the last failure was that the KMS cannot be
         used."""
+        why = "not tried, because the KMS cannot be used"
         if files:
             self._hide_line()
-            number = "1 more file" if len(files) == 1 else f"{len(files)} more files"
-            print_error(f"{number} not tried, because the KMS cannot be used")
+            print_error(f"{counted(len(files), 'more file')} {why}")
         for file in files:
-            message = f"{file}: not tried, because the KMS cannot be used"
-            self._print_json(file, Failure(Exit.KEYS, message, "NotTried", file))
+            self._print_json(file, Failure(Exit.KEYS, f"{file}: {why}", "NotTried", file))
 
     def note(self, text: str) -> None:
         """Write a note, which is not a failure, to standard error, unless ``--quiet`` is given."""
@@ -131,10 +121,8 @@ class Report:
 
 @contextlib.contextmanager
 def bar(name: str, out: Output) -> Iterator[Callable[[int, int | None], None]]:
-    """Yield a function that shows the progress of one work on ``name``.
-
-    It takes the bytes that are done and, as they are known once the work has begun, those of all.
-    """
+    """Yield a function that shows the progress of one work on ``name``. It takes the bytes that are
+    done and, as they are known once the work has begun, those of all."""
     with contextlib.ExitStack() as stack:
         report: Report | None = None
 

@@ -1,8 +1,8 @@
 """Unwrapped KEKs, kept for an hour so that the KMS is asked once for each.
 
-As in Java's ``StandardEncryptionManager``, a KEK is kept for an hour. A key that was revoked in the
-KMS is therefore still usable for up to an hour. Other than in Java, the number of KEKs is bounded.
-An expired KEK is removed when the cache is used next, and is wiped when its last user is done. A
+The hour is that of Java's ``StandardEncryptionManager``. A key that was revoked in the KMS is
+therefore still usable for up to an hour. Other than in Java, the number of KEKs is bounded. An
+expired KEK is removed when the cache is used next, and is wiped when its last user is done. A
 forked child has a cache of its own and asks the KMS itself.
 """
 
@@ -119,7 +119,7 @@ class KekCache:
         self._contents.take()
 
     def forget_parents(self) -> None:
-        """Forget the KEKs that the parent process had unwrapped. Every forked child calls this."""
+        """Forget the KEKs of the parent process. Every forked child calls this."""
         self._contents.forget_parents()
 
     def _call(
@@ -181,8 +181,7 @@ class KekCache:
 
 
 def _copy(error: Exception) -> Exception:
-    """Return a copy of an error, because each thread that raises it adds its own traceback; the
-    error itself if it cannot be copied."""
+    """Return a copy of an error if it can be copied: each thread adds its own traceback."""
     with contextlib.suppress(Exception):
         return copy.copy(error)
     return error

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hmac
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from .._buffers import wipe
@@ -46,18 +47,12 @@ class EncryptedKey:
 
     @classmethod
     def from_dict(cls, entry: object) -> EncryptedKey:
-        """Make an entry from its parsed JSON. Unknown properties and fields stay in it.
-
-        Raises KeyMetadataError, naming the field.
-        """
+        """Make an entry from its parsed JSON. Unknown properties and fields stay in it. Raises
+        KeyMetadataError, naming the field."""
         if not isinstance(entry, dict):
             raise KeyMetadataError("an entry of encryption-keys is not an object")
-        properties = entry.get("properties")
-        if properties is None:
-            properties = {}
-        if not isinstance(properties, dict) or not all(
-            isinstance(value, str) for value in properties.values()
-        ):
+        properties = {} if entry.get("properties") is None else entry["properties"]
+        if not isinstance(properties, dict) or {*map(type, properties.values())} - {str}:
             raise KeyMetadataError("'properties' of an encrypted key is not a map of strings")
         encrypted_by_id = entry.get("encrypted-by-id")
         if encrypted_by_id is not None and not isinstance(encrypted_by_id, str):
@@ -78,8 +73,7 @@ class EncryptedKey:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry for JSON, in Java's field order. Absent and empty fields are left
-        out."""
+        """Return the entry for JSON, in Java's field order, without absent and empty fields."""
         entry: dict[str, Any] = {
             "key-id": self.key_id,
             "encrypted-key-metadata": base64.b64encode(self.encrypted_key_metadata).decode(),
@@ -93,10 +87,8 @@ class EncryptedKey:
     @property
     def timestamp(self) -> str | None:
         """The KEK's creation time (epoch ms), as text from the properties; None if there is none.
-
         What the KEK encrypts is bound to this text. Raises KeyMetadataError if both spellings are
-        there and differ.
-        """
+        there and differ."""
         written = self.properties.get(KEY_TIMESTAMP)
         proposed = self.properties.get(KEY_TIMESTAMP_PROPOSED)
         if written is not None and proposed is not None and written != proposed:
@@ -142,11 +134,8 @@ class KeyEncryptionKey(Secret):
     def generate(
         cls, kms: KmsClient, master_key_id: str, *, key_size: int, timestamp_ms: int | None = None
     ) -> KeyEncryptionKey:
-        """Make a KEK of ``key_size`` bytes under the master key; one KMS call.
-
-        The KMS makes the key if it can. Otherwise the key is random bytes from the kernel. Raises
-        KmsError.
-        """
+        """Make a KEK of ``key_size`` bytes under the master key; one KMS call. The KMS makes the
+        key if it can. Otherwise it is random bytes from the kernel. Raises KmsError."""
         made = _generated(kms, master_key_id, key_size)
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
         properties = {KEY_TIMESTAMP: str(now_ms)}
@@ -158,12 +147,9 @@ class KeyEncryptionKey(Secret):
     def unwrap(
         cls, kms: KmsClient, entry: EncryptedKey, master_key_id: str | None = None
     ) -> KeyEncryptionKey:
-        """Have ``kms`` unwrap a KEK's entry; one KMS call.
-
-        ``master_key_id`` is the master key to use. None uses the one that the entry names, which is
-        safe only for entries from a trusted place. Raises KmsError, or KeyMetadataError if the
-        wrapped key is not a KEK.
-        """
+        """Have ``kms`` unwrap a KEK's entry; one KMS call. ``master_key_id`` is the master key to
+        use. None uses the one that the entry names, which is safe only for entries from a trusted
+        place. Raises KmsError, or KeyMetadataError if the wrapped key is not a KEK."""
         master_key_id = entry.encrypted_by_id if master_key_id is None else master_key_id
         if master_key_id is None:
             raise KeyMetadataError(f"the key {entry.key_id!r} does not say which key wrapped it")
@@ -179,12 +165,9 @@ class KeyEncryptionKey(Secret):
         self, km: KeyMetadata, key_id: str | None = None, *, purpose: bytes = b""
     ) -> EncryptedKey:
         """Return an entry that holds ``km`` encrypted under this KEK, with a new ID unless one is
-        given.
-
-        ``purpose`` follows the timestamp in the additional data. Iceberg has none for manifest
-        lists. What is encrypted for one purpose does not open for another. Raises KeyReuseError in
-        a child that was forked after the KEK was unwrapped.
-        """
+        given. ``purpose`` follows the timestamp in the additional data; manifest lists have none.
+        What is encrypted for one purpose does not open for another. Raises KeyReuseError in a child
+        that was forked after the KEK was unwrapped."""
         if self._process != process_number():
             raise KeyReuseError(
                 f"the KEK {self.entry.key_id!r} was unwrapped before a fork, and the parent may "
@@ -211,14 +194,11 @@ class KeyEncryptionKey(Secret):
 
     @discreet
     def rewrap(self, kms: KmsClient, master_key_id: str, *, same_kms: bool) -> KeyEncryptionKey:
-        """Return the same KEK wrapped under another master key of ``kms``, or under the newest
-        version of its own. The ID and the timestamp stay the same, in the spelling that Java reads.
-        ``same_kms`` says that ``kms`` has wrapped the KEK so far, and not another keyring, account
-        or server, where the same name is another key.
-
-        There are two KMS calls. The second one unwraps what the first one wrapped, because the old
-        master key may be destroyed next. Raises KmsError.
-        """
+        """Return the same KEK, with its ID and timestamp, wrapped under another master key of
+        ``kms``, or under the newest version of its own. ``same_kms`` says that ``kms`` has wrapped
+        the KEK so far, and not another keyring, account or server, where the same name is another
+        key. There are two KMS calls. The second one unwraps what the first one wrapped, because the
+        old master key may be destroyed next. Raises KmsError."""
         entry = self.entry
         if same_kms and isinstance(kms, Rewrapper) and master_key_id == entry.encrypted_by_id:
             wrapped_key = _bytes(kms.rewrap_key(entry.encrypted_key_metadata, master_key_id))
@@ -228,12 +208,8 @@ class KeyEncryptionKey(Secret):
             raise KmsError(f"the KMS does not unwrap what it wrapped under {master_key_id!r}")
         # Java reads this spelling only.
         properties = {**entry.properties, KEY_TIMESTAMP: self._aad.decode()}
-        rewrapped = replace(
-            entry,
-            encrypted_key_metadata=wrapped_key,
-            encrypted_by_id=master_key_id,
-            properties=properties,
-        )
+        unknown = entry.unknown
+        rewrapped = EncryptedKey(entry.key_id, wrapped_key, master_key_id, properties, unknown)
         return KeyEncryptionKey(rewrapped, self._key, made_here=self.made_here)
 
     def __repr__(self) -> str:
@@ -242,11 +218,8 @@ class KeyEncryptionKey(Secret):
 
 def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKey:
     if kms.supports_key_generation:
-        try:
+        with contextlib.suppress(NotImplementedError):  # not of this size
             made = kms.generate_key(master_key_id, key_size)
-        except NotImplementedError:  # not of this size
-            pass
-        else:
             key_made, wrapped_key = _bytes(made.key), _bytes(made.wrapped_key)
             if len(key_made) != key_size:
                 raise KmsError(
@@ -258,8 +231,7 @@ def _generated(kms: KmsClient, master_key_id: str, key_size: int) -> GeneratedKe
 
 
 def _bytes(answer: object) -> bytes:
-    """Return a KMS client's result as bytes. It is checked, because a plug-in's mistake must not be
-    stored as a key."""
+    """Return a KMS client's result as bytes. A plug-in's mistake must not be stored as a key."""
     if not isinstance(answer, (bytes, bytearray, memoryview)):
         raise KmsError(f"the KMS client returned {type(answer).__name__} and must return bytes")
     if not len(answer):

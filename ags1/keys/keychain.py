@@ -26,9 +26,7 @@ class Keychain:
 
     ``master_key_id`` is the master key for new sidecars. A sidecar itself says which master key
     wrapped it, and may come from a place where others can write. ``trusted_key_ids`` are therefore
-    the master keys to accept. If it is None, every key of a KMS is accepted that has only its
-    owner's keys. If a key ID may name another user's key (``KmsClient.accepts_foreign_keys``), only
-    ``master_key_id`` is accepted.
+    the master keys to accept; None stands for ``default_trust``.
     """
 
     def __init__(
@@ -50,8 +48,8 @@ class Keychain:
         )
 
     def prepare(self) -> None:
-        """Make the KEK for new sidecars; one KMS call. ``seal`` does it too. Call this before long
-        work, to learn at once if the KMS cannot be used. Raises KmsError."""
+        """Make the KEK for new sidecars, as ``seal`` does, to learn before long work if the KMS
+        cannot be used; one KMS call. Raises KmsError."""
         self._new_kek.get()
 
     def seal(self, km: KeyMetadata) -> Sidecar:
@@ -59,11 +57,8 @@ class Keychain:
         return Sidecar.seal(km, self._new_kek.get())
 
     def open(self, sidecar_file: str, encrypted_file: str | None) -> KeyMetadata:
-        """Return the key metadata of ``encrypted_file`` from its sidecar.
-
-        For a pipe, ``encrypted_file`` is None, and the newest key is used. Raises KeyMetadataError,
-        AuthenticationError and KmsError.
-        """
+        """Return the key metadata of ``encrypted_file`` (None for a pipe) from its sidecar, as
+        ``key_of_file`` does. Raises KeyMetadataError, AuthenticationError and KmsError."""
         sidecar = find_sidecar(sidecar_file)
         with _errors_about(sidecar_file):
             return key_of_file(sidecar, self._unwrap, encrypted_file)
@@ -72,11 +67,9 @@ class Keychain:
         self, sidecar_file: str, master_key_id: str, kms: KmsClient | None = None
     ) -> Sidecar:
         """Return the sidecar with its KEKs wrapped under another master key, which may be another
-        KMS's, or under the newest version of the same key. Nothing is written.
-
-        If sidecars share a KEK, the KMS is asked once for all of them. Raises KmsError,
-        KeyMetadataError, and AuthenticationError if a file's key in the sidecar does not open.
-        """
+        KMS's, or under the newest version of the same key. Nothing is written. If sidecars share a
+        KEK, the KMS is asked once for all of them. Raises KmsError, KeyMetadataError, and
+        AuthenticationError if a file's key in the sidecar does not open."""
         sidecar = find_sidecar(sidecar_file)
         with _errors_about(sidecar_file):
             for wrapped in sidecar.file_keys:
@@ -103,7 +96,8 @@ class Keychain:
 
 def default_trust(kms: KmsClient, key_ids: Collection[str]) -> frozenset[str] | None:
     """Return the master keys to accept where nobody has named any: ``key_ids`` if a key ID may name
-    another user's key; None, which accepts every key of the KMS, if it has only its owner's."""
+    another user's key (``KmsClient.accepts_foreign_keys``); None, which accepts every key of the
+    KMS, if it has only its owner's."""
     return frozenset(key_ids) if accepts_foreign_keys(kms) else None
 
 

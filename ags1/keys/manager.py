@@ -78,7 +78,7 @@ class EncryptionManager:
         self.table_key_id = table_key_id
         self.data_key_length = data_key_length
         self._clock_ms = clock_ms
-        self._cache = KekCache(kms) if cache is None else cache
+        self.cache = KekCache(kms) if cache is None else cache
         keys = tuple(encryption_keys)
         self._entries = {key.key_id: key for key in keys}
         if len(self._entries) != len(keys):
@@ -98,10 +98,10 @@ class EncryptionManager:
     ) -> EncryptionManager:
         """Return the manager for a table's parsed metadata.json.
 
-        ``table_key_id`` is the key ID that the catalog, or the caller, expects. If it is None, the
-        one in the metadata is used. None is refused for a KMS where a key ID may name another
-        user's key (``KmsClient.accepts_foreign_keys``). Raises KeyMetadataError if the two differ,
-        the table is not encrypted, or its keys are malformed.
+        ``table_key_id`` is the key ID that the catalog, or the caller, expects. None uses the one
+        in the metadata, and is refused if it may name another user's key
+        (``KmsClient.accepts_foreign_keys``). Raises KeyMetadataError if the two differ, the table
+        is not encrypted, or its keys are malformed.
         """
         properties = metadata.get("properties") or {}
         stated = properties.get(TABLE_KEY_ID)
@@ -128,11 +128,6 @@ class EncryptionManager:
         return tuple(self._entries.values())
 
     @property
-    def cache(self) -> KekCache:
-        """The cache of unwrapped KEKs, to share with another manager of the same KMS client."""
-        return self._cache
-
-    @property
     def key_encryption_keys(self) -> tuple[EncryptedKey, ...]:
         """The entries of the list that are KEKs."""
         return tuple(filter(self._is_kek, self.encryption_keys))
@@ -148,13 +143,14 @@ class EncryptionManager:
 
     def _kek_length(self) -> int:
         if self._newest_kek_length is None:
-            public = wraps_with_public_key(self.kms)
-            length = 0
-            for entry in self._usable_keks()[:1]:
-                kek = self._cache.peek(entry, self.table_key_id) if public else self._unwrap(entry)
-                length = 0 if kek is None else kek.key_size
-            self._newest_kek_length = length
+            keks = map(self._usable_kek, self._usable_keks()[:1])
+            self._newest_kek_length = max((kek.key_size for kek in keks if kek), default=0)
         return self._newest_kek_length
+
+    def _usable_kek(self, entry: EncryptedKey) -> KeyEncryptionKey | None:
+        if wraps_with_public_key(self.kms):
+            return self.cache.peek(entry, self.table_key_id)
+        return self._unwrap(entry)
 
     def add_manifest_list_key(self, km: KeyMetadata) -> str:
         """Wrap the key metadata of a manifest list, add it to the list of keys, and return its ID.
@@ -171,11 +167,9 @@ class EncryptionManager:
         return entry.key_id
 
     def manifest_list_key(self, key_id: str) -> KeyMetadata:
-        """Return the key metadata of the manifest list whose snapshot names ``key_id``.
-
-        Raises KeyMetadataError if the entry or its KEK is missing or is something else,
-        AuthenticationError if it was changed, and KmsError.
-        """
+        """Return the key metadata of the manifest list whose snapshot names ``key_id``. Raises
+        KeyMetadataError if the entry or its KEK is missing or is something else,
+        AuthenticationError if it was changed, and KmsError."""
         entry = self._entry(key_id)
         if self._is_kek(entry):
             raise KeyMetadataError(f"{key_id!r} is a KEK and not a manifest list's key")
@@ -205,14 +199,7 @@ class EncryptionManager:
             kek = self._unwrap(entry).rewrap(kms, table_key_id, same_kms=same_kms)
             cache.put(kek)
             entries[entry.key_id] = kek.entry
-        return EncryptionManager(
-            kms,
-            table_key_id,
-            entries.values(),
-            self.data_key_length,
-            clock_ms=self._clock_ms,
-            cache=cache,
-        )
+        return self._with(entries.values(), table_key_id, cache)
 
     def rotate(self) -> EncryptionManager:
         """Return a manager with one new KEK, which wraps every manifest list's key, and without the
@@ -267,8 +254,7 @@ class EncryptionManager:
 
     def _kek_for_sealing(self) -> KeyEncryptionKey:
         public = wraps_with_public_key(self.kms)
-        for entry in self._usable_keks():
-            kek = self._cache.peek(entry, self.table_key_id) if public else self._unwrap(entry)
+        for kek in map(self._usable_kek, self._usable_keks()):
             if kek is None or (public and not kek.made_here):
                 continue
             # A data key is no stronger than the KEK that wraps it.
@@ -279,13 +265,11 @@ class EncryptionManager:
         return kek
 
     def _new_kek(self) -> KeyEncryptionKey:
+        size, now = self.data_key_length, self._clock_ms()
         kek = KeyEncryptionKey.generate(
-            self.kms,
-            self.table_key_id,
-            key_size=self.data_key_length,
-            timestamp_ms=self._clock_ms(),
+            self.kms, self.table_key_id, key_size=size, timestamp_ms=now
         )
-        self._cache.put(kek)
+        self.cache.put(kek)
         return kek
 
     def _usable_keks(self) -> list[EncryptedKey]:
@@ -305,7 +289,7 @@ class EncryptionManager:
 
     def _unwrap(self, kek_entry: EncryptedKey) -> KeyEncryptionKey:
         try:
-            return self._cache.unwrap(kek_entry, self.table_key_id)
+            return self.cache.unwrap(kek_entry, self.table_key_id)
         except KmsUnwrapError as error:
             if kek_entry.encrypted_by_id in (None, self.table_key_id):
                 raise
@@ -335,15 +319,16 @@ class EncryptionManager:
             entry.timestamp is not None and entry.encrypted_by_id not in self._entries
         )
 
-    def _with(self, entries: Iterable[EncryptedKey]) -> EncryptionManager:
-        return EncryptionManager(
-            self.kms,
-            self.table_key_id,
-            entries,
-            self.data_key_length,
-            clock_ms=self._clock_ms,
-            cache=self._cache,
-        )
+    def _with(
+        self,
+        entries: Iterable[EncryptedKey],
+        table_key_id: str | None = None,
+        cache: KekCache | None = None,
+    ) -> EncryptionManager:
+        cache = self.cache if cache is None else cache
+        key_id = self.table_key_id if table_key_id is None else table_key_id
+        length, clock_ms = self.data_key_length, self._clock_ms
+        return EncryptionManager(cache.kms, key_id, entries, length, clock_ms=clock_ms, cache=cache)
 
     def __repr__(self) -> str:
         keks = len(self.key_encryption_keys)

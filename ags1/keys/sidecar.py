@@ -4,7 +4,6 @@
 
     {"encryption-keys": [KEK entry, wrapped key metadata entry], "key-id": "<the latter's id>"}
 
-A file's key is encrypted with other additional data than a manifest list's key (see ``_PURPOSE``).
 The sidecar contains no plaintext key. If it is lost, the file cannot be decrypted. It may hold the
 keys of more than one file: while a file is being replaced, its sidecar opens the old file and the
 new one, so that a crash leaves neither of them without its key.

@@ -1,10 +1,8 @@
 """A client for AWS KMS over boto3. It calls KMS as Java's ``AwsKeyManagementClient`` does: Encrypt
 and Decrypt with the configured algorithm and no encryption context. So each of them reads what the
-other wrapped.
-
-Properties follow Java's ``AwsProperties``, ``AwsClientProperties``, ``HttpClientProperties`` and
-``AssumeRoleAwsClientFactory``, and PyIceberg's names of credentials. The SDK's exceptions contain
-requests, so none of them leaves this module. What the SDK logs while it works for us is hidden.
+other wrapped. Properties follow Java's ``AwsProperties``, ``AwsClientProperties``,
+``HttpClientProperties`` and ``AssumeRoleAwsClientFactory``, and PyIceberg's names of credentials.
+What the SDK logs while it works for us is hidden, because it may have keys and credentials.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ import re
 import types
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from ..errors import (
     KmsAccessDeniedError,
@@ -99,8 +96,7 @@ _working: contextvars.ContextVar[bool] = contextvars.ContextVar("ags1.kms.aws", 
 
 
 def _hide(record: logging.LogRecord) -> bool:
-    """A filter for those loggers. It hides what they log in this thread during a call of ours. If
-    others use the SDK, their records do not change."""
+    """A filter for those loggers. It changes only what they log for a call of ours."""
     if _working.get():
         record.msg = "<hidden by ags1: it may hold a key or a credential>"
         record.args = ()
@@ -108,21 +104,7 @@ def _hide(record: logging.LogRecord) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Role:
-    region: str | None
-    arn: str
-    request: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Connection:
-    client: Any
-    where: str
-    region: str | None
-
-
-class AwsKms(SdkClient[_Connection]):
+class AwsKms(SdkClient[Any]):
     """A KMS client for AWS KMS, or for a service with the same protocol at ``kms.endpoint``.
 
     A ``key_id`` is a key's ID or ARN, an alias (``alias/name``) or an alias's ARN. If an alias is
@@ -134,15 +116,14 @@ class AwsKms(SdkClient[_Connection]):
     - ``client.region`` and the credentials ``client.access-key-id``,
       ``client.secret-access-key``, ``client.session-token`` or ``client.profile-name``. Without
       them, boto3 looks in the environment, files, container and instance.
-    - ``kms.endpoint``: a URL. Without it, the SDK's own settings are used (AWS_ENDPOINT_URL_KMS,
-    …).
-      Over ``http``, keys cross the network unencrypted, so it is for tests. It is refused through a
-      proxy. To another machine it is refused unless ``kms.allow-plaintext-http`` is true. The same
-      is true for STS.
+    - ``kms.endpoint``: a URL. Without it, the SDK's own settings apply (AWS_ENDPOINT_URL_KMS, …).
+      ``http`` is for tests, because keys cross the network unencrypted. It is refused through a
+      proxy, and to another machine unless ``kms.allow-plaintext-http`` is true. The same is true
+      for STS.
     - ``kms.encryption-algorithm-spec``: ``SYMMETRIC_DEFAULT``, or the algorithm of an asymmetric
       master key (``RSAES_OAEP_SHA_256``, …).
-    - ``kms.data-key-spec``: ``AES_256`` or ``AES_128``. It is checked and has no other effect. Java
-      uses it for the size of generated keys. Here the caller of ``generate_key`` gives the size.
+    - ``kms.data-key-spec``: ``AES_256`` or ``AES_128``, Java's size of generated keys. Here the
+      caller of ``generate_key`` gives the size, and the property is only checked.
     - ``client.assume-role.arn`` (or PyIceberg's ``client.role-arn``): a role to assume. It is
       assumed again before its credentials expire. ``.region`` (of STS and of KMS),
       ``.external-id``, ``.session-name``, ``.timeout-sec`` and ``.tags.*`` belong to it.
@@ -150,12 +131,9 @@ class AwsKms(SdkClient[_Connection]):
       if ``http-client.type`` says so), otherwise ``kms.connect-timeout-ms`` and
       ``kms.read-timeout-ms``; ``kms.max-attempts``.
 
-    ``client.factory`` and ``client.credentials-provider`` name Java classes. A class that does the
-    same as this client is accepted. Any other class is refused. If it were ignored, the credentials
-    would not be the configured ones.
-
-    Calls raise the errors of ``KmsClient``. If a call is throttled, times out or meets a failing
-    server, the SDK repeats it with back-off.
+    ``client.factory`` and ``client.credentials-provider`` name Java classes. Only a class that does
+    what this client does is accepted: with any other, the credentials would not be the configured
+    ones. If a call is throttled, times out or meets a failing server, the SDK repeats it.
     """
 
     accepts_foreign_keys = True
@@ -183,13 +161,13 @@ class AwsKms(SdkClient[_Connection]):
         )
         given.choice("kms.data-key-spec", default=_DATA_KEY_SPECS[0], choices=_DATA_KEY_SPECS)
         kind = given.choice("http-client.type", default="apache", choices=_HTTP_CLIENTS)
-        connect_ms = given.number(
-            f"http-client.{kind}.connection-timeout-ms", default=given.connect_timeout_ms
+        connect, read = (
+            f"http-client.{kind}.{what}-timeout-ms" for what in ("connection", "socket")
         )
-        read_ms = given.number(
-            f"http-client.{kind}.socket-timeout-ms", default=given.read_timeout_ms
+        self._timeout_s = (
+            given.number(connect, default=given.connect_timeout_ms) / 1000,
+            given.number(read, default=given.read_timeout_ms) / 1000,
         )
-        self._timeout_s = (connect_ms / 1000, read_ms / 1000)
         self._role = _role(given)
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
@@ -197,34 +175,24 @@ class AwsKms(SdkClient[_Connection]):
             raise KmsError(
                 f"AWS KMS wraps keys of 1 to {_MAX_PLAINTEXT_SIZE} bytes; this one has {len(key)}"
             )
-        answer = self._ask(
-            "encrypt",
-            key_id,
-            KeyId=key_id,
-            Plaintext=bytes(key),
-            EncryptionAlgorithm=self._algorithm,
-        )
-        return self._bytes(answer, "CiphertextBlob")
+        request = {"KeyId": key_id, "Plaintext": bytes(key), "EncryptionAlgorithm": self._algorithm}
+        return self._bytes(self._ask("encrypt", key_id, request), "CiphertextBlob")
 
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        answer = self._ask(
-            "decrypt",
-            key_id,
-            KeyId=key_id,
-            CiphertextBlob=_checked_wrapped_key(wrapped_key),
-            EncryptionAlgorithm=self._algorithm,
-        )
-        return self._bytes(answer, "Plaintext")
+        request = {
+            "KeyId": key_id,
+            "CiphertextBlob": _checked_wrapped_key(wrapped_key),
+            "EncryptionAlgorithm": self._algorithm,
+        }
+        return self._bytes(self._ask("decrypt", key_id, request), "Plaintext")
 
     @property
     def supports_key_generation(self) -> bool:
-        """Whether the configured algorithm is the symmetric one: KMS generates no keys under an
-        asymmetric master key."""
-        return self._algorithm == SYMMETRIC_DEFAULT
+        """Whether the configured algorithm is the symmetric one."""
+        return not self.wraps_with_public_key
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
-        """Have KMS make a key of ``key_size`` bytes, wrapped under ``key_id``: GenerateDataKey with
-        NumberOfBytes, so that 24 is possible too. Raises NotImplementedError."""
+        """Have KMS make a key of 1 to 1024 bytes: GenerateDataKey with NumberOfBytes."""
         if not self.supports_key_generation:
             raise NotImplementedError(
                 "AWS KMS makes no keys under an asymmetric master key: make a key and wrap it"
@@ -233,34 +201,29 @@ class AwsKms(SdkClient[_Connection]):
             raise NotImplementedError(
                 f"AWS KMS generates keys of 1 to {_MAX_GENERATED_SIZE} bytes, not {key_size}"
             )
-        answer = self._ask("generate_data_key", key_id, KeyId=key_id, NumberOfBytes=key_size)
+        request = {"KeyId": key_id, "NumberOfBytes": key_size}
+        answer = self._ask("generate_data_key", key_id, request)
         key = self._bytes(answer, "Plaintext")
         if len(key) != key_size:
-            self._not_kms(f"a key of {len(key)} bytes where {key_size} were asked for")
+            raise self._not_kms(f"a key of {len(key)} bytes where {key_size} were asked for")
         return GeneratedKey(key, self._bytes(answer, "CiphertextBlob"))
 
     def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the same key wrapped under the newest version of ``key_id``; it does not leave
         KMS. The caller needs the permission ``kms:ReEncrypt*`` besides those for wrapping."""
-        answer = self._ask(
-            "re_encrypt",
-            key_id,
-            CiphertextBlob=_checked_wrapped_key(wrapped_key),
-            SourceKeyId=key_id,
-            DestinationKeyId=key_id,
-            SourceEncryptionAlgorithm=self._algorithm,
-            DestinationEncryptionAlgorithm=self._algorithm,
-        )
-        return self._bytes(answer, "CiphertextBlob")
+        request = {"CiphertextBlob": _checked_wrapped_key(wrapped_key)}
+        for side in ("Source", "Destination"):
+            request |= {f"{side}KeyId": key_id, f"{side}EncryptionAlgorithm": self._algorithm}
+        return self._bytes(self._ask("re_encrypt", key_id, request), "CiphertextBlob")
 
     def close(self) -> None:
-        if connection := self._connection.take():
-            connection.client.close()
+        if client := self._connection.take():
+            client.close()
 
     def __repr__(self) -> str:
         return f"AwsKms(region={self._region!r}, endpoint={self._endpoint!r})"
 
-    def _connect(self) -> _Connection:
+    def _connect(self) -> Any:
         import boto3
         import botocore.config
 
@@ -283,13 +246,11 @@ class AwsKms(SdkClient[_Connection]):
         # AWS_REGION is what Java reads; boto3 does not.
         region = session.region_name or os.environ.get("AWS_REGION")
         if self._role:
-            region = self._role.region or region
+            region = given.get("client.assume-role.region") or region
         client_of = functools.partial(self._client, region_name=region, config=config)
         if self._role:
             session = _assuming(self._role, profile, session, functools.partial(client_of, session))
-        client = client_of(session, "kms", endpoint_url=self._endpoint)
-        where = f"AWS KMS at {endpoints.shown(client.meta.endpoint_url)}"
-        return _Connection(client, where, client.meta.region_name)
+        return client_of(session, "kms", endpoint_url=self._endpoint)
 
     def _client(self, session: Any, service: str, **options: Any) -> Any:
         client = session.client(service, **options)
@@ -297,7 +258,7 @@ class AwsKms(SdkClient[_Connection]):
         endpoints.check_proxy(client.meta.endpoint_url)
         return client
 
-    def _ask(self, operation: str, key_id: str, **parameters: Any) -> dict[str, Any]:
+    def _ask(self, operation: str, key_id: str, request: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(key_id, str) or not 1 <= len(key_id) <= _MAX_KEY_ID_LENGTH:
             raise KmsKeyNotFoundError(
                 f"the id of a master key of AWS KMS has 1 to {_MAX_KEY_ID_LENGTH} characters"
@@ -306,55 +267,53 @@ class AwsKms(SdkClient[_Connection]):
         def ask() -> dict[str, Any]:
             working = _working.set(True)
             try:
-                answer: dict[str, Any] = getattr(self._connection.get().client, operation)(
-                    **parameters
-                )
+                answer: dict[str, Any] = getattr(self._connection.get(), operation)(**request)
                 return answer
             finally:
                 _working.reset(working)
 
         return self._call(operation, key_id, ask)
 
+    @property
+    def _where(self) -> str:
+        client = self._connection.made()
+        return f"AWS KMS at {endpoints.shown(client.meta.endpoint_url)}" if client else "AWS KMS"
+
     def _failure(self, action: str, key_id: str, error: Exception) -> KmsError:
         from botocore import exceptions as sdk
 
-        connection = self._connection.made()
-        where = connection.where if connection else "AWS KMS"
+        client, where = self._connection.made(), self._where
         call, name = action.title().replace("_", ""), type(error).__name__
         doing = f"{call} with the master key {key_id!r}"
         if isinstance(error, sdk.ClientError):
-            region = connection.region if connection else None
+            region = client.meta.region_name if client else None
             return _refusal(error, action, key_id, doing, where, region)
         if failure := _sdk_failure(error, doing, where):
             return failure
-        if connection is None:
+        if client is None:
             return KmsConfigurationError(f"the AWS SDK does not accept its configuration ({name})")
         if isinstance(error, sdk.BotoCoreError):
             return KmsError(f"{where}: the AWS SDK could not carry out {doing} ({name})")
         # The SDK raises various exceptions for an answer that is not from KMS.
-        return KmsUnavailableError(
-            f"{where} gave an answer to {doing} that the AWS SDK cannot read ({name}): "
-            "something other than KMS answers there (a proxy?)"
-        )
+        return self._not_kms(f"an answer to {doing} that the AWS SDK cannot read ({name})")
 
     def _bytes(self, answer: Mapping[str, Any], name: str) -> bytes:
         value = answer.get(name)
         if not isinstance(value, bytes) or not value:
-            self._not_kms(f"an answer without {name}")
+            raise self._not_kms(f"an answer without {name}")
         return value
 
-    def _not_kms(self, what: str) -> NoReturn:
-        raise KmsUnavailableError(
-            f"{self._connection.get().where} gave {what}: "
-            "something other than KMS answers there (a proxy?)"
+    def _not_kms(self, what: str) -> KmsUnavailableError:
+        return KmsUnavailableError(
+            f"{self._where} gave {what}: something other than KMS answers there (a proxy?)"
         )
 
 
 def _assuming(
-    role: _Role, profile: str | None, session: Any, make_client: Callable[..., Any]
+    role: Mapping[str, Any], profile: str | None, session: Any, make_client: Callable[..., Any]
 ) -> Any:
-    """Return a session with the credentials of the role, which botocore asks STS for with those of
-    ``session``, and again before they expire."""
+    """Return a session with the credentials of the role. botocore asks STS for them with those of
+    ``session``, and again before they expire. ``role`` is the request."""
     import boto3
     import botocore.session
     from botocore import credentials, exceptions
@@ -363,16 +322,13 @@ def _assuming(
     if source is None:
         raise exceptions.NoCredentialsError
     fetcher = credentials.AssumeRoleCredentialFetcher(
-        make_client, source, role.arn, extra_args=role.request
+        make_client, source, role["RoleArn"], extra_args=role
     )
     assumed = credentials.DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
     assuming = botocore.session.Session(profile=profile)
     provider = types.SimpleNamespace(load_credentials=lambda: assumed)
     assuming.register_component("credential_provider", provider)
     return boto3.Session(botocore_session=assuming)
-
-
-# Properties
 
 
 def _check_credentials(properties: Properties) -> None:
@@ -400,7 +356,8 @@ def _check_credentials(properties: Properties) -> None:
         )
 
 
-def _role(properties: Properties) -> _Role | None:
+def _role(properties: Properties) -> dict[str, Any] | None:
+    """Return the request for AssumeRole, None if no role is configured."""
     if properties.get("client.factory") == _JAVA_ROLE_FACTORY:
         # Java's factory refuses to start without these two.
         properties.require("client.assume-role.arn")
@@ -421,6 +378,7 @@ def _role(properties: Properties) -> _Role | None:
             "and +=,.@_-"
         )
     request: dict[str, Any] = {
+        "RoleArn": arn,
         "RoleSessionName": session_name,
         "DurationSeconds": properties.number(
             "client.assume-role.timeout-sec", default=3600, minimum=900, maximum=43_200
@@ -430,10 +388,7 @@ def _role(properties: Properties) -> _Role | None:
         request["ExternalId"] = external_id
     if tags := properties.with_prefix("client.assume-role.tags."):
         request["Tags"] = [{"Key": name, "Value": value} for name, value in sorted(tags.items())]
-    return _Role(properties.get("client.assume-role.region"), arn, request)
-
-
-# Arguments and answers
+    return request
 
 
 def _checked_wrapped_key(wrapped_key: bytes) -> bytes:
@@ -445,12 +400,9 @@ def _checked_wrapped_key(wrapped_key: bytes) -> bytes:
     return bytes(wrapped_key)
 
 
-# Failures
-
-
 def _sdk_failure(error: Exception, doing: str, where: str) -> KmsError | None:
-    """Return our error for an exception of the SDK that is not an answer of the service; None if a
-    user cannot act on it."""
+    """Return our error for what the SDK raises before it has an answer; None if a user cannot act
+    on it."""
     from botocore import exceptions as sdk
 
     name = type(error).__name__

@@ -4,7 +4,7 @@ A wrapped key is the ciphertext alone, as in Java's ``AzureKeyManagementClient``
 reads what the other wrapped, as long as the key was not rotated. Java always uses a key's latest
 version. This client also tries older versions to unwrap. The vault does the wrapping too, over the
 SDK's own pipeline: the SDK's CryptographyClient would fetch the public key first, wrap here, and
-not notice that the key is disabled. Knows nothing of what the keys are for.
+not notice that the key is disabled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import (
@@ -29,7 +28,7 @@ from ..errors import (
     KmsUnwrapError,
 )
 from . import endpoints
-from .client import SdkClient, WrapsOnly
+from .client import TRANSIENT_HTTP, SdkClient, WrapsOnly
 from .secret import Secret, discreet
 
 VAULT_URL = "azure.keyvault.url"
@@ -52,16 +51,9 @@ _DISABLED_MESSAGE = re.compile(r"not allowed on an? (disabled|expired|not yet va
 # How many versions unwrap_key tries, the newest first.
 _MAX_VERSIONS = 20
 _MAX_RETRY_AFTER_S = 10.0
-_TRANSIENT_HTTP = frozenset((408, 429, 500, 502, 503, 504))
 
 
-@dataclass(frozen=True, slots=True)
-class _Connection:
-    client: Any
-    credential: Any
-
-
-class AzureKms(WrapsOnly, SdkClient[_Connection]):
+class AzureKms(WrapsOnly, SdkClient[tuple[Any, Any]]):
     """A KMS client for Azure Key Vault and managed HSMs.
 
     A key ID is a key's name, which means its latest version; ``name/version``; or the key's whole
@@ -73,17 +65,13 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
 
     - ``azure.keyvault.url``, which is always https: the SDK sends no token over http, not even to
       this machine.
-    - ``azure.keyvault.key-wrap-algorithm`` (``RSA-OAEP-256``). RSA1_5 unwraps what Java wrapped
-    with
-      it, and does not wrap.
+    - ``azure.keyvault.key-wrap-algorithm`` (``RSA-OAEP-256``). RSA1_5 only unwraps what Java
+      wrapped with it.
     - ``kms.azure.token``, a bearer token for the vault. Without it, azure-identity's
       DefaultAzureCredential finds the credentials, as in Java. ``adls.token`` is for storage and is
       not used, as in Java. Java's ``adls.token-credential-provider`` names a Java class, and is
       refused.
     - time-outs and attempts as in every remote client.
-
-    With an RSA algorithm, whoever has the public key can wrap. So the fact that a wrapped key
-    unwraps does not show who made it (``wraps_with_public_key``).
     """
 
     accepts_foreign_keys = False
@@ -112,7 +100,6 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
             )
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
-        """Return the ciphertext of ``key``. Raises as ``KmsClient`` says."""
         if self._algorithm == _RSA1_5:
             raise KmsConfigurationError(
                 f"{KEY_WRAP_ALGORITHM!r} is RSA1_5, which only unwraps here: its padding leaks to "
@@ -123,7 +110,6 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
 
     @discreet
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        """Return the key. Raises as ``KmsClient`` says."""
         name, version = self._parse_key_id(key_id)
         if not wrapped_key:
             raise KmsUnwrapError("the wrapped key is empty")
@@ -150,20 +136,20 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
         raise failure
 
     def close(self) -> None:
-        if connection := self._connection.take():
-            connection.client.close()
-            connection.credential.close()
+        for part in self._connection.take() or ():
+            part.close()
 
     def __repr__(self) -> str:
         return f"AzureKms({self._vault!r})"
 
-    def _connect(self) -> _Connection:
+    def _connect(self) -> tuple[Any, Any]:
+        """Return a KeyClient and its credential."""
         from azure.core.pipeline.policies import RetryPolicy
         from azure.identity import DefaultAzureCredential
         from azure.keyvault.keys import KeyClient
 
         class BoundedRetryPolicy(RetryPolicy):  # type: ignore[misc]
-            """An overloaded service may ask to wait for minutes. Callers cannot wait so long."""
+            """Does not wait for minutes, which an overloaded service may ask for."""
 
             def get_retry_after(self, response: Any) -> float | None:
                 seconds: float | None = super().get_retry_after(response)
@@ -190,7 +176,7 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
             permit_redirects=False,
             logging_enable=False,
         )
-        return _Connection(client, credential)
+        return client, credential
 
     def _operate(
         self, action: str, name: str, version: str | None, value: bytes, key_id: str
@@ -202,20 +188,17 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
 
             target = f"/keys/{name}/{version}" if version else f"/keys/{name}"
             text = base64.urlsafe_b64encode(value).rstrip(b"=").decode()
-            response = self._connection.get().client.send_request(
-                HttpRequest(
-                    "POST", f"{target}/{action}key", json={"alg": self._algorithm, "value": text}
-                ),
-                # It is safe to repeat the request.
-                retry_on_methods=frozenset(("POST",)),
-            )
+            body = {"alg": self._algorithm, "value": text}
+            request = HttpRequest("POST", f"{target}/{action}key", json=body)
+            client, _ = self._connection.get()
+            # It is safe to repeat the request.
+            response = client.send_request(request, retry_on_methods=frozenset(("POST",)))
             return int(response.status_code), bytes(response.content)
 
         status, body = self._call(action, key_id, operate)
         if status != 200:
             raise self._refused(action, key_id, status, body)
-        answer = _json_object(body)
-        result = _from_base64url(answer.get("value"))
+        result = _from_base64url(_json_object(body).get("value"))
         if not result:
             raise self._nonsense(action, key_id)
         return result
@@ -224,7 +207,7 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
         """Return a key's enabled versions, newest first; none if there is only one version."""
 
         def list_all() -> list[Any]:
-            client = self._connection.get().client
+            client, _ = self._connection.get()
             return list(client.list_properties_of_key_versions(name))
 
         versions = self._call("list the versions of", key_id, list_all)
@@ -238,7 +221,6 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
         return [str(one.version) for one in versions if one.enabled][:_MAX_VERSIONS]
 
     def _parse_key_id(self, key_id: str) -> tuple[str, str | None]:
-        """Return a key id's name and version. Raises KmsError."""
         path = key_id
         if "://" in key_id:
             prefix = f"{self._vault}/keys/"
@@ -305,7 +287,7 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
         named = [code for code in codes if isinstance(code, str) and _CODE.fullmatch(code)]
         shown = ", ".join([f"HTTP {status}", *named])
         problem = f"{self._request(action, key_id)} was refused ({shown})"
-        if not named and status not in (401, *_TRANSIENT_HTTP):
+        if not named and status not in (401, *TRANSIENT_HTTP):
             return KmsError(
                 f"{problem}, but not in the form of Azure Key Vault: is the address right?"
             )
@@ -327,15 +309,13 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
                 f"{problem}: another key or another {KEY_WRAP_ALGORITHM!r} than {self._algorithm} "
                 "wrapped it, or it was changed"
             )
-        if status in _TRANSIENT_HTTP:
+        if status in TRANSIENT_HTTP:
             return KmsUnavailableError(f"{problem}, after all attempts")
         return KmsError(problem)
 
     def _nonsense(self, action: str, key_id: str) -> KmsError:
-        return KmsError(
-            f"what answered {self._request(action, key_id)} is not Azure Key Vault: is the address "
-            "right?"
-        )
+        request = self._request(action, key_id)
+        return KmsError(f"what answered {request} is not Azure Key Vault: is the address right?")
 
     def _request(self, action: str, key_id: str) -> str:
         return f"the request to {action} with the key {key_id!r} in the vault {self._vault}"
@@ -343,8 +323,6 @@ class AzureKms(WrapsOnly, SdkClient[_Connection]):
 
 class _StaticCredential(Secret):
     """A bearer token, as azure-core asks for one."""
-
-    __slots__ = ("_token",)
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -368,10 +346,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _from_base64url(text: object) -> bytes | None:
-    if not isinstance(text, str) or not re.fullmatch(r"[0-9A-Za-z_-]*={0,2}", text):
-        return None
-    text = text.rstrip("=")
-    try:
-        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except binascii.Error:
-        return None
+    if isinstance(text, str) and re.fullmatch(r"[0-9A-Za-z_-]*={0,2}", text):
+        with contextlib.suppress(binascii.Error):
+            return base64.urlsafe_b64decode(text + "==")  # more padding than needed does no harm
+    return None

@@ -1,8 +1,5 @@
 """The protocol of a key management service, with the names of Java's ``KeyManagementClient``, and
-what the clients of all services share.
-
-Knows of no service in particular.
-"""
+what the clients of all services share. Knows of no service in particular."""
 
 from __future__ import annotations
 
@@ -19,6 +16,9 @@ from .secret import Secret, discreet
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+# The statuses of Google and Azure that are worth another attempt.
+TRANSIENT_HTTP = frozenset((408, 429, 500, 502, 503, 504))
 
 _Connection = TypeVar("_Connection")
 _T = TypeVar("_T")
@@ -130,12 +130,9 @@ class MadeOfProperties:
 
 
 class ServiceClient(MadeOfProperties, ABC, Generic[_Connection]):
-    """Part of a client of a remote service: its library, its time limits, and one connection for
-    each process. Raises KmsConfigurationError if the library is not installed.
-
-    ``_extra`` is the extra of ags1 that installs ``_libraries``. ``_timeout_s`` has the seconds to
-    wait for a connection and for each read.
-    """
+    """Part of a client of a remote service: its time limits (in seconds, for the connection and for
+    each read), and one connection for each process. ``_extra`` is the extra of ags1 that installs
+    its ``_libraries``. Raises KmsConfigurationError if one is not installed."""
 
     _extra: ClassVar[str]
     _libraries: ClassVar[tuple[str, ...]]
@@ -148,9 +145,9 @@ class ServiceClient(MadeOfProperties, ABC, Generic[_Connection]):
                 importlib.import_module(library)
             except ImportError as error:
                 raise missing_library(self._extra, error) from None
-        milliseconds = (self._properties.connect_timeout_ms, self._properties.read_timeout_ms)
-        self._timeout_s = (milliseconds[0] / 1000, milliseconds[1] / 1000)
-        self._max_attempts = self._properties.max_attempts
+        given = self._properties
+        self._timeout_s = (given.connect_timeout_ms / 1000, given.read_timeout_ms / 1000)
+        self._max_attempts = given.max_attempts
         self._connection = OncePerProcess(self._connect)
 
     @abstractmethod
@@ -164,8 +161,7 @@ class SdkClient(ServiceClient[_Connection]):
 
     @abstractmethod
     def _failure(self, action: str, key_id: str, error: Exception) -> KmsError:
-        """Return our exception for one of the library's. Only what cannot hold a secret is
-        quoted."""
+        """Return our exception for one of the library's. It quotes only what cannot be secret."""
 
     @discreet
     def _call(self, action: str, key_id: str, work: Callable[[], _T]) -> _T:

@@ -1,5 +1,4 @@
-"""The address of a service: its form, and what is allowed without TLS. All clients share these
-rules.
+"""The address of a service: its form, and what is allowed without TLS.
 
 Without TLS, keys cross the connection unencrypted. To this machine that is allowed, for emulators
 and tests. To another machine it is refused, unless a property allows it. Knows no service.
@@ -40,11 +39,9 @@ def is_allowed(properties: Properties) -> bool:
 
 @discreet
 def checked_url(name: str, url: str, *, allowed: bool, form: str = "https://host:port") -> str:
-    """Return an address without a slash at its end, its host in small letters.
-
-    ``name`` is what gave it. Raises KmsConfigurationError, which does not quote the address: it may
-    hold a password. ``form`` shows whether there may be a path. For http see ``check``.
-    """
+    """Return an address without a slash at its end, its host in small letters. ``name`` is what
+    gave it, and ``form`` shows whether there may be a path. Raises KmsConfigurationError, which
+    does not quote the address: it may hold a password. For http see ``check``."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port

@@ -6,7 +6,7 @@ both directions, as Google's page on data integrity recommends.
 
 It uses the service's REST form and not gRPC, because workers are often forked. In a child of a
 process that has used gRPC, a new channel hangs too, unless GRPC_ENABLE_FORK_SUPPORT was set before
-and no thread was in a call at the fork. Knows nothing of what the keys are for.
+and no thread was in a call at the fork.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..errors import (
     KmsUnwrapError,
 )
 from . import endpoints
-from .client import SdkClient, WrapsOnly
+from .client import TRANSIENT_HTTP, SdkClient, WrapsOnly
 
 if TYPE_CHECKING:
     from google.cloud.kms_v1 import KeyManagementServiceClient
@@ -48,7 +48,6 @@ _KEY_FORM = "projects/P/locations/L/keyRings/R/cryptoKeys/K"
 _STATUS = re.compile(r"[A-Z_]{2,40}")
 _STATE = re.compile(r"state is:? ([A-Z_]{2,40})")
 
-_TRANSIENT_HTTP = frozenset((408, 429, 500, 502, 503, 504))
 _UNAVAILABLE = frozenset(
     "ABORTED CANCELLED DEADLINE_EXCEEDED INTERNAL RESOURCE_EXHAUSTED UNAVAILABLE UNKNOWN".split()
 )
@@ -73,8 +72,8 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
       machine unless ``kms.allow-plaintext-http`` is true.
     - time-outs and attempts as in every remote client.
 
-    At the level DEBUG, Google's libraries log requests with plaintext keys. When this client
-    connects, it removes the bodies from these log records for the whole process.
+    Google's libraries log requests with plaintext keys at DEBUG. When this client connects, it
+    removes the bodies from these log records for the whole process.
     """
 
     accepts_foreign_keys = True
@@ -84,67 +83,48 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         super().__init__(properties)
-        given = self._properties.get(ENDPOINT) or _DEFAULT_HOST
-        self._url = endpoints.checked_url(
-            f"the property {ENDPOINT!r}",
-            given if "://" in given else f"https://{given}",
-            allowed=endpoints.is_allowed(self._properties),
-        )
+        given = self._properties
+        url = given.get(ENDPOINT) or _DEFAULT_HOST
+        url = url if "://" in url else f"https://{url}"
+        allowed = endpoints.is_allowed(given)
+        self._url = endpoints.checked_url(f"the property {ENDPOINT!r}", url, allowed=allowed)
         self._shown = self._url.removeprefix("https://")
         self._plaintext = self._url.startswith("http:")
-        self._anonymous = self._properties.flag(ANONYMOUS, default=False)
-        if self._anonymous and self._properties.get(TOKEN):
+        self._anonymous = given.flag(ANONYMOUS, default=False)
+        if self._anonymous and given.get(TOKEN):
             raise KmsConfigurationError(f"both {ANONYMOUS!r} and {TOKEN!r} are given: give one")
         if self._plaintext and not self._anonymous:
             raise KmsConfigurationError(
                 f"the property {ENDPOINT!r} is not https: credentials are not sent there; "
                 f"for an emulator, set {ANONYMOUS!r} to 'true'"
             )
-        self._expires_at = _expiry(self._properties.get(TOKEN_EXPIRES_AT))
+        self._expires_at = _expiry(given.get(TOKEN_EXPIRES_AT))
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
-        """Return the ciphertext that Encrypt gives. Raises as ``KmsClient`` says."""
         _parse_key_id(key_id)
-        plaintext_crc32c = _crc32c(key)
+        request = {"name": key_id, "plaintext": key, "plaintext_crc32c": _crc32c(key)}
 
         def encrypt() -> bytes:
-            response = self._connection.get().encrypt(
-                request={
-                    "name": key_id,
-                    "plaintext": key,
-                    "plaintext_crc32c": plaintext_crc32c,
-                },
-                **self._options(),
-            )
-            wrapped_key = bytes(response.ciphertext)
-            if (
-                not response.verified_plaintext_crc32c
-                or response.ciphertext_crc32c != _crc32c(wrapped_key)
-                or not wrapped_key
-            ):
+            answer = self._connection.get().encrypt(request=request, **self._options())
+            wrapped_key = bytes(answer.ciphertext)
+            whole = answer.ciphertext_crc32c == _crc32c(wrapped_key)
+            if not (whole and answer.verified_plaintext_crc32c and wrapped_key):
                 raise _CorruptedError
             return wrapped_key
 
         return self._call("encrypt", key_id, lambda: self._retried(encrypt))
 
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        """Return the plaintext that Decrypt gives. Raises as ``KmsClient`` says."""
         name = _parse_key_id(key_id)["key"]
         if not wrapped_key:
             raise KmsUnwrapError("the wrapped key is empty")
-        ciphertext_crc32c = _crc32c(wrapped_key)
+        checksum = _crc32c(wrapped_key)
+        request = {"name": name, "ciphertext": wrapped_key, "ciphertext_crc32c": checksum}
 
         def decrypt() -> bytes:
-            response = self._connection.get().decrypt(
-                request={
-                    "name": name,
-                    "ciphertext": wrapped_key,
-                    "ciphertext_crc32c": ciphertext_crc32c,
-                },
-                **self._options(),
-            )
-            key = bytes(response.plaintext)
-            if response.plaintext_crc32c != _crc32c(key):
+            answer = self._connection.get().decrypt(request=request, **self._options())
+            key = bytes(answer.plaintext)
+            if answer.plaintext_crc32c != _crc32c(key):
                 raise _CorruptedError
             return key
 
@@ -232,12 +212,9 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
         if isinstance(error, requests.exceptions.SSLError):
             return KmsUnavailableError(f"no trusted TLS connection to {where} {subject}")
         if isinstance(error, requests.RequestException):
-            kind = (
-                "did not answer in time"
-                if isinstance(error, requests.Timeout)
-                else "could not be reached"
-            )
-            return KmsUnavailableError(f"{where} {kind} {subject} ({type(error).__name__})")
+            late = isinstance(error, requests.Timeout)
+            what = "did not answer in time" if late else "could not be reached"
+            return KmsUnavailableError(f"{where} {what} {subject} ({type(error).__name__})")
         if isinstance(error, GoogleAPICallError):
             return _service_failure(error, action, key_id, where)
         return KmsError(
@@ -251,7 +228,7 @@ def _service_failure(error: Any, action: str, key_id: str, where: str) -> KmsErr
     if status is None:
         code = int(error.code or 0)
         problem = f"{where} answered HTTP {code} to {action} with the key {key_id!r}"
-        if code in _TRANSIENT_HTTP:
+        if code in TRANSIENT_HTTP:
             return KmsUnavailableError(problem)
         if code in (401, 403):
             return KmsAccessDeniedError(f"{problem}, but not in that service's form: a proxy?")
@@ -280,8 +257,7 @@ def _service_failure(error: Any, action: str, key_id: str, where: str) -> KmsErr
 
 
 def _status(error: Any) -> tuple[str | None, str, str]:
-    """Return the canonical code, the message and the reason in the body of a REST answer. If the
-    answer is not Google's, the code is None."""
+    """Return a REST answer's canonical code (None if it is not Google's), message and reason."""
     try:
         body = error.response.json()["error"]
         status, message = body["status"], body["message"]
@@ -301,19 +277,11 @@ def _is_transient(error: Exception) -> bool:
     from google.api_core.exceptions import GoogleAPICallError
 
     if isinstance(error, GoogleAPICallError):
-        return error.code in _TRANSIENT_HTTP or _is_corrupted_request(error)
+        return error.code in TRANSIENT_HTTP or _is_corrupted_request(error)
     if isinstance(error, requests.exceptions.SSLError):
         return False
-    return isinstance(
-        error,
-        (
-            _CorruptedError,
-            google.auth.exceptions.TransportError,
-            requests.ConnectionError,
-            requests.Timeout,
-            requests.exceptions.ChunkedEncodingError,
-        ),
-    )
+    lost = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
+    return isinstance(error, (_CorruptedError, google.auth.exceptions.TransportError, *lost))
 
 
 def _is_corrupted_request(error: Exception) -> bool:
@@ -367,10 +335,7 @@ def _hide_bodies(record: logging.LogRecord) -> bool:
 
 
 def _hide_bodies_in_logs() -> None:
-    """Take plaintext keys out of what Google's libraries log at DEBUG."""
-    for name in (
-        "google.cloud.kms_v1.services.key_management_service.transports.rest",
-        "google.auth.transport.requests",
-    ):
+    transport = "google.cloud.kms_v1.services.key_management_service.transports.rest"
+    for name in (transport, "google.auth.transport.requests"):
         # The same function again changes nothing.
         logging.getLogger(name).addFilter(_hide_bodies)

@@ -6,9 +6,8 @@
      "keys": {"default": {"current": 1,
                           "versions": {"1": {"created-ms": 1700000000000, "key": "<base64>"}}}}}
 
-Whoever can read the file has the master keys. So a keyring of ours that others may access is
-refused, as ssh does with private keys. A keyring of root's (a secret that root mounted) may have
-any mode in which nobody else can write it. A keyring of another user is never used.
+Whoever can read the file has the master keys. So a keyring that others may access is refused, as
+ssh does with private keys (see ``passphrase.check_private``).
 
 A passphrase protects the keys if somebody gets the file (from a backup, from a lost disk)::
 
@@ -113,8 +112,7 @@ class Keyring(Secret):
     @discreet
     def keys(self, *, fresh: bool = False) -> Mapping[str, MasterKey]:
         """Return the master keys by name; ``fresh``: read the file again if it has changed."""
-        keys = self._keys
-        if keys is not None and not fresh:
+        if (keys := self._keys) is not None and not fresh:
             return keys
         with self._lock:
             return self._refresh()
@@ -242,8 +240,8 @@ def sealing(passphrase: bytes) -> Sealing:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    # The lock is a file of its own, because each write replaces the keyring's file. It is never
-    # removed: otherwise two processes could hold it.
+    # A file of its own, because each write replaces the keyring's file. It is never removed:
+    # otherwise two processes could hold the lock.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = os.open(f"{path}.lock", flags, 0o600)
     try:

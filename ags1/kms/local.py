@@ -27,13 +27,14 @@ from .passphrase import checked, encoded, passphrase_source
 from .properties import Properties
 from .secret import discreet
 
-_PROPERTIES = ("keyring", "passphrase", "passphrase-file")
+_KEYRING = "kms.local.keyring"
+_PASSPHRASE = "kms.local.passphrase"
+_PASSPHRASE_FILE = "kms.local.passphrase-file"
 _ALGORITHM = "AES-256-GCM"
 _WRAPPED_PREFIX = struct.Struct(">BI")
 _WRAPPED_FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:/+=-]{0,127}")
-# If fingerprints are ever made in another way, the label gets another version. Then the two kinds
-# are never equal.
+# The version is for another way to make fingerprints, so that the two kinds are never equal.
 _FINGERPRINT_LABEL = b"ags1 master key fingerprint v1"
 _FINGERPRINT_SIZE = 8
 
@@ -69,7 +70,8 @@ def default_keyring_path() -> str:
 def check_names(properties: Mapping[str, str]) -> None:
     """Raise KmsConfigurationError for an unknown property ``kms.local.…``: a mistyped one would
     leave a keyring without its passphrase."""
-    Properties(properties).check_names("kms.local.", _PROPERTIES)
+    known = (_KEYRING, _PASSPHRASE, _PASSPHRASE_FILE)
+    Properties(properties).check_names("kms.local.", known)
 
 
 class LocalKms(WrapsOnly):
@@ -89,9 +91,8 @@ class LocalKms(WrapsOnly):
     to have keys wrapped under their own master key. A keyring that was protected when this client
     first read it, and is not now, is always refused.
 
-    The master keys, and the key derived from the passphrase, stay in memory until ``close``: to
-    derive it again for every key takes too long, and it opens nothing but the master keys. Nothing
-    secret is pickled. A client whose passphrase is not in a file cannot be pickled.
+    The master keys, and the key derived from the passphrase, stay in memory until ``close``.
+    Nothing secret is pickled. A client whose passphrase is not in a file cannot be pickled.
 
     Besides the errors of ``KmsClient``, raises KmsAccessDeniedError for a keyring or passphrase
     file that is open to others or belongs to another user, and for a missing or wrong passphrase;
@@ -116,18 +117,14 @@ class LocalKms(WrapsOnly):
     def from_properties(cls, properties: Mapping[str, str]) -> LocalKms:
         """Return the client that ``kms.local.keyring`` (a path) and ``kms.local.passphrase-file``
         or ``kms.local.passphrase`` (text, which is used as UTF-8) describe; ``~`` is the home
-        folder.
-
-        Raises KmsConfigurationError.
-        """
+        folder. Raises KmsConfigurationError."""
         check_names(properties)
-        checked = Properties(properties)
-        given = checked.get("kms.local.passphrase") is not None
-        path, file = checked.get("kms.local.keyring"), checked.get("kms.local.passphrase-file")
+        given = Properties(properties)
+        path, file = given.get(_KEYRING), given.get(_PASSPHRASE_FILE)
         return cls(
             path and os.path.expanduser(path),
             file and os.path.expanduser(file),
-            passphrase=encoded(checked.require("kms.local.passphrase")) if given else None,
+            passphrase=encoded(given.require(_PASSPHRASE)) if given.get(_PASSPHRASE) else None,
         )
 
     def names(self) -> list[str]:
@@ -159,8 +156,7 @@ class LocalKms(WrapsOnly):
     def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the same key wrapped under the newest version of ``key_id``. The bytes are new,
         even if that version wrapped it before. Raises KmsUnwrapError."""
-        key = self.unwrap_key(wrapped_key, key_id)
-        return self.wrap_key(key, key_id)
+        return self.wrap_key(self.unwrap_key(wrapped_key, key_id), key_id)
 
     def list_keys(self) -> list[KeyInfo]:
         """Return the master keys, by name."""
@@ -171,19 +167,16 @@ class LocalKms(WrapsOnly):
         """Return a master key's versions with their times and fingerprints.
 
         A fingerprint is the first 8 bytes of HMAC-SHA-256 under the master key over a fixed label,
-        in hex. HMAC is a pseudorandom function of its key. So the only way from its output back to
-        one of 2**256 random keys is to try them all, and to somebody who has only wrapped keys the
-        output looks random. It shows which copies hold the same key, and nothing else. It is no
-        proof against somebody who chooses keys: they find two with one fingerprint in 2**32 tries.
+        in hex. HMAC is a pseudorandom function of its key. So a fingerprint shows which copies hold
+        the same key, and nothing else. It is no proof against somebody who chooses keys: they find
+        two with one fingerprint in 2**32 tries.
         """
         return _describe(key_id, self._master_key(key_id, fresh=True))
 
     def create_key(self, key_id: str) -> KeyInfo:
-        """Make a master key, and the keyring (mode 0600) if there is none.
-
-        A new keyring is protected if the client has its passphrase in a file or as bytes. An
-        existing key is never replaced, because all that it wrapped would be lost: KmsError.
-        """
+        """Make a master key, and the keyring (mode 0600) if there is none. A new keyring is
+        protected if the client has its passphrase in a file or as bytes. An existing key is never
+        replaced, because all that it wrapped would be lost: KmsError."""
         if not _NAME.fullmatch(key_id):
             raise KmsError(
                 f"{key_id!r} cannot name a master key: a name has 1 to 128 letters, digits and "
@@ -222,7 +215,6 @@ class LocalKms(WrapsOnly):
         return f"LocalKms({self.path!r})"
 
     def __reduce__(self) -> tuple[type[LocalKms], tuple[str, str | None]]:
-        # The pickle has paths, and no keys.
         source = self._passphrase
         if source is not None and source.file is None:
             raise TypeError(
@@ -256,11 +248,8 @@ class LocalKms(WrapsOnly):
 def create_key(
     path: str, name: str, *, passphrase: bytes | Callable[[], bytes] | None = None
 ) -> int:
-    """Add a new master key to the keyring at ``path``; make the keyring if there is none.
-
-    Returns the key's version. ``passphrase`` and errors are as in ``LocalKms``. An existing key is
-    never replaced: KmsError.
-    """
+    """Do what ``LocalKms(path, passphrase=passphrase).create_key(name)`` does, and return the key's
+    version."""
     return int(LocalKms(path, passphrase=passphrase).create_key(name).versions[-1].version)
 
 
@@ -272,10 +261,10 @@ def set_passphrase(
 ) -> bool:
     """Protect the keyring at ``path`` by the passphrase ``new``. ``old`` is its passphrase so far,
     if it has one. Returns whether it had one. If both are functions, ``old`` is called first, and
-    only if it is needed.
+    only if it is needed. Raises as ``LocalKms`` does.
 
     Older copies of the file (backups) do not change. If somebody else has got one, rotate the
-    master keys. Raises as ``LocalKms`` does.
+    master keys.
     """
     keyring, source = Keyring(path, passphrase_source(old, None)), passphrase_source(new, None)
     had_one = keyring.is_protected()
@@ -287,10 +276,7 @@ def set_passphrase(
 @discreet
 def remove_passphrase(path: str, passphrase: bytes | Callable[[], bytes]) -> bool:
     """Remove the passphrase of the keyring at ``path``; its file mode is then its only protection.
-    Returns whether it had a passphrase.
-
-    Raises as ``LocalKms`` does.
-    """
+    Returns whether it had a passphrase. Raises as ``LocalKms`` does."""
     keyring = Keyring(path, passphrase_source(passphrase, None))
     had_one = keyring.is_protected()
     if had_one:

@@ -1,9 +1,8 @@
 """A KMS for tests and demonstrations, compatible with Java's ``MemoryMockKMS``, byte for byte.
 
 A wrapped key is ``nonce(12) | ct | tag(16)``, AES-GCM without additional data. The master keys are
-in the properties, and none is built in. Whoever reads the configuration has them, and the client
-warns about that. Java's ``UnitestKMS``, which Iceberg's own tests use, has ``keyA`` =
-``0123456789012345`` in ASCII and ``keyB`` = ``1123456789012345``.
+in the properties, and none is built in. Java's ``UnitestKMS``, which Iceberg's own tests use, has
+``keyA`` = ``0123456789012345`` in ASCII and ``keyB`` = ``1123456789012345``.
 """
 
 from __future__ import annotations

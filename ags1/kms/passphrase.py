@@ -1,7 +1,5 @@
-"""Read private files, and derive a key from a passphrase.
-
-The key derivation is scrypt (RFC 7914), which Python's own OpenSSL has. Knows nothing of keyrings.
-"""
+"""Read private files, and derive a key from a passphrase with scrypt (RFC 7914), which Python's own
+OpenSSL has. Knows nothing of keyrings."""
 
 from __future__ import annotations
 
@@ -31,10 +29,8 @@ _SCRYPT_MAX_P = 4
 
 @discreet
 def read_private(path: str, size_limit: int, what: str) -> tuple[bytes, os.stat_result]:
-    """Return a file's bytes and status, after checking that its owner and mode are safe.
-
-    Raises KmsError, and FileNotFoundError.
-    """
+    """Return a file's bytes and status, after checking that its owner and mode are safe. Raises
+    KmsError, and FileNotFoundError."""
     try:
         data, status = private_file.read(path, size_limit)
     except FileNotFoundError:
@@ -97,7 +93,7 @@ def passphrase_source(
 
 @discreet
 def encoded(text: str) -> bytes:
-    """Return a passphrase given as text. Raises KmsConfigurationError."""
+    """Return the property as bytes. Raises KmsConfigurationError."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -179,18 +175,11 @@ class Protection:
 
     def derive(self, passphrase: bytes) -> bytes:
         """Return the key. Takes as long, and as much memory, as the parameters say."""
+        costs = {"n": self.n, "r": self.r, "p": self.p}
         # OpenSSL counts exactly these bytes: the vector, two temporary blocks and p blocks.
-        memory = 128 * self.r * (self.n + 2 + self.p)
+        costs["maxmem"] = 128 * self.r * (self.n + 2 + self.p)
         try:
-            return hashlib.scrypt(
-                passphrase,
-                salt=self.salt,
-                n=self.n,
-                r=self.r,
-                p=self.p,
-                maxmem=memory,
-                dklen=_DERIVED_SIZE,
-            )
+            return hashlib.scrypt(passphrase, salt=self.salt, dklen=_DERIVED_SIZE, **costs)
         except (AttributeError, ValueError):
             raise KmsConfigurationError(
                 "a keyring with a passphrase needs scrypt: this Python's OpenSSL does not have it, "

@@ -37,11 +37,8 @@ _PASSWORD_IN_URL = re.compile(
 
 
 class Properties(Secret):
-    """A client's properties. Each getter takes names in order of preference; the first one that is
-    set is used.
-
-    Raises KmsConfigurationError, naming the property.
-    """
+    """A client's properties. An empty value counts as none. Every getter raises
+    KmsConfigurationError, naming the property."""
 
     __slots__ = ("_values",)
 
@@ -52,21 +49,19 @@ class Properties(Secret):
         self._values = dict(values)
 
     def get(self, *names: str) -> str | None:
-        """Return a property's value, None when it is absent or empty."""
-        return self._first(names)[1]
+        """Return the value of the first of ``names`` that is set, None if none is."""
+        return next((value for name in names if (value := self._values.get(name))), None)
 
-    def require(self, *names: str, hint: str = "") -> str:
+    def require(self, name: str, *, hint: str = "") -> str:
         """Return a property's value, which must be there."""
-        value = self.get(*names)
+        value = self.get(name)
         if value is None:
-            raise KmsConfigurationError(
-                f"the property {names[0]!r} is missing{hint and ': '}{hint}"
-            )
+            raise KmsConfigurationError(f"the property {name!r} is missing{hint and ': '}{hint}")
         return value
 
-    def number(self, *names: str, default: int, minimum: int = 1, maximum: int = 3_600_000) -> int:
+    def number(self, name: str, *, default: int, minimum: int = 1, maximum: int = 3_600_000) -> int:
         """Return a property's value as an integer between the bounds."""
-        name, text = self._first(names)
+        text = self.get(name)
         if text is None:
             return default
         # Not \d, which takes other scripts' digits too.
@@ -76,20 +71,16 @@ class Properties(Secret):
             )
         return int(text)
 
-    def flag(self, *names: str, default: bool) -> bool:
+    def flag(self, name: str, *, default: bool) -> bool:
         """Return a property's value as a boolean."""
-        name, text = self._first(names)
-        if text is None:
-            return default
-        if text.lower() not in ("true", "false"):
+        text = (self.get(name) or str(default)).lower()
+        if text not in ("true", "false"):
             raise KmsConfigurationError(f"the property {name!r} is not 'true' or 'false'")
-        return text.lower() == "true"
+        return text == "true"
 
-    def choice(self, *names: str, default: str, choices: Sequence[str]) -> str:
+    def choice(self, name: str, *, default: str, choices: Sequence[str]) -> str:
         """Return a property's value, one of ``choices``."""
-        name, value = self._first(names)
-        if value is None:
-            return default
+        value = self.get(name) or default
         if value not in choices:
             raise KmsConfigurationError(
                 f"the property {name!r} is none of {', '.join(map(repr, choices))}"
@@ -105,13 +96,12 @@ class Properties(Secret):
         }
 
     def check_names(self, prefix: str, known: Sequence[str]) -> None:
-        """Raise KmsConfigurationError if a property begins with ``prefix`` and goes on otherwise
-        than ``known`` does."""
+        """Raise KmsConfigurationError for a property that begins with ``prefix`` and is not among
+        ``known``."""
         for name in sorted(self.with_prefix(prefix)):
-            if name not in known:
+            if prefix + name not in known:
                 raise KmsConfigurationError(
-                    f"the property {prefix + name!r} is unknown; there are "
-                    + ", ".join(prefix + one for one in known)
+                    f"the property {prefix + name!r} is unknown; there are {', '.join(known)}"
                 )
 
     @property
@@ -138,21 +128,14 @@ class Properties(Secret):
         )
 
     def to_pickle(self) -> dict[str, str]:
-        """Return the properties for a pickle. Raises TypeError when one of them is secret: what is
-        pickled is stored and sent around."""
+        """Return the properties for a pickle, which may be stored and sent around. Raises TypeError
+        if one of them is secret."""
         if secrets := self.secrets():
             raise TypeError(
                 f"a KMS client with {secrets[0]!r} in its properties is not pickled: let each "
                 "process find its own credentials (a file, the environment, its identity)"
             )
         return dict(self._values)
-
-    def _first(self, names: Sequence[str]) -> tuple[str, str | None]:
-        """Return the first of ``names`` that is there and not empty, with its value."""
-        for name in names:
-            if value := self._values.get(name):
-                return name, value
-        return names[0], None
 
     def __repr__(self) -> str:
         hidden = set(self.secrets())
@@ -161,8 +144,7 @@ class Properties(Secret):
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
-    """Warn. The warning names the caller's line: the last one outside of this library, also if it
-    called the registry or a catalog."""
+    """Warn. The warning names the last line outside of this library."""
     package = __name__.partition(".")[0]
     level, frame = 0, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:

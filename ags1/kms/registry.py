@@ -51,10 +51,8 @@ def is_known_type(kms_type: str) -> bool:
 
 
 def is_built_in(properties: Mapping[str, str]) -> bool:
-    """Return whether ``properties`` name a built-in client, and not another package's or an unknown
-    one."""
-    impl = properties.get(KMS_IMPL)
-    if impl:
+    """Return whether ``properties`` name a built-in client."""
+    if impl := properties.get(KMS_IMPL):
         return impl in _JAVA
     return properties.get(KMS_TYPE, "").lower() in _BUILT_IN
 
@@ -77,10 +75,9 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
     kms_type, impl = checked.get(KMS_TYPE), checked.get(KMS_IMPL)
     if kms_type and impl:
         raise KmsConfigurationError(f"both {KMS_TYPE} and {KMS_IMPL} are given: give one")
-    if impl:
-        kms_type = _JAVA.get(impl)
-        if kms_type is None:
-            return _make(impl, properties)
+    if impl and impl not in _JAVA:
+        return _make(impl, properties)
+    kms_type = _JAVA[impl] if impl else kms_type
     if not kms_type:
         raise KmsConfigurationError(
             f"no KMS is configured: set {KMS_TYPE} to one of {', '.join(kms_types())}"

@@ -1,7 +1,4 @@
-"""Objects that hold keys or credentials stay in this process, and no exception contains them.
-
-Knows nothing of KMSs.
-"""
+"""Objects that hold keys or credentials stay in this process, and no exception contains them."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 The settings come from options, the environment and the configuration file. An option overrides the
 environment, and the environment overrides the file. If none of them names a KMS, it is the local
 keyring. Settings for another KMS than the chosen one are ignored, because one service must not see
-key ids or endpoints of another. The names of environment variables follow PyIceberg's rule. All
-functions except ``read_file`` are pure. None of them calls a KMS.
+key ids or endpoints of another. The names of environment variables follow PyIceberg's rule. Only
+``read_file`` is not pure.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ class Layer:
         return kms_type.lower() if kms_type else None
 
     def over(self, beneath: Layer) -> Layer:
-        """Return both layers as one, in which this one overrides ``beneath``. If they are for two
-        KMSs, return this one alone."""
+        """Return this layer over ``beneath``; this one alone if they are for two KMSs."""
         if self.kind is not None and beneath.kind not in (None, self.kind):
             return self
         key_id = beneath.key_id if self.key_id is None else self.key_id
@@ -100,9 +99,8 @@ def resolve(options: Layer, environment: Layer, file: Layer) -> Settings:
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
-    """Return the settings in the variables ``AGS1_KMS_…`` and ``AGS1_KEYRING``. Empty variables and
-    those of ``unknown_variables`` are ignored. Raises KmsConfigurationError, naming the variable.
-    """
+    """Return the settings in the variables ``AGS1_KMS_…`` and ``AGS1_KEYRING`` that are not empty
+    or unknown (``unknown_variables``). Raises KmsConfigurationError, naming the variable."""
     properties: dict[str, str] = {}
     for variable in _kms_variables(environ):
         name, value = _property_of(variable), environ[variable]
@@ -121,8 +119,8 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the variables ``AGS1_KMS_…`` that name no property, each with the nearest known one;
-    None if none is near."""
+    """Return the variables ``AGS1_KMS_…`` that name no property, each with the nearest known one
+    or None."""
     unknown = [name for name in _kms_variables(environ) if not _is_property(_property_of(name))]
     if not unknown:
         return {}
@@ -140,7 +138,6 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _kms_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that are set and name a property."""
     names = (name for name, value in environ.items() if name.startswith(_PREFIX) and value)
     return sorted(name for name in names if name != _KEY_VARIABLE)
 
@@ -221,18 +218,13 @@ def read_file(environ: Mapping[str, str]) -> Layer:
     path, named = file_path(environ)
     try:
         data, status = private_file.read(path, _MAX_FILE_SIZE)
-    except FileNotFoundError:
-        if not named:
-            return Layer()
-        raise KmsConfigurationError(
-            "AGS1_CONFIG names a file that does not exist", file=path
-        ) from None
     except OSError as error:
-        if isinstance(error, NotADirectoryError) and not named:
+        missing = isinstance(error, FileNotFoundError)
+        if not named and (missing or isinstance(error, NotADirectoryError)):
             return Layer()
-        raise KmsConfigurationError(
-            f"cannot read the configuration: {error.strerror}", file=path
-        ) from None
+        why = f"cannot read the configuration: {error.strerror}"
+        why = "AGS1_CONFIG names a file that does not exist" if missing else why
+        raise KmsConfigurationError(why, file=path) from None
     check_owner(status, path, "configuration")
     if status.st_mode & 0o022:
         raise KmsAccessDeniedError(

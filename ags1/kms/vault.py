@@ -2,8 +2,7 @@
 
 A wrapped key is what ``transit/encrypt`` returns, Vault's own text ``vault:v1:<base64>``. Whoever
 may use the master key can also open it with Vault's command line. The client uses Vault's HTTP API
-over requests. The exceptions of requests contain the request with key and token, so none of them is
-in the chain of one of ours.
+over requests, whose exceptions contain the request with key and token: none is chained to ours.
 """
 
 from __future__ import annotations
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
 URL = "kms.vault.url"
 NAMESPACE = "kms.vault.namespace"
 MOUNT_PATH = "kms.vault.mount-path"
+CA_CERT = "kms.vault.ca-cert"
+VERIFY = "kms.vault.verify"
 AUTH = "kms.vault.auth"
 TOKEN = "kms.vault.token"
 TOKEN_FILE = "kms.vault.token-file"
@@ -49,14 +50,11 @@ SECRET_ID_FILE = "kms.vault.secret-id-file"
 AUTH_MOUNT_PATH = "kms.vault.auth-mount-path"
 ROLE = "kms.vault.role"
 JWT_FILE = "kms.vault.jwt-file"
-CA_CERT = "kms.vault.ca-cert"
-VERIFY = "kms.vault.verify"
-
-_PREFIX = "kms.vault."
 _PROPERTIES = (
-    "url namespace mount-path ca-cert verify auth token token-file role-id secret-id "
-    "secret-id-file auth-mount-path role jwt-file"
-).split()
+    *(URL, NAMESPACE, MOUNT_PATH, CA_CERT, VERIFY, AUTH, TOKEN, TOKEN_FILE, ROLE_ID, SECRET_ID),
+    *(SECRET_ID_FILE, AUTH_MOUNT_PATH, ROLE, JWT_FILE),
+)
+
 _DEFAULT_JWT_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 _KEY_TYPE = "aes256-gcm96"
 # framework.GenericNameRegex of Vault, without the names that Vault's router refuses. It excludes
@@ -69,8 +67,7 @@ _CREDENTIAL = re.compile(r"[\x21-\x7e]{1,65536}")
 _MAX_CREDENTIAL_SIZE = 65_536
 _RSA_SIZES = (256, 384, 512)
 _WRAPPED_KEY = re.compile(r"vault:v[0-9]{1,10}:[A-Za-z0-9+/=]{1,65536}")
-# The statuses after which Vault's own Go client tries again. 412: an enterprise replica is not yet
-# up to date.
+# Vault's own Go client tries again after these. 412: an enterprise replica is not yet up to date.
 _TRANSIENT = frozenset((412, 429, 500, 502, 503, 504))
 _FIRST_WAIT_S = 0.2
 _MAX_WAIT_S = 10.0
@@ -81,17 +78,16 @@ _MAX_ANSWER_SIZE = 4 << 20
 class VaultKms(ServiceClient["_Connection"]):
     """A KMS client for Vault's transit engine. A key ID is the name of a key there.
 
-    ``wrap_key`` and ``generate_key`` need ``update`` on ``transit/encrypt/<key>`` and
-    ``transit/datakey/plaintext/<key>``, and ``unwrap_key`` on ``transit/decrypt/<key>``. If the
-    caller has ``create`` on the first, Vault makes a missing key instead of refusing. So
-    ``wrap_key`` first asks whether the key exists, if the caller has ``read`` on
-    ``transit/keys/<key>``.
+    ``wrap_key``, ``generate_key`` and ``unwrap_key`` need ``update`` on ``transit/encrypt/<key>``,
+    ``transit/datakey/plaintext/<key>`` and ``transit/decrypt/<key>``. If the caller has ``create``
+    on the first, Vault makes a missing key instead of refusing. So ``wrap_key`` first asks whether
+    the key exists, if the caller has ``read`` on ``transit/keys/<key>``.
 
     Properties: ``kms.vault.url`` (otherwise VAULT_ADDR), ``kms.vault.namespace`` (otherwise
     VAULT_NAMESPACE), ``kms.vault.mount-path`` (transit), ``kms.vault.ca-cert``, a PEM file
     (otherwise VAULT_CACERT), and ``kms.vault.verify`` = false, which warns with
-    InsecureEndpointWarning. A URL without TLS is for tests. It is refused through a proxy, and to
-    another machine unless ``kms.allow-plaintext-http`` is true.
+    InsecureEndpointWarning. ``http`` is for tests. It is refused through a proxy, and to another
+    machine unless ``kms.allow-plaintext-http`` is true.
 
     ``kms.vault.auth`` is ``token`` (``kms.vault.token``, ``kms.vault.token-file``, VAULT_TOKEN or
     ``~/.vault-token``), ``approle`` (``kms.vault.role-id`` with ``kms.vault.secret-id`` or
@@ -100,10 +96,8 @@ class VaultKms(ServiceClient["_Connection"]):
     again. Tokens are not revoked; they expire.
 
     An RSA key unwraps but does not wrap (KmsConfigurationError), because whoever has its public
-    half could wrap too. An answer is read up to 4 MiB.
-
-    Attempts are repeated as Vault's own client does. If an answer is lost, the key in it is never
-    used. Redirects are not followed, because token and key would be sent with them.
+    half could wrap too. Attempts are repeated as Vault's own client does. Redirects are not
+    followed, because token and key would be sent with them. An answer is read up to 4 MiB.
     """
 
     accepts_foreign_keys = False
@@ -114,7 +108,7 @@ class VaultKms(ServiceClient["_Connection"]):
     def __init__(self, properties: Mapping[str, str]) -> None:
         super().__init__(properties)
         given = self._properties
-        given.check_names(_PREFIX, _PROPERTIES)
+        given.check_names("kms.vault.", _PROPERTIES)
         self._url = endpoints.checked_url(
             f"the property {URL!r} (or VAULT_ADDR)",
             given.get(URL)
@@ -148,45 +142,34 @@ class VaultKms(ServiceClient["_Connection"]):
             )
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
-        """Return Vault's ciphertext of ``key``. Raises as ``KmsClient`` says, and KmsError for a
-        master key that derives its keys from a context, or cannot encrypt."""
+        """Return Vault's ciphertext of ``key``. Raises KmsError for a master key that derives its
+        keys from a context, or cannot encrypt."""
         self._check_key_id(key_id)
         self._check_can_wrap(key_id)
-        data = self._ask(
-            "encrypt",
-            key_id,
-            {"plaintext": base64.b64encode(key).decode()},
-            f"wrap a key under {key_id!r}",
-            # Do not quote the answer: it may repeat the request, with the key.
-            quote=False,
-        )
+        body = {"plaintext": base64.b64encode(key).decode()}
+        # Do not quote the answer: it may repeat the request, with the key.
+        data = self._ask("encrypt", key_id, body, f"wrap a key under {key_id!r}", quote=False)
         return self._wrapped_key(data, key_id)
 
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
-        """Return the key in Vault's ciphertext. Raises as ``KmsClient`` says. Raises
-        KmsKeyDisabledError if the key's min_decryption_version is above the version that wrapped
-        it."""
+        """Return the key in Vault's ciphertext. Raises KmsKeyDisabledError if the key's
+        min_decryption_version is above the version that wrapped it."""
         self._check_key_id(key_id)
-        data = self._ask(
-            "decrypt", key_id, _ciphertext(wrapped_key), f"unwrap a key with {key_id!r}", opens=True
-        )
-        return self._plaintext(data)
+        body, doing = _ciphertext(wrapped_key), f"unwrap a key with {key_id!r}"
+        return self._plaintext(self._ask("decrypt", key_id, body, doing, opens=True))
 
     def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the same key under the newest version of ``key_id``; it never leaves Vault."""
         self._check_key_id(key_id)
-        data = self._ask(
-            "rewrap", key_id, _ciphertext(wrapped_key), f"rewrap a key with {key_id!r}", opens=True
-        )
-        return self._wrapped_key(data, key_id)
+        body, doing = _ciphertext(wrapped_key), f"rewrap a key with {key_id!r}"
+        return self._wrapped_key(self._ask("rewrap", key_id, body, doing, opens=True), key_id)
 
     @property
     def supports_key_generation(self) -> bool:
         return True
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
-        """Have Vault make a key of 16 or 32 bytes. Raises NotImplementedError for another size:
-        Vault makes no AES-192 keys (wrap one instead)."""
+        """Have Vault make a key of 16 or 32 bytes: it makes no AES-192 keys."""
         if key_size not in (16, 32):
             raise NotImplementedError(
                 f"Vault makes keys of 16 or 32 bytes, not of {key_size}: make a key and wrap it"
@@ -228,7 +211,9 @@ class VaultKms(ServiceClient["_Connection"]):
         if answer.status == 403:
             # The policy may allow wrapping alone. If the token is bad, the next call fails.
             return
-        data = self._data(answer, f"read the key {key_id!r}", key_id)
+        if not answer.ok:
+            raise self._failure(answer, f"read the key {key_id!r}", key_id, quote=True)
+        data = answer.data
         if str(data.get("type")).startswith("rsa-"):
             raise self._asymmetric(key_id)
         if data.get("derived"):
@@ -364,7 +349,9 @@ class VaultKms(ServiceClient["_Connection"]):
         quote: bool = True,
     ) -> Mapping[str, Any]:
         answer = self._send("POST", f"{self._mount_path}/{action}/{key_id}", body)
-        return self._data(answer, doing, key_id, opens=opens, quote=quote)
+        if not answer.ok:
+            raise self._failure(answer, doing, key_id, opens=opens, quote=quote)
+        return answer.data
 
     @discreet
     def _send(self, method: str, path: str, body: Mapping[str, object] | None = None) -> _Answer:
@@ -441,20 +428,6 @@ class VaultKms(ServiceClient["_Connection"]):
             return KmsConfigurationError(f"{where}: not an address ({type(error).__name__})")
         return KmsUnavailableError(f"{where} cannot be reached: {_cause(error)}, {attempts}")
 
-    def _data(
-        self,
-        answer: _Answer,
-        doing: str,
-        key_id: str | None = None,
-        *,
-        opens: bool = False,
-        quote: bool = True,
-    ) -> Mapping[str, Any]:
-        if not answer.ok:
-            raise self._failure(answer, doing, key_id, opens=opens, quote=quote)
-        data = answer.body.get("data")
-        return data if isinstance(data, dict) else {}
-
     def _failure(
         self,
         answer: _Answer,
@@ -464,8 +437,8 @@ class VaultKms(ServiceClient["_Connection"]):
         opens: bool = False,
         quote: bool = False,
     ) -> KmsError:
-        """Return the error for an answer. For most failures, only Vault's text says what happened.
-        It is quoted only if the request has no secret, because the text may repeat the request."""
+        """Return the error for an answer. ``quote`` its text only if the request has no secret:
+        the text may repeat it."""
         status, text = answer.status, " ".join(answer.errors)
         where = self._where
         if status in _TRANSIENT and "failed to RSA decrypt" not in text:
@@ -494,7 +467,9 @@ class VaultKms(ServiceClient["_Connection"]):
                 f"cannot {doing}: Vault at {self._url} has nothing mounted there: see {MOUNT_PATH}"
                 f", {AUTH_MOUNT_PATH} and {NAMESPACE}"
             )
-        if key_id is not None and (answer.says_there_is_none or "key not found" in text):
+        # An empty 404 is a missing entry, and one with errors a missing route.
+        missing = (status == 404 and not answer.errors) or "key not found" in text
+        if key_id is not None and missing:
             return KmsKeyNotFoundError(f"{where} has no key {key_id!r}")
         if key_id is not None and "key derivation" in text:
             return self._derived(key_id)
@@ -537,8 +512,7 @@ class VaultKms(ServiceClient["_Connection"]):
 
 @dataclass(frozen=True, slots=True)
 class _Answer(Secret):
-    """``body`` and ``errors`` are empty if the answer has none, ``from_vault`` says whether it
-    had the form of one of Vault's."""
+    """``from_vault`` says whether the answer has the form of Vault's."""
 
     status: int
     body: Mapping[str, Any] = field(repr=False)
@@ -550,17 +524,16 @@ class _Answer(Secret):
         return self.status in (200, 204) and self.from_vault
 
     @property
-    def says_there_is_none(self) -> bool:
-        """An empty 404 is a missing entry; one with errors a missing route."""
-        return self.status == 404 and self.from_vault and not self.errors
+    def data(self) -> Mapping[str, Any]:
+        data = self.body.get("data")
+        return data if isinstance(data, dict) else {}
 
 
 class _Connection(Secret):
     """One process's HTTP session, and the token in use, which the lock is held to replace.
 
-    Threads share the session. requests promises nothing about that, but what it changes in a
-    session while asking is only the cookies, which are refused here; the pools of urllib3 are made
-    for threads.
+    Threads share the session. All that requests changes in a session while asking is its cookies,
+    which are refused here. The pools of urllib3 are made for threads.
     """
 
     __slots__ = ("lock", "session", "token")
@@ -586,7 +559,7 @@ def _answer(status: int, content: bytes) -> _Answer:
 
 
 def _cause(error: BaseException) -> str:
-    """Return why a connection failed, in words that hold no text of anybody else's."""
+    """Return why a connection failed, without a text of the library."""
     reason: BaseException | None = error
     while reason is not None:
         if isinstance(reason, OSError) and reason.errno and reason.errno > 0:

@@ -19,12 +19,9 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """Return the Spark schema for data of an Arrow schema.
-
-    Unsigned integers become the next larger signed type, times of day a number of microseconds,
-    UUIDs text, and timestamps without a zone ``timestamp_ntz``. Raises NotImplementedError for a
-    type that Spark does not have.
-    """
+    """Return the Spark schema for data of an Arrow schema. Unsigned integers become the next larger
+    signed type, times of day a number of microseconds, UUIDs text, and timestamps without a zone
+    ``timestamp_ntz``. Raises NotImplementedError for a type that Spark does not have."""
     fields = [pa.field(f.name, _taken(f.type), nullable=True) for f in schema]
     try:
         return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
@@ -33,10 +30,8 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns of ``schema`` by name, in its types; absent ones are null.
-
-    Raises FormatError if a value does not fit.
-    """
+    """Return the columns of ``schema`` by name, in its types; absent ones are null. Raises
+    FormatError if a value does not fit."""
     columns = []
     for field in schema:
         index = batch.schema.get_field_index(field.name)

@@ -27,11 +27,9 @@ from ..process import OncePerProcess
 
 @dataclass(frozen=True, slots=True, init=False)
 class KmsConfig:
-    """The configuration of a KMS, under Iceberg's property names; picklable.
-
-    Raises KmsConfigurationError for a property that is a secret, because pickles are sent over the
-    network and stored. Each process finds its own credentials.
-    """
+    """The configuration of a KMS, under Iceberg's property names; picklable. Raises
+    KmsConfigurationError for a property that is a secret, because pickles are sent over the network
+    and stored. Each process finds its own credentials."""
 
     properties: tuple[tuple[str, str], ...]
 
@@ -66,11 +64,9 @@ _caches: OncePerProcess[dict[tuple[tuple[str, str], ...], KekCache]] = OncePerPr
 
 @dataclass(frozen=True, slots=True)
 class FileKeys:
-    """Wraps the keys of files under a KEK, and unwraps them; picklable.
-
-    ``kek`` is the job's, None if nothing is wrapped. ``trusted_key_ids`` are the master keys that
-    wrapped keys may name; None accepts all that the KMS has (see ``Keychain``).
-    """
+    """Wraps the keys of files under a KEK, and unwraps them; picklable. ``kek`` is the job's, None
+    if nothing is wrapped. ``trusted_key_ids`` are the master keys that wrapped keys may name; None
+    accepts all that the KMS has (see ``Keychain``)."""
 
     kms: KmsConfig
     kek: EncryptedKey | None = None
@@ -86,11 +82,9 @@ class FileKeys:
 
     @classmethod
     def for_opening(cls, kms: KmsConfig, master_key_ids: Collection[str] = ()) -> FileKeys:
-        """Return what unwraps keys, only those under ``master_key_ids`` if any are given.
-
-        Raises KmsConfigurationError if they have to be given: with some KMSs a wrapped key may name
-        another user's master key.
-        """
+        """Return what unwraps keys, only those under ``master_key_ids`` if any are given. Raises
+        KmsConfigurationError if they have to be given: with some KMSs a wrapped key may name
+        another user's master key."""
         accepted = frozenset(master_key_ids) or None
         if accepted is None and accepts_foreign_keys(kms.client()):
             raise KmsConfigurationError(
@@ -105,9 +99,7 @@ class FileKeys:
 
     def unwrap(self, wrapped: Mapping[str, Any] | str) -> KeyMetadata:
         """Return the key that ``wrap`` wrapped, or that a sidecar holds. ``wrapped`` may be JSON.
-
-        Raises KeyMetadataError, AuthenticationError, KmsError.
-        """
+        Raises KeyMetadataError, AuthenticationError, KmsError."""
         text = wrapped if isinstance(wrapped, str) else json.dumps(dict(wrapped))
         sidecar = Sidecar.from_bytes(text.encode())
         return sidecar.open(self.unwrap_kek, sidecar.file_keys[0])

@@ -90,11 +90,8 @@ _TYPES: dict[str, pa.DataType] = {
     "replaces": pa.bool_(),
     "finished_ms": pa.int64(),
 }
-# Columns that are null in no row.
-_ALWAYS = frozenset(
-    "operation source target relative_path source_size source_version status replaces job_id "
-    "finished_ms".split()
-)
+# Columns that are null in no row: those whose fields cannot be None.
+_ALWAYS = frozenset(name for name, kind in Row.__annotations__.items() if "None" not in str(kind))
 SCHEMA = pa.schema([(name, _TYPES.get(name, pa.string())) for name in Row._fields])
 
 
@@ -106,12 +103,10 @@ class Batch(NamedTuple):
 
 
 class Ledger:
-    """A folder of Parquet files. ``writing`` takes its lock, which one job at a time holds.
-
-    Raises BlockingIOError while another job writes, OSError, FormatError for a file there that is
-    not a ledger's, and KmsAccessDeniedError for a folder that other users may write to: jobs move
-    and remove the files that a ledger names.
-    """
+    """A folder of Parquet files. ``writing`` takes its lock, which one job at a time holds. Raises
+    BlockingIOError while another job writes, OSError, FormatError for a file there that is not a
+    ledger's, and KmsAccessDeniedError for a folder that other users may write to: jobs move and
+    remove the files that a ledger names."""
 
     def __init__(self, folder: str, *, writing: bool, durable: bool = True) -> None:
         self.folder = ledger_folder(folder)
@@ -128,9 +123,8 @@ class Ledger:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise BlockingIOError(
-                errno.EAGAIN, "another job is writing to this ledger: wait for it", self.folder
-            ) from None
+            said = "another job is writing to this ledger: wait for it"
+            raise BlockingIOError(errno.EAGAIN, said, self.folder) from None
         self._next = 1 + max((number for number, _ in self._files(_BATCH, _PENDING)), default=0)
 
     def close(self) -> None:
@@ -172,18 +166,17 @@ class Ledger:
         """Store rows as pending."""
         batch = Batch(self._next, rows)
         self._next += 1
-        self._write(self._pending_path(batch), rows)
+        write_rows(self._path(f"_pending-{batch.number:012}.parquet"), rows, durable=self._durable)
         return batch
 
     def settle(self, batch: Batch, rows: Sequence[Row]) -> None:
         """Replace a pending batch by a settled one with ``rows``, which say what became of it."""
-        pending = self._pending_path(batch)
-        settled = os.path.join(self.folder, f"batch-{batch.number:012}.parquet")
+        pending = self._path(f"_pending-{batch.number:012}.parquet")
+        settled = self._path(f"batch-{batch.number:012}.parquet")
         if rows == batch.rows:
-            os.rename(pending, settled)
-            self._sync()
+            self.replace(settled, pending)
         else:
-            self._write(settled, rows)
+            write_rows(settled, rows, durable=self._durable)
             os.unlink(pending)
 
     def pending(self) -> Iterator[Batch]:
@@ -202,15 +195,16 @@ class Ledger:
     def begin(self, job_id: str, folder: str) -> None:
         """Note that a job has begun, which stages files in and below ``folder``."""
         data = json.dumps({"folder": folder}).encode() + b"\n"
-        path = self._job_path(job_id)
-        private_file.write(path, data, overwrite=False, durable=self._durable)
+        private_file.write(
+            self._path(f"_job-{job_id}.json"), data, overwrite=False, durable=self._durable
+        )
 
     def end(self, job_id: str) -> None:
         """Note that nothing that a job staged is left."""
         for name in self._staged_names(job_id):
-            os.unlink(os.path.join(self.folder, name))
+            os.unlink(self._path(name))
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._job_path(job_id))
+            os.unlink(self._path(f"_job-{job_id}.json"))
 
     def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:
         """Note the uploads that wave ``number`` of a job has begun, by target: their names do not
@@ -231,7 +225,7 @@ class Ledger:
         """Return the uploads that a job has noted: (target, what its storage calls it) each."""
         staged: list[tuple[str, str]] = []
         for name in self._staged_names(job_id):
-            data, _ = private_file.read(os.path.join(self.folder, name), _MAX_STAGED_SIZE)
+            data, _ = private_file.read(self._path(name), _MAX_STAGED_SIZE)
             with contextlib.suppress(ValueError, TypeError, RecursionError):
                 staged += [(str(target), str(shared)) for target, shared in json.loads(data)]
         return staged
@@ -241,7 +235,7 @@ class Ledger:
         folders: dict[str, str] = {}
         for name in os.listdir(self.folder):
             if match := _JOB.fullmatch(name):
-                data, _ = private_file.read(os.path.join(self.folder, name), _MAX_JOB_SIZE)
+                data, _ = private_file.read(self._path(name), _MAX_JOB_SIZE)
                 with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
                     folders[match[1]] = str(json.loads(data)["folder"])
         return folders
@@ -253,7 +247,8 @@ class Ledger:
     def replace(self, path: str, staged: str) -> None:
         """Replace a settled batch by the file ``staged``."""
         os.rename(staged, path)
-        self._sync()
+        if self._durable:
+            sync_folder(self.folder)
 
     def settled_up_to(self) -> int:
         """Return the number of the newest settled batch with no pending batch before it, 0 if there
@@ -275,32 +270,21 @@ class Ledger:
                 yield number, read_rows(path, columns)
 
     def _files(self, *patterns: re.Pattern[str]) -> list[tuple[int, str]]:
-        files = [
-            (int(match[1]), os.path.join(self.folder, name))
+        return sorted(
+            (int(match[1]), self._path(name))
             for name in os.listdir(self.folder)
             for pattern in patterns
             if (match := pattern.fullmatch(name))
-        ]
-        return sorted(files)
+        )
 
-    def _pending_path(self, batch: Batch) -> str:
-        return os.path.join(self.folder, f"_pending-{batch.number:012}.parquet")
-
-    def _job_path(self, job_id: str) -> str:
-        return os.path.join(self.folder, f"_job-{job_id}.json")
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
 
     def _staged_path(self, job_id: str, number: int, part: int) -> str:
-        return os.path.join(self.folder, f"_staged-{job_id}-{number:06}-{part}.json")
+        return self._path(f"_staged-{job_id}-{number:06}-{part}.json")
 
     def _staged_names(self, job_id: str) -> list[str]:
         return [name for name in os.listdir(self.folder) if name.startswith(f"_staged-{job_id}-")]
-
-    def _write(self, path: str, rows: Sequence[Row]) -> None:
-        write_rows(path, rows, durable=self._durable)
-
-    def _sync(self) -> None:
-        if self._durable:
-            sync_folder(self.folder)
 
 
 def _refuse_others(folder: str) -> None:
@@ -327,9 +311,11 @@ def write_rows(path: str, rows: Sequence[Row], *, durable: bool) -> None:
     columns: Iterable[Any] = zip(*rows, strict=True) if rows else ([] for _ in Row._fields)
     arrays = [pa.array(column, kind.type) for column, kind in zip(columns, SCHEMA, strict=True)]
     table = pa.Table.from_arrays(arrays, schema=SCHEMA)
-    with AtomicFile(path, durable=durable, mode=0o600) as out:
-        with open(out.fd, "wb", closefd=False) as file:
-            pq.write_table(table, file, compression="zstd")
+    with (
+        AtomicFile(path, durable=durable, mode=0o600) as out,
+        open(out.fd, "wb", closefd=False) as file,
+    ):
+        pq.write_table(table, file, compression="zstd")
 
 
 def read_rows(path: str, columns: Iterable[str] = Row._fields) -> list[Row]:
@@ -339,21 +325,21 @@ def read_rows(path: str, columns: Iterable[str] = Row._fields) -> list[Row]:
     try:
         with pq.ParquetFile(path) as file:
             if file.metadata.num_rows > _MAX_ROWS:
-                raise FormatError(
-                    "the ledger is damaged (no batch has so many rows): restore a copy", file=path
-                )
+                raise _damaged("no batch has so many rows", path)
             table = file.read(columns=names)
     except pa.ArrowInvalid as error:
-        raise FormatError(f"the ledger is damaged ({error}): restore a copy", file=path) from None
+        raise _damaged(str(error), path) from None
     if table.column_names != names:
-        raise FormatError(
-            "this is not a ledger's file (columns are missing): remove it from the folder",
-            file=path,
-        )
+        said = "this is not a ledger's file (columns are missing): remove it from the folder"
+        raise FormatError(said, file=path)
     for name in names:
         column = table.column(name)
         if column.type != SCHEMA.field(name).type or (name in _ALWAYS and column.null_count):
-            raise FormatError(f"the ledger is damaged (column {name!r}): restore a copy", file=path)
+            raise _damaged(f"column {name!r}", path)
     nothing = [None] * table.num_rows
     values = [table.column(name).to_pylist() if name in wanted else nothing for name in Row._fields]
     return [Row(*row) for row in zip(*values, strict=True)]
+
+
+def _damaged(what: str, path: str) -> FormatError:
+    return FormatError(f"the ledger is damaged ({what}): restore a copy", file=path)

@@ -53,11 +53,9 @@ def key_settings(options: Mapping[str, str]) -> Settings:
 
 
 def opening_keys(options: Mapping[str, str]) -> FileKeys:
-    """Return what unwraps the keys of files. Raises KmsError.
-
-    The option ``trusted-keys`` names the master keys to accept, separated by commas. By default it
-    is ``key``, if the KMS would unwrap with any user's master key.
-    """
+    """Return what unwraps the keys of files. Raises KmsError. The option ``trusted-keys`` names the
+    master keys to accept, separated by commas. By default it is ``key``, if the KMS would unwrap
+    with any user's master key."""
     chosen = key_settings(options)
     kms = KmsConfig(chosen.properties)
     trusted = names(options.get("trusted-keys"))
@@ -68,9 +66,7 @@ def opening_keys(options: Mapping[str, str]) -> FileKeys:
 
 def sealing_keys(options: Mapping[str, str]) -> FileKeys:
     """Return what wraps the keys of new files under the master key ``key``, after one KMS call.
-
-    Raises KmsError, and KmsConfigurationError if no master key is named.
-    """
+    Raises KmsError, and KmsConfigurationError if no master key is named."""
     chosen = key_settings(options)
     if not chosen.key_id:
         raise KmsConfigurationError("no master key is named: give the option 'key'")

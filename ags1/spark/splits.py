@@ -14,11 +14,9 @@ _OPEN_COST = 1 << 20
 
 
 def grouped(files: Iterable[tuple[list[T], int]], part_size: int) -> Iterator[list[T]]:
-    """Yield the parts for each task. ``files`` has each file's parts, and its size in bytes.
-
-    If a file has several parts, each is a task. Files of one part are put together, up to about
-    ``part_size`` bytes for a task.
-    """
+    """Yield the parts for each task. ``files`` has each file's parts, and its size in bytes. If a
+    file has several parts, each is a task. Files of one part are put together, up to about
+    ``part_size`` bytes for a task."""
     gathered: list[T] = []
     weight = 0
     for parts, size in files:

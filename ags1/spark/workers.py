@@ -18,12 +18,10 @@ def task_context() -> Any:
 
 
 def end_of_task() -> None:
-    """Make the next task of this process cheap. Does nothing outside a task.
-
-    Spark makes a worker collect garbage after each task. That walks through all objects that
-    PySpark, PyArrow and ags1 have made by being imported, and costs a core 0.02 s a task. So the
-    objects that exist after a worker's first task are taken out of later collections.
-    """
+    """Make the next task of this process cheap. Does nothing outside a task. Spark makes a worker
+    collect garbage after each task. That walks through all objects that PySpark, PyArrow and ags1
+    have made by being imported, and costs a core 0.02 s a task. So the objects that exist after a
+    worker's first task are taken out of later collections."""
     global _frozen
     if task_context() is None:
         return

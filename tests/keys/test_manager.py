@@ -903,7 +903,7 @@ class TestCache:
         km = manager.manifest_list_key(keys[1].key_id)
         held = manager._making.get()
         held.acquire()  # as if another thread of the parent were adding a key
-        parents = manager._cache.unwrap(keys[0], "keyA")
+        parents = manager.cache.unwrap(keys[0], "keyA")
 
         def child() -> None:
             assert manager.manifest_list_key(keys[1].key_id) == km
@@ -1098,10 +1098,8 @@ class TestSecrets:
         caplog.set_level("DEBUG")
         manager = EncryptionManager(kms, "keyA")
         made = added(manager)
-        kek_key = bytes(manager._cache.unwrap(manager.encryption_keys[0], "keyA")._key)
-        shown = (
-            f"{manager!r} {manager} {manager._cache!r} {manager.encryption_keys!r} {caplog.text}"
-        )
+        kek_key = bytes(manager.cache.unwrap(manager.encryption_keys[0], "keyA")._key)
+        shown = f"{manager!r} {manager} {manager.cache!r} {manager.encryption_keys!r} {caplog.text}"
         secrets = [kek_key, *(km.encryption_key for km in made.values())]
         for secret in secrets:
             assert not any(form in shown.encode() for form in spellings(secret))
@@ -1109,7 +1107,7 @@ class TestSecrets:
     def test_a_pickle_has_wrapped_keys_only(self, keyring_kms: KmsClient) -> None:
         manager = EncryptionManager(keyring_kms, "default")
         made = added(manager, 2)
-        kek_key = bytes(manager._cache.unwrap(manager.encryption_keys[0], "default")._key)
+        kek_key = bytes(manager.cache.unwrap(manager.encryption_keys[0], "default")._key)
         data = pickle.dumps(manager)
         for secret in [kek_key, *(km.encryption_key for km in made.values())]:
             assert secret not in data

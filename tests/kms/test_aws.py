@@ -655,7 +655,7 @@ def test_java_classes_that_mean_the_default_are_accepted(
 def test_iceberg_names_of_timeouts_come_first() -> None:
     def timeouts(**more: str) -> tuple[float, float]:
         common = {"kms.connect-timeout-ms": "1100", "kms.read-timeout-ms": "1200"}
-        config = AwsKms({**common, **more})._connection.get().client.meta.config
+        config = AwsKms({**common, **more})._connection.get().meta.config
         return config.connect_timeout, config.read_timeout
 
     apache = {
@@ -774,7 +774,7 @@ def test_an_assumed_role_acts_in_its_own_account(
             "client.assume-role.region": REGION,
         }
     )
-    theirs: Any = role._connection.get().client
+    theirs: Any = role._connection.get()
     arn = theirs.create_key()["KeyMetadata"]["Arn"]
     theirs.create_alias(AliasName="alias/theirs", TargetKeyId=arn)
     assert f":{OTHER_ACCOUNT}:" in arn

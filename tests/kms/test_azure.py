@@ -411,7 +411,7 @@ class TestFaults:
         from azure.core.rest import HttpRequest
 
         client = AzureKms({"azure.keyvault.url": "https://127.0.0.1:1", "kms.azure.token": TOKEN})
-        policy = client._connection.get().client._client._config.retry_policy
+        policy = client._connection.get()[0]._client._config.retry_policy
 
         class Throttled:
             headers = {"Retry-After": "3600"}  # noqa: RUF012

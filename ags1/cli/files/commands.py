@@ -15,7 +15,7 @@ import click
 from ..console import BinaryOutput, Output, print_line
 from ..exits import Command
 from ..kms.options import KmsOptions, kms, new_key, trusted_keys
-from ..options import PATH, force, grouped, json_output, no_fsync, output, size
+from ..options import PATH, Paths, flag, force, grouped, json_output, no_fsync, output, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,16 +87,15 @@ _output = click.option(
 )
 @_threads
 @force
-@click.option(
+@flag(
     "--skip-existing",
-    is_flag=True,
     help="Skip files whose output and sidecar exist. Their content is not checked.",
 )
-@click.option("--again", is_flag=True, help="Also encrypt files that are encrypted already.")
+@flag("--again", help="Also encrypt files that are encrypted already.")
 @no_fsync
 @output
 def encrypt(
-    sources: tuple[str, ...],
+    sources: Paths,
     output: str | None,
     key: str | None,
     kms: KmsOptions,
@@ -146,15 +145,16 @@ def encrypt(
     if force and skip_existing:
         raise click.UsageError("--force and --skip-existing exclude each other: give one of them")
     plan = plan_encryption(sources, output, sidecar, again=again, skip_existing=skip_existing)
-    _refuse_terminal(plan)
+    if any(job.target == "-" for job in plan.jobs) and sys.stdout and sys.stdout.isatty():
+        said = "encrypted data is not written to a terminal: give -o FILE, or use a pipe"
+        raise click.UsageError(said)
     keychain, master_key_id = sealing_keychain(kms, key)
     if plan.jobs:
         keychain.prepare()
 
     def work(job: Job, report: Report) -> None:
-        how = Sealing(
-            block_size, threads, not no_fsync, force, report.progress, takes_orphans=skip_existing
-        )
+        durable = not no_fsync
+        how = Sealing(block_size, threads, durable, force, report.progress, skip_existing)
         try:
             km, sealed = seal(job, keychain, how)
         except FileExistsError as error:
@@ -187,12 +187,7 @@ def encrypt(
 @no_fsync
 @output
 def decrypt(
-    sources: tuple[str, ...],
-    output: str | None,
-    given: _Given,
-    force: bool,
-    no_fsync: bool,
-    out: Output,
+    sources: Paths, output: str | None, given: _Given, force: bool, no_fsync: bool, out: Output
 ) -> int:
     """Decrypt files that 'ags1 encrypt' made.
 
@@ -249,12 +244,7 @@ def decrypt(
     help="Print this many bytes instead of all to the end.",
 )
 @_opening
-def cat(
-    sources: tuple[str, ...],
-    offset: int,
-    length: int | None,
-    given: _Given,
-) -> int:
+def cat(sources: Paths, offset: int, length: int | None, given: _Given) -> int:
     """Decrypt files to standard output, one after the other.
 
     With --offset and --length (one file only), only the blocks that hold the range are read and
@@ -275,7 +265,7 @@ def cat(
     stdout = BinaryOutput()
 
     def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
-        copy_out(job, km, how, stdout, offset=offset, length=length)
+        copy_out(job, km, how, stdout.write, offset=offset, length=length)
         stdout.flush()
 
     return _for_each_opened(plan, given, work, Output(quiet=True))
@@ -285,11 +275,7 @@ def cat(
 @_sources
 @_opening
 @output
-def verify(
-    sources: tuple[str, ...],
-    given: _Given,
-    out: Output,
-) -> int:
+def verify(sources: Paths, given: _Given, out: Output) -> int:
     """Check every block of encrypted files; write nothing.
 
     If a file verifies, it is complete and is what was encrypted under the key in its sidecar. If
@@ -329,10 +315,10 @@ def verify(
 
 @click.command(cls=Command)
 @_sources
-@click.option("--blocks", is_flag=True, help="List every block: offset, size and nonce.")
+@flag("--blocks", help="List every block: offset, size and nonce.")
 @_sidecar
 @json_output
-def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, out: Output) -> int:
+def inspect(sources: Paths, blocks: bool, sidecar: str | None, out: Output) -> int:
     """Show what can be read from encrypted files without a key.
 
     These are the file's header, its sizes and its blocks. From the sidecar come the ids of the
@@ -357,11 +343,8 @@ def inspect(sources: tuple[str, ...], blocks: bool, sidecar: str | None, out: Ou
             if blocks:
                 result["block_list"] = list(blocks_of(job, result))
         else:
-            if "keys" in result:
-                result["keys"] = [
-                    {name: text and shortened(text) for name, text in key.items()}
-                    for key in result["keys"]
-                ]
+            for key in result.get("keys", ()):
+                key.update({name: text and shortened(text) for name, text in key.items()})
             for line in as_text(result).splitlines():
                 report.succeeded({}, line)
             if blocks:
@@ -396,18 +379,10 @@ def _for_each_opened(
     return for_each(plan, opened, out)
 
 
-def _refuse_json_beside_data(out: Output, sources: tuple[str, ...], output: str | None) -> None:
+def _refuse_json_beside_data(out: Output, sources: Paths, output: str | None) -> None:
     if out.as_json and (output == "-" or (output is None and "-" in sources)):
-        raise click.UsageError(
-            "--json and the data cannot both go to standard output: give -o FILE"
-        )
-
-
-def _refuse_terminal(plan: Plan) -> None:
-    if any(job.target == "-" for job in plan.jobs) and sys.stdout and sys.stdout.isatty():
-        raise click.UsageError(
-            "encrypted data is not written to a terminal: give -o FILE, or use a pipe"
-        )
+        said = "--json and the data cannot both go to standard output: give -o FILE"
+        raise click.UsageError(said)
 
 
 COMMANDS = (encrypt, decrypt, cat, verify, inspect)

@@ -18,10 +18,8 @@ from .sources import Job
 
 
 def inspect(job: Job) -> dict[str, Any]:
-    """Return what the file and its sidecar show. Raises FormatError, TruncatedError or OSError.
-
-    If the sidecar cannot be read, ``sidecar_error`` has the reason.
-    """
+    """Return what the file and its sidecar show. Raises FormatError, TruncatedError or OSError. If
+    the sidecar cannot be read, ``sidecar_error`` has the reason."""
     if job.is_pipe:
         raise OSError(errno.ESPIPE, "Not a regular file", job.source)
     with open(job.source, "rb") as file:

@@ -53,7 +53,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from ... import layout, private_file
 from ...atomic import publish, temporary_path
@@ -74,11 +74,9 @@ _CHUNK_SIZE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """How to encrypt. ``threads`` is None for one thread per CPU that we may use.
-
-    With ``takes_orphans``, the new file's key is added to a sidecar that has no file. It excludes
-    ``overwrite``.
-    """
+    """How to encrypt. ``threads`` is None for one thread per CPU that we may use. With
+    ``takes_orphans``, the new file's key is added to a sidecar that has no file. It excludes
+    ``overwrite``."""
 
     block_size: int
     threads: int | None
@@ -88,8 +86,7 @@ class Sealing:
     takes_orphans: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Present:
+class _Present(NamedTuple):
     """The file that is there under a sidecar's name. ``sidecar`` is None if it is damaged."""
 
     data: bytes
@@ -151,14 +148,9 @@ def _encrypt_to_output(job: Job, keychain: Keychain, how: Sealing) -> tuple[KeyM
         raise _exists(job.sidecar)
     old = _present(job.sidecar)
     km = KeyMetadata.generate(FILE_KEY_SIZE)
+    threads = how.threads or usable_cpus()
     with _pipe_source(job) as chunks:
-        writer = open_stream(
-            BinaryOutput(),
-            "wb",
-            km,
-            block_size=how.block_size,
-            threads=how.threads or usable_cpus(),
-        )
+        writer = open_stream(BinaryOutput(), "wb", km, block_size=how.block_size, threads=threads)
         # If anything fails, leaving the context makes the stream unreadable.
         with writer:
             held_back = b""
@@ -200,17 +192,13 @@ def _pipe_source(job: Job) -> Iterator[Iterator[bytes]]:
         else:
             file = stack.enter_context(open(job.source, "rb", buffering=0))
 
-        def chunks() -> Iterator[bytes]:
-            while True:
-                try:
-                    chunk = file.read(_CHUNK_SIZE)
-                except OSError as error:
-                    raise OSError(error.errno, error.strerror, job.source_name) from None
-                if not chunk:
-                    return
-                yield chunk
+        def read() -> bytes:
+            try:
+                return file.read(_CHUNK_SIZE)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, job.source_name) from None
 
-        yield chunks()
+        yield iter(read, b"")
 
 
 def _publish_pair(
@@ -248,11 +236,9 @@ def _with_keys_of(old: _Present, sidecar: Sidecar, path: str) -> Sidecar:
 @contextlib.contextmanager
 def _orphan(path: str) -> Iterator[_Present | None]:
     """Lock a sidecar without a file, so that one run at a time replaces it; None if there is none.
-
     If another run publishes its file meanwhile, our own cannot get the name, and the sidecar keeps
     the other's key. Raises FileExistsError if this is no sidecar, or another run replaced it;
-    OSError.
-    """
+    OSError."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -333,11 +319,8 @@ def _check_targets(job: Job, *, overwrite: bool, takes_orphans: bool) -> None:
         if path == job.sidecar:
             _present(path)
         if not job.is_pipe and os.path.samefile(job.source, path):
-            raise OSError(
-                errno.EINVAL,
-                f"{job.source} and this are the same file: give another -o",
-                path,
-            )
+            said = f"{job.source} and this are the same file: give another -o"
+            raise OSError(errno.EINVAL, said, path)
 
 
 @contextlib.contextmanager

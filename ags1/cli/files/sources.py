@@ -84,11 +84,9 @@ def plan_encryption(
     again: bool = False,
     skip_existing: bool = False,
 ) -> Plan:
-    """Plan to encrypt ``sources`` to ``FILE.ags1``, or to or into ``output``.
-
-    If a source is encrypted already, that is a problem unless ``again`` is true. With
-    ``skip_existing``, it counts as done, and so does a source whose target and sidecar exist.
-    """
+    """Plan to encrypt ``sources`` to ``FILE.ags1``, or to or into ``output``. If a source is
+    encrypted already, that is a problem unless ``again`` is true. With ``skip_existing``, it counts
+    as done, and so does a source whose target and sidecar exist."""
     if output is None and sources == (STREAM,):
         output = STREAM
     if output == STREAM and sidecar is None:
@@ -180,10 +178,8 @@ def refuse_other_files(path: str) -> None:
 
 
 def make_folder(folder: str, source_folder: str) -> None:
-    """Make a target's missing folders, with the modes that the source's folders have.
-
-    Otherwise, others could read the copy of a private folder.
-    """
+    """Make a target's missing folders, with the modes that the source's folders have. Otherwise,
+    others could read the copy of a private folder."""
     if os.path.isdir(folder or "."):
         return
     make_folder(os.path.dirname(folder), os.path.dirname(source_folder))

@@ -24,8 +24,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 from ...atomic import AtomicFile
 from ...bulk import decrypt_file, verify_file
@@ -40,53 +39,18 @@ from .sources import STREAM, Job, refuse_other_files
 
 _CHUNK_SIZE = 1 << 20
 
-Progress = Callable[[int, int], None]
 
-
-class Sink(Protocol):
-    """Takes plaintext."""
-
-    def write(self, data: memoryview, /) -> object: ...
-
-
-class Nowhere:
-    """Takes plaintext and drops it: a pipe is only verified."""
-
-    def write(self, data: memoryview, /) -> int:
-        return len(data)
-
-
-@dataclass(frozen=True, slots=True)
-class _Descriptor:
-    """Writes to an open file; its errors have the file's name."""
-
-    fd: int
-    name: str
-
-    def write(self, data: memoryview, /) -> int:
-        done = 0
-        try:
-            while done < len(data):
-                done += os.write(self.fd, data[done:])
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, self.name) from None
-        return done
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """How to read an encrypted file. ``threads`` is None for one thread per CPU that we may use."""
 
     threads: int | None
     max_block_size: int
-    progress: Progress
+    progress: Callable[[int, int], None]
 
 
 def key_metadata(job: Job, keychain: Keychain) -> KeyMetadata:
-    """Return the key metadata of a job's file from its sidecar.
-
-    Raises KeyMetadataError, KmsError; of a file without sidecar that is no AGS1 file, FormatError.
-    """
+    """Return the key metadata of a job's file from its sidecar. Raises KeyMetadataError, KmsError;
+    of a file without sidecar that is no AGS1 file, FormatError."""
     if job.is_pipe:
         return keychain.open(job.sidecar, None)
     if not os.path.lexists(job.sidecar):
@@ -96,69 +60,63 @@ def key_metadata(job: Job, keychain: Keychain) -> KeyMetadata:
 
 def decrypt(job: Job, km: KeyMetadata, how: Reading, *, durable: bool, overwrite: bool) -> int:
     """Write the plaintext to the job's target; return its size in bytes."""
-    assert job.target is not None
-    if job.target == STREAM:
+    target = job.target
+    assert target is not None
+    if target == STREAM:
         output = BinaryOutput()
-        size = copy_out(job, km, how, output)
+        size = copy_out(job, km, how, output.write)
         output.flush()
         return size
     if job.is_pipe:
-        with AtomicFile(job.target, overwrite=overwrite, durable=durable) as out:
-            return copy_out(job, km, how, _Descriptor(out.fd, job.target))
+        with AtomicFile(target, overwrite=overwrite, durable=durable) as out:
+            return copy_out(job, km, how, lambda data: _write(out.fd, target, data))
     return decrypt_file(
-        job.source,
-        job.target,
-        km,
-        threads=how.threads,
-        max_block_size=how.max_block_size,
-        durable=durable,
-        overwrite=overwrite,
-        progress=how.progress,
+        job.source, target, km, **how._asdict(), durable=durable, overwrite=overwrite
     )
+
+
+def _write(fd: int, name: str, data: memoryview) -> None:
+    """Write to an open file; errors have the file's name."""
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, name) from None
 
 
 def verify(job: Job, km: KeyMetadata, how: Reading) -> int:
     """Verify all of a file, write nothing; return the plaintext's size in bytes."""
     if job.is_pipe:
-        return copy_out(job, km, how, Nowhere())
-    return verify_file(
-        job.source,
-        km,
-        threads=how.threads,
-        max_block_size=how.max_block_size,
-        progress=how.progress,
-    )
+        return copy_out(job, km, how, len)  # the plaintext is dropped
+    return verify_file(job.source, km, **how._asdict())
 
 
 def copy_out(
     job: Job,
     km: KeyMetadata,
     how: Reading,
-    sink: Sink,
+    write: Callable[[memoryview], object],
     *,
     offset: int = 0,
     length: int | None = None,
 ) -> int:
-    """Write ``length`` bytes of the plaintext from ``offset`` on (None: to its end) to ``sink``.
-
-    Returns how many there were. Only the blocks that hold them are read, unless from a pipe.
-    """
+    """Hand ``length`` bytes of the plaintext from ``offset`` on (None: to its end) to ``write``.
+    Returns how many there were. Only the blocks that hold them are read, unless from a pipe."""
     source = binary_input() if job.source == STREAM else job.source
     # Reading ahead pays when the whole file is wanted.
     threads = (how.threads or usable_cpus()) if length is None else 1
     chunk = memoryview(bytearray(_CHUNK_SIZE))
     size = 0
+    blocks = how.max_block_size
     with _named_input(job):
-        with open_stream(
-            source, "rb", km, threads=threads, max_block_size=how.max_block_size
-        ) as reader:
+        with open_stream(source, "rb", km, threads=threads, max_block_size=blocks) as reader:
             _go_to(reader, offset, chunk)
             while length is None or size < length:
                 wanted = chunk if length is None else chunk[: length - size]
                 got = reader.readinto(wanted)
                 if not got:
                     break
-                sink.write(wanted[:got])
+                write(wanted[:got])
                 size += got
                 how.progress(size, 0)
     return size
@@ -168,10 +126,7 @@ def _go_to(reader: Reader, offset: int, scratch: memoryview) -> None:
     if reader.seekable():
         reader.seek(offset)
         return
-    while offset:
-        got = reader.readinto(scratch[:offset])
-        if not got:
-            break
+    while offset and (got := reader.readinto(scratch[:offset])):
         offset -= got
 
 

@@ -18,12 +18,9 @@ from ...kms import KmsClient
 
 @dataclass(frozen=True, slots=True)
 class Rewrapping:
-    """How to wrap KEKs again.
-
-    ``master_key_id`` is the master key to wrap under, None for the newest version of a KEK's own.
-    ``other_kms`` is the KMS that has it, None for the keychain's. ``wrapped`` remembers the KEKs
-    that this KMS has unwrapped.
-    """
+    """How to wrap KEKs again. ``master_key_id`` is the master key to wrap under, None for the
+    newest version of a KEK's own. ``other_kms`` is the KMS that has it, None for the keychain's.
+    ``wrapped`` remembers the KEKs that this KMS has unwrapped."""
 
     keychain: Keychain
     master_key_id: str | None
@@ -34,10 +31,8 @@ class Rewrapping:
 
 
 def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
-    """Change a sidecar; return what was done. A dry run does all but the writing.
-
-    Raises KeyMetadataError, KmsError, OSError.
-    """
+    """Change a sidecar; return what was done. A dry run does all but the writing. Raises
+    KeyMetadataError, KmsError, OSError."""
     before = find_sidecar(sidecar_file)
     master_key_ids = sorted({str(entry.encrypted_by_id) for entry in before.kek_entries})
     if not master_key_ids:

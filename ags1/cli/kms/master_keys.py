@@ -28,10 +28,8 @@ from .plugins import failures_of, guarded
 
 
 def settings_of(options: KmsOptions) -> Settings:
-    """Return the settings of a run. Raises click.UsageError, KmsError.
-
-    Warns on standard error, once a run, of environment variables that mean nothing.
-    """
+    """Return the settings of a run. Raises click.UsageError, KmsError. Warns on standard error,
+    once a run, of environment variables that mean nothing."""
     context = click.get_current_context(silent=True)
     warned = set() if context is None else context.meta.setdefault(__name__, set())
     for variable, near in settings.unknown_variables(os.environ).items():
@@ -71,9 +69,7 @@ def from_options(
 
 def target_of(target: Target) -> Settings | None:
     """Return the settings of the KMS to wrap keys with, None for the KMS that they are wrapped by.
-
-    Raises click.UsageError for an option without another one that it needs, KmsError.
-    """
+    Raises click.UsageError for an option without another one that it needs, KmsError."""
     if target.to_key == "":  # a shell's variable that is not set
         raise click.UsageError("--to-key is empty: name a master key")
     kms = target.kms
@@ -122,10 +118,8 @@ def has_passphrase(chosen: Settings) -> bool:
 
 
 def ask_passphrase(keyring: str | None, *, new: bool = False) -> bytes:
-    """Ask for a keyring's passphrase on the terminal; twice for a new one.
-
-    Raises KmsAccessDeniedError when there is no terminal, click.Abort when nobody answers.
-    """
+    """Ask for a keyring's passphrase on the terminal; twice for a new one. Raises
+    KmsAccessDeniedError when there is no terminal, click.Abort when nobody answers."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -183,21 +177,17 @@ def sealing_keychain(options: KmsOptions, key: str | None) -> tuple[Keychain, st
 
 
 def opening_keychain(options: KmsOptions, keys: tuple[str, ...]) -> Keychain:
-    """Return the keychain to decrypt with. If ``keys`` are given, it accepts only these.
-
-    Raises click.UsageError when they have to be named, KmsError.
-    """
+    """Return the keychain to decrypt with. If ``keys`` are given, it accepts only these. Raises
+    click.UsageError when they have to be named, KmsError."""
     chosen = settings_of(options)
     kms = connect(chosen)
     return Keychain(kms, "", trusted_key_ids=trusted_keys(chosen, kms, keys))
 
 
 def trusted_keys(chosen: Settings, kms: KmsClient, keys: tuple[str, ...]) -> frozenset[str] | None:
-    """Return the master keys that sidecars may name; None is all that the KMS has.
-
-    Some KMSs accept the key ids of other users. With them, whoever can write a sidecar could have
-    us accept another file under another user's key. Raises click.UsageError if no key is named.
-    """
+    """Return the master keys that sidecars may name; None is all that the KMS has. Some KMSs accept
+    the key ids of other users. With them, whoever can write a sidecar could have us accept another
+    file under another user's key. Raises click.UsageError if no key is named."""
     if keys:
         return frozenset(keys)
     if not accepts_foreign_keys(kms):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from ..options import PATH, Pair, grouped
+from ..options import PATH, Pair, flag, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,8 @@ keyring = click.option(
     help="The keyring with the master keys.  [default: $AGS1_KEYRING, or ags1/keyring.json in "
     "$XDG_CONFIG_HOME or ~/.config]",
 )
-new_passphrase = click.option(
+new_passphrase = flag(
     "--passphrase",
-    is_flag=True,
     help="Protect the new keyring by a passphrase: the one in the settings "
     "(kms.local.passphrase-file), or one that you type twice.",
 )

@@ -222,12 +222,7 @@ def decrypt(
 @_reading
 @master
 @output
-def verify(
-    sources: tuple[str, ...],
-    reading: _Reading,
-    master: str | None,
-    out: Output,
-) -> int:
+def verify(sources: tuple[str, ...], reading: _Reading, master: str | None, out: Output) -> int:
     """Check every block of the files in a ledger; write nothing.
 
     Without SOURCE, all files of the ledger are checked.
@@ -253,11 +248,7 @@ def verify(
 @no_fsync
 @output
 def rewrap(
-    reading: _Reading,
-    target: Target,
-    master: str | None,
-    no_fsync: bool,
-    out: Output,
+    reading: _Reading, target: Target, master: str | None, no_fsync: bool, out: Output
 ) -> int:
     """Wrap the keys in a ledger again. The encrypted files do not change.
 
@@ -280,11 +271,7 @@ def rewrap(
         from ...spark.jobs import rewrap_ledger
 
         return rewrap_ledger(
-            session,
-            to_key_id=target.to_key,
-            to_kms=to_kms,
-            durable=not no_fsync,
-            **opening,
+            session, to_key_id=target.to_key, to_kms=to_kms, durable=not no_fsync, **opening
         )
 
     return _run(work, master, out)

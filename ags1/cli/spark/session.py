@@ -81,10 +81,8 @@ def session(master: str | None) -> Iterator[Any]:
 
 
 def _undisturbed(start: Callable[[], Any]) -> Any:
-    """Return the session that ``start`` starts. A first Ctrl-C takes effect when it has started.
-
-    If the start of a JVM is interrupted, PySpark forgets the JVM, which then never ends.
-    """
+    """Return the session that ``start`` starts. A first Ctrl-C takes effect when it has started. If
+    the start of a JVM is interrupted, PySpark forgets the JVM, which then never ends."""
     if threading.current_thread() is not threading.main_thread():
         return start()
     interrupted = False

@@ -15,11 +15,8 @@ if TYPE_CHECKING:
 
 
 class ChangedCatalog(NamedCatalog):
-    """The catalog of a table that is to be changed.
-
-    ``trusted_key_ids`` are the master keys that its configuration names. Raises as
-    ``NamedCatalog``.
-    """
+    """The catalog of a table that is to be changed. ``trusted_key_ids`` are the master keys that
+    its configuration names. Raises as ``NamedCatalog``."""
 
     def __init__(self, options: TableOptions, *, keys: bool = True) -> None:
         if options.catalog is None:

@@ -56,10 +56,7 @@ _new_table = grouped(
         "--schema", "schema_file", type=PATH, metavar="FILE", help="A schema in Iceberg's JSON."
     ),
     click.option(
-        "--like",
-        type=PATH,
-        metavar="FILE",
-        help="A file of rows. The table gets its columns.",
+        "--like", type=PATH, metavar="FILE", help="A file of rows. The table gets its columns."
     ),
     click.option(
         "--column",

@@ -49,11 +49,9 @@ _ARROW_FILE = b"ARROW1"
 
 class Input:
     """A file of rows; ``-`` is standard input, Arrow's stream unless ``format_`` says otherwise.
-
     ``schema`` is Arrow's, of the batches; ``done_size`` is how many bytes of ``size`` are read,
     about. ``table_schema`` has the types of columns in text; without it, Arrow guesses them. Raises
-    ValueError for a name that does not tell the format.
-    """
+    ValueError for a name that does not tell the format."""
 
     def __init__(self, name: str, format_: str | None, table_schema: Schema | None) -> None:
         self.name = STDIN if name == "-" else name
@@ -232,11 +230,9 @@ _FORMATS: dict[str, Callable[[Input, _Counted], _Opened]] = {
 
 class Inputs:
     """Several files of rows as a few streams, one for each set of columns that they have.
-
     ``groups`` are the schema and the files of each. ``size`` is that of all files in bytes, None
     where it cannot be known. ``rows`` counts those that were read. A context manager; entering it
-    raises as ``Input.batches``.
-    """
+    raises as ``Input.batches``."""
 
     def __init__(self, names: Sequence[str], format_: str | None, table_schema: Schema) -> None:
         self._required = {field.name for field in table_schema.fields if field.required}

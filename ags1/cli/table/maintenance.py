@@ -95,13 +95,7 @@ def migrate(where: TableOptions, threads: int | None, asked: MigrationOptions, o
 @target
 @options.dry_run("Do everything, but commit nothing.")
 @output
-def rotate(
-    where: TableOptions,
-    rewrap: bool,
-    target: Target,
-    dry_run: bool,
-    out: Output,
-) -> None:
+def rotate(where: TableOptions, rewrap: bool, target: Target, dry_run: bool, out: Output) -> None:
     """Replace or rewrap the keys that wrap a table's keys. Files and snapshots do not change.
 
     Without options, a new key encryption key (KEK) replaces all others. With --rewrap, --to-key or

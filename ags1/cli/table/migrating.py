@@ -62,11 +62,8 @@ def migrate_and_report(
     migrate: Callable[..., MigrationResult],
     out: Output,
 ) -> None:
-    """Have a table encrypted and print what was done.
-
-    ``migrate`` gets the catalog, the table's name, the master key and, by name, the arguments that
-    all migrations take.
-    """
+    """Have a table encrypted and print what was done. ``migrate`` gets the catalog, the table's
+    name, the master key and, by name, the arguments that all migrations take."""
     opened = ChangedCatalog(where)
     if asked.delete_plaintext and not asked.dry_run:
         question = f"Delete the unencrypted files of {opened.identifier} once it is encrypted?"

@@ -57,10 +57,8 @@ def open_table(
     options: TableOptions, note: Note, *, keys: bool = True, require_encrypted: bool = False
 ) -> Table:
     """Open the table; an encrypted one with the KMS of the settings, unless ``keys`` is False.
-
     ``note`` is called with the choice of a metadata file. Raises click.UsageError, Ags1Error,
-    OSError.
-    """
+    OSError."""
     if options.catalog is not None:
         named = NamedCatalog(options, keys=keys)
         return named.catalog.load_table(
@@ -74,11 +72,9 @@ def open_table(
 
 
 class NamedCatalog:
-    """The catalog that the options name, and the ``identifier`` of the table in it.
-
-    ``setting`` is the master key that the settings name; None if the catalog has a KMS of its own.
-    ``keys`` is False for a command that needs no keys. Raises click.UsageError, Ags1Error, OSError.
-    """
+    """The catalog that the options name, and the ``identifier`` of the table in it. ``setting`` is
+    the master key that the settings name; None if the catalog has a KMS of its own. ``keys`` is
+    False for a command that needs no keys. Raises click.UsageError, Ags1Error, OSError."""
 
     def __init__(self, options: TableOptions, *, keys: bool) -> None:
         from pyiceberg.catalog import load_catalog as load_plain_catalog
@@ -189,10 +185,8 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
 
 def newest_metadata(io: FileIO, folder: str) -> str:
     """Return the location of the newest metadata file of the table in ``folder``: the one that
-    ``version-hint.text`` names, or else the one with the highest number.
-
-    Raises FileNotFoundError, and MetadataIntegrityError when two have that number.
-    """
+    ``version-hint.text`` names, or else the one with the highest number. Raises FileNotFoundError,
+    and MetadataIntegrityError when two have that number."""
     from ...iceberg.storage.listing import list_files
 
     files = list_files(io, f"{folder}/metadata")

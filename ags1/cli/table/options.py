@@ -140,10 +140,8 @@ _EXPECTED_KEY = click.option(
 
 
 def changing(*, key: Decorator = _EXPECTED_KEY, mapped: bool = True) -> Decorator:
-    """Return what adds the options that say which table of which catalog is changed.
-
-    ``key`` is the option for ``key_id``. Only a table that exists can be ``mapped``.
-    """
+    """Return what adds the options that say which table of which catalog is changed. ``key`` is the
+    option for ``key_id``. Only a table that exists can be ``mapped``."""
     name = click.argument("table", metavar="NAME")
     map_ = (_MAP,) if mapped else ()
     return _naming(_CHANGING_HELP, name, _CATALOG, kms_options, key, *map_, _IO_PROPERTY)

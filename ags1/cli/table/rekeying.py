@@ -51,10 +51,8 @@ asking = grouped(
 def rekey_and_report(
     where: TableOptions, asked: RekeyingOptions, rekey: Callable[..., Rekeyed], out: Output
 ) -> None:
-    """Have files rewritten under fresh keys and print what was done.
-
-    ``rekey`` gets the table, the filter and, by name, the arguments that all rekeyings take.
-    """
+    """Have files rewritten under fresh keys and print what was done. ``rekey`` gets the table, the
+    filter and, by name, the arguments that all rekeyings take."""
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
     files = parsed_filter(

@@ -67,10 +67,8 @@ def verify_and_report(
     verify: Callable[..., TableVerification],
     out: Output,
 ) -> int:
-    """Open a table, have it verified and print the findings; return the exit code.
-
-    ``verify`` gets the table and, by name, the arguments that all verifications take.
-    """
+    """Open a table, have it verified and print the findings; return the exit code. ``verify`` gets
+    the table and, by name, the arguments that all verifications take."""
     from ...iceberg import EncryptedTable
     from ...iceberg.operations.verify import estimated_size
 

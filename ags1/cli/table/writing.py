@@ -57,13 +57,7 @@ _rows = grouped(
 @options.branch
 @options.dry_run("Read all rows and check that they fit the table, but write nothing.")
 @output
-def append(
-    where: TableOptions,
-    rows: Rows,
-    branch: str,
-    dry_run: bool,
-    out: Output,
-) -> None:
+def append(where: TableOptions, rows: Rows, branch: str, dry_run: bool, out: Output) -> None:
     """Append the rows of files, all in one commit.
 
     Files are Parquet, Arrow (IPC files and streams; Feather), CSV with a header, JSON lines or
@@ -124,12 +118,7 @@ def overwrite(
 @yes
 @output
 def delete(
-    where: TableOptions,
-    row_filter: str,
-    branch: str,
-    dry_run: bool,
-    yes: bool,
-    out: Output,
+    where: TableOptions, row_filter: str, branch: str, dry_run: bool, yes: bool, out: Output
 ) -> None:
     """Delete the rows for which FILTER, in PyIceberg's syntax, is true.
 

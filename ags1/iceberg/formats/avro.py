@@ -14,9 +14,10 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from queue import Full, Queue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -26,9 +27,6 @@ from ags1.errors import Ags1Error, FormatError, TruncatedError
 
 from .avro_container import MAX_BLOCK_SIZE, Container, Pread, parse_schema
 from .avro_projection import Projection
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["AvroFile", "plan_splits", "read_avro"]
 
@@ -55,39 +53,13 @@ class SeekableReader(Protocol):
     def tell(self) -> int: ...
 
 
-def read_avro(
-    source: SeekableReader,
-    schema: Schema,
-    *,
-    split: tuple[int, int] | None = None,
-    batch_size: int = DEFAULT_BATCH_ROWS,
-    name_mapping: NameMapping | None = None,
-    missing_values: Mapping[int, Any] | None = None,
-    record_count: int | None = None,
-    threads: int = 1,
-) -> Iterator[pa.RecordBatch]:
+def read_avro(source: SeekableReader, schema: Schema, **options: Any) -> Iterator[pa.RecordBatch]:
     """Yield the rows of an Avro data file, in their order, as rows of ``schema``.
 
-    The batches' schema is what PyIceberg's ``schema_to_pyarrow`` makes of ``schema``. ``split`` is
-    an offset and a length in bytes. Adjoining splits have each row once. ``batch_size`` is in rows;
-    batches of wide rows have fewer. ``missing_values`` has the values of fields that the file
-    lacks, by field id. If ``record_count`` is given and ``split`` is not, the file must have that
-    number of rows. Several ``threads`` are faster only if the source has ``pread``.
-
-    Raises FormatError if the file is not an Avro file or cannot be read as ``schema``,
-    TruncatedError if it ends too early, and what the source raises.
+    ``options`` are those of ``AvroFile.read``. Raises FormatError if the file is not an Avro file,
+    and what ``AvroFile.read`` raises.
     """
-    file = AvroFile(source)
-    for _, batch in file.read(
-        schema,
-        split=split,
-        batch_size=batch_size,
-        name_mapping=name_mapping,
-        missing_values=missing_values,
-        record_count=record_count,
-        threads=threads,
-        positions=False,
-    ):
+    for _, batch in AvroFile(source).read(schema, positions=False, **options):
         yield batch
 
 
@@ -124,11 +96,20 @@ class AvroFile:
         threads: int = 1,
         positions: bool = True,
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield batches as ``read_avro`` does, each with the position of its first row in the file.
+        """Yield the rows, in their order, as batches in ``schema``, each with the position of its
+        first row in the file.
 
-        The positions in a split need the number of rows before it, so the headers of all earlier
-        blocks are read. If ``positions`` is false, they are not read, and positions count from the
-        split's first row.
+        The batches' schema is what PyIceberg's ``schema_to_pyarrow`` makes of ``schema``. ``split``
+        is an offset and a length in bytes. Adjoining splits have each row once. ``batch_size`` is
+        in rows; batches of wide rows have fewer. ``missing_values`` has the values of fields that
+        the file lacks, by field id. If ``record_count`` is given and ``split`` is not, the file
+        must have that number of rows. Several ``threads`` are faster only if the source has
+        ``pread``. The positions in a split need the number of rows before it, so the headers of all
+        earlier blocks are read. If ``positions`` is false, they are not read, and positions count
+        from the split's first row.
+
+        Raises FormatError if the file cannot be read as ``schema``, TruncatedError if it ends too
+        early, and what the source raises.
         """
         if batch_size < 1 or threads < 1:
             raise ValueError("batch_size and threads must be at least 1")
@@ -182,11 +163,7 @@ class AvroFile:
             yield projection.batch(decoder, held)
 
     def _read_ahead(
-        self,
-        projection: Projection,
-        ranges: list[tuple[int, int]],
-        batch_size: int,
-        threads: int,
+        self, projection: Projection, ranges: list[tuple[int, int]], batch_size: int, threads: int
     ) -> Iterator[pa.RecordBatch]:
         """Have threads read the ranges, a few of them ahead; yield their batches in order."""
         stopping = threading.Event()
@@ -222,22 +199,14 @@ class AvroFile:
             stopping.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _named(self) -> _Named:
-        return _Named(self._name)
-
-
-class _Named:
-    """Puts the name of the file into our errors."""
-
-    def __init__(self, name: str | None) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Ags1Error) and error.file is None:
-            error.file = self._name
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Put the name of the file into our errors."""
+        try:
+            yield
+        except Ags1Error as error:
+            error.file = error.file or self._name
+            raise
 
 
 _Queue = Queue["pa.RecordBatch | BaseException | None"]

@@ -84,9 +84,8 @@ class Container:
     def _stored_blocks(
         self, window: _Window, offset: int, end: int, *, contents: bool = True
     ) -> Iterator[tuple[int, memoryview]]:
-        """Yield the number of rows and the contents of each block from ``offset`` on, as long as
-        the sync marker before the block begins before ``end``. The contents are empty if
-        ``contents`` is false."""
+        """Yield the number of rows and the contents (empty unless ``contents``) of each block from
+        ``offset`` on, as long as the sync marker before the block begins before ``end``."""
         while offset < self._size and offset - SYNC_SIZE < end:
             head = window.take(offset, min(2 * MAX_LONG_SIZE, self._size - offset))
             decoder = CheckedDecoder(bytes(head))
@@ -134,13 +133,10 @@ class _Window:
             data = self._pread(end, wanted)
             if len(data) < wanted:
                 raise TruncatedError(f"the file ends at byte {end + len(data)}, before its size")
+            self._begin, self._view = end, memoryview(data)
             if len(rest):
                 # Only the block that spans two chunks is copied.
-                across = offset + size - end
-                joined = memoryview(b"".join((rest, data[:across])))
-                self._begin, self._view = end, memoryview(data)
-                return joined
-            self._begin, self._view = end, memoryview(data)
+                return memoryview(b"".join((rest, data[: offset + size - end])))
         begin = offset - self._begin
         return self._view[begin : begin + size]
 
@@ -174,9 +170,8 @@ def _read_header(pread: Pread, file_size: int) -> tuple[dict[str, bytes], bytes,
             if size >= file_size:
                 raise TruncatedError("the file ends within its header") from None
             if size >= MAX_HEADER_SIZE:
-                raise FormatError(
-                    f"the file's header has more than {MAX_HEADER_SIZE} bytes"
-                ) from None
+                limit = MAX_HEADER_SIZE
+                raise FormatError(f"the file's header has more than {limit} bytes") from None
         size *= 8
 
 
@@ -204,14 +199,13 @@ def _value(decoder: CheckedDecoder) -> bytes:
     return decoder.read(size)
 
 
-def parse_schema(metadata: Mapping[str, bytes]) -> object:
+def parse_schema(metadata: Mapping[str, bytes]) -> Any:
     try:
-        schema: object = json.loads(metadata["avro.schema"])
+        return json.loads(metadata["avro.schema"])
     except KeyError:
         raise FormatError("the file's header has no schema") from None
     except (ValueError, RecursionError):
         raise FormatError("the file's schema is not JSON") from None
-    return schema
 
 
 def _codec_name(metadata: Mapping[str, bytes]) -> str:
@@ -238,18 +232,23 @@ def _plain(data: memoryview, limit: int) -> Buffer:
     return data
 
 
-def _inflate(data: memoryview, limit: int) -> Buffer:
-    stream = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
-    try:
-        text = stream.decompress(data, limit + 1)
-    except zlib.error:
-        raise _damaged("deflate") from None
-    if len(text) > limit:
-        raise _too_large(limit)
-    # Old versions of Avro's Python library write zlib's checksum after the data.
-    if not stream.eof or len(stream.unused_data) > 4:
-        raise _damaged("deflate")
-    return text
+def _of_stream(codec: str, new: Callable[[], Any], most_after: int = 0) -> _Decompress:
+    """Return the function that decompresses a block with a new stream of Python's library.
+    ``most_after`` is how many bytes may follow the data."""
+
+    def decompress(data: memoryview, limit: int) -> Buffer:
+        stream = new()
+        try:
+            text: bytes = stream.decompress(data, limit + 1)
+        except (OSError, ValueError, lzma.LZMAError, zlib.error):
+            raise _damaged(codec) from None
+        if len(text) > limit:
+            raise _too_large(limit)
+        if not stream.eof or len(stream.unused_data) > most_after:
+            raise _damaged(codec)
+        return text
+
+    return decompress
 
 
 def _unsnap(data: memoryview, limit: int) -> Buffer:
@@ -295,43 +294,16 @@ def _unzstd(data: memoryview, limit: int) -> Buffer:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _unbzip2(data: memoryview, limit: int) -> Buffer:
-    stream = bz2.BZ2Decompressor()
-    try:
-        text = stream.decompress(data, limit + 1)
-    except (OSError, ValueError):
-        raise _damaged("bzip2") from None
-    return _whole(text, stream, limit, "bzip2")
-
-
-def _unxz(data: memoryview, limit: int) -> Buffer:
-    # The writer chooses the size of the dictionary. xz's presets have at most 64 MiB.
-    stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_BLOCK_SIZE)
-    try:
-        text = stream.decompress(data, limit + 1)
-    except (lzma.LZMAError, ValueError):
-        raise _damaged("xz") from None
-    return _whole(text, stream, limit, "xz")
-
-
-def _whole(
-    text: bytes, stream: bz2.BZ2Decompressor | lzma.LZMADecompressor, limit: int, codec: str
-) -> bytes:
-    if len(text) > limit:
-        raise _too_large(limit)
-    if not stream.eof or stream.unused_data:
-        raise _damaged(codec)
-    return text
-
-
 # The keys are Avro's names. Iceberg's table property says gzip for what files call deflate.
 CODECS: dict[str, _Decompress] = {
     "null": _plain,
-    "deflate": _inflate,
+    # Old versions of Avro's Python library write zlib's checksum after the data.
+    "deflate": _of_stream("deflate", lambda: zlib.decompressobj(-zlib.MAX_WBITS), most_after=4),
     "snappy": _unsnap,
     "zstandard": _unzstd,
-    "bzip2": _unbzip2,
-    "xz": _unxz,
+    "bzip2": _of_stream("bzip2", bz2.BZ2Decompressor),
+    # The writer chooses the size of the dictionary. xz's presets have at most 64 MiB.
+    "xz": _of_stream("xz", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, MAX_BLOCK_SIZE)),
 }
 
 
@@ -340,9 +312,7 @@ CODECS: dict[str, _Decompress] = {
 
 class AvroCodec:
     """A codec by the name that Iceberg's properties use, and a level; ``name`` is Avro's name.
-
-    Raises ValueError for an unknown name.
-    """
+    Raises ValueError for an unknown name."""
 
     def __init__(self, name: str, level: int | None = None) -> None:
         known: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
@@ -384,8 +354,6 @@ def _zigzag(number: int) -> bytes:
     if not -(1 << 63) <= number < 1 << 63:
         raise ValueError("the number has more than 64 bits")
     number = (number << 1) ^ (number >> 63)
-    if number < 0x80:
-        return bytes((number,))
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

@@ -10,39 +10,15 @@ depth, and the number of steps that it makes, are limited.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+from pyiceberg import types
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FixedType,
-    FloatType,
-    GeographyType,
-    GeometryType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampNanoType,
-    TimestampType,
-    TimestamptzNanoType,
-    TimestamptzType,
-    TimeType,
-    UUIDType,
-)
 
 from ags1.errors import FormatError
 
@@ -59,7 +35,7 @@ _Taken = list[tuple[int, int, "Memory | None", "Memory | None", "Memory | None"]
 class _Target:
     """A column, field or element as the table has it."""
 
-    type: IcebergType
+    type: types.IcebergType
     arrow: pa.DataType
     required: bool
 
@@ -159,7 +135,8 @@ class Projection:
                 raise FormatError("the fields have no ids, and the table has no name mapping")
             mapping = list(name_mapping)
         compiler = _Compiler(missing_values or {})
-        self._nodes = compiler.rows(avro_schema, schema.as_struct(), arrow, mapping)
+        target = _Target(schema.as_struct(), arrow, True)
+        self._nodes = compiler.rows(avro_schema, _Spot(target, "", mapping))
         self._program, self._columns = compiler.program, compiler.columns
         self._symbols = compiler.symbols
 
@@ -178,6 +155,26 @@ class Projection:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
+# The table's mapping from names to ids at one level of the schema. None if the file has ids.
+_Mapping = Sequence[MappedField] | None
+
+
+class _Spot(NamedTuple):
+    """A place in the file's schema: what the table wants there (None if it wants nothing), what
+    messages call it, and the mapping of the fields inside."""
+
+    target: _Target | None
+    path: str
+    mapping: _Mapping
+
+    def inside(self, name: str, target: _Target | None) -> _Spot:
+        """Return the place of a list's element, or of a map's key or value."""
+        mapping = self.mapping
+        if mapping is not None:
+            mapping = next((field.fields for field in mapping if name in field.names), [])
+        return _Spot(target, f"{self.path}.{name}", mapping)
+
+
 class _Compiler:
     """Goes through the file's schema in the order of the values in a row."""
 
@@ -189,14 +186,12 @@ class _Compiler:
         self._types = AvroTypes()
         self._depth = 0
 
-    def rows(
-        self, schema: object, target: StructType, arrow: pa.DataType, mapping: _Mapping
-    ) -> tuple[_Node, ...]:
+    def rows(self, schema: object, at: _Spot) -> tuple[_Node, ...]:
         kind, definition, namespace = self._types.resolve(schema, "", "the schema")
         if kind != "record":
             raise FormatError(f"the rows of an Iceberg file are records, not {shown(kind)}")
         step = self._step(Step.RECORD, "a row")
-        nodes = self._fields(definition, namespace, target, arrow, "", mapping)
+        nodes = self._fields(definition, namespace, at)
         self._end(step)
         return nodes
 
@@ -217,122 +212,99 @@ class _Compiler:
         self.columns.append(ColumnLayout(layout, end, width, not target.required))
         return len(self.columns) - 1
 
-    def _end_column(self, column: int) -> None:
+    def _node(
+        self, target: _Target | None, column: int, inside: Sequence[_Node | None]
+    ) -> _Column | None:
+        """End a column that has others inside."""
+        if target is None:
+            return None
         self.columns[column].end = len(self.columns)
+        return _Column(target.arrow, column, tuple(node for node in inside if node is not None))
 
     # -- the types
 
-    def _value(
-        self, schema: object, namespace: str, target: _Target | None, path: str, mapping: _Mapping
-    ) -> _Node | None:
+    def _value(self, schema: object, namespace: str, at: _Spot) -> _Node | None:
         """Append the instructions for one value; return its column, or None without a target."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise FormatError(f"the file's types are nested more than {MAX_DEPTH} deep")
-        kind, definition, inside = self._types.resolve(schema, namespace, path)
-        node: _Node | None
+        kind, definition, inside = self._types.resolve(schema, namespace, at.path)
+        node: _Node | None = None
         if kind == "union":
-            node = self._union(definition, inside, target, path, mapping)
+            node = self._union(definition, inside, at)
         elif kind == "record":
-            node = self._record(definition, inside, target, path, mapping)
+            node = self._record(definition, inside, at)
         elif kind == "array":
-            node = self._array(definition, inside, target, path, mapping)
+            node = self._array(definition, inside, at)
         elif kind == "map":
-            node = self._map(definition, inside, target, path, mapping)
-        elif kind == "null":
-            self._step(Step.NOTHING, path)
-            node = None if target is None else self._unknown(target, path)
+            node = self._map(definition, inside, at)
+        elif kind != "null":
+            node = self._primitive(kind, definition, at)
         else:
-            node = self._primitive(kind, definition, target, path)
+            self._step(Step.NOTHING, at.path)
+            if at.target is not None:
+                if at.target.required:
+                    raise FormatError(
+                        f"{at.path}: always null in the file, but the table requires a value"
+                    )
+                node = _Constant(at.target.arrow, None)
         self._depth -= 1
         return node
 
-    def _unknown(self, target: _Target, path: str) -> _Constant:
-        if target.required:
-            raise FormatError(f"{path}: always null in the file, but the table requires a value")
-        return _Constant(target.arrow, None)
-
-    def _union(
-        self,
-        branches: list[Any],
-        namespace: str,
-        target: _Target | None,
-        path: str,
-        mapping: _Mapping,
-    ) -> _Node | None:
+    def _union(self, branches: list[Any], namespace: str, at: _Spot) -> _Node | None:
         # Do not resolve the type here: that would define names twice and out of order.
         null = [n for n, branch in enumerate(branches) if branch in ("null", {"type": "null"})]
         if len(branches) == 1:
-            step, inside = self._step(Step.ONLY, path), branches[0]
+            step, inside = self._step(Step.ONLY, at.path), branches[0]
         elif len(branches) == 2 and len(null) == 1:
-            step = self._step(Step.OPTION, path, null_branch=null[0])
+            step = self._step(Step.OPTION, at.path, null_branch=null[0])
             inside = branches[1 - null[0]]
         else:
-            raise FormatError(f"{path}: Iceberg knows no unions but those of null and one type")
-        node = self._value(inside, namespace, target, path, mapping)
+            raise FormatError(f"{at.path}: Iceberg knows no unions but those of null and one type")
+        node = self._value(inside, namespace, at)
         if isinstance(node, _Column):
             step.column = node.number
         self._end(step)
         return node
 
-    def _record(
-        self,
-        definition: dict[str, Any],
-        namespace: str,
-        target: _Target | None,
-        path: str,
-        mapping: _Mapping,
-    ) -> _Node | None:
-        if target is None:
-            step = self._step(Step.RECORD, path)
-            self._fields(definition, namespace, None, None, path, mapping)
-            self._end(step)
-            return None
-        if not isinstance(target.type, StructType) or definition.get("logicalType") == "variant":
-            raise _mismatch(path, definition.get("logicalType") or "record", target.type)
-        column = self._column(Layout.STRUCT, target)
-        step = self._step(Step.RECORD, path, column)
-        nodes = self._fields(definition, namespace, target.type, target.arrow, path, mapping)
-        self._end_column(column)
+    def _record(self, definition: dict[str, Any], namespace: str, at: _Spot) -> _Node | None:
+        column, logical = -1, definition.get("logicalType")
+        if at.target is not None:
+            if not isinstance(at.target.type, types.StructType) or logical == "variant":
+                raise _mismatch(at.path, logical or "record", at.target.type)
+            column = self._column(Layout.STRUCT, at.target)
+        step = self._step(Step.RECORD, at.path, column)
+        nodes = self._fields(definition, namespace, at)
         self._end(step)
-        return _Column(target.arrow, column, nodes)
+        return self._node(at.target, column, nodes)
 
-    def _fields(
-        self,
-        definition: dict[str, Any],
-        namespace: str,
-        target: StructType | None,
-        arrow: pa.DataType | None,
-        path: str,
-        mapping: _Mapping,
-    ) -> tuple[_Node, ...]:
+    def _fields(self, definition: dict[str, Any], namespace: str, at: _Spot) -> tuple[_Node, ...]:
         """Append the instructions for a record's fields; return their columns in the table's
         order."""
         wanted: dict[int, _Target] = {}
-        if target is not None and arrow is not None:
-            wanted = {
-                field.field_id: _Target(field.field_type, arrow.field(n).type, field.required)
-                for n, field in enumerate(target.fields)
-            }
+        fields: tuple[types.NestedField, ...] = ()
+        if at.target is not None and isinstance(at.target.type, types.StructType):
+            fields = at.target.type.fields
+            for n, field in enumerate(fields):
+                arrow = at.target.arrow.field(n).type
+                wanted[field.field_id] = _Target(field.field_type, arrow, field.required)
         by_id: dict[int, _Node] = {}
-        with self._types.inside(definition, namespace, path):
-            for field in fields_of(definition, path):
-                below = f"{path}.{field['name']}" if path else field["name"]
-                field_id, inside = _field_id(field, mapping, below)
+        with self._types.inside(definition, namespace, at.path):
+            for stored in fields_of(definition, at.path):
+                below = f"{at.path}.{stored['name']}" if at.path else stored["name"]
+                field_id, mapping = _field_id(stored, at.mapping, below)
                 if field_id in by_id:
                     raise FormatError(f"{below}: another field has the id {field_id} too")
-                goal = wanted.get(field_id) if field_id is not None else None
-                node = self._value(field["type"], namespace, goal, below, inside)
+                target = wanted.get(field_id) if field_id is not None else None
+                node = self._value(stored["type"], namespace, _Spot(target, below, mapping))
                 if node is not None and field_id is not None:
                     by_id[field_id] = node
-        if target is None:
-            return ()
         return tuple(
-            by_id.get(field.field_id) or self._missing(field, wanted[field.field_id].arrow, path)
-            for field in target.fields
+            by_id.get(field.field_id) or self._missing(field, wanted[field.field_id].arrow, at.path)
+            for field in fields
         )
 
-    def _missing(self, field: NestedField, arrow: pa.DataType, path: str) -> _Constant:
+    def _missing(self, field: types.NestedField, arrow: pa.DataType, path: str) -> _Constant:
         value = self._missing_values.get(field.field_id)
         if value is None:
             value = field.initial_default
@@ -346,119 +318,68 @@ class _Compiler:
         except (pa.ArrowException, TypeError, ValueError):
             raise FormatError(f"{name}: its default is no {field.field_type}") from None
 
-    def _array(
-        self,
-        definition: dict[str, Any],
-        namespace: str,
-        target: _Target | None,
-        path: str,
-        mapping: _Mapping,
-    ) -> _Node | None:
+    def _array(self, definition: dict[str, Any], namespace: str, at: _Spot) -> _Node | None:
         items = definition.get("items")
         if definition.get("logicalType") == "map":
-            return self._pairs(items, namespace, target, path, mapping)
-        element, inside = f"{path}.element", _inside(mapping, "element")
-        if target is None:
-            step = self._step(Step.LIST, path)
-            self._value(items, namespace, None, element, inside)
-            self._end(step)
-            return None
-        if not isinstance(target.type, ListType):
-            raise _mismatch(path, "array", target.type)
-        column = self._column(Layout.LARGE_LIST, target)
-        step = self._step(Step.LIST, path, column)
-        goal = _Target(
-            target.type.element_type, target.arrow.value_type, target.type.element_required
-        )
-        node = self._value(items, namespace, goal, element, inside)
-        self._end_column(column)
+            return self._pairs(items, namespace, at)
+        column, element = -1, None
+        if at.target is not None:
+            kind = at.target.type
+            if not isinstance(kind, types.ListType):
+                raise _mismatch(at.path, "array", kind)
+            element = _Target(kind.element_type, at.target.arrow.value_type, kind.element_required)
+            column = self._column(Layout.LARGE_LIST, at.target)
+        step = self._step(Step.LIST, at.path, column)
+        node = self._value(items, namespace, at.inside("element", element))
         self._end(step)
-        return _Column(target.arrow, column, _present(node))
+        return self._node(at.target, column, [node])
 
-    def _map(
-        self,
-        definition: dict[str, Any],
-        namespace: str,
-        target: _Target | None,
-        path: str,
-        mapping: _Mapping,
-    ) -> _Node | None:
-        column, key, value = self._map_column(target, path)
-        step = self._step(Step.LIST, path, column)
-        nodes = (
-            self._value("string", "", key, f"{path}.key", None),
-            self._value(
-                definition.get("values"),
-                namespace,
-                value,
-                f"{path}.value",
-                _inside(mapping, "value"),
-            ),
-        )
+    def _map(self, definition: dict[str, Any], namespace: str, at: _Spot) -> _Node | None:
+        column, key, value = self._map_column(at)
+        step = self._step(Step.LIST, at.path, column)
+        nodes = [
+            self._value("string", "", at.inside("key", key)),
+            self._value(definition.get("values"), namespace, at.inside("value", value)),
+        ]
         self._end(step)
-        return self._map_node(target, column, nodes)
+        return self._node(at.target, column, nodes)
 
-    def _pairs(
-        self,
-        items: object,
-        namespace: str,
-        target: _Target | None,
-        path: str,
-        mapping: _Mapping,
-    ) -> _Node | None:
+    def _pairs(self, items: object, namespace: str, at: _Spot) -> _Node | None:
         """A map whose keys are not strings: an array of records of key and value."""
-        column, key, value = self._map_column(target, path)
-        step = self._step(Step.LIST, path, column)
-        kind, definition, inside = self._types.resolve(items, namespace, path)
-        fields = fields_of(definition, path) if kind == "record" else []
+        column, key, value = self._map_column(at)
+        step = self._step(Step.LIST, at.path, column)
+        kind, definition, inside = self._types.resolve(items, namespace, at.path)
+        fields = fields_of(definition, at.path) if kind == "record" else []
         if [field["name"] for field in fields] != ["key", "value"]:
-            raise FormatError(f"{path}: a map's array has records of key and value")
-        record = self._step(Step.RECORD, path)
-        with self._types.inside(definition, inside, path):
-            nodes = tuple(
-                self._value(
-                    field["type"],
-                    inside,
-                    goal,
-                    f"{path}.{field['name']}",
-                    _inside(mapping, field["name"]),
-                )
-                for field, goal in zip(fields, (key, value), strict=True)
-            )
+            raise FormatError(f"{at.path}: a map's array has records of key and value")
+        record = self._step(Step.RECORD, at.path)
+        with self._types.inside(definition, inside, at.path):
+            nodes = [
+                self._value(field["type"], inside, at.inside(field["name"], target))
+                for field, target in zip(fields, (key, value), strict=True)
+            ]
         self._end(record)
         self._end(step)
-        return self._map_node(target, column, nodes)
+        return self._node(at.target, column, nodes)
 
-    def _map_column(
-        self, target: _Target | None, path: str
-    ) -> tuple[int, _Target | None, _Target | None]:
-        if target is None:
+    def _map_column(self, at: _Spot) -> tuple[int, _Target | None, _Target | None]:
+        if at.target is None:
             return -1, None, None
-        if not isinstance(target.type, MapType):
-            raise _mismatch(path, "map", target.type)
-        arrow, kind = target.arrow, target.type
+        arrow, kind = at.target.arrow, at.target.type
+        if not isinstance(kind, types.MapType):
+            raise _mismatch(at.path, "map", kind)
         key = _Target(kind.key_type, arrow.key_type, True)
         value = _Target(kind.value_type, arrow.item_type, kind.value_required)
-        return self._column(Layout.SMALL_LIST, target), key, value
+        return self._column(Layout.SMALL_LIST, at.target), key, value
 
-    def _map_node(
-        self, target: _Target | None, column: int, nodes: Iterable[_Node | None]
-    ) -> _Node | None:
-        if target is None:
-            return None
-        self._end_column(column)
-        return _Column(target.arrow, column, tuple(node for node in nodes if node is not None))
-
-    def _primitive(
-        self, kind: str, definition: dict[str, Any], target: _Target | None, path: str
-    ) -> _Node | None:
-        parameters = {}
+    def _primitive(self, kind: str, definition: dict[str, Any], at: _Spot) -> _Node | None:
+        target, path, parameters = at.target, at.path, {}
         if kind == "fixed":
             parameters["size"] = _size(definition, path)
         elif kind == "enum":
             parameters = self._enum(definition, path)
         if target is None:
-            self._step(_SKIPPED[kind], path, **parameters)
+            self._step(Step[kind.upper()], path, **parameters)
             return None
         readable = (
             _decimal(kind, definition, target.type, path)
@@ -470,7 +391,7 @@ class _Compiler:
         step, factor_or_digits = readable
         if step is Step.SCALED:
             parameters["factor"] = factor_or_digits
-            if isinstance(target.type, TimeType):
+            if isinstance(target.type, types.TimeType):
                 parameters["below"] = _DAY_SECONDS * 10**6
         elif step in (Step.DECIMAL_BYTES, Step.DECIMAL_FIXED):
             parameters["digits"] = factor_or_digits
@@ -500,37 +421,18 @@ class _Compiler:
         return {"first_symbol": first, "symbol_count": len(symbols)}
 
 
-# The table's mapping from names to ids at one level of the schema. None if the file has ids.
-_Mapping = Sequence[MappedField] | None
-
-
-def _inside(mapping: _Mapping, name: str) -> _Mapping:
-    if mapping is None:
-        return None
-    for field in mapping:
-        if name in field.names:
-            return field.fields
-    return []
-
-
 def _field_id(field: dict[str, Any], mapping: _Mapping, path: str) -> tuple[int | None, _Mapping]:
     """Return the field's id (None if it has none), and the mapping for the fields inside it."""
     if mapping is not None:
-        for mapped in mapping:
-            if field["name"] in mapped.names:
-                return mapped.field_id, mapped.fields
-        return None, []
+        mapped = next((m for m in mapping if field["name"] in m.names), None)
+        return (None, []) if mapped is None else (mapped.field_id, mapped.fields)
     field_id = field.get("field-id")
     if field_id is not None and type(field_id) is not int:
         raise FormatError(f"{path}: its field id is not a number")
     return field_id, None
 
 
-def _present(node: _Node | None) -> tuple[_Node, ...]:
-    return () if node is None else (node,)
-
-
-def _mismatch(path: str, kind: object, wanted: IcebergType) -> FormatError:
+def _mismatch(path: str, kind: object, wanted: types.IcebergType) -> FormatError:
     return FormatError(f"{path}: {shown(str(kind))} can't be read as {wanted}")
 
 
@@ -543,81 +445,77 @@ def _size(definition: dict[str, Any], path: str) -> int:
 
 # -- the types as which a primitive type of the file can be read
 
-_SKIPPED = {
-    "boolean": Step.BOOLEAN,
-    "int": Step.INT,
-    "long": Step.LONG,
-    "float": Step.FLOAT,
-    "double": Step.DOUBLE,
-    "bytes": Step.BYTES,
-    "string": Step.STRING,
-    "fixed": Step.FIXED,
-    "enum": Step.ENUM,
-}
-
 _DAY_SECONDS = 24 * 60 * 60
-_ANY_TIMESTAMP = (TimestampType, TimestamptzType)
-_ANY_NANO_TIMESTAMP = (TimestampNanoType, TimestamptzNanoType)
+_Kind = type[types.IcebergType]
+_ANY_TIMESTAMP: tuple[_Kind, ...] = (types.TimestamptzType, types.TimestampType)
+_ANY_NANO_TIMESTAMP: tuple[_Kind, ...] = (types.TimestamptzNanoType, types.TimestampNanoType)
 
-_READABLE: dict[tuple[str, str | None], list[tuple[tuple[type[IcebergType], ...], Step, int]]] = {
-    ("boolean", None): [((BooleanType,), Step.BOOLEAN, 0)],
-    ("int", None): [((IntegerType,), Step.INT, 0), ((LongType,), Step.INT_AS_LONG, 0)],
+# By an Avro type and its logical type: the types as which its values are read, the step, and the
+# factor of SCALED. The first type is that of a new column.
+READABLE: dict[tuple[str, str | None], list[tuple[tuple[_Kind, ...], Step, int]]] = {
+    ("boolean", None): [((types.BooleanType,), Step.BOOLEAN, 0)],
+    ("int", None): [((types.IntegerType,), Step.INT, 0), ((types.LongType,), Step.INT_AS_LONG, 0)],
     ("int", "date"): [
-        ((DateType,), Step.INT, 0),
-        ((TimestampType,), Step.SCALED, _DAY_SECONDS * 10**6),
-        ((TimestampNanoType,), Step.SCALED, _DAY_SECONDS * 10**9),
+        ((types.DateType,), Step.INT, 0),
+        ((types.TimestampType,), Step.SCALED, _DAY_SECONDS * 10**6),
+        ((types.TimestampNanoType,), Step.SCALED, _DAY_SECONDS * 10**9),
     ],
-    ("int", "time-millis"): [((TimeType,), Step.SCALED, 1000)],
-    ("long", None): [((LongType,), Step.LONG, 0)],
-    ("long", "time-micros"): [((TimeType,), Step.SCALED, 1)],
+    ("int", "time-millis"): [((types.TimeType,), Step.SCALED, 1000)],
+    ("long", None): [((types.LongType,), Step.LONG, 0)],
+    ("long", "time-micros"): [((types.TimeType,), Step.SCALED, 1)],
     ("long", "timestamp-millis"): [(_ANY_TIMESTAMP, Step.SCALED, 1000)],
     ("long", "timestamp-micros"): [(_ANY_TIMESTAMP, Step.LONG, 0)],
     ("long", "timestamp-nanos"): [(_ANY_NANO_TIMESTAMP, Step.LONG, 0)],
-    ("long", "local-timestamp-millis"): [((TimestampType,), Step.SCALED, 1000)],
-    ("long", "local-timestamp-micros"): [((TimestampType,), Step.LONG, 0)],
-    ("long", "local-timestamp-nanos"): [((TimestampNanoType,), Step.LONG, 0)],
-    ("float", None): [((FloatType,), Step.FLOAT, 0), ((DoubleType,), Step.FLOAT_AS_DOUBLE, 0)],
-    ("double", None): [((DoubleType,), Step.DOUBLE, 0)],
-    ("bytes", None): [((BinaryType, GeometryType, GeographyType), Step.BYTES, 0)],
-    ("string", None): [((StringType,), Step.STRING, 0)],
-    ("enum", None): [((StringType,), Step.ENUM, 0)],
+    ("long", "local-timestamp-millis"): [((types.TimestampType,), Step.SCALED, 1000)],
+    ("long", "local-timestamp-micros"): [((types.TimestampType,), Step.LONG, 0)],
+    ("long", "local-timestamp-nanos"): [((types.TimestampNanoType,), Step.LONG, 0)],
+    ("float", None): [
+        ((types.FloatType,), Step.FLOAT, 0),
+        ((types.DoubleType,), Step.FLOAT_AS_DOUBLE, 0),
+    ],
+    ("double", None): [((types.DoubleType,), Step.DOUBLE, 0)],
+    ("bytes", None): [((types.BinaryType, types.GeometryType, types.GeographyType), Step.BYTES, 0)],
+    ("string", None): [((types.StringType,), Step.STRING, 0)],
+    ("enum", None): [((types.StringType,), Step.ENUM, 0)],
 }
 # A value of these logical types may not be read as its plain Avro type. All other logical types are
 # ignored, as Avro's specification demands.
-_LOGICAL = frozenset(name for _, name in _READABLE) | {"decimal", "uuid", "duration"}
+_LOGICAL = frozenset(name for _, name in READABLE) | {"decimal", "uuid", "duration"}
 
 
-def _number(kind: str, definition: dict[str, Any], wanted: IcebergType) -> tuple[Step, int] | None:
+def _number(
+    kind: str, definition: dict[str, Any], wanted: types.IcebergType
+) -> tuple[Step, int] | None:
     logical = definition.get("logicalType")
     if not isinstance(logical, str) or logical not in _LOGICAL:
         logical = None
     if kind == "fixed":
-        if isinstance(wanted, FixedType) and logical is None:
+        if isinstance(wanted, types.FixedType) and logical is None:
             return (Step.FIXED, 0) if definition["size"] == len(wanted) else None
-        is_uuid = isinstance(wanted, UUIDType) and logical in (None, "uuid")
+        is_uuid = isinstance(wanted, types.UUIDType) and logical in (None, "uuid")
         return (Step.FIXED, 0) if is_uuid and definition["size"] == 16 else None
-    for types, step, factor in _READABLE.get((kind, logical), ()):
-        if isinstance(wanted, types) and _same_zone(definition, wanted):
+    for kinds, step, factor in READABLE.get((kind, logical), ()):
+        if isinstance(wanted, kinds) and has_zone_of(definition, type(wanted)):
             return step, factor
     return None
 
 
-def _same_zone(definition: dict[str, Any], wanted: IcebergType) -> bool:
+def has_zone_of(definition: dict[str, Any], wanted: _Kind) -> bool:
     """Whether a timestamp's ``adjust-to-utc``, which only Iceberg's writers set, fits the table's
     type."""
     adjusted = definition.get("adjust-to-utc")
     if not isinstance(adjusted, bool) or definition.get("logicalType") == "date":
         return True
-    return adjusted == isinstance(wanted, (TimestamptzType, TimestamptzNanoType))
+    return adjusted == issubclass(wanted, (types.TimestamptzType, types.TimestamptzNanoType))
 
 
 def _decimal(
-    kind: str, definition: dict[str, Any], wanted: IcebergType, path: str
+    kind: str, definition: dict[str, Any], wanted: types.IcebergType, path: str
 ) -> tuple[Step, int] | None:
     precision, scale = definition.get("precision"), definition.get("scale", 0)
     if type(precision) is not int or type(scale) is not int:
         raise FormatError(f"{path}: a decimal has no precision or scale")
-    if not isinstance(wanted, DecimalType) or scale != wanted.scale:
+    if not isinstance(wanted, types.DecimalType) or scale != wanted.scale:
         return None
     if not 0 < precision <= wanted.precision <= _MAX_DECIMAL_DIGITS:
         return None

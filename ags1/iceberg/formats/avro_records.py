@@ -10,30 +10,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FixedType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampNanoType,
-    TimestampType,
-    TimestamptzNanoType,
-    TimestamptzType,
-    TimeType,
-    UnknownType,
-    UUIDType,
-)
+from pyiceberg import types
 from pyiceberg.utils.decimal import decimal_required_bytes
 
 from .avro_container import NEW_BLOCK_SIZE, AvroCodec, NewContainer, long, prefixed, string
@@ -44,13 +21,10 @@ _Encode = Callable[[Any], bytes]
 
 class RecordFile:
     """An Avro file in memory. Its records are of the type ``struct``, which is called ``name``.
-
-    ``size`` is the size of its header and finished blocks (bytes). ``properties`` are written to
-    its header.
-    """
+    ``size`` is that of its header, with ``properties``, and its finished blocks (bytes)."""
 
     def __init__(
-        self, struct: StructType, name: str, properties: Mapping[str, str], codec: AvroCodec
+        self, struct: types.StructType, name: str, properties: Mapping[str, str], codec: AvroCodec
     ) -> None:
         self._encode = _encoder(struct)
         self._container = NewContainer(avro_schema(struct, name), properties, codec)
@@ -60,9 +34,8 @@ class RecordFile:
         self._block_size = 0
 
     def add(self, values: Sequence[Any]) -> None:
-        """Add a record with these values of its fields. The value of a struct is a sequence, that
-        of a decimal its unscaled value, that of a UUID bytes. Raises ValueError for a value that
-        its field cannot have."""
+        """Add a record with these values of its fields: a sequence for a struct, the unscaled value
+        for a decimal, bytes for a UUID. Raises ValueError for a value its field cannot have."""
         encoded = self._encode(values)
         self._records.append(encoded)
         self._block_size += len(encoded)
@@ -84,22 +57,21 @@ class RecordFile:
 
 
 class _BadValueError(ValueError):
-    """A value that its field cannot have. The message names only the field: the value may be a
-    key."""
+    """A value that its field cannot have. It may be a key, so the message names only the field."""
 
 
-def _encoder(kind: IcebergType) -> _Encode:
+def _encoder(kind: types.IcebergType) -> _Encode:
     match kind:
-        case StructType():
+        case types.StructType():
             return _record(kind)
-        case ListType():
+        case types.ListType():
             return _array(_of_field(kind.element_field))
-        case MapType():
+        case types.MapType():
             return _map(_of_field(kind.key_field), _of_field(kind.value_field))
-        case DecimalType():
+        case types.DecimalType():
             size = decimal_required_bytes(kind.precision)
             return lambda unscaled: unscaled.to_bytes(size, "big", signed=True)
-        case FixedType():
+        case types.FixedType():
             return _fixed(len(kind))
     encode = _ENCODERS.get(type(kind))
     if encode is None:
@@ -107,14 +79,14 @@ def _encoder(kind: IcebergType) -> _Encode:
     return encode
 
 
-def _of_field(field: NestedField) -> _Encode:
+def _of_field(field: types.NestedField) -> _Encode:
     encode = _encoder(field.field_type)
     if field.required or encode is _null:
         return encode
     return lambda value: b"\x00" if value is None else b"\x02" + encode(value)
 
 
-def _record(kind: StructType) -> _Encode:
+def _record(kind: types.StructType) -> _Encode:
     encoders = [(field.name, _of_field(field)) for field in kind.fields]
 
     def encode_values(values: Sequence[Any]) -> bytes:
@@ -179,20 +151,20 @@ def _null(value: None) -> bytes:
     return b""
 
 
-_ENCODERS: dict[type[IcebergType], _Encode] = {
-    BooleanType: _boolean,
-    IntegerType: _int,
-    LongType: long,
-    FloatType: struct.Struct("<f").pack,
-    DoubleType: struct.Struct("<d").pack,
-    StringType: string,
-    BinaryType: prefixed,
-    UUIDType: _fixed(16),
-    DateType: _int,
-    TimeType: long,
-    TimestampType: long,
-    TimestamptzType: long,
-    TimestampNanoType: long,
-    TimestamptzNanoType: long,
-    UnknownType: _null,
+_ENCODERS: dict[type[types.IcebergType], _Encode] = {
+    types.BooleanType: _boolean,
+    types.IntegerType: _int,
+    types.LongType: long,
+    types.FloatType: struct.Struct("<f").pack,
+    types.DoubleType: struct.Struct("<d").pack,
+    types.StringType: string,
+    types.BinaryType: prefixed,
+    types.UUIDType: _fixed(16),
+    types.DateType: _int,
+    types.TimeType: long,
+    types.TimestampType: long,
+    types.TimestamptzType: long,
+    types.TimestampNanoType: long,
+    types.TimestamptzNanoType: long,
+    types.UnknownType: _null,
 }

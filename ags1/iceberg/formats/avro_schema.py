@@ -13,57 +13,15 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from pyiceberg import types
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.schema import Schema, make_compatible_name
 from pyiceberg.table.name_mapping import NameMapping, create_mapping_from_schema
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FixedType,
-    FloatType,
-    GeographyType,
-    GeometryType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampNanoType,
-    TimestampType,
-    TimestamptzNanoType,
-    TimestamptzType,
-    TimeType,
-    UnknownType,
-    UUIDType,
-)
 from pyiceberg.utils.decimal import decimal_required_bytes
 
 from ...errors import FormatError
+from .avro_projection import READABLE, has_zone_of
 from .avro_types import MAX_DEPTH, MAX_STEPS, AvroTypes, fields_of, has_ids
-
-_READ_AS: dict[str, IcebergType] = {
-    "boolean": BooleanType(),
-    "int": IntegerType(),
-    "long": LongType(),
-    "float": FloatType(),
-    "double": DoubleType(),
-    "bytes": BinaryType(),
-    "string": StringType(),
-}
-_LOGICAL: dict[tuple[str, str], IcebergType] = {
-    ("int", "date"): DateType(),
-    ("int", "time-millis"): TimeType(),
-    ("long", "time-micros"): TimeType(),
-    ("long", "local-timestamp-millis"): TimestampType(),
-    ("long", "local-timestamp-micros"): TimestampType(),
-    ("long", "local-timestamp-nanos"): TimestampNanoType(),
-}
 
 
 def iceberg_schema_of_avro(avro: Any) -> tuple[Schema, NameMapping | None]:
@@ -85,14 +43,14 @@ class _Converter:
 
     def rows(self, avro: Any) -> Schema:
         kind, _ = self._type(avro, "", "")
-        if not isinstance(kind, StructType):
+        if not isinstance(kind, types.StructType):
             raise FormatError("the Avro file holds no records")
         try:
             return Schema(*kind.fields)
         except ValueError:
             raise FormatError("the file's schema has two columns of one name") from None
 
-    def _type(self, avro: Any, namespace: str, path: str) -> tuple[IcebergType, bool]:
+    def _type(self, avro: Any, namespace: str, path: str) -> tuple[types.IcebergType, bool]:
         """Return a type, and whether it may be null."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -110,7 +68,9 @@ class _Converter:
         self._depth -= 1
         return result
 
-    def _union(self, branches: list[Any], namespace: str, path: str) -> tuple[IcebergType, bool]:
+    def _union(
+        self, branches: list[Any], namespace: str, path: str
+    ) -> tuple[types.IcebergType, bool]:
         others = [b for b in branches if b not in ("null", {"type": "null"})]
         if len(others) != 1:
             raise FormatError(f"{path}: a union must be of one type, or of null and one type")
@@ -119,7 +79,7 @@ class _Converter:
 
     def _single(
         self, kind: str, definition: dict[str, Any], namespace: str, path: str
-    ) -> IcebergType:
+    ) -> types.IcebergType:
         if kind == "record":
             return self._record(definition, namespace, path)
         if kind == "array":
@@ -127,20 +87,21 @@ class _Converter:
         if kind == "map":
             ids = self._id(definition, "key-id", path), self._id(definition, "value-id", path)
             value, optional = self._type(definition.get("values"), namespace, f"{path}.value")
-            return MapType(ids[0], StringType(), ids[1], value, value_required=not optional)
+            return types.MapType(ids[0], types.StringType(), ids[1], value, not optional)
         return _leaf(kind, definition, path)
 
-    def _record(self, definition: dict[str, Any], namespace: str, path: str) -> StructType:
+    def _record(self, definition: dict[str, Any], namespace: str, path: str) -> types.StructType:
         fields = []
         with self._types.inside(definition, namespace, path):
             for field in fields_of(definition, path):
                 inside = f"{path}.{field['name']}".lstrip(".")
                 field_id = self._id(field, "field-id", inside)
                 kind, optional = self._type(field["type"], namespace, inside)
-                fields.append(NestedField(field_id, field["name"], kind, required=not optional))
-        return StructType(*fields)
+                name = field["name"]
+                fields.append(types.NestedField(field_id, name, kind, required=not optional))
+        return types.StructType(*fields)
 
-    def _array(self, definition: dict[str, Any], namespace: str, path: str) -> IcebergType:
+    def _array(self, definition: dict[str, Any], namespace: str, path: str) -> types.IcebergType:
         items = definition.get("items")
         if definition.get("logicalType") == "map":
             # A map of Iceberg whose keys are not strings.
@@ -149,16 +110,12 @@ class _Converter:
             if len(fields) != 2:
                 raise FormatError(f"{path}: a map's array has records of key and value")
             key, value = fields
-            return MapType(
-                key.field_id,
-                key.field_type,
-                value.field_id,
-                value.field_type,
-                value_required=value.required,
+            return types.MapType(
+                key.field_id, key.field_type, value.field_id, value.field_type, value.required
             )
         element_id = self._id(definition, "element-id", path)
         element, optional = self._type(items, namespace, f"{path}.element")
-        return ListType(element_id, element, element_required=not optional)
+        return types.ListType(element_id, element, element_required=not optional)
 
     def _id(self, definition: dict[str, Any], name: str, path: str) -> int:
         if not self.has_ids:
@@ -169,89 +126,86 @@ class _Converter:
             raise FormatError(f"{path}: other fields have ids, but this has no {name}") from None
 
 
-def _leaf(kind: str, definition: dict[str, Any], path: str) -> IcebergType:
+def _leaf(kind: str, definition: dict[str, Any], path: str) -> types.IcebergType:
     logical = definition.get("logicalType")
     if kind == "null":
         raise FormatError(f"{path}: the Avro type is null alone, which no column can have")
     try:
         if logical == "decimal" and kind in ("bytes", "fixed"):
-            return DecimalType(int(definition["precision"]), int(definition.get("scale", 0)))
+            return types.DecimalType(int(definition["precision"]), int(definition.get("scale", 0)))
         if kind == "fixed":
             size = int(definition["size"])
             if not 0 <= size < 1 << 31:
                 raise ValueError
-            return UUIDType() if logical == "uuid" and size == 16 else FixedType(size)
+            return types.UUIDType() if logical == "uuid" and size == 16 else types.FixedType(size)
     except (KeyError, TypeError, ValueError, OverflowError, ValidationError):
         lacking = "precision" if logical == "decimal" else "size"
         raise FormatError(f"{path}: the Avro type has no {lacking} that is possible") from None
-    if kind == "enum":
-        return StringType()
-    if kind == "long" and logical in ("timestamp-millis", "timestamp-micros", "timestamp-nanos"):
-        # Avro's timestamps are instants, unless ``adjust-to-utc`` of Iceberg's writers is false.
-        is_local = definition.get("adjust-to-utc") is False
-        if logical == "timestamp-nanos":
-            return TimestampNanoType() if is_local else TimestamptzNanoType()
-        return TimestampType() if is_local else TimestamptzType()
-    return _LOGICAL.get((kind, str(logical)), _READ_AS[kind])
+    readable = READABLE.get((kind, str(logical))) or READABLE[kind, None]
+    kinds = [new for kinds, _, _ in readable for new in kinds]
+    # Avro's timestamps are instants, unless ``adjust-to-utc`` of Iceberg's writers is false.
+    return next((new for new in kinds if has_zone_of(definition, new)), kinds[0])()
 
 
 # -- from Iceberg's to Avro's
 
-_WRITTEN_AS: Mapping[type[IcebergType], Any] = {
-    UnknownType: "null",
-    BooleanType: "boolean",
-    IntegerType: "int",
-    LongType: "long",
-    FloatType: "float",
-    DoubleType: "double",
-    StringType: "string",
-    BinaryType: "bytes",
-    GeometryType: "bytes",
-    GeographyType: "bytes",
-    DateType: {"type": "int", "logicalType": "date"},
-    TimeType: {"type": "long", "logicalType": "time-micros"},
-    TimestampType: {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": False},
-    TimestamptzType: {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": True},
-    TimestampNanoType: {"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": False},
-    TimestamptzNanoType: {"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": True},
+_MICROS = {"type": "long", "logicalType": "timestamp-micros"}
+_NANOS = {"type": "long", "logicalType": "timestamp-nanos"}
+_WRITTEN_AS: Mapping[type[types.IcebergType], Any] = {
+    types.UnknownType: "null",
+    types.BooleanType: "boolean",
+    types.IntegerType: "int",
+    types.LongType: "long",
+    types.FloatType: "float",
+    types.DoubleType: "double",
+    types.StringType: "string",
+    types.BinaryType: "bytes",
+    types.GeometryType: "bytes",
+    types.GeographyType: "bytes",
+    types.DateType: {"type": "int", "logicalType": "date"},
+    types.TimeType: {"type": "long", "logicalType": "time-micros"},
+    types.TimestampType: {**_MICROS, "adjust-to-utc": False},
+    types.TimestamptzType: {**_MICROS, "adjust-to-utc": True},
+    types.TimestampNanoType: {**_NANOS, "adjust-to-utc": False},
+    types.TimestamptzNanoType: {**_NANOS, "adjust-to-utc": True},
 }
 
 
-def avro_schema(struct: StructType, name: str = "table") -> dict[str, Any]:
+def avro_schema(struct: types.StructType, name: str = "table") -> dict[str, Any]:
     """Return the Avro schema (parsed JSON) of records with a struct's fields."""
     converted: dict[str, Any] = _avro_type(struct, name, set())
     return converted
 
 
-def _avro_type(kind: IcebergType, record_name: str, named: set[str]) -> Any:
+def _avro_type(kind: types.IcebergType, record_name: str, named: set[str]) -> Any:
     """Return a type's schema. A fixed type is defined where it is first used, and after that is
     given by its name. ``named`` has the names that are defined."""
-    if isinstance(kind, StructType):
+    if isinstance(kind, types.StructType):
         fields = [_avro_field(field, named) for field in kind.fields]
         return {"type": "record", "name": record_name, "fields": fields}
-    if isinstance(kind, ListType):
+    if isinstance(kind, types.ListType):
         items = _avro_value(kind.element_field, named)
         return {"type": "array", "items": items, "element-id": kind.element_id}
-    if isinstance(kind, MapType):
+    if isinstance(kind, types.MapType):
         return _avro_map(kind, named)
-    if isinstance(kind, DecimalType):
+    if isinstance(kind, types.DecimalType):
         name = f"decimal_{kind.precision}_{kind.scale}"
         size = decimal_required_bytes(kind.precision)
         logical = {"logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
         return _fixed(name, size, logical, named)
-    if isinstance(kind, UUIDType):
+    if isinstance(kind, types.UUIDType):
         return _fixed("uuid_fixed", 16, {"logicalType": "uuid"}, named)
-    if isinstance(kind, FixedType):
+    if isinstance(kind, types.FixedType):
         return _fixed(f"fixed_{len(kind)}", len(kind), {}, named)
     return _WRITTEN_AS[type(kind)]
 
 
-def _avro_value(field: NestedField, named: set[str]) -> Any:
+def _avro_value(field: types.NestedField, named: set[str]) -> Any:
     kind = _avro_type(field.field_type, f"r{field.field_id}", named)
     return ["null", kind] if field.optional and kind != "null" else kind
 
 
-def _avro_field(field: NestedField, named: set[str]) -> dict[str, Any]:
+def _avro_field(field: types.NestedField, named: set[str]) -> dict[str, Any]:
     name = make_compatible_name(field.name)
     described: dict[str, Any] = {"name": name, "type": _avro_value(field, named)}
     if field.doc is not None:
@@ -264,16 +218,13 @@ def _avro_field(field: NestedField, named: set[str]) -> dict[str, Any]:
     return described
 
 
-def _avro_map(kind: MapType, named: set[str]) -> dict[str, Any]:
-    if isinstance(kind.key_type, StringType):
+def _avro_map(kind: types.MapType, named: set[str]) -> dict[str, Any]:
+    if isinstance(kind.key_type, types.StringType):
         values = _avro_value(kind.value_field, named)
         return {"type": "map", "values": values, "key-id": kind.key_id, "value-id": kind.value_id}
-    key: dict[str, Any] = {
-        "name": "key",
-        "type": _avro_value(kind.key_field, named),
-        "field-id": kind.key_id,
-    }
-    value: dict[str, Any] = {"name": "value", "type": _avro_value(kind.value_field, named)}
+    key_type, value_type = (_avro_value(f, named) for f in (kind.key_field, kind.value_field))
+    key = {"name": "key", "type": key_type, "field-id": kind.key_id}
+    value = {"name": "value", "type": value_type}
     if kind.value_field.optional:
         value["default"] = None
     value["field-id"] = kind.value_id

@@ -15,17 +15,8 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg import types
 from pyiceberg.schema import Schema
-from pyiceberg.types import (
-    DateType,
-    DecimalType,
-    IcebergType,
-    ListType,
-    MapType,
-    StringType,
-    StructType,
-    UUIDType,
-)
 from pyiceberg.utils.decimal import decimal_required_bytes
 
 from ... import layout
@@ -43,11 +34,8 @@ _MAX_ROWS_AT_ONCE = 50_000
 
 
 class AvroFileWriter:
-    """Writes an Avro file into ``file``, encrypted under the fresh key ``km``.
-
-    ``schema_json`` is Iceberg's schema as metadata.json has it, for the file's header. Does not
-    close ``file``.
-    """
+    """Writes an Avro file into ``file``, encrypted under the fresh key ``km``. ``schema_json``, for
+    the header, is Iceberg's schema as metadata.json has it. Does not close ``file``."""
 
     def __init__(
         self,
@@ -102,8 +90,8 @@ class AvroFileWriter:
             self._block_rows = max(1, min(_MAX_BLOCK_ROWS, fitting))
 
     def _encoded(self, records: list[dict[str, Any]]) -> bytes:
-        """Return the encodings of the rows, one after the other. fastavro encodes them as an array.
-        So the number of elements before them and the zero after them are removed."""
+        """Return the encodings of the rows, one after the other: those in fastavro's encoding of an
+        array, without the number before them and the zero after them."""
         buffer = io.BytesIO()
         fastavro.schemaless_writer(buffer, self._rows_schema, records)
         return buffer.getvalue()[len(long(len(records))) : -1]
@@ -112,8 +100,7 @@ class AvroFileWriter:
 # -- the values
 
 
-def _records(struct: StructType, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows as dicts for the encoder."""
+def _records(struct: types.StructType, batch: pa.RecordBatch) -> list[dict[str, Any]]:
     columns = [
         _encodable(field.field_type, column)
         for field, column in zip(struct.fields, batch.columns, strict=True)
@@ -126,35 +113,32 @@ def _records(struct: StructType, batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return records
 
 
-def _encodable(kind: IcebergType, column: pa.Array) -> pa.Array:
+def _encodable(kind: types.IcebergType, column: pa.Array) -> pa.Array:
     """Return a column whose values have types of Avro: numbers, text, bytes, lists and records."""
-    if isinstance(kind, StructType):
+    if isinstance(kind, types.StructType):
         children = [
             _encodable(field.field_type, column.field(i)) for i, field in enumerate(kind.fields)
         ]
         mask = column.is_null() if column.null_count else None
         names = [field.name for field in column.type]
         return pa.StructArray.from_arrays(children, names=names, mask=mask)
-    if isinstance(kind, ListType):
+    if isinstance(kind, types.ListType):
         element = _encodable(kind.element_type, column.values)
         make = pa.large_list if pa.types.is_large_list(column.type) else pa.list_
         return with_child(column, make(element.type), element)
-    if isinstance(kind, MapType):
+    if isinstance(kind, types.MapType):
         keys = _encodable(kind.key_type, column.keys)
         items = _encodable(kind.value_type, column.items)
-        entries = pa.StructArray.from_arrays([keys, items], names=["key", "value"])
-        if isinstance(kind.key_type, StringType):
-            key = pa.field("key", keys.type, nullable=False)
-            entries = pa.StructArray.from_arrays(
-                [keys, items], fields=[key, pa.field("value", items.type)]
-            )
-            return with_child(column, pa.map_(keys.type, items.type), entries)
-        return with_child(column, pa.list_(entries.type), entries)
-    if isinstance(kind, DecimalType):
+        is_map = isinstance(kind.key_type, types.StringType)
+        key, value = pa.field("key", keys.type, nullable=not is_map), pa.field("value", items.type)
+        entries = pa.StructArray.from_arrays([keys, items], fields=[key, value])
+        made = pa.map_(keys.type, items.type) if is_map else pa.list_(entries.type)
+        return with_child(column, made, entries)
+    if isinstance(kind, types.DecimalType):
         return _decimal_bytes(column, decimal_required_bytes(kind.precision))
-    if isinstance(kind, UUIDType):
+    if isinstance(kind, types.UUIDType):
         return column.storage
-    if isinstance(kind, DateType):
+    if isinstance(kind, types.DateType):
         return column.cast(pa.int32())
     if pa.types.is_temporal(column.type):
         return column.cast(pa.int64())

@@ -33,13 +33,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from ..._messages import open as open_sealed
-from ...errors import (
-    Ags1Error,
-    AuthenticationError,
-    FormatError,
-    NotEncryptedError,
-    TruncatedError,
-)
+from ...errors import Ags1Error, AuthenticationError, FormatError, NotEncryptedError, TruncatedError
 from ...geometry import trusted_length
 from ...key_metadata import KeyMetadata
 from ..spec.constants import ENCRYPTED_PARQUET_MAGIC, PARQUET_MAGIC
@@ -71,16 +65,7 @@ _HEADER_SIZE = 16 << 10  # most page headers fit into this, with their statistic
 _MAX_ORDINAL = 0x7FFF  # they are 16 bits with a sign
 
 # What Python raises for fields that are missing or of another type.
-_MALFORMED = (
-    AttributeError,
-    IndexError,
-    KeyError,
-    OverflowError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
+_MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
 
 
 class ModuleType(IntEnum):
@@ -124,8 +109,8 @@ class Chunk:
 
 @dataclass(slots=True)
 class Page:
-    """A page of an open file. ``header_bytes`` is the header as it was encoded; in an unencrypted
-    file it is empty. ``body`` is compressed. It is valid until the next page is read."""
+    """A page of an open file. ``header_bytes`` is the encoded header, empty in an unencrypted file.
+    ``body`` is compressed, and valid until the next page is read."""
 
     header: Struct
     header_bytes: bytes
@@ -135,10 +120,9 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedParquet:
-    """The result of a verification: the number of ``rows`` in the footer, and the number of
-    ``modules`` that verified.
+    """The result of a verification: the number of ``rows`` in the footer, the number of ``modules``
+    that verified, and ``padding_size``, the bytes that belong to no part and that no reader reads.
 
-    ``padding_size`` is the number of bytes that belong to no part. No reader reads them.
     ``plain_levels_size`` is the bytes of repetition and definition levels (which values are null,
     where lists begin) that are neither encrypted nor authenticated: Java encrypts only the values
     of pages of version 2. Arrow encrypts all of the page.
@@ -198,7 +182,7 @@ def parsing() -> Iterator[None]:
         yield
     except Ags1Error:
         raise
-    except _MALFORMED:
+    except (*_MALFORMED, struct.error):
         raise FormatError("the file's structure is not one that Parquet has") from None
 
 
@@ -213,18 +197,23 @@ def chunks(footer: Struct) -> Iterator[Chunk]:
 
 
 def chunk_ordinals(group: int, column: int) -> bytes:
-    """Return the part of the AAD of a column chunk's modules for its row group and column."""
+    """Return the part of the AAD of a module for its row group and column."""
     if group > _MAX_ORDINAL or column > _MAX_ORDINAL:
         raise FormatError("more row groups or columns than an encrypted Parquet file can have")
     return struct.pack("<HH", group, column)
 
 
-def page_ordinal(number: int) -> bytes:
-    """Return the part of the AAD of a data page and its header for its number in the column
-    chunk."""
+def page_modules(
+    ordinals: bytes, number: int | None
+) -> tuple[tuple[ModuleType, ModuleType], bytes]:
+    """Return the types of a page's two modules, and the part of their AAD for their place.
+    ``ordinals`` is that of the column chunk. ``number`` is None for a dictionary page."""
+    if number is None:
+        return (ModuleType.DICTIONARY_PAGE_HEADER, ModuleType.DICTIONARY_PAGE), ordinals
     if number > _MAX_ORDINAL:
         raise FormatError("a column has more pages than an encrypted Parquet file can number")
-    return struct.pack("<H", number)
+    kinds = ModuleType.DATA_PAGE_HEADER, ModuleType.DATA_PAGE
+    return kinds, ordinals + struct.pack("<H", number)
 
 
 class ParquetSource:
@@ -248,8 +237,7 @@ class ParquetSource:
         self.plain_levels_size = 0
 
     def footer(self) -> Struct:
-        """Return the file's metadata. Raises FormatError unless the file begins and ends as a
-        Parquet file does."""
+        """Return the file's metadata. Raises FormatError unless it is a whole Parquet file."""
         if self._km is None:
             start = self._footer_start(PARQUET_MAGIC)
             footer, _ = parse(self._take(start, self._size - 8 - start))
@@ -294,8 +282,7 @@ class ParquetSource:
         return start, start + size
 
     def _footer_start(self, magic: bytes) -> int:
-        """Return where the footer (after the crypto metadata, if there is any) begins. The file's
-        last bytes have its length."""
+        """Return where the footer, or the crypto metadata before it, begins."""
         if self._size < 12:
             raise FormatError("too short for a Parquet file", offset=0)
         # The whole footer of most files fits into this.
@@ -304,9 +291,8 @@ class ParquetSource:
         if tail[-4:] != magic:
             if tail[-4:] == PARQUET_MAGIC:
                 raise NotEncryptedError("this file has a key, but is an unencrypted Parquet file")
-            raise FormatError(
-                f"this file does not end with {magic.decode()}", offset=self._size - 4
-            )
+            end = magic.decode()
+            raise FormatError(f"this file does not end with {end}", offset=self._size - 4)
         start = self._size - 8 - int.from_bytes(tail[-8:-4], "little")
         if start < 4:
             raise FormatError("the footer's length is impossible", offset=self._size - 8)
@@ -344,7 +330,10 @@ class ParquetSource:
                 yield page
             elif kind in (PageType.DATA_PAGE, PageType.DATA_PAGE_V2):
                 number += 1
-                values += _value_count(page.header, kind)
+                # NUM_VALUES is field 1 in the headers of both versions.
+                is_v2 = kind == PageType.DATA_PAGE_V2
+                details = PageHeader.DATA_PAGE_HEADER_V2 if is_v2 else PageHeader.DATA_PAGE_HEADER
+                values += value(value(page.header, details), DataPageHeader.NUM_VALUES)
                 yield page
             elif self._km is not None:
                 raise FormatError(f"column {chunk.column} has a page of an unknown type")
@@ -365,8 +354,7 @@ class ParquetSource:
         text, end = self._open(offset, kind, chunk.ordinals, self._size)
         if end - offset != length:
             raise AuthenticationError(
-                f"the {kind} is not as long as the footer says: the file was changed",
-                offset=offset,
+                f"the {kind} is not as long as the footer says: the file was changed", offset=offset
             )
         self._covered.append((offset, end))
         return text
@@ -392,8 +380,9 @@ class ParquetSource:
             end = max(end, stop)
         return padding
 
+    # The methods below return what they read, and where it ends.
+
     def _plain_page(self, offset: int) -> tuple[Page, int]:
-        """Return a page and where it ends."""
         header, offset = self._plain_header(offset)
         size = value(header, PageHeader.COMPRESSED_PAGE_SIZE)
         if size < 0:
@@ -405,7 +394,6 @@ class ParquetSource:
         return Page(header, b"", body), offset + size
 
     def _plain_header(self, offset: int) -> tuple[Struct, int]:
-        """Return a structure of an unknown size and where it ends."""
         size = _HEADER_SIZE
         while True:
             size = min(size, self._size - offset)
@@ -420,13 +408,8 @@ class ParquetSource:
     def _encrypted_page(
         self, chunk: Chunk, offset: int, limit: int, number: int | None
     ) -> tuple[Page, int]:
-        """Return a page and where it ends; a dictionary page has no number."""
-        if number is None:
-            kinds = ModuleType.DICTIONARY_PAGE_HEADER, ModuleType.DICTIONARY_PAGE
-            ordinals = chunk.ordinals
-        else:
-            kinds = ModuleType.DATA_PAGE_HEADER, ModuleType.DATA_PAGE
-            ordinals = chunk.ordinals + page_ordinal(number)
+        """``number`` is that of a data page; a dictionary page has none."""
+        kinds, ordinals = page_modules(chunk.ordinals, number)
         text, offset = self._open(offset, kinds[0], ordinals, limit)
         header, _ = parse(text)
         stated, levels = value(header, PageHeader.COMPRESSED_PAGE_SIZE), b""
@@ -481,12 +464,3 @@ class ParquetSource:
             if len(self._window) < wanted:
                 raise TruncatedError("the file became shorter while it was read", offset=offset)
         return self._window[begin : begin + size]
-
-
-def _value_count(header: Struct, kind: int) -> int:
-    if kind == PageType.DATA_PAGE:
-        count: int = value(value(header, PageHeader.DATA_PAGE_HEADER), DataPageHeader.NUM_VALUES)
-    else:
-        v2 = value(header, PageHeader.DATA_PAGE_HEADER_V2)
-        count = value(v2, DataPageHeaderV2.NUM_VALUES)
-    return count

@@ -49,7 +49,7 @@ from .parquet_modules import (
     ParquetSource,
     chunk_ordinals,
     chunks,
-    page_ordinal,
+    page_modules,
     parsing,
 )
 from .thrift import BINARY, I16, I32, I64, STRUCT, TRUE, Struct, parse, print_struct, value
@@ -64,11 +64,10 @@ _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"
 
 @dataclass(frozen=True, slots=True)
 class ParquetContents:
-    """The contents of an encrypted file.
+    """The contents of an encrypted file of ``size`` bytes.
 
     ``checksum`` is over the decrypted headers and bodies of the pages, in order. ``column_sizes``
     has the bytes of each leaf column, by field id. ``split_offsets`` are where row groups begin.
-    ``size`` is the file's size in bytes.
     """
 
     size: int
@@ -91,10 +90,9 @@ def transcribe_parquet(
     ``fetch(offset, size)`` returns these bytes of the source, a file of ``size`` bytes, in memory
     that its next call may use again. ``source_km`` decrypts it; None means that it is unencrypted.
     ``write`` takes the new file's bytes in their order. ``checksum`` takes the pages.
-    Holds no more than a page and 4 MiB. Raises AuthenticationError, TruncatedError,
-    FormatError (also for a page whose CRC is wrong), NotEncryptedError for an unencrypted file that
-    has a key, KeyReuseError, and NotImplementedError for pages of version 2 in a codec that is
-    unknown here.
+    Holds no more than a page and 4 MiB. Raises AuthenticationError, TruncatedError, FormatError
+    (also for a page whose CRC is wrong), NotEncryptedError for an unencrypted file that has a key,
+    KeyReuseError, and NotImplementedError for pages of version 2 in an unknown codec.
     """
     source = ParquetSource(fetch, size, source_km)
     with parsing():
@@ -143,12 +141,9 @@ class _Tally:
             self._splits[chunk.group] = min(self._splits.get(chunk.group, start), start)
 
     def contents(self, size: int) -> ParquetContents:
+        splits = tuple(sorted(self._splits.values()))
         return ParquetContents(
-            size,
-            self._rows,
-            self._checksum.finish(),
-            self._column_sizes,
-            tuple(sorted(self._splits.values())),
+            size, self._rows, self._checksum.finish(), self._column_sizes, splits
         )
 
 
@@ -174,8 +169,7 @@ class _Transcription:
         self._write(ENCRYPTED_PARQUET_MAGIC)
         page_locations = [self._column(chunk, tally) for chunk in self._chunks]
         self._bloom_filters()
-        self._column_indexes()
-        self._offset_indexes(page_locations)
+        self._indexes(page_locations)
         groups = value(self._footer, FileMetaData.ROW_GROUPS, (STRUCT, []))[1]
         for number, group in enumerate(groups):
             _describe_group(number, group)
@@ -194,7 +188,8 @@ class _Transcription:
                 had_v2 = True
                 page = _as_version_1(page, codec, self._levels[chunk.column])
             offset = self._at
-            header = self._page(page, _ordinals(chunk), len(locations))
+            number = None if page.is_dictionary else len(locations)
+            header = self._page(page, *page_modules(_ordinals(chunk), number))
             tally.add(header, page.body)
             plain_size += self._at - offset - value(page.header, PageHeader.COMPRESSED_PAGE_SIZE)
             plain_size += value(page.header, PageHeader.UNCOMPRESSED_PAGE_SIZE)
@@ -220,14 +215,8 @@ class _Transcription:
         tally.end_chunk(chunk, size)
         return locations
 
-    def _page(self, page: Page, ordinals: bytes, number: int) -> bytes:
-        """Write a page, which is data page ``number`` unless it is a dictionary; return its new
-        header."""
-        if page.is_dictionary:
-            kinds = ModuleType.DICTIONARY_PAGE_HEADER, ModuleType.DICTIONARY_PAGE
-        else:
-            kinds = ModuleType.DATA_PAGE_HEADER, ModuleType.DATA_PAGE
-            ordinals += page_ordinal(number)
+    def _page(self, page: Page, kinds: tuple[ModuleType, ModuleType], ordinals: bytes) -> bytes:
+        """Write a page; return its new header."""
         body = self._encrypted(kinds[1], ordinals, page.body)
         page.header[PageHeader.COMPRESSED_PAGE_SIZE] = I32, len(body)
         page.header.pop(PageHeader.CRC, None)  # the tag replaces it
@@ -246,13 +235,11 @@ class _Transcription:
                 chunk.meta[ColumnMetaData.BLOOM_FILTER_OFFSET] = I64, start
                 chunk.meta[ColumnMetaData.BLOOM_FILTER_LENGTH] = I32, self._at - start
 
-    def _column_indexes(self) -> None:
+    def _indexes(self, page_locations: list[list[tuple[int, int]]]) -> None:
         for chunk in self._chunks:
             if ColumnChunk.COLUMN_INDEX_OFFSET in chunk.fields:
                 index = self._source.index(chunk, ModuleType.COLUMN_INDEX)
                 self._index(chunk, ModuleType.COLUMN_INDEX, index)
-
-    def _offset_indexes(self, page_locations: list[list[tuple[int, int]]]) -> None:
         for chunk, locations in zip(self._chunks, page_locations, strict=True):
             if ColumnChunk.OFFSET_INDEX_OFFSET in chunk.fields:
                 fields, _ = parse(self._source.index(chunk, ModuleType.OFFSET_INDEX))
@@ -291,7 +278,7 @@ class _Transcription:
 
 
 def _ordinals(chunk: Chunk) -> bytes:
-    """Return a column chunk's part of the AAD in the new file. There, a row group's ordinal is its
+    """Return a column chunk's part of the AAD in the new file, where a row group's ordinal is its
     number. In the source, it may be another one."""
     return chunk_ordinals(chunk.group, chunk.column)
 

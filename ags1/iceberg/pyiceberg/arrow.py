@@ -71,14 +71,11 @@ def project(
     wanted: Schema,
     file_schema: Schema,
     batch: pa.RecordBatch,
-    *,
     downcast_ns_timestamp_to_us: bool,
     missing: Mapping[int, Any],
 ) -> pa.RecordBatch:
     """Return a batch of a file's columns as the columns of ``wanted``, matched by field ID.
-
-    ``missing`` has the values of columns that the file does not have.
-    """
+    ``missing`` has the values of columns that the file does not have."""
     visitor = _Projection(
         file_schema,
         downcast_ns_timestamp_to_us,
@@ -107,6 +104,5 @@ def iceberg_schema(schema: Schema | pa.Schema) -> Schema:
 
 
 def downcasts_ns_timestamps() -> bool | None:
-    """Return PyIceberg's setting whether nanoseconds become microseconds; None if it is not
-    set."""
+    """Return PyIceberg's setting whether nanoseconds become microseconds; None if not set."""
     return Config().get_bool(DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE)

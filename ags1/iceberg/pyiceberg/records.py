@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from pyiceberg.avro.file import AvroFileHeader
 from pyiceberg.avro.reader import Reader
 from pyiceberg.avro.resolver import resolve_reader
-from pyiceberg.manifest import (
-    DATA_FILE_TYPE,
-    MANIFEST_ENTRY_SCHEMAS,
-    MANIFEST_LIST_FILE_SCHEMAS,
-)
+from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS, MANIFEST_LIST_FILE_SCHEMAS
 from pyiceberg.manifest import _inherit_from_manifest as inherit_from_manifest
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record

@@ -56,10 +56,8 @@ class Rows(NamedTuple):
 
 class FileReader:
     """Opens files of one table and reads their columns. Any number of threads may use it at once.
-
     ``projected`` is the schema of the rows that the caller wants. Each Avro file is read by
-    ``threads`` threads; Arrow has its own for Parquet.
-    """
+    ``threads`` threads; Arrow has its own for Parquet."""
 
     def __init__(self, files: TableFiles, metadata: TableMetadata, projected: Schema) -> None:
         self.files = files
@@ -93,28 +91,22 @@ class FileReader:
         if file.stored_format == FileFormat.AVRO:
             values = self.partition_values(file, wanted, set())
             return closing(OpenAvro(self.files, file, wanted, self._names, values, self.threads))
+        kind = file.stored_format.name
         raise NotImplementedError(
-            f"{file.file_path}: {file.stored_format.name} files are not supported in an encrypted "
-            "table"
+            f"{file.file_path}: {kind} files are not supported in an encrypted table"
         )
 
     def partition_values(
         self, file: ContentFile, wanted: Schema, present: set[int]
     ) -> dict[int, Any]:
-        """Return the values of the wanted columns that the file does not have, if its partition has
-        them. ``present`` are the IDs of the columns in the file."""
+        """Return the partition's values of the wanted columns that the file does not have.
+        ``present`` are the IDs of the columns in the file."""
         spec = self._metadata.specs().get(file.spec_id)
         return column_projection_values(file, wanted, self._metadata.schema(), spec, present)
 
     def project(self, schema: Schema, rows: Rows) -> pa.RecordBatch:
         """Return rows in the columns of ``schema``."""
-        return project(
-            schema,
-            rows.schema,
-            rows.batch,
-            downcast_ns_timestamp_to_us=self._downcasts,
-            missing=rows.missing,
-        )
+        return project(schema, rows.schema, rows.batch, self._downcasts, rows.missing)
 
     def column(self, schema: Schema, field_id: int, rows: Rows) -> pa.Array:
         """Return one column in its type in ``schema``, which has no other column."""
@@ -125,9 +117,8 @@ class FileReader:
             field = field.field_type.fields[0]
             column = pc.struct_field(column, 0)
         # A filter on a struct, list or map asks only whether it is null.
-        return (
-            column.cast(arrow_type(schema, field_id)) if field.field_type.is_primitive else column
-        )
+        is_primitive = field.field_type.is_primitive
+        return column.cast(arrow_type(schema, field_id)) if is_primitive else column
 
     def _find_table_columns(self, field_ids: frozenset[int]) -> Schema:
         columns: dict[int, NestedField] = {}
@@ -142,8 +133,7 @@ class FileReader:
         return as_stored(Schema(*(columns.values() or any_column)))
 
     def _find_file_columns(self, wanted: tuple[bytes, frozenset[int]]) -> FileColumns:
-        """Return the columns to read of Parquet files. ``wanted`` has the files' serialized Arrow
-        schema and the IDs of the columns."""
+        """``wanted`` has the serialized Arrow schema of Parquet files, and the columns' IDs."""
         serialized, field_ids = wanted
         schema = pyarrow_to_schema(
             without_fields(pa.ipc.read_schema(pa.py_buffer(serialized)), self._opaque),

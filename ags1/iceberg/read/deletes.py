@@ -110,13 +110,10 @@ class DeleteReader:
     def __init__(self, reader: FileReader, puffins: PuffinCache | None = None) -> None:
         self._reader = reader
         self._puffins = PuffinCache(reader.files) if puffins is None else puffins
-        self._positions: Once[ContentFile, dict[str, BitMap64]] = Once(self._read_positions)
+        # The positions in a position delete file, by the data file's path.
+        self.positions_in: Once[ContentFile, dict[str, BitMap64]] = Once(self._read_positions)
         self._keys: Once[_EqualityDeletes, DeletedKeys] = Once(self._read_keys)
         self._key_schemas: Once[int, Schema] = Once(self._key_schema)
-
-    def positions_in(self, delete: ContentFile) -> dict[str, BitMap64]:
-        """Return the positions in a position delete file, by the data file's path."""
-        return self._positions(delete)
 
     def deleted_positions(
         self, file: ContentFile, deletes: Iterable[ContentFile]
@@ -129,7 +126,7 @@ class DeleteReader:
                 payload = self._puffins.read(delete)
                 more = read_deletion_vector(payload, delete, file.file_path)
             elif delete.content == DataFileContent.POSITION_DELETES:
-                more = self._positions(delete).get(file.file_path, BitMap64())
+                more = self.positions_in(delete).get(file.file_path, BitMap64())
             else:
                 continue
             positions = more if positions is None else positions | more
@@ -138,8 +135,7 @@ class DeleteReader:
     def deleted_keys(
         self, deletes: Iterable[ContentFile]
     ) -> list[tuple[tuple[int, ...], DeletedKeys]]:
-        """Return the keys that equality delete files delete, for each set of columns that these
-        compare."""
+        """Return the keys that equality delete files delete, for each set of compared columns."""
         by_ids: dict[tuple[int, ...], set[ContentFile]] = {}
         for delete in deletes:
             if delete.content == DataFileContent.EQUALITY_DELETES:
@@ -173,9 +169,7 @@ class DeleteReader:
                     for chunk, column in zip(chunks, columns, strict=True):
                         chunk.append(column)
         types = [arrow_type(self._key_schemas(field_id), field_id) for field_id in ids]
-        return DeletedKeys(
-            [pa.chunked_array(c, type=t) for c, t in zip(chunks, types, strict=True)]
-        )
+        return DeletedKeys([pa.chunked_array(c, t) for c, t in zip(chunks, types, strict=True)])
 
     def _key_schema(self, field_id: int) -> Schema:
         """Return the schema of one column, which the table may have dropped."""
@@ -189,8 +183,7 @@ class DeleteReader:
 
 
 def positions_by_path(batches: Iterable[pa.RecordBatch]) -> dict[str, BitMap64]:
-    """Return the positions of each data file, from the rows ``(file_path, pos)`` of a delete
-    file."""
+    """Return the positions of each data file, from a delete file's rows ``(file_path, pos)``."""
     by_path: dict[str, BitMap64] = {}
     for batch in batches:
         groups = pa.table({"path": batch.column(0), "pos": batch.column(1)}).group_by("path")
@@ -228,13 +221,13 @@ class DeletedKeys:
         codes: Any = None
         for column in columns:
             values = comparable(column)
-            self._sets.append(_distinct(values))
+            self._sets.append(pc.unique(values))
             here = pc.index_in(values, value_set=self._sets[-1])
             if codes is None:
                 codes = here
             else:
                 pairs = self._pair(codes, here, len(self._sets[-1]))
-                self._pairs.append(_distinct(pairs))
+                self._pairs.append(pc.unique(pairs))
                 codes = pc.index_in(pairs, value_set=self._pairs[-1])
 
     def not_deleted(self, columns: Sequence[Any]) -> pa.Array | None:
@@ -271,7 +264,3 @@ def comparable(column: Any) -> Any:
 
 def _view(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     return pa.chunked_array([chunk.view(kind) for chunk in column.chunks], type=kind)
-
-
-def _distinct(values: Any) -> pa.Array:
-    return pc.unique(values)

@@ -14,47 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import acero
-from pyiceberg.expressions import (
-    AlwaysFalse,
-    And,
-    BooleanExpression,
-    EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    LiteralPredicate,
-    NotEqualTo,
-    NotIn,
-    NotNaN,
-    NotNull,
-    NotStartsWith,
-    Or,
-    SetPredicate,
-    UnboundPredicate,
-)
-from pyiceberg.expressions.literals import (
-    AboveMax,
-    BelowMin,
-    FloatLiteral,
-    LongLiteral,
-    StringLiteral,
-    TimestampLiteral,
-)
+from pyiceberg import expressions as ex
+from pyiceberg import types
+from pyiceberg.expressions import literals
 from pyiceberg.expressions.visitors import bind, extract_field_ids, rewrite_not, visit
 from pyiceberg.schema import Schema
-from pyiceberg.types import (
-    DoubleType,
-    FloatType,
-    IcebergType,
-    NestedField,
-    StructType,
-    TimestampNanoType,
-    TimestamptzNanoType,
-    UUIDType,
-)
 from pyiceberg.utils.datetime import timestamp_to_nanos, timestamptz_to_nanos
 
 from ..pyiceberg.expressions import BooleanRewriter, arrow_filter
@@ -63,8 +27,8 @@ from .metadata_columns import METADATA_COLUMNS, filtered_schema
 
 
 def as_sql(
-    expression: BooleanExpression, schema: Schema, *, case_sensitive: bool = True
-) -> BooleanExpression:
+    expression: ex.BooleanExpression, schema: Schema, *, case_sensitive: bool = True
+) -> ex.BooleanExpression:
     """Return an unbound filter that treats nulls and numbers as SQL does in ``expression``.
 
     ``x != 1``, ``x NOT IN (…)`` and ``x NOT LIKE 'a%'`` leave nulls out. ``x IS NOT NAN`` is true
@@ -78,8 +42,8 @@ def as_sql(
 
 
 def bound_filter(
-    row_filter: BooleanExpression, schema: Schema, *, case_sensitive: bool = True
-) -> BooleanExpression:
+    row_filter: ex.BooleanExpression, schema: Schema, *, case_sensitive: bool = True
+) -> ex.BooleanExpression:
     """Return ``as_sql`` of an unbound filter, bound to the table's columns and to the metadata
     columns that it names. Raises ValueError for a column that does not exist."""
     whole = filtered_schema(schema, row_filter, case_sensitive=case_sensitive)
@@ -87,12 +51,11 @@ def bound_filter(
     return bind(whole, as_meant, case_sensitive=case_sensitive)
 
 
-class _NanosecondLiteral(TimestampLiteral):
-    """A time for a column in nanoseconds; PyIceberg has no literal for these. ``value`` is in
-    nanoseconds since 1970."""
+class _NanosecondLiteral(literals.TimestampLiteral):
+    """A time in nanoseconds since 1970, for which PyIceberg has no literal."""
 
-    def to(self, type_var: IcebergType) -> _NanosecondLiteral:
-        if not isinstance(type_var, TimestampNanoType | TimestamptzNanoType):
+    def to(self, type_var: types.IcebergType) -> _NanosecondLiteral:
+        if not isinstance(type_var, types.TimestampNanoType | types.TimestamptzNanoType):
             raise TypeError(f"a time in nanoseconds is compared with {type_var}")
         return self
 
@@ -103,21 +66,20 @@ class _NanosecondLiteral(TimestampLiteral):
         return _NanosecondLiteral(self.value - 1)
 
 
-def _in_nanoseconds(literal: Any, kind: IcebergType) -> Any:
+def _in_nanoseconds(literal: Any, kind: types.IcebergType) -> Any:
     """Return a literal for a column in nanoseconds. It may be given as an integer, a datetime or
     text in ISO 8601, which has a UTC offset if the column's type has a zone. PyIceberg accepts the
     same for columns in microseconds."""
     value = literal.value
     if isinstance(literal, _NanosecondLiteral):
         return literal
-    if isinstance(literal, StringLiteral):
-        parse = (
-            timestamptz_to_nanos if isinstance(kind, TimestamptzNanoType) else timestamp_to_nanos
-        )
+    if isinstance(literal, literals.StringLiteral):
+        has_zone = isinstance(kind, types.TimestamptzNanoType)
+        parse = timestamptz_to_nanos if has_zone else timestamp_to_nanos
         return _NanosecondLiteral(parse(value))
-    if isinstance(literal, TimestampLiteral):
+    if isinstance(literal, literals.TimestampLiteral):
         return _NanosecondLiteral(value * 1000)
-    if isinstance(literal, LongLiteral):
+    if isinstance(literal, literals.LongLiteral):
         return _NanosecondLiteral(value)
     raise TypeError(f"{value!r} is not a time, and cannot be compared with {kind}")
 
@@ -134,69 +96,68 @@ class _SqlRules(BooleanRewriter):
         self._schema = schema
         self._case_sensitive = case_sensitive
 
-    def visit_unbound_predicate(self, predicate: UnboundPredicate) -> BooleanExpression:
+    def visit_unbound_predicate(self, predicate: ex.UnboundPredicate) -> ex.BooleanExpression:
         term = predicate.term.bind(self._schema, self._case_sensitive)
         check_comparable(self._schema, term.ref().field)
-        if isinstance(predicate, LiteralPredicate):
+        if isinstance(predicate, ex.LiteralPredicate):
             return self._comparison(predicate)
-        if isinstance(predicate, SetPredicate):
+        if isinstance(predicate, ex.SetPredicate):
             return self._set_predicate(predicate)
-        if isinstance(predicate, NotNaN):
-            return Or(predicate, IsNull(term=predicate.term))
+        if isinstance(predicate, ex.NotNaN):
+            return ex.Or(predicate, ex.IsNull(term=predicate.term))
         return predicate
 
-    def _comparison(self, predicate: LiteralPredicate) -> BooleanExpression:
+    def _comparison(self, predicate: ex.LiteralPredicate) -> ex.BooleanExpression:
         value, beyond = self._in_type(predicate, predicate.literal)
-        term = predicate.term
-        if isinstance(predicate, NotEqualTo | NotStartsWith):
-            not_null = NotNull(term=term)
-            return not_null if beyond else And(_of(type(predicate), term, value), not_null)
+        term, not_null = predicate.term, ex.NotNull(term=predicate.term)
+        if isinstance(predicate, ex.NotEqualTo | ex.NotStartsWith):
+            return not_null if beyond else ex.And(_of(type(predicate), term, value), not_null)
         if not beyond:
             return _of(type(predicate), term, value)
         infinity = self._infinity(predicate, beyond)
-        if beyond > 0 and isinstance(predicate, LessThan | LessThanOrEqual):
-            return NotNull(term=term) if infinity is None else _of(LessThan, term, infinity)
-        if beyond < 0 and isinstance(predicate, GreaterThan | GreaterThanOrEqual):
-            return NotNull(term=term) if infinity is None else _of(GreaterThan, term, infinity)
-        if infinity is None or isinstance(predicate, EqualTo):
-            return AlwaysFalse()
-        return _of(EqualTo, term, infinity)
+        if beyond > 0 and isinstance(predicate, ex.LessThan | ex.LessThanOrEqual):
+            return not_null if infinity is None else _of(ex.LessThan, term, infinity)
+        if beyond < 0 and isinstance(predicate, ex.GreaterThan | ex.GreaterThanOrEqual):
+            return not_null if infinity is None else _of(ex.GreaterThan, term, infinity)
+        if infinity is None or isinstance(predicate, ex.EqualTo):
+            return ex.AlwaysFalse()
+        return _of(ex.EqualTo, term, infinity)
 
-    def _set_predicate(self, predicate: SetPredicate) -> BooleanExpression:
+    def _set_predicate(self, predicate: ex.SetPredicate) -> ex.BooleanExpression:
         converted = [self._in_type(predicate, literal) for literal in predicate.literals]
         values = [value for value, beyond in converted if not beyond]
-        if isinstance(predicate, NotIn):
-            not_null = NotNull(term=predicate.term)
-            return And(_of(NotIn, predicate.term, values), not_null) if values else not_null
-        return _of(In, predicate.term, values) if values else AlwaysFalse()
+        if isinstance(predicate, ex.NotIn):
+            not_null = ex.NotNull(term=predicate.term)
+            return ex.And(_of(ex.NotIn, predicate.term, values), not_null) if values else not_null
+        return _of(ex.In, predicate.term, values) if values else ex.AlwaysFalse()
 
-    def _in_type(self, predicate: UnboundPredicate, literal: Any) -> tuple[Any, int]:
+    def _in_type(self, predicate: ex.UnboundPredicate, literal: Any) -> tuple[Any, int]:
         """Return the literal in the column's type, and ``beyond``; 0 if the type has the value."""
         kind = self._type(predicate)
-        is_float = isinstance(kind, FloatType) and isinstance(literal.value, float)
+        is_float = isinstance(kind, types.FloatType) and isinstance(literal.value, float)
         if is_float and math.isinf(literal.value):
-            return FloatLiteral(literal.value), 0
-        if isinstance(kind, TimestampNanoType | TimestamptzNanoType):
+            return literals.FloatLiteral(literal.value), 0
+        if isinstance(kind, types.TimestampNanoType | types.TimestamptzNanoType):
             return _in_nanoseconds(literal, kind), 0
         converted = literal.to(kind)
-        if isinstance(converted, AboveMax):
+        if isinstance(converted, literals.AboveMax):
             return literal, 1
-        return literal, -1 if isinstance(converted, BelowMin) else 0
+        return literal, -1 if isinstance(converted, literals.BelowMin) else 0
 
-    def _infinity(self, predicate: UnboundPredicate, sign: int) -> FloatLiteral | None:
+    def _infinity(self, predicate: ex.UnboundPredicate, sign: int) -> literals.FloatLiteral | None:
         """Return the infinity of the column's type with this sign; None if the type has none."""
-        is_float = isinstance(self._type(predicate), FloatType)
-        return FloatLiteral(sign * math.inf) if is_float else None
+        is_float = isinstance(self._type(predicate), types.FloatType)
+        return literals.FloatLiteral(sign * math.inf) if is_float else None
 
-    def _type(self, predicate: UnboundPredicate) -> IcebergType:
+    def _type(self, predicate: ex.UnboundPredicate) -> types.IcebergType:
         term = predicate.term.bind(self._schema, self._case_sensitive)
-        kind: IcebergType = term.ref().field.field_type
+        kind: types.IcebergType = term.ref().field.field_type
         return kind
 
 
-def _of(kind: Any, term: Any, literal: Any) -> BooleanExpression:
+def _of(kind: Any, term: Any, literal: Any) -> ex.BooleanExpression:
     """Return a predicate. (The declared types of its classes only allow named arguments.)"""
-    predicate: BooleanExpression = kind(term, literal)
+    predicate: ex.BooleanExpression = kind(term, literal)
     return predicate
 
 
@@ -207,7 +168,7 @@ class RowFilter:
     ``field_ids`` are the columns that the filter uses. A filter that is always false uses none.
     """
 
-    def __init__(self, bound: BooleanExpression, schema: Schema) -> None:
+    def __init__(self, bound: ex.BooleanExpression, schema: Schema) -> None:
         self._bound = bound
         self._schema = schema
         self.field_ids: tuple[int, ...] = tuple(sorted(extract_field_ids(bound)))
@@ -217,8 +178,8 @@ class RowFilter:
     @property
     def float_ids(self) -> frozenset[int]:
         """The columns of type float or double among ``field_ids``."""
-        kinds = ((i, self._schema.find_type(i)) for i in self.field_ids)
-        return frozenset(i for i, kind in kinds if isinstance(kind, FloatType | DoubleType))
+        kinds = types.FloatType, types.DoubleType
+        return frozenset(i for i in self.field_ids if isinstance(self._schema.find_type(i), kinds))
 
     def for_file(
         self, file_schema: Schema, without_nan: frozenset[int] = frozenset()
@@ -230,7 +191,7 @@ class RowFilter:
         - The file does not have a column, or has it in another type, which could round a literal.
         - A float column may have NaN: it is not in ``without_nan``. Parquet's statistics do not
           count NaN, and Arrow concludes from them that all rows match, or none.
-        - The filter uses metadata columns. The file does not have all of their values.
+        - The filter uses metadata columns, whose values are not all in the file.
         """
         if not self.float_ids <= without_nan or not METADATA_COLUMNS.keys().isdisjoint(
             self.field_ids
@@ -241,7 +202,7 @@ class RowFilter:
         for field_id in self.field_ids:
             kind = self._schema.find_type(field_id)
             # Arrow's type for a UUID depends on the writer of the file.
-            if field_id not in paths or isinstance(kind, UUIDType):
+            if field_id not in paths or isinstance(kind, types.UUIDType):
                 return None
             if file_schema.find_type(field_id) != kind:
                 return None
@@ -253,12 +214,9 @@ class RowFilter:
         ``field_ids``, in the table's types."""
         names = map(str, self.field_ids)
         table = pa.table({n: _storage(c) for n, c in zip(names, columns, strict=True)})
-        plan = acero.Declaration.from_sequence(
-            [
-                acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
-                acero.Declaration("project", acero.ProjectNodeOptions([self._flat], ["matches"])),
-            ]
-        )
+        source = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
+        project = acero.Declaration("project", acero.ProjectNodeOptions([self._flat], ["matches"]))
+        plan = acero.Declaration.from_sequence([source, project])
         # With several threads, the order of the rows would be undefined.
         return plan.to_table(use_threads=False).column(0).combine_chunks()
 
@@ -268,11 +226,11 @@ def _storage(column: pa.Array) -> pa.Array:
 
 
 def _paths(
-    fields: Iterable[NestedField], above: tuple[str, ...] = ()
+    fields: Iterable[types.NestedField], above: tuple[str, ...] = ()
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield the ID of each column that is not inside a list or map, and its names from the top."""
     for field in fields:
         path = (*above, field.name)
         yield field.field_id, path
-        if isinstance(field.field_type, StructType):
+        if isinstance(field.field_type, types.StructType):
             yield from _paths(field.field_type.fields, path)

@@ -54,7 +54,8 @@ def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
     _check_size(stored, location)
     _check_sha256(stored, trust, location)
     try:
-        text = _decompressed(stored, location) if _is_compressed(location) else stored
+        is_compressed = location.endswith(".gz.metadata.json")
+        text = _decompressed(stored, location) if is_compressed else stored
         metadata = json.loads(text)
     except MetadataIntegrityError:
         raise
@@ -156,15 +157,11 @@ def parse_metadata(metadata: dict[str, Any]) -> TableMetadata:
 
 def _with_known_blobs(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the metadata without statistics blobs whose types PyIceberg does not know."""
-    return metadata | {
-        "statistics": [
-            {
-                **file,
-                "blob-metadata": [b for b in file["blob-metadata"] if b["type"] in _BLOB_TYPES],
-            }
-            for file in metadata.get("statistics") or ()
-        ]
-    }
+    statistics = []
+    for file in metadata.get("statistics") or ():
+        known = [blob for blob in file["blob-metadata"] if blob["type"] in _BLOB_TYPES]
+        statistics.append({**file, "blob-metadata": known})
+    return metadata | {"statistics": statistics}
 
 
 def _check_refs(metadata: Mapping[str, Any]) -> None:
@@ -189,20 +186,14 @@ def _is_metadata(metadata: object) -> TypeGuard[dict[str, Any]]:
         return False
     properties = metadata.get("properties") or {}
     lists = [metadata.get(name) or [] for name in ("snapshots", "encryption-keys")]
-    if not isinstance(properties, dict) or not all(map(_is_string, properties.values())):
+    if not isinstance(properties, dict):
+        return False
+    if not all(isinstance(value, str) for value in properties.values()):
         return False
     return all(
         isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
         for entries in lists
     )
-
-
-def _is_string(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_compressed(location: str) -> bool:
-    return location.endswith(".gz.metadata.json")
 
 
 def _decompressed(stored: bytes, location: str) -> bytes:
@@ -224,14 +215,9 @@ def _check_size(text: bytes, location: str) -> None:
 def _java_hashes(text: bytes, metadata: dict[str, Any]) -> list[str]:
     """Return the hashes that Java may have for the metadata. Java hashes its own compact print of
     what it parsed. For a file that Java wrote, that is the file itself."""
-    prints = [text, _compact(metadata)]
+    compact = json.dumps(metadata, separators=(",", ":"), ensure_ascii=False)
+    prints = [text, compact.encode("utf-8", "surrogatepass")]
     # If Java cannot print the metadata, Java has no hash of it.
     with contextlib.suppress(ValueError, RecursionError):
         prints.append(java_print(metadata, known_only=True))
     return list(map(hash_of, prints))
-
-
-def _compact(metadata: dict[str, Any]) -> bytes:
-    return json.dumps(metadata, separators=(",", ":"), ensure_ascii=False).encode(
-        "utf-8", "surrogatepass"
-    )

@@ -11,14 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pyiceberg.expressions import (
-    AlwaysTrue,
-    And,
-    BooleanExpression,
-    Not,
-    Or,
-    UnboundPredicate,
-)
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, UnboundPredicate
 from pyiceberg.expressions.visitors import rewrite_not, visit
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
@@ -26,49 +19,24 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 from ..pyiceberg.expressions import BooleanRewriter
 from ..spec.constants import FILE_ID, LAST_UPDATED_ID, POSITION_ID, ROW_ID, SPEC_ID
 
-METADATA_COLUMNS = {
-    field.field_id: field
-    for field in (
-        NestedField(
-            FILE_ID,
-            "_file",
-            StringType(),
-            required=True,
-            doc="Path of the file in which a row is stored",
-        ),
-        NestedField(
-            POSITION_ID,
-            "_pos",
-            LongType(),
-            required=True,
-            doc="Ordinal position of a row in the source data file",
-        ),
-        NestedField(
-            SPEC_ID,
-            "_spec_id",
-            IntegerType(),
-            required=True,
-            doc="Spec ID used to track the file containing a row",
-        ),
-        NestedField(
-            ROW_ID,
-            "_row_id",
-            LongType(),
-            required=False,
-            doc="Implicit row ID that is automatically assigned",
-        ),
-        NestedField(
-            LAST_UPDATED_ID,
-            "_last_updated_sequence_number",
-            LongType(),
-            required=False,
-            doc="Sequence number when the row was last updated",
-        ),
-    )
-}
+_FIELDS = (
+    (FILE_ID, "_file", StringType(), "Path of the file in which a row is stored"),
+    (POSITION_ID, "_pos", LongType(), "Ordinal position of a row in the source data file"),
+    (SPEC_ID, "_spec_id", IntegerType(), "Spec ID used to track the file containing a row"),
+    (ROW_ID, "_row_id", LongType(), "Implicit row ID that is automatically assigned"),
+    (
+        LAST_UPDATED_ID,
+        "_last_updated_sequence_number",
+        LongType(),
+        "Sequence number when the row was last updated",
+    ),
+)
 # The metadata columns that data files may contain.
 LINEAGE_IDS = frozenset((ROW_ID, LAST_UPDATED_ID))
-
+METADATA_COLUMNS = {
+    i: NestedField(i, name, kind, required=i not in LINEAGE_IDS, doc=doc)
+    for i, name, kind, doc in _FIELDS
+}
 _NAMES = frozenset(field.name for field in METADATA_COLUMNS.values())
 
 

@@ -19,13 +19,7 @@ from pyarrow.parquet.encryption import create_decryption_properties
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import NameMapping
 
-from ...errors import (
-    Ags1Error,
-    AuthenticationError,
-    FormatError,
-    NotEncryptedError,
-    TruncatedError,
-)
+from ...errors import Ags1Error, AuthenticationError, FormatError, NotEncryptedError
 from ...key_metadata import KeyMetadata
 from ...row_groups import row_group_starts
 from ..formats.avro import AvroFile, read_avro
@@ -47,8 +41,8 @@ class FileColumns:
 
 
 class OpenParquet:
-    """An open Parquet file, encrypted or not. ``columns_of`` returns what is read of a file with
-    this Arrow schema."""
+    """An open Parquet file, encrypted or not. ``columns_of`` returns what is read of a file with an
+    Arrow schema."""
 
     can_filter = True
 
@@ -89,9 +83,8 @@ class OpenParquet:
         with _arrow_errors(self._file):
             fragment = self._fragment
             if split is not None:
-                begin, end = split[0], split[0] + split[1]
                 starts = enumerate(row_group_starts(fragment.metadata))
-                groups = [number for number, start in starts if begin <= start < end]
+                groups = [n for n, start in starts if split[0] <= start < split[0] + split[1]]
                 fragment = fragment.subset(row_group_ids=groups)
             batches = ds.Scanner.from_fragment(
                 fragment,
@@ -131,37 +124,25 @@ class OpenAvro:
     ) -> None:
         self.columns = FileColumns(wanted, wanted)
         self._file = file
-        self._options: dict[str, Any] = {
-            "name_mapping": names,
-            "missing_values": values,
-            "record_count": file.record_count,
-            "threads": threads,
-        }
-        km = file.key
+        self._options: dict[str, Any] = {"name_mapping": names, "missing_values": values}
+        self._options |= {"record_count": file.record_count, "threads": threads}
+        path, km = file.file_path, file.key
         self._stream: Any = (
-            files.open_stored(file.file_path)
-            if km is None
-            else files.open_encrypted(file.file_path, km)
+            files.open_stored(path) if km is None else files.open_encrypted(path, km)
         )
 
     def read(
         self, row_filter: pc.Expression | None = None, split: tuple[int, int] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the blocks in ``split``. There must be no filter."""
-        try:
+        with _errors_of(self._file):
             yield from read_avro(self._stream, self.columns.read, split=split, **self._options)
-        except Ags1Error as error:
-            error.file = self._file.file_path
-            raise
 
     def rows_before(self, offset: int) -> int:
         """Return how many rows are in the blocks of the splits before ``offset``. This reads the
         headers of the blocks."""
-        try:
+        with _errors_of(self._file):
             return AvroFile(self._stream).rows_before(offset)
-        except Ags1Error as error:
-            error.file = self._file.file_path
-            raise
 
     def close(self) -> None:
         self._stream.close()
@@ -174,10 +155,6 @@ def without_fields(schema: pa.Schema, ids: frozenset[int]) -> pa.Schema:
     return pa.schema([field for field in kept if field is not None])
 
 
-def _struct(*fields: pa.Field) -> pa.DataType:
-    return pa.struct(fields)
-
-
 def _field_without(field: pa.Field, ids: frozenset[int]) -> pa.Field | None:
     if int((field.metadata or {}).get(PARQUET_FIELD_ID, -1)) in ids:
         return None
@@ -186,7 +163,7 @@ def _field_without(field: pa.Field, ids: frozenset[int]) -> pa.Field | None:
         return field.with_type(kind.storage_type)
     make: Callable[..., pa.DataType]
     if pa.types.is_struct(kind):
-        parts, make = list(kind), _struct
+        parts, make = list(kind), lambda *fields: pa.struct(fields)
     elif pa.types.is_map(kind):
         parts, make = [kind.key_field, kind.item_field], pa.map_
     elif pa.types.is_list(kind):
@@ -203,11 +180,8 @@ def _field_without(field: pa.Field, ids: frozenset[int]) -> pa.Field | None:
 
 def _check_stored(stream: Any, km: KeyMetadata, file: ContentFile) -> None:
     """Refuse a stored file whose size is not the trusted one, or whose pages Arrow would decrypt
-    without authenticating them.
-
-    Raises TruncatedError, FormatError, AuthenticationError. If the storage then gives Arrow other
-    bytes than it gave this function, that is not detected here.
-    """
+    without authenticating them. If the storage then gives Arrow other bytes than it gave this
+    function, that is not detected here."""
     size = stream.size() if callable(getattr(stream, "size", None)) else stream.seek(0, 2)
     if km.file_length is None:  # the manifest has the length too, and is authenticated
         km = km.with_file_length(file.file_size_in_bytes)
@@ -216,19 +190,24 @@ def _check_stored(stream: Any, km: KeyMetadata, file: ContentFile) -> None:
         stream.seek(offset)
         return bytes(stream.read(length))
 
-    try:
+    with _errors_of(file):
         check_algorithm(fetch, size, km)
-    except (AuthenticationError, FormatError, TruncatedError) as error:
+
+
+@contextmanager
+def _errors_of(file: ContentFile) -> Iterator[None]:
+    """Put the location of the file into our errors."""
+    try:
+        yield
+    except Ags1Error as error:
         error.file = file.file_path
         raise
 
 
 @contextmanager
 def _arrow_errors(file: ContentFile) -> Iterator[None]:
-    """Turn Arrow's errors about a wrong encrypted file into our errors.
-
-    Arrow has no exception types for these, so its messages decide. Errors of the storage pass.
-    """
+    """Turn Arrow's errors about a wrong encrypted file into our errors. Arrow has no types for
+    these, so its messages decide. Errors of the storage pass."""
     try:
         yield
     except (OSError, pa.ArrowInvalid) as error:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import itertools
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 from pyiceberg.expressions.visitors import ResidualEvaluator
 from pyiceberg.manifest import (
@@ -36,7 +37,6 @@ from ..spec.constants import PATH_FIELD_ID
 from .records import ContentFile
 from .snapshots import files_of
 
-_K = TypeVar("_K")
 # The ID of a partition spec, then the values.
 _Partition: TypeAlias = "tuple[Any, ...]"
 
@@ -66,9 +66,9 @@ class DeleteIndex:
     def __init__(self, is_global: Callable[[int], bool]) -> None:
         self._is_global = is_global
         self._vectors: dict[str, tuple[int, ContentFile]] = {}
-        self._by_path: dict[str, _BySequence] = {}
-        self._by_partition: dict[_Partition, _BySequence] = {}
-        self._equality: dict[_Partition, _BySequence] = {}
+        self._by_path: defaultdict[str, _BySequence] = defaultdict(_BySequence)
+        self._by_partition: defaultdict[_Partition, _BySequence] = defaultdict(_BySequence)
+        self._equality: defaultdict[_Partition, _BySequence] = defaultdict(_BySequence)
         self._global_equality = _BySequence()
         self._empty = True
 
@@ -83,13 +83,13 @@ class DeleteIndex:
         elif file.content == DataFileContent.POSITION_DELETES:
             path = path_of_all(file)
             if path is not None:
-                _of(self._by_path, path).add(sequence_number, file)
+                self._by_path[path].add(sequence_number, file)
             else:
-                _of(self._by_partition, _partition(file)).add(sequence_number, file)
+                self._by_partition[_partition(file)].add(sequence_number, file)
         elif self._is_global(file.spec_id):
             self._global_equality.add(sequence_number, file)
         else:
-            _of(self._equality, _partition(file)).add(sequence_number, file)
+            self._equality[_partition(file)].add(sequence_number, file)
 
     def _add_vector(self, sequence_number: int, file: ContentFile) -> None:
         path = file.referenced_data_file
@@ -224,22 +224,7 @@ def _bits(value: float) -> bytes:
     return b"NaN" if value != value else struct.pack("<d", value)
 
 
-def _of(index: dict[_K, _BySequence], key: _K) -> _BySequence:
-    return index.setdefault(key, _BySequence())
-
-
-class DeleteBounds(Protocol):
-    """The fields of a delete file that tell to which data files it applies."""
-
-    @property
-    def referenced_data_file(self) -> str | None: ...
-    @property
-    def lower_bounds(self) -> Mapping[int, bytes] | None: ...
-    @property
-    def upper_bounds(self) -> Mapping[int, bytes] | None: ...
-
-
-def path_of_all(file: DeleteBounds) -> str | None:
+def path_of_all(file: ContentFile) -> str | None:
     """Return the data file that all rows of a position delete file name; None if they may name
     several."""
     if file.referenced_data_file is not None:

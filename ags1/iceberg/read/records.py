@@ -97,8 +97,8 @@ class ContentFile(_KeyedRecord, DataFile):
 
     @classmethod
     def of(cls, *, spec_id: int = 0, **fields: Any) -> Self:
-        """Return the file with these fields; ``partition`` is a sequence of the values of the spec
-        ``spec_id``. Raises TypeError for a field that the specification does not have."""
+        """Return the file with these fields; ``partition`` is a sequence of values. Raises
+        TypeError for a field that the specification does not have."""
         fields["partition"] = Record(*fields.get("partition", ()))
         if "file_format" in fields:
             fields["file_format"] = FileFormat(fields["file_format"])
@@ -132,11 +132,8 @@ class ContentFile(_KeyedRecord, DataFile):
         the file, and the error of PyIceberg's ``ArrowScan`` quotes the text."""
         stored = self.stored_format
         if self.is_handed_out and self.is_encrypted:
-            return cast(
-                "FileFormat",
-                f"{stored.name}, encrypted: read it by the table's own scan, with "
-                "table.scan().to_arrow() or to_polars()",
-            )
+            advice = "read it by the table's own scan, with table.scan().to_arrow() or to_polars()"
+            return cast("FileFormat", f"{stored.name}, encrypted: {advice}")
         return stored
 
     @property
@@ -152,11 +149,8 @@ class ContentFile(_KeyedRecord, DataFile):
 
     @property
     def key(self) -> KeyMetadata | None:
-        """The file's key; None if it is not encrypted.
-
-        Raises KeyMetadataError, and MetadataIntegrityError if the file lengths in the manifest
-        entry and in the key metadata differ.
-        """
+        """The file's key; None if it is not encrypted. Raises KeyMetadataError, and
+        MetadataIntegrityError if the lengths in the manifest entry and the key metadata differ."""
         if self._key_bytes is None:
             return None
         return parse_key(self._key_bytes, self.file_path, self.file_size_in_bytes)
@@ -172,9 +166,7 @@ class ContentFile(_KeyedRecord, DataFile):
         return self.file_path, self.content_offset
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ContentFile):
-            return NotImplemented
-        return self.identity == other.identity
+        return self.identity == other.identity if isinstance(other, ContentFile) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.identity)
@@ -185,11 +177,8 @@ class ContentFile(_KeyedRecord, DataFile):
 
 
 class ManifestEntry(NamedRecord, PyIcebergEntry):
-    """A file's entry in a manifest.
-
-    ``status`` is EXISTING, ADDED or DELETED. ``sequence_number`` (of the data) and
-    ``file_sequence_number`` are None if they will be that of the snapshot after its commit.
-    """
+    """A file's entry in a manifest: EXISTING, ADDED or DELETED. ``sequence_number`` (of the data)
+    and ``file_sequence_number`` are None if they will be that of the snapshot after its commit."""
 
     names = MANIFEST_ENTRY
 
@@ -258,20 +247,15 @@ class Manifest(_KeyedRecord, ManifestFile):
 def read_entries(
     manifest: ManifestFile, io: FileIO, *, discard_deleted: bool = True
 ) -> list[ManifestEntry]:
-    """Return a manifest's entries with the values that they inherit: sequence numbers, the spec and
-    row IDs.
-
-    ``io`` is that of the table. Raises what ``fetch_manifest_entry`` raises.
-    """
+    """Return a manifest's entries with the values that they inherit. ``io`` is that of the table.
+    Raises what ``fetch_manifest_entry`` raises."""
     entries = manifest.fetch_manifest_entry(io, discard_deleted)
     return cast("list[ManifestEntry]", entries)
 
 
 def parse_key(key_bytes: bytes, location: str, length: int) -> KeyMetadata:
-    """Return the key of a file that has ``length`` bytes according to its record.
-
-    Raises KeyMetadataError, and MetadataIntegrityError if the key metadata has another length.
-    """
+    """Return the key of a file that has ``length`` bytes according to its record. Raises
+    KeyMetadataError, and MetadataIntegrityError if the key metadata has another length."""
     try:
         km = KeyMetadata.from_bytes(key_bytes)
     except Ags1Error as error:

@@ -16,12 +16,9 @@ from typing import TypeAlias, TypeVar, cast
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
+from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestEntryStatus
 from pyiceberg.schema import Schema
-from pyiceberg.table import (
-    FileScanTask,
-    IncrementalAppendScan,
-)
+from pyiceberg.table import FileScanTask, IncrementalAppendScan
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, ancestors_between_ids
 from pyiceberg.utils.concurrent import ExecutorFactory
@@ -87,8 +84,7 @@ class EncryptedScan(PlannedScan):
     def to_arrow_batch_reader(
         self, dictionary_columns: tuple[str, ...] = ()
     ) -> pa.RecordBatchReader:
-        """Return the rows as a stream. Small files are read ahead, and so is a part of a large
-        one."""
+        """Return the rows as a stream. Small files and a part of a large one are read ahead."""
         return _batch_reader(_reader(self, dictionary_columns), self._tasks())
 
     def count(self) -> int:
@@ -118,11 +114,8 @@ class EncryptedIncrementalScan(IncrementalAppendScan):
         return _mark_handed_out(self._tasks())
 
     def _tasks(self) -> list[FileScanTask]:
-        if (
-            self.from_snapshot_id is None
-            and self.to_snapshot_id is None
-            and self.table_metadata.current_snapshot() is None
-        ):
+        is_open = self.from_snapshot_id is None and self.to_snapshot_id is None
+        if is_open and self.table_metadata.current_snapshot() is None:
             return []
         first, last = appends_between(self)
         appends = {
@@ -136,12 +129,11 @@ class EncryptedIncrementalScan(IncrementalAppendScan):
             for manifest in snapshot.manifests(self.io)
             if manifest.content == ManifestContent.DATA and manifest.added_snapshot_id in appends
         }
-        return _planner(self).plan_files(
-            manifests,
-            lambda entry: (
-                entry.snapshot_id in appends and entry.status == ManifestEntryStatus.ADDED
-            ),
-        )
+
+        def is_appended(entry: ManifestEntry) -> bool:
+            return entry.snapshot_id in appends and entry.status == ManifestEntryStatus.ADDED
+
+        return _planner(self).plan_files(manifests, is_appended)
 
     def to_arrow(self) -> pa.Table:
         """Return the rows, as ``EncryptedScan.to_arrow``."""
@@ -173,11 +165,8 @@ class ScanReader:
     def batches(
         self, tasks: Iterable[FileScanTask], *, ahead: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, up to the scan's limit.
-
-        If ``ahead`` is given, at most that many stored bytes are read ahead, and no large file is
-        held whole.
-        """
+        """Yield the rows, up to the scan's limit. If ``ahead`` is given, at most that many stored
+        bytes are read ahead, and no large file is held whole."""
         rows_to_return = self._limit
         if rows_to_return is not None and rows_to_return <= 0:
             return

@@ -49,10 +49,8 @@ from .records import ContentFile
 @dataclass(slots=True)
 class Matches:
     """Where a filter is true in a data file: the ``positions`` of rows that were not deleted.
-
     ``deleted`` are the positions in its deletion vector and position deletes. ``live`` is the
-    number of rows that no delete of any kind has removed.
-    """
+    number of rows that no delete of any kind has removed."""
 
     positions: BitMap64
     deleted: BitMap64
@@ -110,8 +108,8 @@ class TaskReader:
         )
 
     def share(self, tasks: int) -> None:
-        """Divide the CPUs among this number of tasks. If there are few Avro files, each is read in
-        parallel pieces. Parquet files use Arrow's own threads."""
+        """Divide the CPUs among this number of tasks: a few Avro files are read in parallel pieces.
+        Parquet files use Arrow's own threads."""
         self._reader.threads = max(1, usable_cpus() // max(1, tasks))
 
     def batches(
@@ -120,8 +118,8 @@ class TaskReader:
         """Yield the task's rows in the projected schema.
 
         ``split`` is an offset and a length, in bytes of the file. Adjoining splits have each row
-        once. Avro files are split at their sync markers, Parquet files at row groups. The number of
-        rows of a split file is not compared with the manifest's.
+        once. Avro files are split at sync markers, Parquet files at row groups. The number of rows
+        of a split file is not compared with the manifest's.
         """
         for rows in self._rows(task, split=split):
             if self._file_part is self._projected:
@@ -165,9 +163,8 @@ class TaskReader:
         split: tuple[int, int] | None = None,
         deleted: BitMap64 | None = None,
     ) -> Iterator[Rows]:
-        """Yield the rows of the task, in the file's own columns. If ``located``, they have their
-        positions in the file, and empty batches are yielded too. ``deleted`` is that of
-        ``remaining``."""
+        """Yield the task's rows in the file's own columns. If ``located``, they have positions, and
+        empty batches are yielded too. ``deleted`` is that of ``remaining``."""
         if self._matches_none:
             return
         file, deletes = _files_of(task)
@@ -202,8 +199,6 @@ class TaskReader:
                 if located or rows.batch.num_rows:
                     yield rows._replace(live=live)
 
-    # -- the filter
-
     def _arrow_filter(
         self, opened: OpenParquet | OpenAvro, file: ContentFile
     ) -> pc.Expression | None:
@@ -221,8 +216,6 @@ class TaskReader:
             else self._reader.column(self._filter_schemas(i), i, rows)
             for i in row_filter.field_ids
         )
-
-    # -- metadata columns
 
     def _with_metadata_columns(self, rows: Rows) -> pa.RecordBatch:
         columns: list[pa.Array] = []

@@ -15,20 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import model_serializer
+from pyiceberg import types
 from pyiceberg.conversions import from_json, to_json
 from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
 from pyiceberg.schema import Schema, index_by_id
-from pyiceberg.types import (
-    BinaryType,
-    GeographyType,
-    GeometryType,
-    IcebergType,
-    ListType,
-    MapType,
-    NestedField,
-    PrimitiveType,
-    StructType,
-)
 
 from ...errors import UnsupportedTypeError
 
@@ -41,14 +31,12 @@ WKB = "geoarrow.wkb"
 # An error names at most this number of readable columns.
 _NAMED = 5
 
-_Change = Callable[[IcebergType], "IcebergType | None"]
+_Change = Callable[[types.IcebergType], "types.IcebergType | None"]
 
 
-class OpaqueType(PrimitiveType):
-    """A type that PyIceberg does not know; ``text`` is its JSON.
-
-    No value of it is read or written, nothing is promoted to it, and no filter applies to it.
-    """
+class OpaqueType(types.PrimitiveType):
+    """A type that PyIceberg does not know; ``text`` is its JSON. No value of it is read or written,
+    nothing is promoted to it, and no filter applies to it."""
 
     # The field is not the text alone, because PyIceberg would parse that.
     root: tuple[str]
@@ -95,8 +83,7 @@ def parse_schema(schema: Mapping[str, Any]) -> Schema:
 
 
 def with_types(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table's metadata, parsed from JSON, with types in its schemas that PyIceberg can
-    parse."""
+    """Return a table's metadata, parsed from JSON, with types that PyIceberg can parse."""
     typed = dict(metadata)
     if isinstance(typed.get("schemas"), list):
         typed["schemas"] = [_with_types(schema) for schema in typed["schemas"]]
@@ -129,18 +116,17 @@ def _with_types(kind: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1000)
-def primitive_type(kind: str) -> IcebergType:
-    """Return the type that has this name in metadata.json; an ``OpaqueType`` if PyIceberg does not
-    know it."""
+def primitive_type(kind: str) -> types.IcebergType:
+    """Return the type of this name in metadata.json, or an ``OpaqueType``."""
     if match := _GEOMETRY.fullmatch(kind):
-        return GeometryType(match[1])
+        return types.GeometryType(match[1])
     if match := _GEOGRAPHY.fullmatch(kind):
-        return GeographyType(match[1], match[2] or GeographyType().algorithm)
+        return types.GeographyType(match[1], match[2] or types.GeographyType().algorithm)
     try:
-        field = NestedField(field_id=1, name="x", field_type=kind, required=False)
+        field = types.NestedField(field_id=1, name="x", field_type=kind, required=False)
     except (ValueError, PyIcebergValidationError):
         return OpaqueType(json.dumps(kind))
-    parsed: IcebergType = field.field_type
+    parsed: types.IcebergType = field.field_type
     # PyIceberg looks only at the beginning of some names.
     is_whole = str(parsed).replace(" ", "") == kind.replace(" ", "")
     return parsed if is_whole else OpaqueType(json.dumps(kind))
@@ -159,7 +145,7 @@ def check_readable(schema: Schema, way: str | None = None) -> None:
         )
 
 
-def check_comparable(schema: Schema, field: NestedField) -> None:
+def check_comparable(schema: Schema, field: types.NestedField) -> None:
     """Raise UnsupportedTypeError if a column of the schema has a type that no filter can use."""
     for opaque in _opaque([field]):
         raise UnsupportedTypeError(
@@ -170,7 +156,7 @@ def check_comparable(schema: Schema, field: NestedField) -> None:
 
 def check_sources(fields: Iterable[Mapping[str, Any]], schema: Schema) -> None:
     """Raise UnsupportedTypeError if a field of a partition spec or sort order, as JSON, has an
-    opaque source column. A field whose transform is ``void`` has no source."""
+    opaque source column. A ``void`` field has no source."""
     for field in fields:
         source_id = field.get("source-id")
         if source_id not in schema.field_ids or field.get("transform") == "void":
@@ -215,15 +201,15 @@ def check_writable(schema: Schema, *, is_avro: bool) -> None:
 
 
 def _writable(schema: Schema, is_avro: bool) -> Schema:
-    def written(kind: IcebergType) -> IcebergType | None:
+    def written(kind: types.IcebergType) -> types.IcebergType | None:
         # Arrow writes only spherical edges to Parquet.
-        fits_arrow = not isinstance(kind, GeographyType) or kind.algorithm == "spherical"
+        fits_arrow = not isinstance(kind, types.GeographyType) or kind.algorithm == "spherical"
         return None if isinstance(kind, OpaqueType) or not (is_avro or fits_arrow) else kind
 
     return _of_types(schema, written)
 
 
-def _not_written(schema: Schema, field: NestedField, is_avro: bool) -> str:
+def _not_written(schema: Schema, field: types.NestedField, is_avro: bool) -> str:
     name, kind = schema.find_column_name(field.field_id), field.field_type
     file_format = "Avro" if is_avro else "Parquet"
     return f"column {name!r} has type {kind}, which this version does not write to {file_format}"
@@ -231,8 +217,8 @@ def _not_written(schema: Schema, field: NestedField, is_avro: bool) -> str:
 
 def as_stored(schema: Schema) -> Schema:
     """Return the schema with the types that values have in Arrow: geometries are their WKB."""
-    is_wkb = (GeometryType, GeographyType)
-    return _of_types(schema, lambda kind: BinaryType() if isinstance(kind, is_wkb) else kind)
+    is_wkb = (types.GeometryType, types.GeographyType)
+    return _of_types(schema, lambda kind: types.BinaryType() if isinstance(kind, is_wkb) else kind)
 
 
 def opaque_ids(schemas: Iterable[Schema]) -> frozenset[int]:
@@ -240,22 +226,22 @@ def opaque_ids(schemas: Iterable[Schema]) -> frozenset[int]:
     return frozenset(field.field_id for schema in schemas for field in _opaque(schema.fields))
 
 
-def _opaque(fields: Iterable[NestedField]) -> Iterator[NestedField]:
+def _opaque(fields: Iterable[types.NestedField]) -> Iterator[types.NestedField]:
     """Yield the opaque fields, also those inside the fields."""
     for field in fields:
         kind = field.field_type
         if isinstance(kind, OpaqueType):
             yield field
-        elif not isinstance(kind, PrimitiveType):
+        elif not isinstance(kind, types.PrimitiveType):
             yield from _opaque(_parts(kind))
 
 
-def _parts(kind: IcebergType) -> tuple[NestedField, ...]:
-    if isinstance(kind, StructType):
+def _parts(kind: types.IcebergType) -> tuple[types.NestedField, ...]:
+    if isinstance(kind, types.StructType):
         return kind.fields
-    if isinstance(kind, ListType):
+    if isinstance(kind, types.ListType):
         return (kind.element_field,)
-    return (kind.key_field, kind.value_field) if isinstance(kind, MapType) else ()
+    return (kind.key_field, kind.value_field) if isinstance(kind, types.MapType) else ()
 
 
 def _of_types(schema: Schema, change: _Change) -> Schema:
@@ -270,28 +256,28 @@ def _of_types(schema: Schema, change: _Change) -> Schema:
     return result.model_copy(update={"identifier_field_ids": ids})
 
 
-def _of_type(field: NestedField, change: _Change) -> NestedField | None:
+def _of_type(field: types.NestedField, change: _Change) -> types.NestedField | None:
     kind = _changed(field.field_type, change)
     if kind is field.field_type:
         return field
     return None if kind is None else field.model_copy(update={"field_type": kind})
 
 
-def _changed(kind: IcebergType, change: _Change) -> IcebergType | None:
-    if isinstance(kind, PrimitiveType):
+def _changed(kind: types.IcebergType, change: _Change) -> types.IcebergType | None:
+    if isinstance(kind, types.PrimitiveType):
         return change(kind)
     parts = _parts(kind)
     changed = [_of_type(part, change) for part in parts]
     if all(new is old for new, old in zip(changed, parts, strict=True)):
         return kind
-    if isinstance(kind, StructType):
+    if isinstance(kind, types.StructType):
         is_needed = any(n is None and o.required for n, o in zip(changed, parts, strict=True))
         remaining = [field for field in changed if field is not None]
-        return StructType(*remaining) if remaining and not is_needed else None
+        return types.StructType(*remaining) if remaining and not is_needed else None
     if None in changed:
         return None
-    types = [part.field_type for part in changed if part is not None]
-    if isinstance(kind, ListType):
-        return ListType(kind.element_id, types[0], kind.element_required)
-    assert isinstance(kind, MapType)
-    return MapType(kind.key_id, types[0], kind.value_id, types[1], kind.value_required)
+    kinds = [part.field_type for part in changed if part is not None]
+    if isinstance(kind, types.ListType):
+        return types.ListType(kind.element_id, kinds[0], kind.element_required)
+    assert isinstance(kind, types.MapType)
+    return types.MapType(kind.key_id, kinds[0], kind.value_id, kinds[1], kind.value_required)

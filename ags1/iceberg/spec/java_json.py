@@ -15,7 +15,6 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 # Orders the fields of a value. The second argument says whether fields that Java does not know are
@@ -23,29 +22,28 @@ from typing import Any
 _Order = Callable[[Any, bool], Any]
 
 
-@dataclass(frozen=True, slots=True)
 class _Form:
-    """The fields of a JSON object in Java's order. ``inside`` orders the values of some fields."""
+    """The fields of a JSON object in Java's order. ``inside`` orders the values of some fields.
+    Java does not print the fields ``omitted_when_empty`` if they are empty or zero."""
 
-    fields: tuple[str, ...]
-    inside: Mapping[str, _Order] = field(default_factory=dict)
-    # Optional fields that Java does not print if they are empty or zero.
-    omitted_when_empty: frozenset[str] = frozenset()
-    known: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "known", frozenset(self.fields))
+    def __init__(
+        self, fields: str, inside: Mapping[str, _Order] | None = None, omitted_when_empty: str = ""
+    ) -> None:
+        self._fields = tuple(fields.split())
+        self._known = frozenset(self._fields)
+        self._inside = inside or {}
+        self._omitted_when_empty = frozenset(omitted_when_empty.split())
 
     def __call__(self, value: Any, known_only: bool) -> Any:
         if not isinstance(value, dict):
             return value
-        is_known = known_only or self.known.issuperset(value)
+        is_known = known_only or self._known.issuperset(value)
         unknown = {} if is_known else self._followers(value)
         ordered: dict[str, Any] = unknown.get("", {})
-        for name in self.fields:
+        for name in self._fields:
             inner = value.get(name)
-            if inner is not None and (inner or name not in self.omitted_when_empty):
-                order = self.inside.get(name)
+            if inner is not None and (inner or name not in self._omitted_when_empty):
+                order = self._inside.get(name)
                 ordered[name] = inner if order is None else order(inner, known_only)
             if name in unknown:
                 ordered.update(unknown[name])
@@ -53,7 +51,7 @@ class _Form:
 
     def unknown(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that are not known."""
-        return {name: inner for name, inner in value.items() if name not in self.known}
+        return {name: inner for name, inner in value.items() if name not in self._known}
 
     def _followers(self, value: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Return the unknown fields, by the known field that each one follows. The first ones
@@ -61,7 +59,7 @@ class _Form:
         followers: dict[str, dict[str, Any]] = {}
         before = ""
         for name, inner in value.items():
-            if name in self.known:
+            if name in self._known:
                 before = name
             else:
                 followers.setdefault(before, {})[name] = inner
@@ -70,9 +68,8 @@ class _Form:
 
 def _each(order: _Order) -> _Order:
     def ordered(values: Any, known_only: bool) -> Any:
-        if not isinstance(values, list):
-            return values
-        return [order(value, known_only) for value in values]
+        is_list = isinstance(values, list)
+        return [order(value, known_only) for value in values] if is_list else values
 
     return ordered
 
@@ -111,13 +108,10 @@ def _type(value: Any, known_only: bool) -> Any:
     return value if form is None else form(value, known_only)
 
 
-_DEFAULTS = ("initial-default", "write-default")
-
-
 def _column(value: Any, known_only: bool) -> Any:
     ordered = _COLUMN(value, known_only)
     if isinstance(ordered, dict) and ordered.get("type") in ("float", "double"):
-        for name in _DEFAULTS:
+        for name in ("initial-default", "write-default"):
             default = ordered.get(name)
             if isinstance(default, int | float) and not isinstance(default, bool):
                 ordered[name] = _default(default, is_single=ordered["type"] == "float")
@@ -130,116 +124,60 @@ def _summary(value: Any, known_only: bool) -> Any:
     return value
 
 
-_COLUMN = _Form(("id", "name", "required", "type", "doc", *_DEFAULTS), {"type": _type})
+_COLUMN = _Form("id name required type doc initial-default write-default", {"type": _type})
 _NESTED = {
-    "struct": _Form(("type", "fields"), {"fields": _each(_column)}),
-    "list": _Form(("type", "element-id", "element", "element-required"), {"element": _type}),
-    "map": _Form(
-        ("type", "key-id", "key", "value-id", "value", "value-required"),
-        {"key": _type, "value": _type},
-    ),
+    "struct": _Form("type fields", {"fields": _each(_column)}),
+    "list": _Form("type element-id element element-required", {"element": _type}),
+    "map": _Form("type key-id key value-id value value-required", {"key": _type, "value": _type}),
 }
 _SCHEMA = _Form(
-    ("type", "schema-id", "identifier-field-ids", "fields"),
+    "type schema-id identifier-field-ids fields",
     {"fields": _each(_column)},
-    frozenset({"identifier-field-ids"}),
+    omitted_when_empty="identifier-field-ids",
 )
-_PARTITION_FIELD = _Form(("name", "transform", "source-id", "field-id"))
+_PARTITION_FIELD = _Form("name transform source-id field-id")
 _PARTITION_FIELDS = _each(_PARTITION_FIELD)
-_SPEC = _Form(("spec-id", "fields"), {"fields": _PARTITION_FIELDS})
-_SORT_ORDER = _Form(
-    ("order-id", "fields"),
-    {"fields": _each(_Form(("transform", "source-id", "direction", "null-order")))},
-)
+_SORT_FIELDS = _each(_Form("transform source-id direction null-order"))
 _KEY = _Form(
-    ("key-id", "encrypted-key-metadata", "encrypted-by-id", "properties"),
-    omitted_when_empty=frozenset({"properties"}),
+    "key-id encrypted-key-metadata encrypted-by-id properties", omitted_when_empty="properties"
 )
-_REF = _Form(
-    ("snapshot-id", "type", "min-snapshots-to-keep", "max-snapshot-age-ms", "max-ref-age-ms")
-)
+_REF = _Form("snapshot-id type min-snapshots-to-keep max-snapshot-age-ms max-ref-age-ms")
 _SNAPSHOT = _Form(
-    (
-        "sequence-number",
-        "snapshot-id",
-        "parent-snapshot-id",
-        "timestamp-ms",
-        "summary",
-        "manifest-list",
-        "manifests",
-        "schema-id",
-        "first-row-id",
-        "added-rows",
-        "key-id",
-    ),
+    "sequence-number snapshot-id parent-snapshot-id timestamp-ms summary manifest-list manifests "
+    "schema-id first-row-id added-rows key-id",
     {"summary": _summary},
-    frozenset({"sequence-number", "summary"}),
+    omitted_when_empty="sequence-number summary",
 )
-_BLOB = _Form(
-    ("type", "snapshot-id", "sequence-number", "fields", "properties"),
-    omitted_when_empty=frozenset({"properties"}),
-)
-_STATISTICS_FILE = (
-    "snapshot-id",
-    "statistics-path",
-    "file-size-in-bytes",
-    "file-footer-size-in-bytes",
-    "blob-metadata",
+_BLOB = _Form("type snapshot-id sequence-number fields properties", omitted_when_empty="properties")
+_STATISTICS_FILE = _Form(
+    "snapshot-id statistics-path file-size-in-bytes file-footer-size-in-bytes blob-metadata",
+    {"blob-metadata": _each(_BLOB)},
 )
 _TABLE = _Form(
-    (
-        "format-version",
-        "table-uuid",
-        "location",
-        "last-sequence-number",
-        "last-updated-ms",
-        "last-column-id",
-        "schema",
-        "current-schema-id",
-        "schemas",
-        "partition-spec",
-        "default-spec-id",
-        "partition-specs",
-        "last-partition-id",
-        "default-sort-order-id",
-        "sort-orders",
-        "properties",
-        "current-snapshot-id",
-        "next-row-id",
-        "encryption-keys",
-        "refs",
-        "snapshots",
-        "statistics",
-        "partition-statistics",
-        "snapshot-log",
-        "metadata-log",
-    ),
+    "format-version table-uuid location last-sequence-number last-updated-ms last-column-id "
+    "schema current-schema-id schemas partition-spec default-spec-id partition-specs "
+    "last-partition-id default-sort-order-id sort-orders properties current-snapshot-id "
+    "next-row-id encryption-keys refs snapshots statistics partition-statistics snapshot-log "
+    "metadata-log",
     {
         "schema": _SCHEMA,
         "schemas": _each(_SCHEMA),
         "partition-spec": _PARTITION_FIELDS,
-        "partition-specs": _each(_SPEC),
-        "sort-orders": _each(_SORT_ORDER),
+        "partition-specs": _each(_Form("spec-id fields", {"fields": _PARTITION_FIELDS})),
+        "sort-orders": _each(_Form("order-id fields", {"fields": _SORT_FIELDS})),
         "encryption-keys": _each(_KEY),
         "refs": _each_value(_REF),
         "snapshots": _each(_SNAPSHOT),
-        "statistics": _each(_Form(_STATISTICS_FILE, {"blob-metadata": _each(_BLOB)})),
-        "partition-statistics": _each(_Form(_STATISTICS_FILE[:3])),
-        "snapshot-log": _each(_Form(("timestamp-ms", "snapshot-id"))),
-        "metadata-log": _each(_Form(("timestamp-ms", "metadata-file"))),
+        "statistics": _each(_STATISTICS_FILE),
+        "partition-statistics": _each(_Form("snapshot-id statistics-path file-size-in-bytes")),
+        "snapshot-log": _each(_Form("timestamp-ms snapshot-id")),
+        "metadata-log": _each(_Form("timestamp-ms metadata-file")),
     },
-    frozenset({"encryption-keys"}),
+    omitted_when_empty="encryption-keys",
 )
 # Java prints these for every table, even if they are empty.
-_ALWAYS: tuple[tuple[str, type[dict[str, Any]] | type[list[Any]]], ...] = (
-    ("properties", dict),
-    ("refs", dict),
-    ("snapshots", list),
-    ("statistics", list),
-    ("partition-statistics", list),
-    ("snapshot-log", list),
-    ("metadata-log", list),
-)
+_ALWAYS_OBJECTS = ("properties", "refs")
+_ALWAYS_LISTS = tuple("snapshots statistics partition-statistics snapshot-log metadata-log".split())
 # Java prints these only for tables of version 1.
 _VERSION_1_ONLY = ("schema", "partition-spec")
 
@@ -254,9 +192,9 @@ def in_java_order(metadata: Mapping[str, Any], *, known_only: bool = False) -> d
     version = metadata.get("format-version")
     is_first = isinstance(version, int) and version == 1
     complete = dict(metadata)
-    for name, kind in _ALWAYS:
+    for name in (*_ALWAYS_OBJECTS, *_ALWAYS_LISTS):
         if complete.get(name) is None:
-            complete[name] = kind()
+            complete[name] = {} if name in _ALWAYS_OBJECTS else []
     unset = None if isinstance(version, int) and version >= 3 else -1
     if complete.get("current-snapshot-id") in (None, -1):
         # A null is removed like any other null, so it is set below.
@@ -278,62 +216,53 @@ def schema_in_java_order(schema: Any) -> Any:
 
 
 def with_unknown_fields(schema: Any, before: Any) -> Any:
-    """Return a schema's JSON with the unknown fields that its columns have in ``before``. PyIceberg
-    made ``schema`` from ``before`` and dropped these fields."""
-    unknown = {column["id"]: _COLUMN.unknown(column) for column in _columns(before)}
-    for column in _columns(schema):
+    """Return a schema's JSON with the unknown fields of ``before``, of which PyIceberg made it."""
+    unknown = {column["id"]: _COLUMN.unknown(column) for column in fields_in(before)}
+    for column in fields_in(schema):
         column.update(unknown.get(column["id"], {}))
     return {**schema, **_SCHEMA.unknown(before)}
 
 
 def partition_fields_like(fields: list[Any], before: list[Any]) -> list[Any]:
-    """Return a partition spec's fields. Each gets the unknown fields of the field in ``before``
-    that has the same id."""
+    """Return a partition spec's fields, with the unknown fields that those in ``before`` have."""
     unknown = {field["field-id"]: _PARTITION_FIELD.unknown(field) for field in before}
     return [{**field, **unknown.get(field["field-id"], {})} for field in fields]
 
 
-def _columns(kind: Any) -> Iterator[dict[str, Any]]:
-    """Yield the columns of a schema's or type's JSON, and those inside."""
+def fields_in(kind: Any) -> Iterator[dict[str, Any]]:
+    """Yield the fields in the JSON of a schema or type, outer fields first."""
     parts = kind if isinstance(kind, list) else ()
     if isinstance(kind, dict):
         if "name" in kind and "id" in kind:
             yield kind
         parts = [kind.get(name) for name in ("fields", "type", "element", "key", "value")]
     for part in parts:
-        yield from _columns(part)
+        yield from fields_in(part)
 
 
 def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> bytes:
-    """Return the metadata.json that Java would print: compact, in UTF-8.
-
-    Fields that Java does not know stay after the field that they follow; if ``known_only`` is true,
-    they are removed. Raises ValueError for values that JSON does not have: NaN, infinities, text
-    that is not Unicode.
-    """
+    """Return the metadata.json that Java would print: compact, in UTF-8, of ``in_java_order``.
+    Raises ValueError for values that JSON does not have: NaN, infinities, text that is not
+    Unicode."""
     ordered = in_java_order(metadata, known_only=known_only)
-    members = (f"{_text(name)}:{_printed(name, value)}" for name, value in ordered.items())
+    members = []
+    for name, value in ordered.items():
+        # Only schemas have numbers that Java prints differently; C code prints the rest.
+        printed = _with_floats(value) if name in ("schema", "schemas") else _text(value)
+        members.append(f"{_text(name)}:{printed}")
     return f"{{{','.join(members)}}}".encode()
 
 
 def java_hash(data: bytes) -> str:
-    """Return the ``metadata_hash`` that the Hive catalog has for a metadata.json (uncompressed).
-
-    It is the SHA-256, in base64, of the metadata as Java prints it without unknown fields. If the
-    file is in Java's form and has no unknown fields, that is the hash of the file. Raises
-    ValueError if ``data`` is not JSON.
-    """
+    """Return the ``metadata_hash`` that the Hive catalog has for a metadata.json (uncompressed):
+    that of the metadata as Java prints it, without unknown fields. Raises ValueError if ``data`` is
+    not JSON."""
     return hash_of(java_print(json.loads(data), known_only=True))
 
 
 def hash_of(text: bytes) -> str:
     """Return the hash of printed metadata: SHA-256, in base64."""
     return base64.b64encode(hashlib.sha256(text).digest()).decode()
-
-
-def _printed(name: str, value: Any) -> str:
-    # Only schemas have numbers that Java prints differently; C code prints the rest.
-    return _with_floats(value) if name in ("schema", "schemas") else _text(value)
 
 
 def _with_floats(value: Any) -> str:
@@ -360,24 +289,21 @@ def _text(value: Any) -> str:
 class _Float(float):
     """A column's default of type float or double: Java prints the two types differently."""
 
-    is_single: bool
-
-    def __new__(cls, value: float, *, is_single: bool) -> _Float:
-        made = super().__new__(cls, value)
-        made.is_single = is_single
-        return made
+    is_single = False
 
 
 def _default(value: float, *, is_single: bool) -> _Float:
     try:
-        return _Float(value, is_single=is_single)
+        default = _Float(value)
     except OverflowError:
         raise ValueError("a column's default is no double") from None
+    default.is_single = is_single
+    return default
 
 
 def _java_float(value: float, *, is_single: bool) -> str:
-    """Return a number as Double.toString and Float.toString of JDK 19 and later print it. Older
-    JDKs print some large numbers with more digits than needed."""
+    """Return a number as Double.toString and Float.toString of JDK 19 print it. Older JDKs print
+    some large numbers with more digits than needed."""
     if not math.isfinite(value):
         raise ValueError(f"a column's default is {value}, which JSON cannot express")
     sign = "-" if math.copysign(1, value) < 0 else ""
@@ -394,8 +320,7 @@ def _java_float(value: float, *, is_single: bool) -> str:
 
 def _shortest(value: float, *, is_single: bool) -> tuple[str, int]:
     """Return the fewest digits that distinguish a number from its neighbours, and its exponent of
-    ten. As in Java, there are at least two digits: 4.9E-324, not 5E-324.
-    """
+    ten. As in Java, there are at least two digits: 4.9E-324, not 5E-324."""
     same = _single if is_single else float
     number = same(value)
     if math.isinf(number):
@@ -409,7 +334,6 @@ def _shortest(value: float, *, is_single: bool) -> tuple[str, int]:
 def _single(value: float) -> float:
     """Return the nearest number of single precision; infinity if the number is too large."""
     try:
-        nearest: float = struct.unpack("<f", struct.pack("<f", value))[0]
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
         return math.inf
-    return nearest

@@ -9,17 +9,8 @@ FORMAT_VERSION_PROPERTY = "format-version"
 
 # Java does not store these as properties: the metadata has other fields for them.
 RESERVED_PROPERTIES = frozenset(
-    {
-        FORMAT_VERSION_PROPERTY,
-        "uuid",
-        "snapshot-count",
-        "current-snapshot-id",
-        "current-snapshot-summary",
-        "current-snapshot-timestamp-ms",
-        "current-schema",
-        "default-partition-spec",
-        "default-sort-order",
-    }
+    "format-version uuid snapshot-count current-snapshot-id current-snapshot-summary "
+    "current-snapshot-timestamp-ms current-schema default-partition-spec default-sort-order".split()
 )
 
 

@@ -17,11 +17,8 @@ def refs_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     refs = metadata.get("refs")
     if refs is None:
         current = metadata.get("current-snapshot-id")
-        return (
-            {}
-            if current in (None, -1)
-            else {MAIN_BRANCH: {"snapshot-id": current, "type": "branch"}}
-        )
+        refs = {MAIN_BRANCH: {"snapshot-id": current, "type": "branch"}}
+        return {} if current in (None, -1) else refs
     return dict(refs)
 
 

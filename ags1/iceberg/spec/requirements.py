@@ -17,11 +17,8 @@ from .refs import refs_of
 def check_requirements(
     metadata: Mapping[str, Any] | None, requirements: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Raise CommitFailedException unless the metadata meets the requirements. It is None if
-    there is no table.
-
-    Raises ValueError for a requirement that is unknown or malformed.
-    """
+    """Raise CommitFailedException unless the metadata, None if there is no table, meets the
+    requirements. Raises ValueError for a requirement that is unknown or malformed."""
     for requirement in requirements:
         kind = str(requirement.get("type")).lower()
         if kind == "assert-create":
@@ -35,46 +32,26 @@ def check_requirements(
             if str(uuid).lower() != wanted.lower():
                 raise CommitFailedException(f"Table UUID does not match: {wanted} != {uuid}")
         elif kind in _ASSERTED:
-            name, asserted, what = _ASSERTED[kind]
+            name, asserted = _ASSERTED[kind]
             wanted_id = whole(requirement, asserted)
             actual_id = _existing(metadata).get(name)
             if actual_id != wanted_id:
                 raise CommitFailedException(
-                    f"Requirement failed: {what} has changed: "
+                    f"Requirement failed: {asserted.replace('-', ' ')} has changed: "
                     f"expected {wanted_id}, found {actual_id}"
                 )
         else:
             raise ValueError(f"unknown requirement: {kind!r}")
 
 
-# By the type of a requirement: the field of the metadata, the field of the requirement with the
-# expected value, and their name in messages.
+# By the type of a requirement: the field of the metadata, and the field of the requirement with the
+# expected value.
 _ASSERTED = {
-    "assert-last-assigned-field-id": (
-        "last-column-id",
-        "last-assigned-field-id",
-        "last assigned field id",
-    ),
-    "assert-current-schema-id": (
-        "current-schema-id",
-        "current-schema-id",
-        "current schema id",
-    ),
-    "assert-last-assigned-partition-id": (
-        "last-partition-id",
-        "last-assigned-partition-id",
-        "last assigned partition id",
-    ),
-    "assert-default-spec-id": (
-        "default-spec-id",
-        "default-spec-id",
-        "default spec id",
-    ),
-    "assert-default-sort-order-id": (
-        "default-sort-order-id",
-        "default-sort-order-id",
-        "default sort order id",
-    ),
+    "assert-last-assigned-field-id": ("last-column-id", "last-assigned-field-id"),
+    "assert-current-schema-id": ("current-schema-id", "current-schema-id"),
+    "assert-last-assigned-partition-id": ("last-partition-id", "last-assigned-partition-id"),
+    "assert-default-spec-id": ("default-spec-id", "default-spec-id"),
+    "assert-default-sort-order-id": ("default-sort-order-id", "default-sort-order-id"),
 }
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyiceberg.transforms import UnknownTransform, parse_transform
 
 from .column_types import OpaqueType, primitive_type
-from .java_json import schema_in_java_order
+from .java_json import fields_in, schema_in_java_order
 from .json_fields import one_of, string, whole
 
 FIRST_PARTITION_ID = 1000
@@ -17,16 +17,13 @@ LINEAGE = 3
 _NEEDS_VERSION_3 = ("timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography")
 
 
-class Column:
+class Column(NamedTuple):
     """A field of a schema: its full name, and whether it is inside a list or map."""
 
-    __slots__ = ("id", "in_collection", "name", "type")
-
-    def __init__(self, field_id: int, name: str, kind: Any, in_collection: bool) -> None:
-        self.id = field_id
-        self.name = name
-        self.type = kind
-        self.in_collection = in_collection
+    id: int
+    name: str
+    type: Any
+    in_collection: bool
 
 
 def walk(kind: Any, prefix: str = "", in_collection: bool = False) -> Iterator[Column]:
@@ -40,10 +37,7 @@ def walk(kind: Any, prefix: str = "", in_collection: bool = False) -> Iterator[C
     elif of == "list":
         inner = [(kind.get("element-id"), "element", kind.get("element"))]
     elif of == "map":
-        inner = [
-            (kind.get("key-id"), "key", kind.get("key")),
-            (kind.get("value-id"), "value", kind.get("value")),
-        ]
+        inner = [(kind.get(f"{part}-id"), part, kind.get(part)) for part in ("key", "value")]
     for field_id, name, field_type in inner:
         column = Column(field_id, f"{prefix}{name}", field_type, in_collection or of != "struct")
         yield column
@@ -68,7 +62,8 @@ def checked_schema(schema: Any, version: int) -> dict[str, Any]:
                 f"the column {column.name!r} has type {column.type}, which format version "
                 f"{version} does not know"
             )
-    if version < LINEAGE and _has_initial_default(ordered):
+    has_default = any(f.get("initial-default") is not None for f in fields_in(ordered))
+    if version < LINEAGE and has_default:
         raise ValueError(
             f"a column's initial default, which format version {version} does not know"
         )
@@ -76,15 +71,6 @@ def checked_schema(schema: Any, version: int) -> dict[str, Any]:
         if identifier not in ids:
             raise ValueError(f"the identifier field {identifier} is not in the schema")
     return ordered
-
-
-def _has_initial_default(kind: Any) -> bool:
-    if isinstance(kind, Mapping):
-        return kind.get("initial-default") is not None or any(
-            _has_initial_default(kind.get(name))
-            for name in ("fields", "type", "element", "key", "value")
-        )
-    return isinstance(kind, list) and any(map(_has_initial_default, kind))
 
 
 def schema_content(schema: Mapping[str, Any]) -> tuple[Any, frozenset[int]]:

@@ -8,9 +8,9 @@ catalogs.
 **The rule**: the metadata never has a snapshot without the key of its manifest list, and never has
 that key without its KEK. This is true whichever writers commit at the same time.
 
-A SQL or Hive catalog has a pointer to the metadata file. A commit replaces the pointer only if it
-still points to the base. So if an append and a rotation run at the same time, the second one fails
-and is made again from the result of the first. No other requirement is needed.
+A SQL or Hive catalog has a pointer to the metadata file. A commit replaces it only if it still
+points to the base. So if an append and a rotation run at the same time, the second one fails and is
+made again from the result of the first. No other requirement is needed.
 
 A REST server applies the updates to its current metadata if the requirements are met. There is no
 requirement about keys. If the metadata has a key with the same id already, an added key is ignored.
@@ -54,16 +54,14 @@ from .constants import MAIN_BRANCH
 Update = dict[str, Any]
 Requirement = dict[str, Any]
 
-
 _KEYS = "encryption-keys"
 
 
 def named_keys(metadata: Mapping[str, Any], key_ids: Collection[str]) -> set[str]:
     """Return those of the ids that a table's metadata refers to, outside its list of keys.
 
-    A snapshot's ``key-id`` is a reference, and statistics will have one. Later versions of the
-    format may have others. So any text that equals an id counts, as a value or as a name, except
-    the names of properties.
+    Snapshots have references, statistics will have them, and later versions of the format may have
+    others. So any text that equals an id counts, as a value or a name, except names of properties.
     """
     named: set[str] = set()
     waiting: list[Any] = [{name: part for name, part in metadata.items() if name != _KEYS}]
@@ -97,12 +95,9 @@ def needed_keys(metadata: Mapping[str, Any]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """A change of a table's list of keys, to be committed. Without ``updates`` there is nothing to
-    commit.
-
-    ``manager`` has the keys of the base after the change. ``removed`` are the entries that the
-    change removes or replaces, for ``restore``.
-    """
+    """A change of a table's list of keys, to be committed if there are ``updates``. ``manager`` has
+    the keys of the base after the change. ``removed`` are the entries that the change removes or
+    replaces, for ``restore``."""
 
     updates: list[Update]
     requirements: list[Requirement]
@@ -144,22 +139,16 @@ def rewrap(
 
 def prune(metadata: Mapping[str, Any], manager: EncryptionManager) -> KeyChange:
     """Remove the keys that nothing in ``metadata`` refers to, except the KEK that the next commit
-    would use.
-
-    The KMS is not called. Raises KeyMetadataError if a snapshot's key or its KEK is missing, and
-    ValueError as ``rotate``.
-    """
+    would use. The KMS is not called. Raises KeyMetadataError if a snapshot's key or its KEK is
+    missing, and ValueError as ``rotate``."""
     _check_base(metadata, manager)
     pruned = manager.prune(_snapshot_keys(metadata).values(), needed_keys(metadata))
     return _change(metadata, manager, pruned)
 
 
 def with_own_kek(manager: EncryptionManager) -> EncryptionManager:
-    """Return a manager that wraps the next manifest list's key under a KEK made for it alone.
-
-    It has no other KEK, and no key that another KEK wraps. After the key is added, it has two new
-    entries: the key and its KEK.
-    """
+    """Return a manager that wraps the next manifest list's key under a KEK made for it alone. It
+    has no other KEK, and no key that another KEK wraps."""
     for kek in manager.key_encryption_keys:
         manager = manager.shred(kek.key_id)
     return manager
@@ -172,13 +161,11 @@ def unmoved_refs(metadata: Mapping[str, Any]) -> list[Requirement]:
         # Version 1 of the format has no refs, and an empty table has no main branch.
         current = metadata.get("current-snapshot-id")
         refs[MAIN_BRANCH] = None if current == -1 else current
-    return [
-        {"type": "assert-table-uuid", "uuid": metadata["table-uuid"]},
-        *(
-            {"type": "assert-ref-snapshot-id", "ref": name, "snapshot-id": snapshot_id}
-            for name, snapshot_id in refs.items()
-        ),
+    unmoved = [
+        {"type": "assert-ref-snapshot-id", "ref": name, "snapshot-id": snapshot_id}
+        for name, snapshot_id in refs.items()
     ]
+    return [{"type": "assert-table-uuid", "uuid": metadata["table-uuid"]}, *unmoved]
 
 
 def snapshots_without_keys(metadata: Mapping[str, Any]) -> list[int]:
@@ -200,8 +187,8 @@ def restore(metadata: Mapping[str, Any], removed: Iterable[EncryptedKey]) -> lis
     not have.
 
     ``removed`` are the entries that a change has removed. ``metadata`` is what the catalog has
-    after the change. The updates require only the table's uuid, because an unneeded key does no
-    harm. Raises KeyMetadataError.
+    after the change. The updates require only the table's uuid, as an unneeded key does no harm.
+    Raises KeyMetadataError.
     """
     present = {key.key_id for key in _keys(metadata)}
     absent = [key for key in removed if key.key_id not in present]
@@ -216,12 +203,8 @@ def adopt(
     metadata: Mapping[str, Any], previous: EncryptionManager, manager: EncryptionManager
 ) -> list[Update]:
     """Return the updates that wrap KEKs under the table's present master key, if another writer has
-    added them under the previous one.
-
-    ``previous`` is the manager before the change of master keys, ``manager`` that of ``metadata``.
-    There are three KMS calls for each KEK. Raises KmsError, KeyMetadataError, and ValueError as
-    ``rotate``.
-    """
+    added them under that of ``previous``, the manager before the change. There are three KMS calls
+    for each KEK. Raises KmsError, KeyMetadataError, and ValueError as ``rotate``."""
     _check_base(metadata, manager)
     if previous.table_key_id == manager.table_key_id:
         return []
@@ -249,8 +232,8 @@ def _change(
 
 
 def _updates(before: Iterable[EncryptedKey], after: Iterable[EncryptedKey]) -> list[Update]:
-    """Return the updates that change one list of keys into the other. If an entry changes and keeps
-    its id, it is removed first, because an added key with an existing id is ignored."""
+    """Return the updates that change one list of keys into the other. An entry that changes and
+    keeps its id is removed first, because an added key with an existing id is ignored."""
     before, after = tuple(before), tuple(after)
     old, new = set(map(_identity, before)), set(map(_identity, after))
     removed = [key.key_id for key in before if _identity(key) not in new]

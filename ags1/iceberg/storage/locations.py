@@ -112,16 +112,10 @@ def real_location(location: str) -> str:
 
 def mapped_location(location: str, location_map: Mapping[str, str]) -> str:
     """Return ``location`` with its longest prefix in ``location_map`` replaced."""
-    best = ""
-    for old in location_map:
-        prefix = old.rstrip("/")
-        if len(prefix) > len(best.rstrip("/")) and (
-            location == prefix or location.startswith(prefix + "/")
-        ):
-            best = old
-    if not best:
-        return location
-    return location_map[best].rstrip("/") + location[len(best.rstrip("/")) :]
+    prefixes = {old.rstrip("/"): new.rstrip("/") for old, new in location_map.items()}
+    fitting = (p for p in prefixes if p and (location == p or location.startswith(f"{p}/")))
+    best = max(fitting, key=len, default="")
+    return prefixes[best] + location[len(best) :] if best else location
 
 
 def local_path(io: FileIO, location: str) -> str | None:
@@ -178,10 +172,9 @@ class UnambiguousLocation(NamedTuple):
 
 def unambiguous(location: str) -> UnambiguousLocation | None:
     """Return what a location names for every FileIO; None if FileIOs understand it differently."""
-    if any(ord(character) < 32 or character == "\x7f" for character in location):
-        # Python's parser of URIs ignores some of these characters.
-        return None
-    if not is_encodable(location):
+    # Python's parser of URIs ignores some of the control characters.
+    has_control = any(ord(character) < 32 or character == "\x7f" for character in location)
+    if has_control or not is_encodable(location):
         return None
     scheme, rest = split_location(location)
     if not scheme:

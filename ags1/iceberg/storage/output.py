@@ -33,10 +33,8 @@ _log = logging.getLogger(__name__)
 
 class TableOutput:
     """Writes the files of a table. ``location`` is always the location in the table's metadata.
-
     ``io`` is PyIceberg's FileIO of the storage. ``location_map`` is that of ``open_table``. Any
-    number of threads may write. ``written`` has the locations of the completed files.
-    """
+    number of threads may write."""
 
     def __init__(self, io: FileIO, location_map: Mapping[str, str] | None = None) -> None:
         self.io = io
@@ -54,9 +52,7 @@ class TableOutput:
     @contextmanager
     def create(self, location: str) -> Iterator[BinaryIO]:
         """Open a new file for writing. It gets its name when the block ends without an exception.
-
-        Raises FileExistsError if the file exists, KeyReuseError in a forked child, and OSError.
-        """
+        Raises FileExistsError if the file exists, KeyReuseError in a forked child, and OSError."""
         self.check_process()
         stored = self._stored(location)
         path = local_path(self.io, stored)
@@ -72,9 +68,7 @@ class TableOutput:
 
     def write_encrypted(self, location: str, plaintext: bytes, km: KeyMetadata) -> KeyMetadata:
         """Write a new AGS1 file with a fresh key; return its key metadata with the file's length.
-
-        Raises KeyReuseError, and as ``create``.
-        """
+        Raises KeyReuseError, and as ``create``."""
         sealed = oneshot.encrypt(plaintext, km=km, block_size=DEFAULT_BLOCK_SIZE)
         self.write(location, sealed.data)
         return sealed.key_metadata

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import functools
 import os
 import stat
 import threading
@@ -47,8 +48,7 @@ class ManifestCache:
     """A cache of decoded manifests and manifest lists. Files never change, so each is read once.
 
     It keeps what the last two attempts have used, of files of at most 4 MiB in all (stored size).
-    Other files are read again. Any number of threads may use it. It contains keys of files, so its
-    pickle is empty.
+    Any number of threads may use it. It contains keys of files, so its pickle is empty.
     """
 
     def __init__(self) -> None:
@@ -149,13 +149,7 @@ class TableFiles(FileIO):
 
     def new_input(self, location: str) -> InputFile:
         """Return the stored file. Raises MetadataIntegrityError for an invalid location."""
-        stored = self.stored_location(location)
-        try:
-            return self.inner.new_input(stored)
-        except (ValueError, ImportError) as error:
-            raise MetadataIntegrityError(
-                f"the location is not valid: {error}", file=location
-            ) from error
+        return self._found(location, self.inner.new_input)
 
     def new_output(self, location: str) -> OutputFile:
         """Raise NotImplementedError: PyIceberg would write plaintext."""
@@ -243,10 +237,13 @@ class TableFiles(FileIO):
     def local_path(self, location: str) -> str | None:
         """Return the path of a local file; None if it is not local. Raises MetadataIntegrityError
         as ``new_input``."""
+        return self._found(location, functools.partial(local_path, self.inner))
+
+    def _found(self, location: str, find: Callable[[str], _T]) -> _T:
         stored = self.stored_location(location)
         try:
-            return local_path(self.inner, stored)
-        except ValueError as error:
+            return find(stored)
+        except (ValueError, ImportError) as error:
             raise MetadataIntegrityError(
                 f"the location is not valid: {error}", file=location
             ) from error
@@ -268,8 +265,7 @@ def _check_header(sealed: bytes) -> None:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Open a file as ``os.open`` does. Raises OSError unless it is a regular file: opening a pipe
-    could block for ever."""
+    """Open a regular file. Raises OSError for any other: opening a pipe could block for ever."""
     fd = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

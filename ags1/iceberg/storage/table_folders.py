@@ -120,20 +120,17 @@ class TableFolders:
     def versions(self, logged: Iterable[str]) -> list[str]:
         """Return the locations of a metadata log that may be deleted: versions of the metadata in
         the folder of the metadata.json in the catalog."""
-        return [
-            location
-            for location in logged
-            if location.endswith(_METADATA_ENDINGS) and self.has_in_metadata_folder(location)
-        ]
+        named = [location for location in logged if location.endswith(_METADATA_ENDINGS)]
+        return list(filter(self.has_in_metadata_folder, named))
 
     def has_statistics(self, location: str, files: TableFiles) -> bool:
         """Return whether a file may be statistics of the table. Only metadata.json names those, so
         the file must be in the metadata folder and begin like Puffin or Parquet. This does not
         check whether a manifest names it too. Raises FileNotFoundError and OSError."""
-        is_inside = self.has_in_metadata_folder(location) or (
-            self._is_confirmed and self.has(location)
-        )
-        if not is_inside or location.endswith(_NO_STATISTICS):
+        is_inside = self._is_confirmed and self.has(location)
+        if not (is_inside or self.has_in_metadata_folder(location)):
+            return False
+        if location.endswith(_NO_STATISTICS):
             return False
         path = files.local_path(location)
         # Opening a pipe could block for ever, and a link may lead to any file.

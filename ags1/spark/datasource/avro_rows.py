@@ -7,10 +7,8 @@ Spark.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, schema_to_pyarrow
@@ -31,7 +29,6 @@ from .encrypted_files import OpenPart
 _BATCH_ROWS = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
 class Avro:
     """Avro's object container files."""
 
@@ -45,14 +42,11 @@ class Avro:
         fields = [field for field in schema.fields if field.name in wanted.names]
         # Without a wanted column, read one to count the rows.
         chosen = Schema(*(fields or schema.fields[:1]))
-        for _, batch in file.read(
-            chosen,
-            split=(part.begin, part.end - part.begin),
-            batch_size=_BATCH_ROWS,
-            name_mapping=mapping,
-            positions=False,
-        ):
-            yield batch
+        split = (part.begin, part.end - part.begin)
+        rows = file.read(
+            chosen, split=split, batch_size=_BATCH_ROWS, name_mapping=mapping, positions=False
+        )
+        yield from (batch for _, batch in rows)
 
 
 def schema_for(columns: pa.Schema) -> Schema:
@@ -68,22 +62,18 @@ def write_avro(
     path: str, columns: pa.Schema, tables: Iterable[pa.Table], codec: str, key_size: int
 ) -> KeyMetadata:
     """Write an Avro file under a fresh key of ``key_size`` bytes; return its key metadata.
-
-    ``codec`` is uncompressed, gzip, snappy or zstd. Raises OSError, ValueError.
-    """
+    ``codec`` is uncompressed, gzip, snappy or zstd. Raises OSError, ValueError."""
     schema = schema_for(columns)
     conversion = RowConversion(schema, columns)
-    with AtomicFile(path) as target:
-        with io.FileIO(target.fd, "w", closefd=False) as raw:
-            with io.BufferedWriter(raw, 1 << 20) as file:
-                km = KeyMetadata.generate(key_size)
-                described = json.loads(schema.model_dump_json())
-                writer = AvroFileWriter(file, km, schema, described, AvroCodec(codec))
-                try:
-                    for table in tables:
-                        batches = map(conversion.convert, table.to_batches())
-                        writer.write(pa.Table.from_batches(list(batches)))
-                except BaseException:
-                    writer.abort()
-                    raise
-                return writer.close()
+    with AtomicFile(path) as target, open(target.fd, "wb", 1 << 20, closefd=False) as file:
+        km = KeyMetadata.generate(key_size)
+        described = json.loads(schema.model_dump_json())
+        writer = AvroFileWriter(file, km, schema, described, AvroCodec(codec))
+        try:
+            for table in tables:
+                batches = map(conversion.convert, table.to_batches())
+                writer.write(pa.Table.from_batches(list(batches)))
+        except BaseException:
+            writer.abort()
+            raise
+        return writer.close()

@@ -65,44 +65,37 @@ class OpenPart:
 
 
 def list_files(paths: Sequence[str]) -> list[Listed]:
-    """Return the encrypted files of files, folders and patterns.
-
-    Folders are searched with all below them. Names that begin with ``_`` or ``.`` are unfinished
-    files, and names in ``.keys`` are sidecars; any other file is taken for an encrypted one, and so
-    is a file that is given itself. Raises FileNotFoundError for a path without any file, OSError.
-    """
-    listing = find(paths)
-    for _, error in listing.problems:
-        raise error
+    """Return the encrypted files of files, folders and patterns. Folders are searched with all
+    below them. Names that begin with ``_`` or ``.`` are unfinished files, and names in ``.keys``
+    are sidecars; any other file is taken for an encrypted one, and so is a file that is given
+    itself. Raises FileNotFoundError for a path without any file, OSError."""
+    listed = _found(paths)
     named = frozenset(map(absolute, paths))
-    return [
-        Listed(file.path, file.size, file.version)
-        for file in listing.files
-        if file.path in named or is_encrypted(file.relative_path)
-    ]
+    files = (file for file in listed if file.path in named or is_encrypted(file.relative_path))
+    return [Listed(file.path, file.size, file.version) for file in files]
 
 
 def encrypted_below(folder: str, known: Collection[str]) -> list[str]:
     """Return the files below a folder that are certainly encrypted: those that are ``known``, and
     those that begin as they must and have a sidecar or the suffix of a job's targets. Other files
     may belong to another program. Raises FileNotFoundError if the folder does not exist, OSError,
-    Ags1Error.
-    """
-    listing = find([folder])
-    for _, error in listing.problems:
-        raise error
-    files = [file for file in listing.files if is_encrypted(file.relative_path)]
-    names = {file.path for file in listing.files}
-    likely = [
-        file
-        for file in files
-        if file.path not in known
-        and (file.path.endswith(LEDGER_SUFFIX) or sidecar_path(file.path) in names)
-    ]
+    Ags1Error."""
+    listed = _found([folder])
+    files = [file for file in listed if is_encrypted(file.relative_path)]
+    names = {file.path for file in listed}
+    others = (file for file in files if file.path not in known)
+    likely = [f for f in others if f.path.endswith(LEDGER_SUFFIX) or sidecar_path(f.path) in names]
     with ThreadPoolExecutor(REQUESTS, "ags1-headers") as pool:
         looked_at = zip(likely, pool.map(_begins_encrypted, likely), strict=True)
         certain = [file.path for file, is_ours in looked_at if is_ours]
     return [file.path for file in files if file.path in known] + certain
+
+
+def _found(paths: Sequence[str]) -> list[SourceFile]:
+    listing = find(paths)
+    for _, error in listing.problems:
+        raise error
+    return listing.files
 
 
 def _begins_encrypted(file: SourceFile) -> bool:
@@ -129,20 +122,17 @@ def _parts(file: Listed, part_size: int, sidecars: Mapping[str, str]) -> list[Pa
 
 @contextlib.contextmanager
 def open_part(part: Part, keys: FileKeys) -> Iterator[OpenPart]:
-    """Open a part of a file with the keys in its sidecar.
-
-    Raises KeyMetadataError if the sidecar is missing or invalid, KmsError, AuthenticationError,
-    TruncatedError, OSError, and FormatError, also if the file was replaced since it was listed.
-    """
+    """Open a part of a file with the keys in its sidecar. Raises KeyMetadataError if the sidecar is
+    missing or invalid, KmsError, AuthenticationError, TruncatedError, OSError, and FormatError,
+    also if the file was replaced since it was listed."""
     path = part.file.path
     with contextlib.ExitStack() as stack:
         reader = stack.enter_context(_open(part, keys, stack))
         # Other tasks may have read parts of the old file.
         if list_file(path) != part.file:
             raise FormatError("the file was replaced since the job began: run it again", file=path)
-        first = _first_block(part.begin, reader.block_size)
-        size = reader.plaintext_size
-        end = size
+        size = end = reader.plaintext_size
+        begin = min(size, _first_block(part.begin, reader.block_size) * reader.block_size)
         if part.end < part.file.size:
             end = min(size, _first_block(part.end, reader.block_size) * reader.block_size)
         try:
@@ -150,7 +140,7 @@ def open_part(part: Part, keys: FileKeys) -> Iterator[OpenPart]:
                 # The header says which blocks are in the part, and no tag protects it. But the
                 # first block authenticates only if the block size is right.
                 reader.pread(0, 1)
-            yield OpenPart(path, reader, min(size, first * reader.block_size), end)
+            yield OpenPart(path, reader, begin, end)
         except Ags1Error as error:
             error.file = path
             raise
@@ -185,13 +175,10 @@ def _sidecar(path: str) -> Sidecar:
     filesystem, name = _remote(sidecar_path(path))
     try:
         with filesystem.open(name, "rb") as file:
-            data = file.read(MAX_SIDECAR_SIZE)
+            return Sidecar.from_bytes(file.read(MAX_SIDECAR_SIZE))
     except FileNotFoundError:
-        raise KeyMetadataError(
-            "there is no such sidecar, and only it has the file's key (see the option 'ledger')",
-            file=sidecar_path(path),
-        ) from None
-    return Sidecar.from_bytes(data)
+        said = "there is no such sidecar, and only it has the file's key (see the option 'ledger')"
+        raise KeyMetadataError(said, file=sidecar_path(path)) from None
 
 
 def _first_block(stored: int, block_size: int) -> int:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import pyarrow as pa
@@ -45,23 +44,18 @@ class InnerFormat(Protocol):
 def inner_format(name: str, options: Mapping[str, str]) -> InnerFormat:
     """Return the format of that name, with its options. Raises ValueError."""
     name = name.lower()
-    if name == "text":
-        return Text()
     if name == "csv":
-        return Csv.from_options(options)
-    if name == "json":
-        return Json()
-    if name == "parquet":
-        return Parquet()
+        return Csv(options)
     if name == "avro":
-        # Optional: needs the extra "iceberg".
-        from .avro_rows import Avro
+        from .avro_rows import Avro  # optional: needs the extra "iceberg"
 
         return Avro()
+    kinds: dict[str, Callable[[], InnerFormat]] = {"text": Text, "json": Json, "parquet": Parquet}
+    if name in kinds:
+        return kinds[name]()
     raise ValueError(f"the option 'inner' has to be text, csv, json, parquet or avro, not {name!r}")
 
 
-@dataclass(frozen=True, slots=True)
 class Text:
     """Lines, as Spark's text source has them: one column, ``value``."""
 
@@ -78,31 +72,18 @@ class Text:
                 raise FormatError("the text is not UTF-8: leave 'inner' out") from None
 
 
-@dataclass(frozen=True, slots=True)
 class Csv:
-    """Comma-separated values, a row to a line, quoted as in RFC 4180.
+    """Comma-separated values, a row to a line, quoted as in RFC 4180. Options are Spark's
+    ``header``, ``sep``, ``quote``, ``escape`` (none by default), ``nullValue`` and ``inferSchema``.
+    If files have headers, each file's own one names its columns."""
 
-    Options are Spark's ``header``, ``sep``, ``quote``, ``escape`` (none by default), ``nullValue``
-    and ``inferSchema``. If files have headers, each file's own one names its columns.
-    """
-
-    header: bool
-    separator: str
-    quote: str
-    escape: str
-    null: str
-    infers: bool
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Csv:
-        return cls(
-            opt.flag(options, "header"),
-            options.get("sep") or options.get("delimiter") or ",",
-            options.get("quote", '"'),
-            options.get("escape", ""),
-            options.get("nullvalue", ""),
-            opt.flag(options, "inferschema"),
-        )
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.header = opt.flag(options, "header")
+        self.separator = options.get("sep") or options.get("delimiter") or ","
+        self.quote = options.get("quote", '"')
+        self.escape = options.get("escape", "")
+        self.null = options.get("nullvalue", "")
+        self.infers = opt.flag(options, "inferschema")
 
     def columns(self, whole: OpenPart) -> pa.Schema:
         names, begin = self._names(whole)
@@ -131,19 +112,15 @@ class Csv:
             line = part.reader.pread(0, end).decode("utf-8-sig").strip("\r\n")
         except UnicodeDecodeError:
             raise FormatError("the first line is not UTF-8: leave 'inner' out") from None
-        first = next(
-            csv.reader(
-                io.StringIO(line),
-                delimiter=self.separator,
-                quotechar=self.quote or None,
-                escapechar=self.escape or None,
-                quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
-            ),
-            [],
+        rows = csv.reader(
+            io.StringIO(line),
+            delimiter=self.separator,
+            quotechar=self.quote or None,
+            escapechar=self.escape or None,
+            quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
         )
-        if self.header:
-            return [name or f"_c{n}" for n, name in enumerate(first)], end
-        return [f"_c{n}" for n in range(len(first))], 0
+        named = [(self.header and name) or f"_c{n}" for n, name in enumerate(next(rows, []))]
+        return named, end if self.header else 0
 
     def _parse(self, data: bytes, names: list[str], types: dict[str, pa.DataType]) -> pa.Table:
         try:
@@ -168,7 +145,6 @@ class Csv:
             raise _unreadable("CSV", error) from None
 
 
-@dataclass(frozen=True, slots=True)
 class Json:
     """JSON, an object to a line. The columns are those in the first MiBs of the first file, in the
     order of their names, as with Spark's reader."""
@@ -185,7 +161,6 @@ class Json:
                 yield from _json(data, wanted).to_batches()
 
 
-@dataclass(frozen=True, slots=True)
 class Parquet:
     """Parquet files that are encrypted as a whole; a row group is in the part where it begins."""
 
@@ -198,11 +173,11 @@ class Parquet:
         groups = [number for number, start in starts if part.begin <= start < part.end]
         present = set(file.schema_arrow.names)
         names = [name for name in wanted.names if name in present]
+        if not names:
+            rows = sum(file.metadata.row_group(group).num_rows for group in groups)
+            yield from _rows_of_nothing(rows)
+            return
         try:
-            if not names:
-                rows = sum(file.metadata.row_group(group).num_rows for group in groups)
-                yield from _rows_of_nothing(rows)
-                return
             yield from file.iter_batches(_BATCH_ROWS, groups, names, use_threads=False)
         except (pa.ArrowInvalid, OSError) as error:
             raise _bad_parquet(error) from None
@@ -229,17 +204,10 @@ def _rows_of_nothing(rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def _json(data: bytes, wanted: pa.Schema | None) -> pa.Table:
-    parse = (
-        pa_json.ParseOptions()
-        if wanted is None
-        else pa_json.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore")
-    )
+    read = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    parse = pa_json.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore")
     try:
-        return pa_json.read_json(
-            pa.BufferReader(data),
-            pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
-            parse,
-        )
+        return pa_json.read_json(pa.BufferReader(data), read, parse if wanted is not None else None)
     except pa.ArrowInvalid as error:
         raise _unreadable("JSON", error) from None
 

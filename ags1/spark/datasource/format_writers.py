@@ -49,10 +49,8 @@ def write_file(
     options: Mapping[str, str],
 ) -> KeyMetadata:
     """Write ``first`` and the batches after it as a new file under a fresh key; return its key
-    metadata. Options are ``compression`` of Parquet and Avro, ``header`` and ``sep`` of CSV.
-
-    Raises OSError, ValueError, and then leaves no file.
-    """
+    metadata. Options are ``compression`` of Parquet and Avro, ``header`` and ``sep`` of CSV. Raises
+    OSError, ValueError, and then leaves no file."""
     rows = chain([first], batches)
     if inner == "avro":
         from .avro_rows import write_avro

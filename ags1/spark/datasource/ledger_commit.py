@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ... import layout
@@ -71,15 +71,12 @@ def commit_to_ledger(
         gone: list[Row] = []
         if overwrite:
             below = folder.rstrip("/") + "/"
-            known = {
-                target: row
-                for target, row in ledger.done(ENCRYPT).items()
-                if target.startswith(below) and is_encrypted(target.removeprefix(below))
-            }
-            gone = [_removed(row) for row in known.values()]
+            inside = (row for row in ledger.done(ENCRYPT).values() if row.target.startswith(below))
+            known = [row for row in inside if is_encrypted(row.target.removeprefix(below))]
+            gone = [_removed(row) for row in known]
             # In S3 a folder exists only if it has a file.
             with contextlib.suppress(FileNotFoundError):
-                old = encrypted_below(folder, known)
+                old = encrypted_below(folder, {row.target for row in known})
         if rows or gone:
             _commit(ledger, [*rows, *gone])
     for path in old:
@@ -102,20 +99,16 @@ def remove_with_sidecar(path: str) -> None:
     staging.remove(sidecar_path(path))
 
 
-@contextlib.contextmanager
-def _opened(folder: str) -> Iterator[Ledger]:
+def _opened(folder: str) -> Ledger:
     """Open a ledger for writing, as soon as no other job writes."""
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
-            ledger = Ledger(folder, writing=True)
-            break
+            return Ledger(folder, writing=True)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_POLL_SECONDS)
-    with ledger:
-        yield ledger
 
 
 def _commit(ledger: Ledger, rows: list[Row]) -> None:
@@ -167,13 +160,7 @@ def _row(folder: str, file: NewFile, job_id: str, source: str) -> Row:
     )
 
 
-_NO_FILE: dict[str, Any] = {
-    "target_size": None,
-    "key_metadata": None,
-    "key_id": None,
-    "master_key_id": None,
-    "attempt": None,
-}
+_NO_FILE: Any = dict.fromkeys("target_size key_metadata key_id master_key_id attempt".split())
 
 
 def _failed(row: Row, kind: str, error: str) -> Row:

@@ -36,12 +36,9 @@ def stage(
     write: Callable[[str], KeyMetadata],
 ) -> tuple[str, KeyMetadata]:
     """Have ``write`` make a file, and stage it so that the driver can give it the name ``name`` in
-    ``folder``. Return what the ledger needs for that (``Row.attempt``), and the key.
-
-    ``number`` is the task's; ``group``, the beginning of ``job_id``, is what ``clear`` takes.
-    Raises OSError and what ``write`` raises. Then nothing is left, except in S3 parts that belong
-    to no object.
-    """
+    ``folder``. Return what the ledger needs for that (``Row.attempt``), and the key. ``number`` is
+    the task's; ``group``, the beginning of ``job_id``, is what ``clear`` takes. Raises OSError and
+    what ``write`` raises. Then nothing is left, except in S3 parts that belong to no object."""
     attempt = f"{number:x}-{uuid.uuid4().hex[:8]}"
     if local_path(folder) is not None:
         inside = _staging(folder, group)

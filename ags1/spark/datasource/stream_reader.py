@@ -40,10 +40,8 @@ _THREADS = 8
 
 
 class LedgerStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type: ignore[misc]
-    """Reads the files of a ledger's batches. Its pickle has options, and no plaintext keys.
-
-    Raises ValueError for invalid options, FileNotFoundError if there is no ledger, and KmsError.
-    """
+    """Reads the files of a ledger's batches. Its pickle has options, and no plaintext keys. Raises
+    ValueError for invalid options, FileNotFoundError if there is no ledger, and KmsError."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._files = FilesReader(options, schema)

@@ -43,10 +43,8 @@ _KEK_SECONDS = 3600
 
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # PySpark's types are not read
-    """Writes the batches of a query. Its pickle has a wrapped key only.
-
-    Raises as ``Target.of_options``, and ValueError without a ledger.
-    """
+    """Writes the batches of a query. Its pickle has a wrapped key only. Raises as
+    ``Target.of_options``, and ValueError without a ledger."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         super().__init__()
@@ -121,11 +119,8 @@ def job_id_of(query: str, batch: int) -> str:
 
 
 def is_committed(ledger: Ledger, job_id: str) -> bool:
-    """Whether the ledger has a query's batch, or a later batch of that query.
-
-    Raises Ags1Error if the driver was killed and a file of the batch was lost before it got its
-    name.
-    """
+    """Whether the ledger has a query's batch, or a later batch of that query. Raises Ags1Error if
+    the driver was killed and a file of the batch was lost before it got its name."""
     query = job_id[:_QUERY_DIGITS]
     # The newest first: the last batch of the query is probably one of them.
     for path in reversed(ledger.batches()):

@@ -106,10 +106,8 @@ class Target(NamedTuple):
 
 
 class FilesWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """Writes rows as encrypted files. Its pickle has a wrapped key only.
-
-    Raises as ``Target.of_options``, and KmsError.
-    """
+    """Writes rows as encrypted files. Its pickle has a wrapped key only. Raises as
+    ``Target.of_options``, and KmsError."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         super().__init__()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import pairwise, starmap
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
@@ -79,13 +79,13 @@ def scan_of(table: EncryptedTable, options: Mapping[str, str]) -> EncryptedScan:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What all tasks of a scan share; pickled. ``key`` is None if there is no file."""
+    """What all tasks of a scan share; pickled. Jobs of the same id are equal."""
 
     job_id: str
-    options: tuple[tuple[str, str], ...]
-    metadata: dict[str, Any]
-    projected: str
-    key: JobKey | None
+    options: tuple[tuple[str, str], ...] = field(compare=False)
+    metadata: dict[str, Any] = field(compare=False)
+    projected: str = field(compare=False)
+    key: JobKey = field(compare=False)
 
 
 class SealedTask(NamedTuple):
@@ -136,17 +136,12 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
                 sent[file] = SentFile.of(file, job_key)
             return sent[file]
 
+        def sealed_task(task: FileScanTask, split: tuple[int, int] | None) -> SealedTask:
+            return SealedTask(sealed(task.file), [sealed(d) for d in task.delete_files], split)
+
         part_size = opt.size(self._options, "partsize", PART_SIZE)
-        return [
-            TablePartition(
-                job,
-                [
-                    SealedTask(sealed(t.file), [sealed(d) for d in t.delete_files], split)
-                    for t, split in group
-                ],
-            )
-            for group in grouped(_splits(tasks, part_size, counted=_counts_rows(scan)), part_size)
-        ]
+        groups = grouped(_splits(tasks, part_size, counted=_counts_rows(scan)), part_size)
+        return [TablePartition(job, list(starmap(sealed_task, group))) for group in groups]
 
     def read(self, partition: TablePartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task's files. Raises as ``TaskReader.batches``, and KmsError."""
@@ -154,42 +149,24 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
         if job is None:
             return
         wanted = arrow_schema(self._schema)
-        reading = _reading(job.job_id, _Pinned(job))
+        reading = _reading(job)
         for file, deletes, split in partition.tasks:
-            task = FileScanTask(
-                file.open(reading.key), delete_files={d.open(reading.key) for d in deletes}
-            )
+            task = FileScanTask(file.open(reading.key), {d.open(reading.key) for d in deletes})
             for batch in reading.reader.batches(task, split):
                 yield conform(batch, wanted)
         end_of_task()
 
 
-class _Pinned:
-    """A job as the argument of a cached function: jobs of the same id are equal."""
-
-    def __init__(self, job: _Job) -> None:
-        self.job = job
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Pinned) and self.job.job_id == other.job.job_id
-
-    def __hash__(self) -> int:
-        return hash(self.job.job_id)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reading(NamedTuple):
     reader: TaskReader
     key: KeyEncryptionKey
 
 
 @functools.lru_cache(maxsize=4)
-def _reading(job_id: str, pinned: _Pinned) -> _Reading:
+def _reading(job: _Job) -> _Reading:
     """Return what this process reads a job's files with. It is cached, so that deletes of several
     tasks are read once."""
-    job = pinned.job
-    assert job.key is not None
-    table = table_of_process(job_id, job.options)
+    table = table_of_process(job.job_id, job.options)
     metadata = parse_metadata(job.metadata)
     asked = parse_row_filter(dict(job.options).get("filter") or AlwaysTrue())
     bound = bound_filter(asked, metadata.schema())

@@ -61,11 +61,8 @@ class WrittenFiles(WriterCommitMessage):  # type: ignore[misc]  # PySpark's type
 
 
 class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """Writes rows to an encrypted table. Its pickle has wrapped keys only.
-
-    Raises, before any task begins, as ``open_of_options``, and ValueError if the columns do not fit
-    the table's.
-    """
+    """Writes rows to an encrypted table. Its pickle has wrapped keys only. Raises, before any task
+    begins, as ``open_of_options``, and ValueError if the columns do not fit the table's."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         super().__init__()
@@ -78,8 +75,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._job_id = new_job_id()
         # All tasks write by one schema and partitioning, whatever other writers commit.
         self._metadata = without_history(table.view().metadata)
-        plan = WritePlan(self._metadata)
-        plan.conversion(self._arrow)
+        WritePlan(self._metadata).conversion(self._arrow)
         self._key = JobKey.by_kms(table.files.keys)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
@@ -88,24 +84,17 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         view = TableView(self._metadata, table.files)
         # Spark's timestamps with a zone are instants, whatever the session's zone.
         batches = (conform(batch, self._arrow) for batch in iterator)
-        records = write_rows(
-            view,
-            batches,
-            table.output(),
-            write_uuid=UUID(self._job_id),
-            # Spark runs a task on each core.
-            threads=1,
-        )
+        # One thread: Spark runs a task on each core.
+        uuid = UUID(self._job_id)
+        records = write_rows(view, batches, table.output(), write_uuid=uuid, threads=1)
         job = self._key.open(table.files.keys.cache)
         end_of_task()
         return WrittenFiles([SentRecord.of_new(record, _SENT, job) for record in records])
 
     def commit(self, messages: list[WrittenFiles | None]) -> None:
-        """Commit what all tasks have written as one snapshot.
-
-        Raises as ``open_of_options`` and ``EncryptedTransaction.commit_transaction``. After
-        ``abort`` no file is left, unless the outcome of the commit is unknown.
-        """
+        """Commit what all tasks have written as one snapshot. Raises as ``open_of_options`` and
+        ``EncryptedTransaction.commit_transaction``. After ``abort`` no file is left, unless the
+        outcome of the commit is unknown."""
         options = dict(self._options)
         try:
             table = open_of_options(options)
@@ -134,11 +123,9 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             transaction.stage_step(step)
 
     def abort(self, messages: list[WrittenFiles | None]) -> None:
-        """Delete what was written, also by tasks that died before they could report.
-
-        If all tasks have succeeded, the commit has failed. If it had begun a transaction, that has
-        deleted the files, or does not know whether they belong to the table.
-        """
+        """Delete what was written, also by tasks that died before they could report. If all tasks
+        have succeeded, the commit has failed. If it had begun a transaction, that has deleted the
+        files, or does not know whether they belong to the table."""
         if messages and all(message is not None for message in messages) and not self._is_unsent():
             return
         table = open_of_options(dict(self._options))

@@ -110,15 +110,11 @@ def decrypt_files(
     paths = None if sources is None else _paths(sources)
     folder = _named(ledger, "ledger")
     with Job(spark, DECRYPT, root, folder, durable, cores, progress) as job:
-        wanted = [
-            Wanted(
-                file,
-                row.relative_path if paths is None else file.relative_path.removesuffix(SUFFIX),
-                row.source_size,
-                row.key_metadata,
-            )
-            for file, row in job.selection.encrypted(paths)
-        ]
+        wanted = []
+        for file, row in job.selection.encrypted(paths):
+            below = file.relative_path.removesuffix(SUFFIX)
+            name = row.relative_path if paths is None else below
+            wanted.append(Wanted(file, name, row.source_size, row.key_metadata))
         job.run(job.selection.items(wanted, overwrite=overwrite), Decrypting, keys, None)
     return job.summary
 
@@ -133,35 +129,29 @@ def verify_files(
     cores: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Authenticate every block of files whose keys the ledger has; write nothing.
-
-    Arguments and errors as in ``decrypt_files``.
-    """
+    """Authenticate every block of files whose keys the ledger has; write nothing. Arguments and
+    errors as in ``decrypt_files``."""
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
     with Job(spark, VERIFY, "", _named(ledger, "ledger"), False, cores, progress) as job:
-        items = [
-            Item(number, path, "", name, size, version, row.source_size, row.key_metadata)
-            for number, ((path, name, size, version), row) in enumerate(
-                job.selection.encrypted(paths)
-            )
-        ]
+        items: list[Item] = []
+        for (path, name, size, version), row in job.selection.encrypted(paths):
+            work = row.source_size, row.key_metadata
+            items.append(Item(len(items), path, "", name, size, version, *work))
         job.run(items, Verifying, keys, None)
     return job.summary
 
 
-def _paths(sources: Sources) -> list[str]:
-    given: Any = sources
+def _paths(sources: Any) -> list[str]:
     if isinstance(sources, (str, os.PathLike)):
-        return [_named(sources, "source")]
-    if not hasattr(sources, "toLocalIterator"):
-        return [_named(source, "source") for source in sources]
-    if "path" not in given.columns:
-        raise ValueError("the DataFrame of sources has no column 'path': rename one")
-    paths = [row["path"] for row in given.select("path").toLocalIterator()]
-    if None in paths:
-        raise ValueError("the DataFrame of sources has rows without a path: leave them out")
-    return [_named(path, "source") for path in paths]
+        sources = [sources]
+    elif hasattr(sources, "toLocalIterator"):
+        if "path" not in sources.columns:
+            raise ValueError("the DataFrame of sources has no column 'path': rename one")
+        sources = [row["path"] for row in sources.select("path").toLocalIterator()]
+        if None in sources:
+            raise ValueError("the DataFrame of sources has rows without a path: leave them out")
+    return [_named(source, "source") for source in sources]
 
 
 def _named(path: str | os.PathLike[str], what: str) -> str:

@@ -43,9 +43,7 @@ class JobGroup:
     """Runs Spark jobs in the job group ``group_id``, which Spark's user interface shows with
     ``description``. ``cores`` are those of the cluster, by default what Spark says."""
 
-    def __init__(
-        self, spark: Any, group_id: str, description: str, cores: int | None = None
-    ) -> None:
+    def __init__(self, spark: Any, group_id: str, description: str, cores: int | None) -> None:
         self.context = spark.sparkContext
         self.cores = cores or max(self.context.defaultParallelism, 1)
         self.is_cancelled = False
@@ -66,10 +64,8 @@ class JobGroup:
 
     def run(self, tasks: list[T], work: Callable[[Iterable[T]], Iterator[R]]) -> list[R]:
         """Run a Spark job with a task for each of ``tasks``; return what ``work`` yields, in order.
-        ``work`` is pickled. Spark runs a task that fails again, as it is configured.
-
-        Raises the exception of ours that a task raised, and otherwise TaskFailedError.
-        """
+        ``work`` is pickled. Spark runs a task that fails again, as it is configured. Raises the
+        exception of ours that a task raised, and otherwise TaskFailedError."""
         try:
             return list(self.context.runJob(self.context.parallelize(tasks, len(tasks)), work))
         except Exception as error:
@@ -83,10 +79,8 @@ class JobGroup:
         self, waves: Iterable[T], run: Callable[[T], R], tick: Callable[[], object]
     ) -> Generator[tuple[T, R], None, None]:
         """Yield each wave with ``run(wave)``, in order. ``run`` is called in a thread of the group.
-
         ``tick`` is called about ten times a second while this waits. All jobs of the group are
-        cancelled if the generator is closed, or if anything raises.
-        """
+        cancelled if the generator is closed, or if anything raises."""
         in_flight: deque[tuple[T, Future[R]]] = deque()
 
         def run_in_group(wave: T) -> R:

@@ -43,17 +43,10 @@ def task_cost(items: Sequence[Item], cores: int, file_cost: int = FILE_COST) -> 
 
 
 def waves(
-    items: Sequence[Item],
-    cores: int,
-    cost: int,
-    file_cost: int = FILE_COST,
-    *,
-    digests: bool = False,
+    items: Sequence[Item], cores: int, cost: int, file_cost: int = FILE_COST, digests: bool = False
 ) -> Iterator[Wave]:
     """Cut the work into waves of tasks of about ``cost`` bytes each, large files first.
-
-    ``digests``: one more task reads all of a file that is cut, for its HMAC.
-    """
+    ``digests``: one more task reads all of a file that is cut, for its HMAC."""
     wave_tasks = max(_WAVE_TASKS_PER_CORE * cores, 8)
     tasks: list[Task] = []
     taken: list[Item] = []
@@ -93,15 +86,9 @@ def waves(
 
 def whole(item: Item) -> Piece:
     """Return the one piece of a file that is not cut."""
-    return Piece(
-        item.number,
-        item.source,
-        item.target,
-        item.source_size,
-        item.source_version,
-        item.wrapped,
-        unit=item.unit,
-    )
+    size, version = item.source_size, item.source_version
+    piece = Piece(item.number, item.source, item.target, size, version, item.wrapped)
+    return piece._replace(unit=item.unit)
 
 
 def ranges(item: Item, cost: int) -> Iterator[Piece]:

@@ -27,13 +27,11 @@ from .work import cause
 
 def settle_pending(ledger: Ledger, *, durable: bool = True, root: str | None = None) -> None:
     """Finish the work of killed jobs: give the files whose keys the ledger has their names, and
-    remove other staged files.
-
-    A batch stays pending if the outcome of one of its files is not known yet. If files of such a
-    batch are in ``root`` (None: anywhere), a new job must not write there: raises OSError or
-    UnknownOutcomeError. Raises FormatError.
-    """
+    remove other staged files. A batch stays pending if the outcome of one of its files is not known
+    yet. If files of such a batch are in ``root`` (None: anywhere), a new job must not write there:
+    raises OSError or UnknownOutcomeError. Raises FormatError."""
     killed = ledger.killed()
+    below = "" if root is None else root.rstrip("/") + "/"
     unsettled: set[str] = set()
     first_error: OSError | UnknownOutcomeError | None = None
     for batch in ledger.pending():
@@ -46,7 +44,7 @@ def settle_pending(ledger: Ledger, *, durable: bool = True, root: str | None = N
                 sync_names(rows)
         except (OSError, UnknownOutcomeError) as error:
             unsettled |= jobs
-            if root is None or any(_is_below(row.target, root) for row in batch.rows):
+            if any(row.target.startswith(below) for row in batch.rows):
                 first_error = first_error or error
         else:
             ledger.settle(batch, rows)
@@ -60,16 +58,9 @@ def _find_root(ledger: Ledger, job_id: str, root: str) -> None:
     """Raise OSError if the folder of a killed job's files is not mounted. Otherwise the job's files
     would count as lost."""
     if not storage_of(root).has_mark(job_id, root):
-        note = os.path.join(ledger.folder, f"_job-{job_id}.json")
-        message = (
-            "the folder of a killed job's files is not there: mount it; if it is lost for good, "
-            f"remove {note}"
-        )
+        message = "the folder of a killed job's files is not there: mount it; if it is lost for "
+        message += f"good, remove {os.path.join(ledger.folder, f'_job-{job_id}.json')}"
         raise FileNotFoundError(errno.ENOENT, message, root)
-
-
-def _is_below(target: str, root: str) -> bool:
-    return target.startswith(root.rstrip("/") + "/")
 
 
 def clear(ledger: Ledger, job_id: str, root: str, folders: Iterable[str] | None = None) -> None:
@@ -89,11 +80,9 @@ def clear(ledger: Ledger, job_id: str, root: str, folders: Iterable[str] | None 
 
 def published(rows: Sequence[Row], *, again: bool = False) -> list[Row]:
     """Give the files of rows that are done their names. Return the rows; those whose files could
-    not be named are failed. ``again``: some files may have their names already.
-
-    Raises UnknownOutcomeError and, with ``again``, OSError if the outcome of a file is not known.
-    The rows have to stay pending then.
-    """
+    not be named are failed. ``again``: some files may have their names already. Raises
+    UnknownOutcomeError and, with ``again``, OSError if the outcome of a file is not known. The rows
+    have to stay pending then."""
     if not any(_is_staged(row) and storage_of(row.target).is_remote for row in rows):
         return _published(rows, again, map)
     with ThreadPoolExecutor(REQUESTS, "ags1-publishing") as pool:
@@ -133,14 +122,8 @@ def _published_row(row: Row, *, again: bool) -> Row:
         if again and not isinstance(error, (FileExistsError, NothingStagedError)):
             raise
         # The row keeps its key, so that no file is lost, whatever went wrong.
-        return row._replace(
-            status=FAILED,
-            error_kind=type(error).__name__,
-            error=cause(error),
-            target_size=None,
-            plaintext_hmac=None,
-            attempt=None,
-        )
+        row = row._replace(status=FAILED, error_kind=type(error).__name__, error=cause(error))
+        return row._replace(target_size=None, plaintext_hmac=None, attempt=None)
     return row
 
 

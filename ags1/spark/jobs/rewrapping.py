@@ -50,12 +50,9 @@ def rewrap_ledger(
     durable: bool = True,
 ) -> Summary:
     """Wrap the KEKs of a ledger under the master key ``to_key_id``, of ``to_kms`` if that is given.
-    By default each is wrapped under the newest version of its own master key.
-
-    ``key_ids`` are the master keys to accept, as in ``decrypt_files``. Keys that cannot be
-    unwrapped are failures and do not change. Copies of the ledger do not change. Raises KmsError,
-    OSError, FormatError.
-    """
+    By default each is wrapped under the newest version of its own master key. ``key_ids`` are the
+    master keys to accept, as in ``decrypt_files``. Keys that cannot be unwrapped are failures and
+    do not change. Copies of the ledger do not change. Raises KmsError, OSError, FormatError."""
     accepted = frozenset(key_ids)
     if accepted and to_key_id is not None and to_kms is None:
         accepted |= {to_key_id}  # what an earlier run has done
@@ -64,16 +61,14 @@ def rewrap_ledger(
     with Job(spark, REWRAP, folder, folder, durable, None, None) as job:
         paths = job.ledger.batches()
         work = _Rewrapping(keys, kms if to_kms is None else to_kms, to_key_id, job.id, durable)
-        summary = job.summary
         job.stages_in(folder)
-        if paths:
-            for result in job.group.run(paths, work):
-                if result.staged is not None:
-                    job.ledger.replace(result.path, result.staged)
-                summary.done += result.done
-                for failed in result.failures:
-                    summary.add_failure(*failed)
-    return summary
+        for result in job.group.run(paths, work) if paths else ():
+            if result.staged is not None:
+                job.ledger.replace(result.path, result.staged)
+            job.summary.done += result.done
+            for failed in result.failures:
+                job.summary.add_failure(*failed)
+    return job.summary
 
 
 @dataclasses.dataclass(frozen=True)

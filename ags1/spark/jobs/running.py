@@ -43,7 +43,7 @@ from .group import JobGroup
 from .planning import Task, Wave, task_cost, waves
 from .publishing import clear, published, settle_pending, sync_names
 from .selection import Selection
-from .work import EXPECTED, Result, Work, cause, identity_of
+from .work import EXPECTED, Result, Work, failed, identity_of
 
 VERIFY = "verify"
 # In a summary; the ledger has them all.
@@ -205,7 +205,7 @@ class Job:
         remote = self._storage.is_remote or any(storage_of(i.source).is_remote for i in items)
         file_cost = planning.REMOTE_FILE_COST if remote else planning.FILE_COST
         cost = task_cost(items, self.group.cores, file_cost)
-        cut = waves(items, self.group.cores, cost, file_cost, digests=digests)
+        cut = waves(items, self.group.cores, cost, file_cost, digests)
         prepared = (self._prepared(wave, keys) for wave in cut)
         not_empty = (wave for wave in prepared if wave.tasks)
         run = self.group.run_waves(not_empty, lambda wave: self._run_wave(wave, work), self._tell)
@@ -244,10 +244,7 @@ class Job:
             middle = len(tasks[0]) // 2
             parts = [[tasks[0][:middle]], [tasks[0][middle:]]]
         else:
-            piece = tasks[0][0]
-            size, version = piece.source_size, piece.source_version
-            failed = Result(piece.number, piece.first_block, size, version)
-            return [failed._replace(error_kind=type(failure).__name__, error=cause(failure))]
+            return [failed(tasks[0][0], tasks[0][0].first_block, failure)]
         work = dataclasses.replace(work, first_attempt=work.first_attempt + 1)
         return [result for part in parts for result in self._run_tasks(part, work)]
 
@@ -258,13 +255,13 @@ class Job:
         self._folders.update(os.path.dirname(item.target) for item in wave.items)
         cut = {task[0].number for task in wave.tasks if task[0].block_count}
         staged = dict(self._spread(partial(_staged, self._staging, cut), wave.items))
-        failed: list[Row] = []
+        rows: list[Row] = []
         items: list[Item] = []
         begun: dict[str, str] = {}
         for item in wave.items:
             stage = staged[item.number]
             if isinstance(stage, OSError):
-                failed.append(self._failure_row(item, stage))
+                rows.append(self._failure_row(item, stage))
                 continue
             items.append(item)
             self._shared[item.number] = self._sharing(stage, item, cut, keys)
@@ -273,21 +270,20 @@ class Job:
         if begun:
             self._wave += 1
             self.ledger.note_staged(self.id, self._wave, begun)
-        self._commit(failed)
-        tasks = []
-        for task in wave.tasks:
-            pieces = []
-            for piece in task:
-                if (shared := self._shared.get(piece.number)) is not None:
-                    wrapped = shared.wrapped or piece.wrapped
-                    pieces.append(
-                        piece._replace(
-                            shared=shared.staged, wrapped=wrapped, source_identity=shared.identity
-                        )
-                    )
-            if pieces:
-                tasks.append(pieces)
-        return Wave(tasks, items, self._wave)
+        self._commit(rows)
+        tasks = [
+            [
+                piece._replace(
+                    shared=shared.staged,
+                    wrapped=shared.wrapped or piece.wrapped,
+                    source_identity=shared.identity,
+                )
+                for piece in task
+                if (shared := self._shared.get(piece.number)) is not None
+            ]
+            for task in wave.tasks
+        ]
+        return Wave([task for task in tasks if task], items, self._wave)
 
     def _sharing(
         self, stage: str | None, item: Item, cut: Collection[int], keys: FileKeys
@@ -336,9 +332,8 @@ class Job:
                 row = self._failure_row(item, error)
             if self.writes:
                 staged = [(result.first_block, result.staged or "") for result in results]
-                failed = row.status != DONE
                 all_discarded &= self._storage.discard(
-                    item.target, shared.staged, staged, all_=failed
+                    item.target, shared.staged, staged, all_=row.status != DONE
                 )
             rows.append(row)
         self._commit(rows)
@@ -347,9 +342,9 @@ class Job:
 
     def _whole(self, item: Item, shared: _Shared, results: list[Result]) -> Result:
         """Put together what the tasks wrote of an item, and return one result."""
-        failed = next((result for result in results if result.error is not None), None)
-        if failed is not None or not self.writes:
-            return failed or results[0]
+        wrong = next((result for result in results if result.error is not None), None)
+        if wrong is not None or not self.writes:
+            return wrong or results[0]
         digest = next((r.plaintext_hmac for r in results if r.plaintext_hmac), None)
         staged = [(r.first_block, r.staged) for r in results if r.staged is not None]
         km = shared.km
@@ -363,9 +358,9 @@ class Job:
         return result
 
     def _row(self, item: Item, result: Result) -> Row:
+        # A result with an error has neither a key nor bytes.
         done = result.error is None
         status = DONE if done else SKIPPED if result.error_kind is None else FAILED
-        wrapped = result.wrapped if done else None
         return Row(
             self.operation,
             item.source,
@@ -377,26 +372,18 @@ class Job:
             status,
             result.error_kind,
             result.error,
-            wrapped,
-            result.key_id if done else None,
+            result.wrapped,
+            result.key_id,
             self._master_key_id if done else None,
-            result.plaintext_hmac if done else None,
-            result.staged if done else None,
+            result.plaintext_hmac,
+            result.staged,
             item.replaces,
             self.id,
             time.time_ns() // 1_000_000,
         )
 
     def _failure_row(self, item: Item, error: BaseException) -> Row:
-        result = Result(
-            item.number,
-            0,
-            item.source_size,
-            item.source_version,
-            error_kind=type(error).__name__,
-            error=cause(error),
-        )
-        return self._row(item, result)
+        return self._row(item, failed(item, 0, error))
 
     def _commit_failures(self) -> None:
         """Commit the failures of files that are not tried."""

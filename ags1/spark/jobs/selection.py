@@ -47,9 +47,7 @@ class Failure(NamedTuple):
 
 class Selection:
     """The files of one job. ``root`` is the folder of its targets, empty if it writes none.
-
-    ``failures`` and ``unchanged`` (a number) are of the files that the job need not try.
-    """
+    ``failures`` and ``unchanged`` (a number) are of the files that the job need not try."""
 
     def __init__(self, operation: str, root: str, ledger: Ledger) -> None:
         self._operation = operation
@@ -67,14 +65,12 @@ class Selection:
         paths without any file, are failures: the folder may not be mounted."""
         listing = find(paths, passed_over=self._own_folders)
         for path, error in listing.problems:
-            self._fail(SourceFile(path, "", 0, ""), error)
+            self._fail(_unlisted(path), error)
         if not listing.files and not listing.problems:
-            own = [absolute(folder).rstrip("/") + "/" for folder in self._own_folders]
+            own = tuple(absolute(folder).rstrip("/") + "/" for folder in self._own_folders)
             for path in paths:
-                message = _NO_FILE
-                if any((absolute(path) + "/").startswith(folder) for folder in own):
-                    message = _OWN_FOLDER
-                self._fail(SourceFile(path, "", 0, ""), OSError(errno.ENOENT, message))
+                message = _OWN_FOLDER if (absolute(path) + "/").startswith(own) else _NO_FILE
+                self._fail(_unlisted(path), OSError(errno.ENOENT, message))
         return listing.files
 
     def encrypted(self, paths: Sequence[str] | None) -> Iterator[tuple[SourceFile, Row]]:
@@ -130,9 +126,8 @@ class Selection:
         if status is None:
             return True
         if row is None:
-            message = (
-                "the target exists, and this ledger does not know it: use --force (overwrite=True)"
-            )
+            message = "the target exists, and this ledger does not know it"
+            message += ": use --force (overwrite=True)"
             self._fail(file, FileExistsError(errno.EEXIST, message), target)
             return False
         as_it_was = (row.source, row.source_size, row.source_version, row.target_size)
@@ -161,7 +156,7 @@ class Selection:
             try:
                 storages[path] = id(storage_of(path))
             except (OSError, ValueError) as error:
-                self._fail(SourceFile(path, row.relative_path, 0, ""), error)
+                self._fail(_unlisted(path, row.relative_path), error)
             else:
                 by_storage.setdefault(storages[path], []).append(path)
         status_of = {}
@@ -176,7 +171,7 @@ class Selection:
                 if status is None:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             except (OSError, ValueError) as error:
-                self._fail(SourceFile(path, row.relative_path, 0, ""), error)
+                self._fail(_unlisted(path, row.relative_path), error)
                 continue
             file = SourceFile(path, row.relative_path, *status)
             if self._has_its_length(file, row):
@@ -196,3 +191,7 @@ class Selection:
 
     def _fail(self, file: SourceFile, error: BaseException, target: str = "") -> None:
         self.failures.append(Failure(file, target, error))
+
+
+def _unlisted(path: str, relative_path: str = "") -> SourceFile:
+    return SourceFile(path, relative_path, 0, "")

@@ -30,29 +30,23 @@ _readers = OncePerProcess(lambda: ThreadPoolExecutor(4 * _READ_AHEAD, "ags1-read
 
 
 def seal(
-    source: Source,
-    output: Output,
-    km: KeyMetadata,
-    geometry: Geometry,
-    first_block: int,
-    count: int,
-    run: int,
+    source: Source, output: Output, km: KeyMetadata, geometry: Geometry, blocks: range, run: int
 ) -> None:
-    """Encrypt ``count`` blocks of a source, ``run`` at a time; the header comes before the first
-    block. Raises Ags1Error if the source ends early, OSError."""
+    """Encrypt blocks of a source, ``run`` at a time; the header comes before the first block of a
+    file. Raises Ags1Error if the source ends early, OSError."""
     cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=BLOCK_SIZE)
-    header = b"" if first_block else layout.build_header(BLOCK_SIZE)
+    header = b"" if blocks.start else layout.build_header(BLOCK_SIZE)
     if source.fd >= 0 and output.fd >= 0:
         if header:
             os.pwrite(output.fd, header, 0)
-        text_size = geometry.text_size(first_block, count)
+        text_size = geometry.text_size(blocks.start, len(blocks))
         with contextlib.closing(Pump(source.fd, output.fd)) as pump:
             try:
-                pump.seal(cipher, first_block, text_size)
+                pump.seal(cipher, blocks.start, text_size)
             except TruncatedError:
                 raise Ags1Error(CHANGED) from None
         return
-    runs = list(_runs(first_block, count, run))
+    runs = _runs(blocks, run)
     buffer = memoryview(bytearray(len(header) + geometry.slots(*runs[0])[1]))
     buffer[: len(header)] = header
     texts = ((first * BLOCK_SIZE, geometry.text_size(first, length)) for first, length in runs)
@@ -67,19 +61,18 @@ def open_blocks(
     output: Output | None,
     km: KeyMetadata,
     geometry: Geometry,
-    first_block: int,
-    count: int,
+    blocks: range,
     run: int,
 ) -> None:
-    """Decrypt ``count`` blocks of a source, ``run`` at a time; without an output only verify them.
-    Raises AuthenticationError, TruncatedError, OSError."""
+    """Decrypt blocks of a source, ``run`` at a time; without an output only verify them. Raises
+    AuthenticationError, TruncatedError, OSError."""
     cipher = BlockCipher(km.encryption_key, km.aad_prefix, block_size=BLOCK_SIZE)
     if source.fd >= 0 and (output is None or output.fd >= 0):
-        text_size = geometry.text_size(first_block, count)
+        text_size = geometry.text_size(blocks.start, len(blocks))
         with contextlib.closing(Pump(source.fd, -1 if output is None else output.fd)) as pump:
-            pump.open(cipher, first_block, text_size)
+            pump.open(cipher, blocks.start, text_size)
         return
-    runs = list(_runs(first_block, count, run))
+    runs = _runs(blocks, run)
     buffer = memoryview(bytearray(geometry.text_size(*runs[0])))
     slots = (geometry.slots(first, length) for first, length in runs)
     cut_short = TruncatedError("the file ends in the middle of a block: it was cut off")
@@ -96,11 +89,10 @@ def texts_of(source: Source) -> Iterator[bytes]:
     return _read(source, ranges, Ags1Error(CHANGED))
 
 
-def _runs(first_block: int, count: int, run: int) -> Iterator[tuple[int, int]]:
-    end = first_block + count
+def _runs(blocks: range, run: int) -> list[tuple[int, int]]:
+    """Return the first block and the length of each run."""
     length = run if run > 1 else RUN_BLOCKS
-    for first in range(first_block, end, length):
-        yield first, min(length, end - first)
+    return [(first, min(length, blocks.stop - first)) for first in blocks[::length]]
 
 
 def _read(

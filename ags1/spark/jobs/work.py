@@ -24,7 +24,7 @@ from ...keys.keychain import FILE_KEY_SIZE
 from ..keys import FileKeys, as_text
 from ..paths import local_path
 from ..storage.choice import storage_of
-from ..storage.pieces import BLOCK_SIZE, Piece, target_offset
+from ..storage.pieces import BLOCK_SIZE, Item, Piece, target_offset
 from ..storage.protocol import CHANGED, Attempt, Output, Source
 from ..workers import end_of_task, task_context
 from .transfer import open_blocks, seal, texts_of
@@ -38,12 +38,10 @@ _SIDE_BY_SIDE = 8
 
 
 class Result(NamedTuple):
-    """The result for a piece.
-
-    ``staged`` tells the target's storage where the bytes are. ``wrapped`` and ``key_id`` are the
-    wrapped key and its id, if the task made a key. Sizes are bytes. ``error_kind`` is the
-    exception's name; a piece with an ``error`` and no kind was skipped.
-    """
+    """The result for a piece. ``staged`` tells the target's storage where the bytes are.
+    ``wrapped`` and ``key_id`` are the wrapped key and its id, if the task made a key. Sizes are
+    bytes. ``error_kind`` is the exception's name; a piece with an ``error`` and no kind was
+    skipped."""
 
     number: int
     first_block: int = 0
@@ -120,14 +118,7 @@ class Work:
         except KMS_UNUSABLE:
             raise
         except EXPECTED as error:
-            return Result(
-                piece.number,
-                piece.first_block,
-                piece.source_size,
-                piece.source_version,
-                error_kind=type(error).__name__,
-                error=cause(error),
-            )
+            return failed(piece, piece.first_block, error)
 
     def piece(self, piece: Piece, attempt: Attempt) -> Result:
         """Do one piece. Raises ``EXPECTED``."""
@@ -154,17 +145,16 @@ class Encrypting(Work):
 
     def piece(self, piece: Piece, attempt: Attempt) -> Result:
         with self.source(piece) as source:
-            if piece.digests or piece.block_count:
-                # The key and the HMAC belong to the content that the file had when it was cut.
-                facts = (source.size, source.version, identity_of(source))
-                if facts != (piece.source_size, piece.source_version, piece.source_identity):
-                    raise Ags1Error(CHANGED)
-            if piece.digests:
-                result = Result(piece.number, -1, source.size, source.version)
-                return result._replace(plaintext_hmac=self._hmac(source))
-            if piece.block_count:
+            if not piece.digests and not piece.block_count:
+                return self._whole(piece, attempt, source)
+            # The key and the HMAC belong to the content that the file had when it was cut.
+            facts = (source.size, source.version, identity_of(source))
+            if facts != (piece.source_size, piece.source_version, piece.source_identity):
+                raise Ags1Error(CHANGED)
+            if not piece.digests:
                 return self._range(piece, attempt, source)
-            return self._whole(piece, attempt, source)
+            result = Result(piece.number, -1, source.size, source.version)
+            return result._replace(plaintext_hmac=self._hmac(source))
 
     def _whole(self, piece: Piece, attempt: Attempt, source: Source) -> Result:
         size = source.size
@@ -188,7 +178,7 @@ class Encrypting(Work):
             claim_key(km, reuse_key=False)
             geometry = _geometry_of(size)
             with self.output(piece, attempt, source) as out:
-                seal(source, out, km, geometry, 0, geometry.block_count, piece.unit)
+                seal(source, out, km, geometry, range(geometry.block_count), piece.unit)
                 digest = self._hmac(source) if self.digests else None
                 source.check_unchanged()
             km = km.with_file_length(geometry.encrypted_size)
@@ -211,8 +201,9 @@ class Encrypting(Work):
         assert piece.wrapped is not None
         km = self.keys.unwrap(piece.wrapped)
         geometry = _geometry_of(source.size)
+        blocks = range(piece.first_block, piece.first_block + piece.block_count)
         with self.output(piece, attempt, source) as out:
-            seal(source, out, km, geometry, piece.first_block, piece.block_count, piece.unit)
+            seal(source, out, km, geometry, blocks, piece.unit)
             source.check_unchanged()
         return _done(piece, source, out.staged, geometry.encrypted_size)
 
@@ -262,25 +253,31 @@ def _open_blocks(
 ) -> None:
     """Verify the blocks of a piece, and write them if there is an output."""
     count = piece.block_count or geometry.block_count
-    if piece.first_block + count > geometry.block_count:
+    blocks = range(piece.first_block, piece.first_block + count)
+    if blocks.stop > geometry.block_count:
         raise Ags1Error(WRONG_LENGTH)
-    if count:
-        open_blocks(source, output, km, geometry, piece.first_block, count, piece.unit)
+    if blocks:
+        open_blocks(source, output, km, geometry, blocks, piece.unit)
 
 
 def identity_of(source: Source | str) -> str:
     """Return what tells a local file, or the file at a local path, from every other one: no program
     can set it. Raises OSError."""
-    if isinstance(source, str):
-        here = local_path(source)
-        status = None if here is None else os.stat(here)
-    else:
-        status = None if source.fd < 0 else os.fstat(source.fd)
-    return "" if status is None else f"{status.st_ino}-{status.st_ctime_ns}"
+    here = local_path(source) if isinstance(source, str) else source.fd
+    if here is None or here == -1:
+        return ""
+    status = os.stat(here)
+    return f"{status.st_ino}-{status.st_ctime_ns}"
 
 
 def _geometry_of(size: int) -> Geometry:
     return Geometry(BLOCK_SIZE, size, layout.encrypted_size(size, BLOCK_SIZE))
+
+
+def failed(of: Item | Piece, first_block: int, error: BaseException) -> Result:
+    """Return the result for a file or a piece of it whose work has raised ``error``."""
+    result = Result(of.number, first_block, of.source_size, of.source_version)
+    return result._replace(error_kind=type(error).__name__, error=cause(error))
 
 
 def _done(piece: Piece, source: Source, staged: str | None, target_size: int) -> Result:

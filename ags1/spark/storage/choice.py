@@ -31,12 +31,10 @@ class Listing(NamedTuple):
 
 
 def storage_of(path: str) -> Storage:
-    """Return the storage of a path. A URL's is the file system that fsspec has for its scheme,
-    with the credentials that this process finds.
-
-    Raises OSError for a URL that cannot be used, and KmsConfigurationError for one with a password,
-    a signature or another URL in it: paths are sent to executors and stored in ledgers.
-    """
+    """Return the storage of a path. A URL's is the file system that fsspec has for its scheme, with
+    the credentials that this process finds. Raises OSError for a URL that cannot be used, and
+    KmsConfigurationError for one with a password, a signature or another URL in it: paths are sent
+    to executors and stored in ledgers."""
     if "::" in path and _CHAIN.search(path):
         raise KmsConfigurationError(
             "a URL with another one inside, behind '::', is refused: give the URL of the files "
@@ -63,10 +61,7 @@ def _remote_storage_of(path: str) -> RemoteStorage:
     scheme, _, rest = path.partition("://")
     host_url = f"{scheme}://{rest.partition('/')[0]}"
     known = _remote.get()
-    storage = known.get(host_url)
-    if storage is None:
-        storage = known.setdefault(host_url, _new_storage(host_url))
-    return storage
+    return known.get(host_url) or known.setdefault(host_url, _new_storage(host_url))
 
 
 def _new_storage(host_url: str) -> RemoteStorage:
@@ -99,11 +94,9 @@ def absolute(path: str) -> str:
 
 
 def find(sources: Iterable[str], *, passed_over: Collection[str] = ()) -> Listing:
-    """List the files that paths, globs and folders mean, each file once.
-
-    Folders are walked, several at a time. Links to folders, unfinished files of ags1, and all files
-    in the folders ``passed_over`` are left out. Raises KmsConfigurationError as ``storage_of``.
-    """
+    """List the files that paths, globs and folders mean, each file once. Folders are walked,
+    several at a time. Links to folders, unfinished files of ags1, and all files in the folders
+    ``passed_over`` are left out. Raises KmsConfigurationError as ``storage_of``."""
     files: dict[str, SourceFile] = {}
     problems: list[Problem] = []
     with ThreadPoolExecutor(_LISTING_THREADS, "ags1-listing") as pool:

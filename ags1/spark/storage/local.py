@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import operator
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
@@ -26,12 +27,16 @@ from .pieces import Item, Piece, target_offset, target_size
 from .protocol import (
     CHANGED,
     Attempt,
+    Check,
+    Found,
     NothingStagedError,
-    Problem,
-    SourceFile,
+    Output,
+    Prepared,
+    Results,
     Staging,
     Status,
     StatusOf,
+    Uploads,
 )
 
 
@@ -55,13 +60,9 @@ class LocalSource:
         return data
 
     def check_unchanged(self) -> None:
-        after, before = os.fstat(self.fd), self._status
         # A program can set a file's modification time, but not the time of its last status change.
-        if (after.st_size, after.st_mtime_ns, after.st_ctime_ns) != (
-            before.st_size,
-            before.st_mtime_ns,
-            before.st_ctime_ns,
-        ):
+        facts = operator.attrgetter("st_size", "st_mtime_ns", "st_ctime_ns")
+        if facts(os.fstat(self.fd)) != facts(self._status):
             raise Ags1Error(CHANGED)
 
 
@@ -90,9 +91,7 @@ class LocalStorage:
     def holds(self, root: str, target: str) -> bool:
         return os.path.normpath(target) == target and target.startswith(root + os.sep)
 
-    def find(
-        self, source: str, passed_over: Collection[str], pool: Executor
-    ) -> Iterator[SourceFile | Problem]:
+    def find(self, source: str, passed_over: Collection[str], pool: Executor) -> Found:
         here = (local_path(path) for path in passed_over)
         closed = frozenset(os.path.abspath(path) for path in here if path is not None)
         for path, base in files.expand(local_path(source) or source):
@@ -119,9 +118,7 @@ class LocalStorage:
     def unit(self, plaintext_size: int) -> int:
         return 1
 
-    def stage(
-        self, staging: Staging, items: Sequence[Item], cut: Collection[int]
-    ) -> Mapping[int, str | OSError | None]:
+    def stage(self, staging: Staging, items: Sequence[Item], cut: Collection[int]) -> Prepared:
         staged: dict[int, str | OSError | None] = {}
         made: dict[str, OSError | None] = {}
         for item in items:
@@ -142,16 +139,10 @@ class LocalStorage:
             yield LocalSource(fd, status)
 
     @contextlib.contextmanager
-    def output(
-        self, piece: Piece, attempt: Attempt, mode: int, begin: int
-    ) -> Iterator[_LocalOutput]:
-        """Open what an attempt writes to.
-
-        The first attempt at a range writes to the file of all ranges, which then needs no copying.
-        Every other attempt writes, at the same offset, to a file of its own, because the first one
-        may still be writing although it was given up. So the claim of a range stays until the job
-        ends.
-        """
+    def output(self, piece: Piece, attempt: Attempt, mode: int, begin: int) -> Iterator[Output]:
+        """Open what an attempt writes to. The first attempt at a range writes to the file of all
+        ranges. Every other one writes, at the same offset, to a file of its own, because the first
+        may still be writing although it was given up. So a range's claim stays to the job's end."""
         path = files.staged_path(piece.target, attempt.job_id, attempt.name)
         shared = piece.shared
         if shared is not None and _claims(_claim_path(shared, piece.first_block)):
@@ -174,12 +165,7 @@ class LocalStorage:
         files.sync(staged)
 
     def gather(
-        self,
-        staging: Staging,
-        item: Item,
-        shared: str | None,
-        results: Sequence[tuple[int, str]],
-        check: Callable[[str], object],
+        self, staging: Staging, item: Item, shared: str | None, results: Results, check: Check
     ) -> str:
         if shared is None or {staged for _, staged in results} == {shared}:
             return files.attempt(results[0][1], os.path.dirname(item.target))
@@ -206,9 +192,7 @@ class LocalStorage:
             os.close(fd)
         return path
 
-    def discard(
-        self, target: str, shared: str | None, results: Iterable[tuple[int, str]], *, all_: bool
-    ) -> bool:
+    def discard(self, target: str, shared: str | None, results: Results, *, all_: bool) -> bool:
         for _, staged in results:
             if staged and staged != shared and (all_ or shared is not None):
                 files.remove(staged)
@@ -258,13 +242,7 @@ class LocalStorage:
         for path in devices.values():
             files.sync_file_system(path)
 
-    def clear(
-        self,
-        job_id: str,
-        root: str,
-        folders: Iterable[str] | None,
-        staged: Iterable[tuple[str, str]],
-    ) -> bool:
+    def clear(self, job_id: str, root: str, folders: Iterable[str] | None, staged: Uploads) -> bool:
         unread: list[OSError] = []
         if folders is None:
             folders = (folder for folder, _, _ in os.walk(root, onerror=unread.append))
@@ -288,13 +266,10 @@ def _make_folder(folder: str, source: str, root: str) -> OSError | None:
     like = None if local_path(source) is None else os.path.dirname(source)
     try:
         # Otherwise a user who may write in the root could lead the job out of it by a link.
-        inside = os.path.relpath(folder, root)
-        if os.path.realpath(folder) != os.path.normpath(
-            os.path.join(os.path.realpath(root), inside)
-        ):
-            return OSError(
-                errno.ELOOP, "a link lies between the target folder and this one: remove it", folder
-            )
+        inside = os.path.join(os.path.realpath(root), os.path.relpath(folder, root))
+        if os.path.realpath(folder) != os.path.normpath(inside):
+            said = "a link lies between the target folder and this one: remove it"
+            return OSError(errno.ELOOP, said, folder)
         files.make_folder(folder, like, root)
     except OSError as error:
         return error
@@ -328,17 +303,13 @@ def _claims(path: str) -> bool:
 
 def _staged(row: Row) -> tuple[str, files.Trace]:
     """Return the path of a row's staged file, and the trace that identifies it under another name.
-
     Raises NothingStagedError if the row's job could not have staged a file at that path: a ledger
-    must not make us move or remove other files.
-    """
+    must not make us move or remove other files."""
     staged = files.staged_of(row.attempt or "", row.job_id)
     if staged is None:
-        raise NothingStagedError(
-            errno.EINVAL, "the ledger names no file that a job stages", row.target
-        )
-    name, trace = staged
-    return os.path.join(os.path.dirname(row.target), name), trace
+        said = "the ledger names no file that a job stages"
+        raise NothingStagedError(errno.EINVAL, said, row.target)
+    return os.path.join(os.path.dirname(row.target), staged[0]), staged[1]
 
 
 def _is_published(row: Row, trace: files.Trace) -> bool:

@@ -21,7 +21,7 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 from ...atomic import is_temporary, temporary_name
-from .protocol import Problem, SourceFile
+from .protocol import Found, Level, Problem, SourceFile
 
 # The name of the folder in which a data source stages files begins with this. The rest of the name
 # is the beginning of the job's ID. Readers pass over such folders.
@@ -78,9 +78,7 @@ def _is_beyond_link(path: str, base: str) -> bool:
     return False
 
 
-def below(
-    path: str, base: str, closed: frozenset[str], pool: Executor
-) -> Iterator[SourceFile | Problem]:
+def below(path: str, base: str, closed: frozenset[str], pool: Executor) -> Found:
     """Yield the file at a path of ``expand``, or all files in that folder, level by level."""
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode):
@@ -98,7 +96,7 @@ def below(
         level = below
 
 
-def _list_folder(folder: str, base: str) -> tuple[list[SourceFile | Problem], list[str]]:
+def _list_folder(folder: str, base: str) -> Level:
     items: list[SourceFile | Problem] = []
     folders: list[str] = []
     prefix = "" if folder == base else os.path.relpath(folder, base) + "/"
@@ -165,13 +163,13 @@ def attempt(path: str, folder: str) -> str:
 
 
 def staged_of(attempt: str, job_id: str) -> tuple[str, Trace] | None:
-    """Return the path and the trace in ``attempt``. None if no attempt of the job could have made
+    """Return the path and the trace in ``attempt``; None if no attempt of the job could have made
     such a file in the target's folder, or in a data source's staging folder there."""
     match = _ATTEMPT.fullmatch(attempt)
     if match is None or not is_staged(match["name"], job_id):
         return None
     folder = match["folder"] or ""
-    if folder and not job_id.startswith(folder.removeprefix(SINK_PREFIX).removesuffix("/")):
+    if not job_id.startswith(folder.removeprefix(SINK_PREFIX).removesuffix("/")):
         return None
     return folder + match["name"], Trace(int(match["inode"]), int(match["mtime_ns"]))
 
@@ -231,9 +229,7 @@ def make_folder(folder: str, source_folder: str | None, root: str) -> None:
 
 def copy_range(source: str, target: int, offset: int, size: int) -> None:
     """Copy ``size`` bytes at ``offset`` of a file to the same offset of the descriptor ``target``.
-
-    Raises OSError, also if the source ends early.
-    """
+    Raises OSError, also if the source ends early."""
     fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     copy: Callable[..., int] = getattr(os, "copy_file_range", _copy_some)
     try:
@@ -241,12 +237,7 @@ def copy_range(source: str, target: int, offset: int, size: int) -> None:
             try:
                 copied = copy(fd, target, size, offset, offset)
             except OSError as error:
-                if copy is _copy_some or error.errno not in (
-                    errno.EXDEV,
-                    errno.EINVAL,
-                    errno.ENOSYS,
-                    errno.EOPNOTSUPP,
-                ):
+                if copy is _copy_some or error.errno not in _CANNOT_COPY:
                     raise
                 copy = _copy_some
                 continue
@@ -258,17 +249,17 @@ def copy_range(source: str, target: int, offset: int, size: int) -> None:
         os.close(fd)
 
 
+_CANNOT_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
 def _copy_some(source: int, target: int, size: int, offset: int, target_offset: int) -> int:
     data = os.pread(source, min(size, 1 << 20), offset)
     return os.pwrite(target, data, target_offset) if data else 0
 
 
 def sync(paths: Sequence[str]) -> None:
-    """Sync files to the disk. Raises OSError.
-
-    A few files are synced one by one, many with one call for their file system, which also syncs
-    the data of other programs.
-    """
+    """Sync files to the disk. Raises OSError. A few files are synced one by one, many with one call
+    for their file system, which also syncs the data of other programs."""
     if len(paths) > _FEW and _syncfs is not None:
         folders = set(map(os.path.dirname, paths))
         devices = {os.stat(folder).st_dev: folder for folder in folders}

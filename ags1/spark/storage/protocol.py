@@ -35,6 +35,17 @@ CHANGED = "the file changed while it was read: run the job again"
 REQUESTS = 32
 # Tells the status of a target; None if there is no target.
 StatusOf: TypeAlias = "Callable[[str], Status | None]"
+# What a listing yields; and the files of one folder, with the paths of the folders in it.
+Found: TypeAlias = "Iterator[SourceFile | Problem]"
+Level: TypeAlias = "tuple[list[SourceFile | Problem], list[str]]"
+# By the item's number, what its attempts share (``Piece.shared``), or why it cannot be written.
+Prepared: TypeAlias = "Mapping[int, str | OSError | None]"
+# The first block and the ``Output.staged`` of each attempt at an item.
+Results: TypeAlias = "Sequence[tuple[int, str]]"
+# The target and the ``Piece.shared`` of each upload.
+Uploads: TypeAlias = "Iterable[tuple[str, str]]"
+# Called with the path of a copy of what attempts have written.
+Check: TypeAlias = "Callable[[str], object]"
 
 
 class NothingStagedError(OSError):
@@ -101,11 +112,9 @@ class Source(Protocol):
 
     def read(self, offset: int, size: int) -> bytes:
         """Return ``size`` bytes at ``offset``, fewer at the end. Raises OSError, Ags1Error."""
-        ...
 
     def check_unchanged(self) -> None:
         """Raise Ags1Error if the file has changed since it was opened."""
-        ...
 
 
 class Output(Protocol):
@@ -117,139 +126,93 @@ class Output(Protocol):
 
     def write(self, data: bytes | memoryview) -> None:
         """Append ``data``: all of a piece, or a run of ``Piece.unit`` blocks. Raises OSError."""
-        ...
 
 
 class Storage(Protocol):
     """A storage. Its methods raise OSError, also in place of the errors of its library.
-
     ``is_remote``: each request mostly waits, so many are sent at a time. What ``stage`` returns for
-    an item, and an output's ``staged``, have a meaning for this storage only.
-    """
+    an item, and an output's ``staged``, have a meaning for this storage only."""
 
     is_remote: bool
 
     def absolute(self, path: str) -> str:
         """Return the one form that a path has in the ledger."""
-        ...
 
     def holds(self, root: str, target: str) -> bool:
         """Whether a target lies in the folder ``root``, under the name that a listing gives it."""
-        ...
 
-    def find(
-        self, source: str, passed_over: Collection[str], pool: Executor
-    ) -> Iterator[SourceFile | Problem]:
+    def find(self, source: str, passed_over: Collection[str], pool: Executor) -> Found:
         """Yield the files that match a path, a pattern or a folder. Those in the folders
         ``passed_over`` are left out."""
-        ...
 
     def statuses(self, folder: str, count: int, *, follow: bool) -> StatusOf:
         """Return a function that returns the status of a file below a folder. About ``count`` files
         will be asked for. ``follow``: follow links."""
-        ...
 
     def make_root(self, root: str) -> None:
         """Make the folder of a job's targets, or check that it can be used."""
-        ...
 
     def mark(self, job_id: str, root: str, *, durable: bool) -> None:
         """Leave a mark of the job in the folder of its targets, if that may be a mount. Without the
         mark, nobody could tell an unmounted folder from one whose files are lost."""
-        ...
 
     def has_mark(self, job_id: str, root: str) -> bool:
         """Whether the folder has the mark of the job."""
-        ...
 
     def remove_mark(self, job_id: str, root: str) -> None:
         """Remove a job's mark. A mark that cannot be removed stays."""
-        ...
 
     def unit(self, plaintext_size: int) -> int:
         """Return ``Item.unit``: tasks write ranges of a file that are multiples of so many blocks.
         0 means that only one task can write a file."""
-        ...
 
-    def stage(
-        self, staging: Staging, items: Sequence[Item], cut: Collection[int]
-    ) -> Mapping[int, str | OSError | None]:
-        """Prepare what tasks will write to. Return, by the item's number, what its attempts share
-        (``Piece.shared``), or the error why it cannot be written. ``cut`` has the numbers of the
-        items that several tasks write."""
-        ...
+    def stage(self, staging: Staging, items: Sequence[Item], cut: Collection[int]) -> Prepared:
+        """Prepare what tasks will write to. ``cut`` has the numbers of the items that several tasks
+        write."""
 
     def open(self, path: str, size: int, version: str) -> AbstractContextManager[Source]:
         """Open a file that was listed with that size and version."""
-        ...
 
     def output(
         self, piece: Piece, attempt: Attempt, mode: int, begin: int
     ) -> AbstractContextManager[Output]:
         """Open what an attempt writes to. If writing fails, remove it. ``begin`` is the piece's
         offset in the target."""
-        ...
 
     def sync(self, staged: Sequence[str]) -> None:
         """Sync what attempts have written to the disk."""
-        ...
 
     def gather(
-        self,
-        staging: Staging,
-        item: Item,
-        shared: str | None,
-        results: Sequence[tuple[int, str]],
-        check: Callable[[str], object],
+        self, staging: Staging, item: Item, shared: str | None, results: Results, check: Check
     ) -> str:
-        """Put together what the attempts at an item have written. ``results`` has the first block
-        and the ``Output.staged`` of each. Return what the ledger needs to publish the file
-        (``Row.attempt``). If local bytes had to be copied, ``check`` is called with the copy."""
-        ...
+        """Put together what the attempts at an item have written. Return what the ledger needs to
+        publish the file (``Row.attempt``). ``check`` is called if local bytes had to be copied."""
 
-    def discard(
-        self, target: str, shared: str | None, results: Iterable[tuple[int, str]], *, all_: bool
-    ) -> bool:
+    def discard(self, target: str, shared: str | None, results: Results, *, all_: bool) -> bool:
         """Remove what attempts have written, except what ``gather`` has put together; ``all_``:
         remove that too. Return False if the ledger must note the upload, so that ``clear`` can end
         it later."""
-        ...
 
     def publish(self, row: Row, *, again: bool) -> None:
-        """Give a row's file its name; ``again``: it may have its name already.
-
-        Raises OSError if this call does not give the file its name. FileExistsError and
-        NothingStagedError mean that it will never get it. With ``again``, any other OSError means
-        only that the outcome is not known yet. Raises UnknownOutcomeError.
-        """
-        ...
+        """Give a row's file its name; ``again``: it may have its name already. Raises OSError if
+        this call does not give the file its name. FileExistsError and NothingStagedError mean that
+        it will never get it. With ``again``, any other OSError means only that the outcome is not
+        known yet. Raises UnknownOutcomeError."""
 
     def withdraw(self, row: Row) -> None:
         """Remove what was staged for a row that could not be published, and nothing else, even if a
         damaged row names another file."""
-        ...
 
     def has_its_name(self, row: Row) -> bool:
         """Whether the file of a pending row has its name already. Raises OSError, and
         NothingStagedError if it can have none."""
-        ...
 
     def remove(self, path: str) -> None:
         """Remove a file, if it exists. A file that cannot be removed stays."""
-        ...
 
     def sync_names(self, paths: Collection[str]) -> None:
         """Sync the names in these folders to the disk."""
-        ...
 
-    def clear(
-        self,
-        job_id: str,
-        root: str,
-        folders: Iterable[str] | None,
-        staged: Iterable[tuple[str, str]],
-    ) -> bool:
+    def clear(self, job_id: str, root: str, folders: Iterable[str] | None, staged: Uploads) -> bool:
         """Remove what attempts of a job have left: files in ``folders`` (None: anywhere below
-        ``root``), and uploads. ``staged`` has the target and ``Piece.shared`` of each upload.
-        Return whether nothing is left."""
-        ...
+        ``root``), and uploads. Return whether nothing is left."""

@@ -1,8 +1,7 @@
 """Jobs' files in any file system that fsspec knows. Needs fsspec, which is optional.
 
 An attempt writes a staged file in the job's own folder inside the root, and the driver moves it to
-its name. One task writes all of a file, because these file systems do not write ranges. Each
-process finds its own credentials and endpoints (its environment, fsspec's configuration).
+its name. One task writes all of a file, because these file systems do not write ranges.
 """
 
 from __future__ import annotations
@@ -24,21 +23,25 @@ from .protocol import (
     CHANGED,
     REQUESTS,
     Attempt,
+    Check,
+    Found,
+    Level,
     NothingStagedError,
     Output,
+    Prepared,
     Problem,
+    Results,
     Source,
     SourceFile,
     Staging,
     Status,
     StatusOf,
     UnknownOutcomeError,
+    Uploads,
 )
 
 T = TypeVar("T")
 
-# The mode of decrypted copies: private, because a remote file has no mode.
-_MODE = 0o600
 # The type of a folder with an empty name. Only object stores have such folders.
 NAMELESS = "nameless"
 # The status of up to so many files is asked for one by one; for more, their folder is listed.
@@ -70,7 +73,7 @@ class RemoteSource:
     """A file that is read by ranges; its version is compared before and after."""
 
     fd = -1
-    mode = _MODE
+    mode = 0o600  # of decrypted copies: private, because a remote file has no mode
 
     def __init__(self, storage: RemoteStorage, path: str) -> None:
         self._storage, self._path = storage, path
@@ -79,10 +82,9 @@ class RemoteSource:
     def read(self, offset: int, size: int) -> bytes:
         if not size:
             return b""
-        fs = self._storage.fs
+        name = self._storage.name(self._path)
         with os_errors(self._path):
-            data = fs.cat_file(self._storage.name(self._path), start=offset, end=offset + size)
-        return bytes(data)
+            return bytes(self._storage.fs.cat_file(name, start=offset, end=offset + size))
 
     def check_unchanged(self) -> None:
         if self._storage.status(self._path) != (self.size, self.version):
@@ -115,11 +117,8 @@ class RemoteStorage:
 
     def is_like(self, other: RemoteStorage) -> bool:
         """Whether that is the same file system, with the same host and settings."""
-        mine, its = self.fs, other.fs
-        return type(mine) is type(its) and (mine.storage_args, mine.storage_options) == (
-            its.storage_args,
-            its.storage_options,
-        )
+        mine, its = ((type(fs), fs.storage_args, fs.storage_options) for fs in (self.fs, other.fs))
+        return mine == its
 
     def name(self, path: str) -> str:
         """Return the file system's own name of a path."""
@@ -136,8 +135,7 @@ class RemoteStorage:
         name = self.name(path)
         with os_errors(path):
             self.fs.invalidate_cache(self.fs._parent(name))
-            facts = self.fs.info(name)
-        return _status(facts)
+            return _status(self.fs.info(name))
 
     def absolute(self, path: str) -> str:
         return self.path(self.name(path))
@@ -148,9 +146,7 @@ class RemoteStorage:
         parts = target[len(root) + 1 :].split("/")
         return not {"", ".", ".."}.intersection(parts) and self.absolute(target) == target
 
-    def find(
-        self, source: str, passed_over: Collection[str], pool: Executor
-    ) -> Iterator[SourceFile | Problem]:
+    def find(self, source: str, passed_over: Collection[str], pool: Executor) -> Found:
         closed = tuple(path + "/" for path in passed_over)
         with os_errors(source):
             self.fs.invalidate_cache()
@@ -180,7 +176,7 @@ class RemoteStorage:
                     yield item
         self.fs.invalidate_cache()
 
-    def _below(self, folder: str, base: str, pool: Executor) -> Iterator[SourceFile | Problem]:
+    def _below(self, folder: str, base: str, pool: Executor) -> Found:
         """Yield what is below a folder. List level by level until there are enough folders, then
         list these with all that is below them at the same time."""
         level = [folder]
@@ -193,9 +189,7 @@ class RemoteStorage:
         for items, _ in pool.map(partial(self._listed, base=base, deep=True), level):
             yield from items
 
-    def _listed(
-        self, folder: str, base: str, deep: bool
-    ) -> tuple[list[SourceFile | Problem], list[str]]:
+    def _listed(self, folder: str, base: str, deep: bool) -> Level:
         items: list[SourceFile | Problem] = []
         folders: list[str] = []
         try:
@@ -218,10 +212,9 @@ class RemoteStorage:
 
     def listing(self, folder: str, *, deep: bool) -> Iterable[Mapping[str, Any]]:
         """Return fsspec's facts of all entries of a folder; ``deep``: of all files below it."""
-        if deep:
-            files: Mapping[str, Any] = self.fs.find(folder, detail=True)
-            return files.values()
-        entries: Iterable[Mapping[str, Any]] = self.fs.ls(folder, detail=True)
+        entries: Iterable[Mapping[str, Any]] = (
+            self.fs.find(folder, detail=True).values() if deep else self.fs.ls(folder, detail=True)
+        )
         return entries
 
     def source_file(self, facts: Mapping[str, Any], base: str) -> SourceFile:
@@ -265,16 +258,12 @@ class RemoteStorage:
     def unit(self, plaintext_size: int) -> int:
         return 0
 
-    def stage(
-        self, staging: Staging, items: Sequence[Item], cut: Collection[int]
-    ) -> Mapping[int, str | OSError | None]:
+    def stage(self, staging: Staging, items: Sequence[Item], cut: Collection[int]) -> Prepared:
         folder = _staging_folder(staging.root, staging.job_id)
-        folders = {folder, *(item.target.rpartition("/")[0] for item in items)}
-        failed = {path: error for path, error in in_pool(self.make_root, folders) if error}
-        return {
-            item.number: failed.get(folder) or failed.get(item.target.rpartition("/")[0]) or folder
-            for item in items
-        }
+        folder_of = {item.number: item.target.rpartition("/")[0] for item in items}
+        made = in_pool(self.make_root, {folder, *folder_of.values()})
+        failed = {path: error for path, error in made if error}
+        return {n: failed.get(folder) or failed.get(at) or folder for n, at in folder_of.items()}
 
     @contextlib.contextmanager
     def open(self, path: str, size: int, version: str) -> Iterator[Source]:
@@ -298,18 +287,11 @@ class RemoteStorage:
         return  # closing a file has stored it
 
     def gather(
-        self,
-        staging: Staging,
-        item: Item,
-        shared: str | None,
-        results: Sequence[tuple[int, str]],
-        check: Callable[[str], object],
+        self, staging: Staging, item: Item, shared: str | None, results: Results, check: Check
     ) -> str:
         return results[0][1]
 
-    def discard(
-        self, target: str, shared: str | None, results: Iterable[tuple[int, str]], *, all_: bool
-    ) -> bool:
+    def discard(self, target: str, shared: str | None, results: Results, *, all_: bool) -> bool:
         if all_:
             for _, staged in results:
                 if staged:
@@ -338,9 +320,8 @@ class RemoteStorage:
             self._move(staged, row.target)
         except OSError as error:
             try:
-                as_it_was = (there, target) == (
-                    self._status_or_none(staged),
-                    self._status_or_none(row.target),
+                as_it_was = there == self._status_or_none(staged) and (
+                    target == self._status_or_none(row.target)
                 )
             except OSError:
                 as_it_was = False
@@ -405,13 +386,7 @@ class RemoteStorage:
     def sync_names(self, paths: Collection[str]) -> None:
         return
 
-    def clear(
-        self,
-        job_id: str,
-        root: str,
-        folders: Iterable[str] | None,
-        staged: Iterable[tuple[str, str]],
-    ) -> bool:
+    def clear(self, job_id: str, root: str, folders: Iterable[str] | None, staged: Uploads) -> bool:
         folder = _staging_folder(root, job_id)
         name = self.name(folder)
         with contextlib.suppress(OSError), os_errors(folder):

@@ -17,8 +17,9 @@ import errno
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from ... import layout
@@ -29,12 +30,16 @@ from .pieces import BLOCK_SIZE, Item, Piece
 from .protocol import (
     CHANGED,
     Attempt,
+    Check,
     NothingStagedError,
     Output,
+    Prepared,
+    Results,
     Source,
     Staging,
     Status,
     UnknownOutcomeError,
+    Uploads,
 )
 from .remote import NAMELESS, RemoteSource, RemoteStorage, in_pool, os_errors
 
@@ -48,6 +53,7 @@ _ATTEMPTS = 3
 _UPLOADS_PER_FILE, _UPLOADS = 2, 16
 _TRIES = 3
 _ATTEMPT_KEY = "ags1-attempt"
+_CHECKSUMS = frozenset(f"Checksum{name}" for name in "CRC32 CRC32C CRC64NVME SHA1 SHA256".split())
 # S3's codes for an upload that can never be completed.
 _NEVER = frozenset({"NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
 _uploaders = OncePerProcess(lambda: ThreadPoolExecutor(_UPLOADS, "ags1-upload"))
@@ -110,11 +116,6 @@ class _PartsOutput:
             future.cancel()
 
 
-_CHECKSUMS = frozenset(
-    f"Checksum{name}" for name in ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
-)
-
-
 class S3Storage(RemoteStorage):
     """S3; see ``Storage``. Attempts share an upload's id; what an attempt has staged is JSON with
     its parts. ``Row.attempt`` is JSON with both and a name, which the object gets as metadata: it
@@ -150,8 +151,7 @@ class S3Storage(RemoteStorage):
         while True:
             try:
                 with os_errors(path):
-                    data: bytes = sync(self.fs.loop, _get, *arguments)
-                return data
+                    return bytes(sync(self.fs.loop, _get, *arguments))
             except OSError as error:
                 # s3fs has retried after errors of S3, but not after a body that broke off.
                 if _code(error) or tries == _TRIES:
@@ -171,12 +171,7 @@ class S3Storage(RemoteStorage):
                 yield {"name": name, "type": NAMELESS if name.endswith("/") else "directory"}
             for entry in page.get("Contents", ()):
                 name = f"{bucket}/{entry['Key']}"
-                yield {
-                    "name": name,
-                    "type": "file",
-                    "size": entry["Size"],
-                    "ETag": entry["ETag"],
-                }
+                yield {"name": name, "type": "file", "size": entry["Size"], "ETag": entry["ETag"]}
             if not page.get("IsTruncated"):
                 return
             where["ContinuationToken"] = page["NextContinuationToken"]
@@ -189,18 +184,13 @@ class S3Storage(RemoteStorage):
         blocks = layout.block_count(plaintext_size, BLOCK_SIZE)
         return max(_PART_BLOCKS, -(-blocks // (_MAX_PARTS // _ATTEMPTS)))
 
-    def stage(
-        self, staging: Staging, items: Sequence[Item], cut: Collection[int]
-    ) -> Mapping[int, str | OSError | None]:
+    def stage(self, staging: Staging, items: Sequence[Item], cut: Collection[int]) -> Prepared:
         staged: dict[int, str | OSError | None] = {}
 
         def begin(item: Item) -> None:
-            name = _attempt_name(staging.job_id, item)
-            upload = self.call(
-                "create_multipart_upload",
-                **self.object_of(item.target),
-                Metadata={_ATTEMPT_KEY: name},
-            )
+            where = self.object_of(item.target)
+            name = {_ATTEMPT_KEY: _attempt_name(staging.job_id, item)}
+            upload = self.call("create_multipart_upload", **where, Metadata=name)
             staged[item.number] = upload["UploadId"]
 
         for item, error in in_pool(begin, items):
@@ -223,21 +213,14 @@ class S3Storage(RemoteStorage):
             raise
 
     def gather(
-        self,
-        staging: Staging,
-        item: Item,
-        shared: str | None,
-        results: Sequence[tuple[int, str]],
-        check: Callable[[str], object],
+        self, staging: Staging, item: Item, shared: str | None, results: Results, check: Check
     ) -> str:
         parts = [part for _, staged in results for part in json.loads(staged)]
         parts.sort(key=lambda part: part["PartNumber"])
         name = _attempt_name(staging.job_id, item)
         return json.dumps({"name": name, "upload": shared, "parts": parts})
 
-    def discard(
-        self, target: str, shared: str | None, results: Iterable[tuple[int, str]], *, all_: bool
-    ) -> bool:
+    def discard(self, target: str, shared: str | None, results: Results, *, all_: bool) -> bool:
         if all_ and shared is not None:
             try:
                 self._end(target, shared)
@@ -255,52 +238,42 @@ class S3Storage(RemoteStorage):
 
     def publish(self, row: Row, *, again: bool) -> None:
         attempt = _parsed(row)
-        arguments = {
+        complete = partial(
+            self.call,
+            "complete_multipart_upload",
             **self.object_of(row.target),
-            "UploadId": attempt["upload"],
-            "MultipartUpload": {"Parts": attempt["parts"]},
-        }
+            UploadId=attempt["upload"],
+            MultipartUpload={"Parts": attempt["parts"]},
+        )
         try:
             try:
-                condition = {} if row.replaces else {"IfNoneMatch": "*"}
-                self.call("complete_multipart_upload", **arguments, **condition)
+                complete(**({} if row.replaces else {"IfNoneMatch": "*"}))
             except OSError as error:
                 if row.replaces or _code(error) not in ("NotImplemented", "501"):
                     raise
                 # The store has no conditional writes, so a check has to do.
                 if self._status_or_none(row.target) is not None:
-                    raise FileExistsError(
-                        errno.EEXIST, os.strerror(errno.EEXIST), row.target
-                    ) from None
-                self.call("complete_multipart_upload", **arguments)
+                    raise _exists(row.target) from None
+                complete()
         except OSError as error:
             # The answer may have been lost, or a killed job has completed the upload.
             code = _code(error)
             exists = code in ("PreconditionFailed", "412") or isinstance(error, FileExistsError)
-            if not again and not exists:
-                self._end_or_doubt(row.target, attempt["upload"], error)
-            if self._has_its_name_or_doubt(row, error, again=again):
-                return
+            try:
+                if not again and not exists:
+                    # S3 may still be completing it.
+                    self._end(row.target, attempt["upload"])
+                if self.has_its_name(row):
+                    return
+            except OSError:
+                if again:
+                    raise
+                raise _doubt(row.target, error) from None
             if exists:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), row.target) from None
+                raise _exists(row.target) from None
             if code in _NEVER:
                 raise NothingStagedError(error.errno, error.strerror or str(error)) from error
             raise
-
-    def _end_or_doubt(self, target: str, upload: str, error: OSError) -> None:
-        try:
-            # S3 may still be completing it.
-            self._end(target, upload)
-        except OSError:
-            raise _doubt(target, error) from None
-
-    def _has_its_name_or_doubt(self, row: Row, error: OSError, *, again: bool) -> bool:
-        try:
-            return self.has_its_name(row)
-        except OSError:
-            if again:
-                raise
-            raise _doubt(row.target, error) from None
 
     def withdraw(self, row: Row) -> None:
         with contextlib.suppress(OSError):
@@ -313,16 +286,9 @@ class S3Storage(RemoteStorage):
         except FileNotFoundError:
             return False
         made_by = head.get("Metadata", {}).get(_ATTEMPT_KEY)
-        size: int = head["ContentLength"]
-        return made_by == name and size == row.target_size
+        return (made_by, head["ContentLength"]) == (name, row.target_size)
 
-    def clear(
-        self,
-        job_id: str,
-        root: str,
-        folders: Iterable[str] | None,
-        staged: Iterable[tuple[str, str]],
-    ) -> bool:
+    def clear(self, job_id: str, root: str, folders: Iterable[str] | None, staged: Uploads) -> bool:
         ended = [error is None for _, error in in_pool(lambda upload: self._end(*upload), staged)]
         return all(ended)
 
@@ -340,6 +306,10 @@ async def _get(fs: Any, where: Mapping[str, str], offset: int, size: int, versio
         answer["Body"].close()
 
 
+def _exists(target: str) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+
+
 def _attempt_name(job_id: str, item: Item) -> str:
     return f"{job_id}-{item.number:x}"
 
@@ -355,10 +325,8 @@ def _parsed(row: Row) -> dict[str, Any]:
 
 
 def _doubt(target: str, error: OSError) -> UnknownOutcomeError:
-    return UnknownOutcomeError(
-        f"S3 did not say whether it completed the object: {error}; the next job asks again",
-        file=target,
-    )
+    said = f"S3 did not say whether it completed the object: {error}; the next job asks again"
+    return UnknownOutcomeError(said, file=target)
 
 
 def _code(error: OSError) -> str:

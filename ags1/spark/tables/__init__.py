@@ -69,7 +69,7 @@ def verify_table(
         progress=progress,
         require_encrypted=require_encrypted,
         list_folders=list_folders,
-        executor=SparkChecks(spark, opened, known, cores=cores),
+        executor=SparkChecks(spark, opened, known, cores),
     )
 
 
@@ -103,7 +103,7 @@ def migrate_table(
         return verify_table(spark, migrated, {**known, "key": key_id}, cores=cores)
 
     with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(SparkRewrites(spark, known, is_plain=True, cores=cores))
+        executor = stack.enter_context(SparkRewrites(spark, known, cores, is_plain=True))
         if catalog is None:
             catalog = stack.enter_context(contextlib.closing(catalog_of_options(known)))
         return iceberg_api.migrate(
@@ -142,7 +142,7 @@ def rekey_table(
     There are more than eight arguments, because each is an option of the rekeying or of Spark.
     """
     opened, known = _opened(table, options)
-    with SparkRewrites(spark, known, cores=cores) as executor:
+    with SparkRewrites(spark, known, cores) as executor:
         return opened.rekey(
             row_filter,
             select=select,

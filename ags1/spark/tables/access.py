@@ -39,10 +39,9 @@ _JOB = b"\0ags1 spark job"
 _FILE = b"\0ags1 spark file\0"
 
 _CATALOG_PREFIX = "catalog."
-# Fields of a data file's record that no task needs.
-_METRICS = (
-    "column_sizes value_counts null_value_counts nan_value_counts lower_bounds upper_bounds"
-).split()
+# The fields of a data file's record that a task needs: all but its metrics and its key.
+_METRICS = "column_sizes value_counts null_value_counts nan_value_counts lower_bounds upper_bounds"
+_SENT = [*(n for n in ContentFile.names if n not in ("key_metadata", *_METRICS.split())), "spec_id"]
 # Fields of a table's metadata that grow with its history. No task needs them.
 _HISTORY = frozenset(
     "current-snapshot-id encryption-keys metadata-log partition-statistics refs snapshot-log "
@@ -97,11 +96,8 @@ def catalog_of_options(options: Mapping[str, str]) -> EncryptedCatalog:
 
 
 def _catalog_properties(options: Mapping[str, str]) -> dict[str, str]:
-    return {
-        key.removeprefix(_CATALOG_PREFIX): text
-        for key, text in options.items()
-        if key.startswith(_CATALOG_PREFIX)
-    }
+    ours = (name for name in options if name.startswith(_CATALOG_PREFIX))
+    return {name.removeprefix(_CATALOG_PREFIX): options[name] for name in ours}
 
 
 def _with_kms(properties: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
@@ -122,11 +118,9 @@ def without_history(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """The wrapped key of a job, under which the keys of its files are sent.
-
-    The KMS unwraps ``kek`` by the master key ``table_key_id``. ``job`` is the job's key under that
-    KEK; None if the KEK itself is the job's key.
-    """
+    """The wrapped key of a job, under which the keys of its files are sent. The KMS unwraps ``kek``
+    by the master key ``table_key_id``. ``job`` is the job's key under that KEK; None if the KEK
+    itself is the job's key."""
 
     table_key_id: str
     kek: EncryptedKey
@@ -136,15 +130,12 @@ class JobKey:
     def under_kek_of(
         cls, manager: EncryptionManager, key_id: str
     ) -> tuple[JobKey, KeyEncryptionKey]:
-        """Make a job's key under the KEK that wraps the key ``key_id`` of a snapshot.
-
-        The KMS has to unwrap, but not to wrap, so the right to read the table is enough. The KEK
-        wraps one key more, however many files the job reads. Raises KmsError, KeyMetadataError.
-        """
+        """Make a job's key under the KEK that wraps the key ``key_id`` of a snapshot. The KMS has
+        to unwrap, but not to wrap, so the right to read the table is enough. The KEK wraps one key
+        more, however many files the job reads. Raises KmsError, KeyMetadataError."""
         entries = {entry.key_id: entry for entry in manager.encryption_keys}
-        kek_entry = (
-            entries.get(entries[key_id].encrypted_by_id or "") if key_id in entries else None
-        )
+        wrapped = entries.get(key_id)
+        kek_entry = wrapped and entries.get(wrapped.encrypted_by_id or "")
         if kek_entry is None:
             raise KeyMetadataError(f"the table's metadata has no KEK for {key_id!r}: it is damaged")
         kek = manager.cache.unwrap(kek_entry, manager.table_key_id)
@@ -218,29 +209,21 @@ class SentRecord:
 
 @dataclass(frozen=True, slots=True)
 class SentFile:
-    """A data or delete file for a task: its record without metrics, and its wrapped key."""
+    """A data or delete file for a task: its record without metrics, with its wrapped key."""
 
-    fields: dict[str, Any]
-    wrapped_key: bytes | None
+    record: SentRecord
     sequence_number: int | None
 
     @classmethod
     def of(cls, file: DataFile, job: KeyEncryptionKey) -> SentFile:
         """Raises KeyMetadataError, MetadataIntegrityError."""
         known = cast("ContentFile", file)
-        km = known.key
-        wrapped = None if km is None else wrap_key(job, km, known.file_path)
-        fields = {**known.fields(), **dict.fromkeys(_METRICS)}
-        return cls(fields, wrapped, known.sequence_number)
+        return cls(SentRecord.of(known, _SENT, job), known.sequence_number)
 
     def open(self, job: KeyEncryptionKey) -> ContentFile:
         """Return the file with its key, which does not leave this process. Raises
         AuthenticationError."""
-        km = None
-        if self.wrapped_key is not None:
-            km = unwrap_key(job, self.wrapped_key, self.fields["file_path"])
-        key_bytes = None if km is None else km.to_bytes()
-        file = ContentFile.of(**{**self.fields, "key_metadata": key_bytes})
+        file = ContentFile.of(**self.record.fields_with_key(job))
         file.sequence_number = self.sequence_number
         return file
 

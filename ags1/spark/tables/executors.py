@@ -54,12 +54,7 @@ class SparkChecks:
     ``options``. Raises KmsConfigurationError for an option that is a secret."""
 
     def __init__(
-        self,
-        spark: Any,
-        table: EncryptedTable,
-        options: Mapping[str, str],
-        *,
-        cores: int | None = None,
+        self, spark: Any, table: EncryptedTable, options: Mapping[str, str], cores: int | None
     ) -> None:
         opt.refuse_secrets(options)
         self._table = table
@@ -131,9 +126,8 @@ class SparkRewrites:
         self,
         spark: Any,
         options: Mapping[str, str],
-        *,
-        is_plain: bool = False,
         cores: int | None = None,
+        is_plain: bool = False,
     ) -> None:
         opt.refuse_secrets(options)
         self._job_id = new_job_id()
@@ -197,22 +191,15 @@ class SparkRewrites:
             try:
                 output.discard(self._unused(output, folder))
             except (Ags1Error, OSError) as failure:
-                _log.warning(
-                    "%s cannot be listed (%s): files of %s may be left",
-                    folder,
-                    type(failure).__name__,
-                    self._job_id,
-                )
+                said = "%s cannot be listed (%s): files of %s may be left"
+                _log.warning(said, folder, type(failure).__name__, self._job_id)
 
     def _unused(self, output: TableOutput, folder: str) -> list[str]:
         listed = output.listed(folder)
         if listed is None:
             raise OSError(errno.ENOTSUP, "the storage cannot list files", folder)
-        return [
-            path
-            for path in listed
-            if _name(path).startswith(self._job_id) and _name(path) not in self._used
-        ]
+        ours = (path for path in listed if _name(path).startswith(self._job_id))
+        return [path for path in ours if _name(path) not in self._used]
 
 
 def _job_group(spark: Any, cores: int | None) -> JobGroup:

@@ -43,9 +43,7 @@ _EXPECTED = (Ags1Error, OSError, NotImplementedError, MemoryError)
 @dataclass(frozen=True, slots=True)
 class JobTable:
     """The table of a job, which each process opens by the options of ``access``, sorted.
-
-    ``is_plain``: the table is not encrypted yet.
-    """
+    ``is_plain``: the table is not encrypted yet."""
 
     job_id: str
     options: tuple[tuple[str, str], ...]
@@ -98,11 +96,9 @@ class SentCheck(NamedTuple):
     @classmethod
     def of(cls, number: int, check: Check, job: KeyEncryptionKey | None) -> SentCheck:
         """``job`` may be None if no file has a key. Raises KeyMetadataError."""
-        files = []
-        for file in check.files:
-            assert job is not None or not file.is_encrypted
-            files.append(SentFile.of(file, job))  # type: ignore[arg-type]
-        return cls(number, check.kind, check.location, tuple(files))
+        assert job is not None or not any(file.is_encrypted for file in check.files)
+        files = tuple(SentFile.of(file, job) for file in check.files)  # type: ignore[arg-type]
+        return cls(number, check.kind, check.location, files)
 
     def open(self, job: KeyEncryptionKey | None) -> Check:
         """Raises AuthenticationError."""

@@ -31,12 +31,10 @@ def run_in_waves(
     work: Callable[[Iterable[list[Item]]], Iterator[list[Result]]],
     tick: Callable[[], object],
 ) -> Generator[Result, None, None]:
-    """Yield the results of ``work``, which gets lists of items, for all items.
-
-    Each item comes with the bytes that its work reads. ``work`` is pickled. ``tick`` is called
-    about ten times a second while this waits. The tasks are cancelled if the generator is closed or
-    anything raises. Raises as ``JobGroup.run``, and what ``items`` raises.
-    """
+    """Yield the results of ``work``, which gets lists of items, for all items. Each item comes with
+    the bytes that its work reads. ``work`` is pickled. ``tick`` is called about ten times a second
+    while this waits. The tasks are cancelled if the generator is closed or anything raises. Raises
+    as ``JobGroup.run``, and what ``items`` raises."""
 
     def run(tasks: list[list[Item]]) -> list[list[Result]]:
         return group.run(tasks, work)
