@@ -16,8 +16,7 @@ _Result = TypeVar("_Result")
 
 class Workers:
     """Runs work in ``threads`` threads, and calls ``progress`` in the caller's thread. ``meter``
-    counts the copied bytes. ``report.known_size`` is the number of bytes to copy, as far as it is
-    known."""
+    counts the copied bytes, and ``report.known_size`` is the number of bytes to copy."""
 
     def __init__(self, threads: int, progress: EstimatedProgress | None) -> None:
         self.threads = threads
@@ -26,8 +25,7 @@ class Workers:
         self._pool = ThreadPoolExecutor(threads, "ags1-relocate")
 
     def each(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """Yield ``work(item)`` for each item, as they finish. Raises what ``work`` and ``progress``
-        raise."""
+        """Yield ``work(item)`` as they finish. Raises what ``work`` and ``progress`` raise."""
         return run_each(self._pool, self.threads, work, items, self.report.tick)
 
     def stop(self) -> None:

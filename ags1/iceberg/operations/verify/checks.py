@@ -2,8 +2,7 @@
 
 A ``Check`` says which file to check and what it must be. An ``Outcome`` has the findings. Checks do
 not depend on each other. Threads of this process do them, or another ``CheckExecutor``, such as
-Spark. A damaged file is a finding. This module does not know snapshots, and finds nothing that
-needs two files to be seen.
+Spark. A damaged file is a finding. Nothing is found here that needs two files to be seen.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ class CheckKind(str, Enum):
 class Check:
     """A file to check. ``location`` is the location in the metadata, or the real one if no snapshot
     has the file. ``files`` are the manifests' records of it: one for a data or delete file, one for
-    each deletion vector of a Puffin file, none for other files. ``snapshot_ids`` are the snapshots
-    that need it."""
+    each deletion vector of a Puffin file, none for others. ``snapshot_ids`` are those that need
+    it."""
 
     kind: CheckKind
     location: str
@@ -116,8 +115,8 @@ def run_each(
     items: Iterable[_Item],
     tick: Tick,
 ) -> Iterator[_Result]:
-    """Yield ``work(item)`` for each item, as they finish. ``pool`` has ``threads`` threads. Raises
-    what ``work`` and ``tick`` raise."""
+    """Yield ``work(item)`` for each item, as they finish. Raises what ``work`` and ``tick``
+    raise."""
     done: SimpleQueue[Future[_Result]] = SimpleQueue()
     running = 0
 
@@ -156,9 +155,9 @@ class CheckThreads:
 
 
 class FileChecker:
-    """Checks files of one table. Any number of threads may call it. ``meter`` counts the bytes that
-    are read. Each thread checks one file, which is the fastest way. But one huge file at a time may
-    use all ``cpus``."""
+    """Checks files of one table. Many threads may call it. ``meter`` counts the bytes that are
+    read. Each thread checks one file, which is fastest; one huge file at a time may use all
+    ``cpus``."""
 
     def __init__(self, files: TableFiles, meter: ByteMeter, cpus: int = 1) -> None:
         self._files = files
