@@ -3,8 +3,7 @@
 ``EncryptedCatalog`` wraps a catalog of PyIceberg. Its ``load_table`` returns an ``EncryptedTable``
 if the table has the property ``encryption.key-id``. What the catalog says of a table (Hive's
 parameters, a REST server's answer) is trusted more than the metadata file. Only the caller and the
-configuration file choose the KMS, never a server, because ``encryption.kms-impl`` names code to
-run.
+configuration file choose the KMS, because ``encryption.kms-impl`` names code to run.
 """
 
 from __future__ import annotations
@@ -77,9 +76,8 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
     """Return the catalog that PyIceberg's ``load_catalog`` returns, able to open encrypted tables.
 
     The arguments, the configuration file and the environment are PyIceberg's. Iceberg's encryption
-    properties (``encryption.kms-type``, …) choose the KMS. They are among ``properties`` or in the
-    configuration file. Without them, only unencrypted tables can be loaded. This library has two
-    more properties:
+    properties (``encryption.kms-type``, …) choose the KMS. Without them, only unencrypted tables
+    can be loaded. This library has two more properties:
 
     ``encryption.trusted-key-ids`` lists the master keys that a table may name, separated by commas.
     Set it if the KMS would also unwrap with another user's key (AWS, GCP), unless the catalog
@@ -101,8 +99,7 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
 
 
 def catalog_rules(configured: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments ``key_ids`` and ``require_encrypted`` that these properties stand for.
-    Raises KmsConfigurationError."""
+    """Return ``key_ids`` and ``require_encrypted`` as configured. Raises KmsConfigurationError."""
     for name in configured:
         if (
             name.startswith("encryption.")
@@ -191,8 +188,7 @@ class EncryptedCatalog(DelegatingCatalog):
 
         Files are read with the properties of the caller and of the catalog. Properties in the
         metadata that contradict them (``py-io-impl``, ``s3.endpoint``, …) are refused before
-        anything obeys them. This holds for unencrypted tables too, and for every method that loads
-        a table.
+        anything obeys them. This holds for unencrypted tables, too.
 
         Warns with PlainTableWarning if the table is not encrypted and the catalog has ``key_ids``.
         Raises as ``open_table`` does, and NoSuchTableError.
@@ -246,9 +242,8 @@ class EncryptedCatalog(DelegatingCatalog):
         return Table(base.identifier, parsed, base.location, io, self, base.config.config)
 
     def _with_key_ids(self, base: Base) -> Trust:
-        """Return what is known of the table, with the key ID that its metadata names, if it is one
-        of ``key_ids``. Raises MetadataIntegrityError if it is not, even if a metastore or server
-        names the same."""
+        """Return what is known of the table, with its metadata's key ID if that is one of
+        ``key_ids``. Raises MetadataIntegrityError if it is not, even if a server names the same."""
         stated = (base.metadata.get("properties") or {}).get(TABLE_KEY_ID)
         if not stated or not self.key_ids:
             return base.trust
@@ -277,8 +272,7 @@ class EncryptedCatalog(DelegatingCatalog):
 
         Raises TableAlreadyExistsError; NoSuchNamespaceError; KmsError; KmsConfigurationError if no
         KMS is configured; ValueError for invalid properties; NotEncryptedError for an unencrypted
-        table if this catalog requires encryption; NotImplementedError if the catalog does not keep
-        keys.
+        table if this catalog requires encryption; NotImplementedError if it does not keep keys.
         """
         wanted = identifier, schema, location, partition_spec, sort_order, properties
         if not self._is_encrypted(properties, location):
@@ -316,9 +310,8 @@ class EncryptedCatalog(DelegatingCatalog):
 
     def _is_encrypted(self, properties: Properties, location: str | None) -> bool:
         """Return whether a table with these properties will be encrypted. Raises NotEncryptedError
-        if it will not and this catalog requires it, ValueError if there are properties of
-        encryption but no key ID, and MetadataIntegrityError if those of an unencrypted table
-        contradict the catalog's."""
+        if it must be, ValueError for properties of encryption without a key ID, and
+        MetadataIntegrityError if those of an unencrypted table contradict the catalog's."""
         if properties.get(TABLE_KEY_ID):
             return True
         misspelt = [name for name in properties if name.startswith("encryption.")]
@@ -397,8 +390,7 @@ class EncryptedCatalog(DelegatingCatalog):
         self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
     ) -> Table:
         """Register the metadata.json at ``metadata_location`` as a table of this catalog. Raises as
-        ``load_table``. Unless the catalog is a REST catalog, it raises before the table is
-        registered."""
+        ``load_table``. Unless this is a REST catalog, that is before the table is registered."""
         name = self.identifier_to_tuple(identifier)
         if is_a(self.inner, "RestCatalog"):
             answer = register_rest_table(self.inner, identifier, metadata_location, overwrite)
@@ -456,10 +448,9 @@ class EncryptedCatalog(DelegatingCatalog):
         )
 
     def purge_table(self, identifier: str | Identifier) -> None:
-        """Drop a table and delete its files. Files that its metadata does not reach stay, for
-        example those of failed commits. Files outside the table's folders stay too. Raises
-        ValidationException if ``gc.enabled`` is not true, and what reading the table raises. In
-        both cases nothing is dropped."""
+        """Drop a table and delete its files. Files that its metadata does not reach stay, as those
+        of failed commits do, and files outside its folders. If ``gc.enabled`` is not true, this
+        raises ValidationException. Then, or if reading raises, nothing is dropped."""
         table = self.load_table(identifier)
         if not isinstance(table, EncryptedTable):
             self.inner.purge_table(identifier)
@@ -495,8 +486,7 @@ class EncryptedCatalog(DelegatingCatalog):
         ``threads`` files at a time. Then one commit makes the table an encrypted one of format
         version 3. Rows keep their order, sequence numbers and row IDs. Only the current snapshot
         stays: the older ones are not encrypted. If the table has other branches or tags than main,
-        it is refused unless ``drop_refs`` is true. If a run is killed, the next one continues its
-        work.
+        it is refused unless ``drop_refs`` is true. If a run is killed, the next one continues.
 
         If ``delete_plaintext`` is true, the unencrypted files are deleted after the new table is
         committed and verified. If not, the result lists them, and another call for the same table

@@ -14,8 +14,7 @@ An example, in which another writer commits first. The table object is at versio
     # The commit sends the updates again; the table object is then at version 9.
 
 If the catalog does not say whether a commit was made, its files stay, because the table may refer
-to them. Follows Java's ``SnapshotProducer.commit``. ``commit/commits.py`` shows what a commit does
-in the catalog.
+to them. Follows Java's ``SnapshotProducer.commit``. ``commit/commits.py`` shows what follows.
 """
 
 from __future__ import annotations
@@ -195,12 +194,10 @@ class EncryptedTransaction(BuiltTransaction):
         branch: str | None = MAIN_BRANCH,
     ) -> None:
         """Delete the rows that match and append the rows of ``df``, in one snapshot. Warns if no
-        file can have a row that matches.
-
-        The commit raises ValidationException if another writer has added, removed or deleted rows
-        that may match since the table was loaded. If ``write.update.isolation-level`` is
-        ``snapshot`` instead of ``serializable``, added rows are not a conflict; they stay.
-        """
+        file can have a row that matches. The commit raises ValidationException if another writer
+        has added, removed or deleted rows that may match since the table was loaded. If
+        ``write.update.isolation-level`` is ``snapshot`` instead of ``serializable``, added rows are
+        not a conflict; they stay."""
         row_filter = parse_row_filter(overwrite_filter)
         files = self._write_rows(df)
         step = self._snapshot(
@@ -219,8 +216,7 @@ class EncryptedTransaction(BuiltTransaction):
         branch: str | None = MAIN_BRANCH,
     ) -> None:
         """Replace the partitions that the rows belong to. Raises ValueError unless the table is
-        partitioned, and only by identity transforms. Warns, and its commit raises, as
-        ``overwrite``."""
+        partitioned by identity transforms alone. Warns and raises as ``overwrite``."""
         fields = self.table_metadata.spec().fields
         if not fields:
             raise ValueError("Cannot apply dynamic overwrite on an unpartitioned table.")
@@ -251,11 +247,8 @@ class EncryptedTransaction(BuiltTransaction):
     ) -> None:
         """Delete the rows for which the filter is true. Files that lose all rows are removed. The
         others get deletion vectors, or are rewritten if ``write.delete.mode`` says so. Warns if no
-        file can have a row that matches.
-
-        The commit raises ValidationException as that of ``overwrite`` does, even if no row matched.
-        Here ``write.delete.isolation-level`` is the property that decides.
-        """
+        file can have a row that matches. The commit raises as that of ``overwrite``, even if no row
+        matched, by ``write.delete.isolation-level``."""
         row_filter = parse_row_filter(delete_filter)
         operation = _isolation_operation or Operation.DELETE
         step = self._snapshot(
@@ -276,12 +269,10 @@ class EncryptedTransaction(BuiltTransaction):
         snapshot_properties: dict[str, str] = EMPTY_DICT,
     ) -> UpsertResult:
         """Write the rows of ``df`` in one snapshot: if the table has a row with the same key, that
-        row is updated, otherwise the new row is inserted. The arguments are PyIceberg's.
-
-        The commit raises ValidationException as that of ``overwrite`` does, for the updated rows.
-        It also raises if another writer has inserted a key that this upsert inserts. With PyIceberg
-        the table would then have that key twice.
-        """
+        row is updated, otherwise the new row is inserted. The arguments are PyIceberg's. The commit
+        raises ValidationException as that of ``overwrite`` does, for the updated rows. It also
+        raises if another writer has inserted a key that this upsert inserts. With PyIceberg the
+        table would then have that key twice."""
         upsert = Upsert(
             df,
             join_cols,
@@ -354,9 +345,8 @@ class EncryptedTransaction(BuiltTransaction):
         command: str = "update",
     ) -> FileChange:
         """Return the change that deletes the matching rows of ``view`` and adds the data files
-        ``added``. This writes the deletion vectors or, if the table's ``write.{command}.mode`` says
-        so, the files without the matching rows. ``operation`` is that of ``Read``. Raises as
-        ``delete``."""
+        ``added``. This writes the deletion vectors or, if ``write.{command}.mode`` says so, the
+        files without the matching rows. ``operation`` is that of ``Read``. Raises as ``delete``."""
         if row_filter == AlwaysFalse():
             return FileChange(added=added)
         copy_on_write = is_copy_on_write(view.properties, command)
@@ -406,8 +396,8 @@ class EncryptedTransaction(BuiltTransaction):
         )
 
     def update_statistics(self, *, allow_plaintext: bool = False) -> UpdateStatistics:
-        """Set or remove statistics files. They are not encrypted, because the metadata would have
-        their keys, and they reveal something of the data. So this raises NotEncryptedError unless
+        """Set or remove statistics files. They reveal something of the data and cannot be
+        encrypted, because the metadata would have their keys. Raises NotEncryptedError unless
         ``allow_plaintext`` is true."""
         if not allow_plaintext:
             raise NotEncryptedError(
@@ -547,8 +537,7 @@ def _with_unknown(update: Update, view: TableView) -> Update:
 
 
 class _Retries:
-    """Counts the retries of one commit and waits between them, as the table's ``commit.retry.*``
-    properties say."""
+    """Counts the retries of a commit and waits between them, as ``commit.retry.*`` says."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._retries, self._min_wait_ms, self._max_wait_ms, self._timeout_ms = (
@@ -576,8 +565,8 @@ def _setting(properties: Mapping[str, str], name: str, default: int, most: int) 
 
 class EncryptedCreateTransaction(EncryptedTransaction):
     """A transaction that creates a table and commits its further changes in the same commit.
-    ``create`` creates the table from updates. The commit raises CommitFailedException if a table of
-    that name exists by then."""
+    ``create`` creates the table from updates. The commit raises CommitFailedException if it exists
+    by then."""
 
     def __init__(
         self,

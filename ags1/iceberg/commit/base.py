@@ -43,9 +43,8 @@ class TableConfig:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A table's metadata as its catalog has it. Updates are applied to it. ``location`` is that of
-    its metadata.json; a REST server may leave it out, then it is empty. ``trust`` is what confirms
-    the metadata."""
+    """A table's metadata as its catalog has it, to be updated. ``location`` is that of its
+    metadata.json; it is empty if a REST server leaves it out. ``trust`` confirms the metadata."""
 
     identifier: Identifier
     metadata: dict[str, Any] = field(repr=False)
@@ -69,8 +68,7 @@ def load_base(
     metastore by the catalog's own client.
 
     Raises NoSuchTableError, and MetadataIntegrityError if the metadata contradicts what the caller
-    or the catalog knows, or names code to run or a server to ask that the catalog's properties do
-    not name.
+    or the catalog knows, or names code to run or a server to ask that the catalog does not name.
     """
     config = TableConfig()
     name = Catalog.identifier_to_tuple(identifier)

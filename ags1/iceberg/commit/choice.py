@@ -13,8 +13,7 @@ from .sql import SqlCommits
 
 def commits_for(catalog: Catalog) -> Commits:
     """Return the object that commits to the tables of a PyIceberg catalog. Raises
-    NotImplementedError for any other kind of catalog: it could lose the keys, or one of two
-    commits."""
+    NotImplementedError for other kinds: they could lose the keys, or one of two commits."""
     if is_a(catalog, "SqlCatalog"):
         return SqlCommits(catalog)
     if is_a(catalog, "HiveCatalog"):

@@ -14,8 +14,8 @@ The way of a commit, from ``table.append(rows)`` to the catalog's answer::
           was_committed                   THE UNKNOWN OUTCOME: asks again if the answer was lost
 
 Exceptions say what became of it. CommitFailedException: another writer was first, and a retry may
-help. CommitStateUnknownException: it may have been made, so every file stays. Any other: it was not
-made, and a retry would not help.
+help. CommitStateUnknownException: it may have been made, so its files stay. Any other: it was not
+made.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ class Commits(ABC):
     ) -> NewLocation:
         """Return the location of a new table: ``location``, or the catalog's choice if that is
         None. Nothing is created that others could see. Raises NoSuchNamespaceError,
-        TableAlreadyExistsError if that is known already, and ValueError if no location is given or
-        configured."""
+        TableAlreadyExistsError if that is known already, and ValueError without any location."""
         return NewLocation(default_table_location(self.catalog, identifier, location))
 
     @abstractmethod
@@ -94,8 +93,7 @@ class Commits(ABC):
 
         Updates and requirements have the REST specification's form. ``output`` writes the
         metadata.json if the catalog does not do that itself. ``new_key_id`` is given if the updates
-        put the table under another master key, or an unencrypted table under its first; without it,
-        they may not.
+        put the table under another master key or its first; without it, they may not.
 
         Raises CommitFailedException if another writer was first: load the table again before the
         next try. Raises CommitStateUnknownException if it is unknown whether the commit was made,
@@ -157,8 +155,7 @@ def check_still_encrypted(
 ) -> None:
     """Refuse a commit that would lose a table's encryption. Raises NotEncryptedError if the table,
     or a new snapshot of it, would not be encrypted. Raises MetadataIntegrityError if the table
-    would get another master key than ``new_key_id``, or a snapshot whose key no key of the table
-    unwraps."""
+    would get another master key than ``new_key_id``, or a snapshot whose key nothing unwraps."""
     had = (before.get("properties") or {}).get(TABLE_KEY_ID) or None
     has = (after.get("properties") or {}).get(TABLE_KEY_ID) or None
     expected = new_key_id or had

@@ -152,9 +152,8 @@ class FileCommits(Commits):
 
     @abstractmethod
     def _current_location(self, identifier: Identifier) -> str | None:
-        """Return the metadata's location that the catalog has; None if there is no such table. A
-        commit that is under way is waited for, if the catalog can do that. Raises whatever prevents
-        an answer."""
+        """Return the metadata's location that the catalog has; None if there is no such table. If
+        the catalog can, this waits for a commit under way. Raises whatever prevents an answer."""
 
     @abstractmethod
     def _may_still_commit(self, error: BaseException, is_new: bool) -> bool:
@@ -162,8 +161,7 @@ class FileCommits(Commits):
         although ``_current_location`` does not show it yet. ``is_new``: it was for a new table."""
 
     def _after(self, base: Base, staged: Staged) -> Base:
-        """Return the base after ``staged`` is committed. What confirmed the old metadata confirms
-        the new."""
+        """Return the base with ``staged``, which is confirmed by what confirmed the old one."""
         trust = replace(
             base.trust,
             metadata_sha256=base.trust.metadata_sha256 and staged.sha256,
@@ -213,8 +211,7 @@ class FileCommits(Commits):
 
 
 def _read_staged(location: str, io: FileIO, base: Base | None) -> Staged:
-    """Return metadata that was written earlier. ``base`` is the table's, None for a new table.
-    Raises as ``read_metadata``."""
+    """Return metadata that was written earlier. ``base`` is None for a new table."""
     with io.new_input(location).open() as stream:
         sha256 = hashlib.sha256(stream.read(MAX_METADATA_SIZE + 1)).hexdigest()
     metadata = read_metadata(io, location, Trust(base.trust.key_id if base else None, sha256))
@@ -232,8 +229,8 @@ def _write(
 
 def _java_hash(text: bytes, base: Base | None) -> str:
     """Return Hive's hash of printed metadata. Java hashes the fields that it knows. If the hash of
-    ``base`` covers fields that are not known here, a later Java wrote it, and the new hash covers
-    them too."""
+    ``base`` covers fields that are unknown here, a later Java wrote it, and the new one does
+    too."""
     known, whole = java_hash(text), hash_of(text)
     stated = None if base is None else base.trust.java_hash
     if base is None or stated is None or known == whole:

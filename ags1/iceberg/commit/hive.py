@@ -84,8 +84,7 @@ _STATISTICS = {
 
 class HiveCommits(FileCommits):
     """Commits to the tables of a HiveCatalog. Without Hive's lock, the metastore must be one that
-    compares the expected location. With an older one, the second of two commits would silently
-    replace the first."""
+    compares the expected location. With an older one, a commit could silently replace another."""
 
     def _after(self, base: Base, staged: Staged) -> Base:
         after = super()._after(base, staged)
@@ -167,8 +166,7 @@ class HiveCommits(FileCommits):
     # it, and Hive's exceptions cannot be changed.
     def _lock(self, client: Any, base: Base) -> int | None:
         """Return the ID of Hive's lock of the table; None if the table does not use it. Raises
-        CommitFailedException if others hold it, and NotImplementedError if the metastore has no
-        locks."""
+        CommitFailedException if others hold it, NotImplementedError if the metastore has none."""
         properties = base.metadata.get("properties") or {}
         if not self._flag(properties, _LOCK_ENABLED, default=True):
             return None
@@ -222,8 +220,7 @@ class HiveCommits(FileCommits):
     def _parameters(
         self, before: Mapping[str, str] | None, staged: Staged, base: Base | None
     ) -> dict[str, str]:
-        """Return a table's parameters after ``staged`` becomes its metadata. Other parameters
-        stay."""
+        """Return a table's parameters with ``staged`` as its metadata. Other parameters stay."""
         metadata = staged.metadata
         properties = metadata.get("properties") or {}
         parameters = dict(before or {})
@@ -251,8 +248,7 @@ class HiveCommits(FileCommits):
         return parameters | self._exposed(metadata, parameters)
 
     def _exposed(self, metadata: Mapping[str, Any], parameters: dict[str, str]) -> dict[str, str]:
-        """Return the parts of the metadata that Hive shows as parameters. Remove their old values
-        from ``parameters``."""
+        """Return what Hive shows of the metadata. Remove the old values from ``parameters``."""
         max_size = int(self.catalog.properties.get(_MAX_SIZE, _DEFAULT_MAX_SIZE))
         for name in _EXPOSED:
             parameters.pop(name, None)

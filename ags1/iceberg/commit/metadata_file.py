@@ -77,13 +77,10 @@ def with_metadata_log(
     metadata: Mapping[str, Any], previous_location: str | None, previous_last_updated_ms: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the metadata with the previous file in its log, and the files to delete after the
-    commit.
-
-    The log keeps the last ``write.metadata.previous-versions-max`` files. Older ones are deleted if
-    ``write.metadata.delete-after-commit.enabled`` is true and they are in the previous file's
-    folder, because somebody may have changed the log. Raises ValueError if the first property is
-    not a number, or if the table's clock would go back.
-    """
+    commit. The log keeps the last ``write.metadata.previous-versions-max`` files. Older ones are
+    deleted if ``write.metadata.delete-after-commit.enabled`` is true and they are in the previous
+    file's folder, because somebody may have changed the log. Raises ValueError if the first
+    property is not a number, or if the table's clock would go back."""
     if previous_location is None:
         return dict(metadata), []
     properties = metadata.get("properties") or {}

@@ -34,10 +34,9 @@ def was_committed(
     error: BaseException,
     ask: Callable[[], bool | None],
 ) -> bool:
-    """Return whether a commit that ended in ``error`` was made nevertheless. ``ask`` asks the
-    catalog once; None means that it cannot be known yet. ``metadata`` has the table's properties.
-    Raises CommitStateUnknownException if it stays unknown, or if the commit was made and ``error``
-    is an interrupt, such as Ctrl-C."""
+    """Return whether a commit that ended in ``error`` was made. ``ask`` asks the catalog once;
+    None: it cannot be known yet. ``metadata`` is the table's. Raises CommitStateUnknownException if
+    it stays unknown, or if it was made and ``error`` is an interrupt (Ctrl-C)."""
     try:
         is_committed = _ask_until_known(ask, metadata.get("properties") or {})
     except BaseException:

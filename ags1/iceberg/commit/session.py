@@ -50,8 +50,7 @@ class Version:
 
     @property
     def age(self) -> tuple[int, int]:
-        """The last sequence number, and the time of the last update in ms. A later version has a
-        greater one."""
+        """The last sequence number and time of update (ms). A later version has a greater pair."""
         return self.json.get("last-sequence-number", 0), self.json.get("last-updated-ms", 0)
 
 
@@ -110,8 +109,7 @@ class TableSession(BuiltTable):
 
     @property
     def metadata_is_confirmed(self) -> bool:
-        """Whether a hash or a REST server confirms the whole metadata, so that nobody can have
-        changed the file."""
+        """Whether a hash or a REST server confirms the whole metadata: nobody changed the file."""
         return self.version.base.trust.confirms_metadata
 
     @property
@@ -182,8 +180,7 @@ class TableSession(BuiltTable):
         manager: EncryptionManager | None = None,
     ) -> None:
         """Make one try to commit updates, in the REST specification's form, upon ``base``; then
-        switch to the new version. ``manager`` has the keys if they change. Raises as
-        ``Commits.commit`` does."""
+        switch to the new version. ``manager`` has changed keys. Raises as ``Commits.commit``."""
         new_key_id = None
         if manager is not None and manager.table_key_id != base.trust.key_id:
             new_key_id = manager.table_key_id
@@ -204,8 +201,7 @@ class TableSession(BuiltTable):
 
     def switch_to(self, version: Version, before: Base) -> None:
         """Switch from the version ``before`` to ``version``, unless another thread has switched to
-        a later one meanwhile: the next commit would take this object's own rows for those of
-        another writer."""
+        a later one: the next commit would take this object's own rows for another writer's."""
         with self._lock:
             if self.version.json is before.metadata or version.age >= self.version.age:
                 self.version = version

@@ -52,12 +52,9 @@ def apply_updates(
 ) -> dict[str, Any]:
     """Return a table's metadata after updates, in Java's field order. The argument is not changed.
     ``metadata`` is None for a new table. ``now_ms`` is the time of the change (epoch). The log of
-    metadata files stays as it is.
-
-    Raises CommitFailedException if a snapshot was made for an older version of the table: then it
-    has to be made again. Raises ValueError for updates that are not allowed, and
-    MetadataIntegrityError (a ValueError too) for malformed metadata or updates.
-    """
+    metadata files stays as it is. Raises CommitFailedException if a snapshot was made for an older
+    version of the table: then it has to be made again. Raises ValueError for updates that are not
+    allowed, and MetadataIntegrityError (a ValueError too) for malformed metadata or updates."""
     try:
         table = _Table(metadata, updates, now_ms)
         for update in updates:
@@ -70,8 +67,7 @@ def apply_updates(
 
 
 class _Added:
-    """The schemas, partition specs or sort orders that updates have added, by ID. ``last`` is the
-    one that ``LAST_ADDED`` refers to."""
+    """The IDs of added schemas, specs or sort orders. ``LAST_ADDED`` stands for ``last``."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []

@@ -45,13 +45,11 @@ _Snapshot = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ExpiredFiles:
-    """The locations of the files to delete, in the order of deletion.
-
-    ``left_behind`` are files that stay although no snapshot reaches them. Files outside the table's
-    folders stay, because they may be another table's, as may their whole snapshot. Parts of expired
-    snapshots that cannot be read stay, because the files that they name are unknown. Statistics
-    files stay if only the metadata, which is not authenticated, says that they are statistics.
-    """
+    """The locations of the files to delete, in the order of deletion. ``left_behind`` are files
+    that stay although no snapshot reaches them. Files outside the table's folders stay, because
+    they may be another table's, as may their whole snapshot. Parts of expired snapshots that cannot
+    be read stay, because the files that they name are unknown. Statistics files stay if only the
+    metadata, which is not authenticated, says that they are statistics."""
 
     data_files: tuple[str, ...] = ()
     delete_files: tuple[str, ...] = ()
@@ -83,8 +81,7 @@ def find_expired_files(
     before: TableView, after: TableView, expired: list[_Snapshot], folders: TableFolders
 ) -> ExpiredFiles:
     """Return the files that the snapshots ``expired`` of ``before`` reach, and no snapshot of
-    ``after``. ``folders`` are the table's folders. Raises KmsError, OSError, and what reading a
-    snapshot of ``after`` raises."""
+    ``after``. ``folders`` are the table's. Raises KmsError, OSError, and as reading ``after``."""
     with ThreadPoolExecutor(_THREADS) as pool:
         return _Search(before, after, expired, folders, pool).run()
 
@@ -196,8 +193,7 @@ class _Search:
         }
 
     def _add_contents(self) -> None:
-        """Add the data and delete files that the manifests list. A manifest that cannot be read
-        stays."""
+        """Add the files that the manifests list. A manifest that cannot be read stays."""
 
         def read(manifest: ManifestFile) -> dict[str, tuple[str, bool]] | None:
             def entries() -> dict[str, tuple[str, bool]]:

@@ -1,5 +1,4 @@
-"""``Journal`` records which files a long rewrite has finished, so that it can continue after a
-crash.
+"""``Journal`` records which files a long rewrite has finished, to continue it after a crash.
 
 The journal is in the table's metadata folder and has several parts. Each part is a file::
 
@@ -8,8 +7,7 @@ The journal is in the table's metadata folder and has several parts. Each part i
     AGS1 stream, under that key  {"table-uuid": ..., "files": [...]}: for each rewritten file, the
                                  old path, the new path, and the key metadata of the new file
 
-So the key of a file is never stored in plaintext. Nobody without the master key can forge a part,
-or replace one file by another.
+No key is stored in plaintext. Without the master key, nobody can forge a part or exchange files.
 """
 
 from __future__ import annotations
@@ -50,12 +48,10 @@ _NOT_A_PART = (Ags1Error, ValueError, LookupError, TypeError, AttributeError, Re
 
 class Journal:
     """The journal in ``folder`` of the table with the UUID ``table_uuid``, under the table's master
-    key. ``manager`` has that key and the size of data keys. ``output`` writes the parts.
-
-    If everybody can wrap keys with the master key (``KmsClient.wraps_with_public_key``), anybody
-    could forge a part. If the storage cannot list a folder, no part could be found. In both cases
-    no journal is kept. One thread at a time may use it.
-    """
+    key. ``manager`` has that key and the size of data keys. ``output`` writes the parts. If
+    everybody can wrap keys with the master key (``KmsClient.wraps_with_public_key``), anybody could
+    forge a part. If the storage cannot list a folder, no part could be found. In both cases no
+    journal is kept. One thread at a time may use it."""
 
     def __init__(
         self, output: TableOutput, folder: str, table_uuid: str, manager: EncryptionManager

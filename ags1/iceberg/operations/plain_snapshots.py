@@ -50,8 +50,7 @@ class _PlainPuffins(PuffinCache):
 
 
 def plain_reader(files: TableFiles, metadata: TableMetadata) -> TaskReader:
-    """Return a reader of the delete files of an unencrypted table. Its filter matches no row of a
-    data file."""
+    """Return a reader of an unencrypted table's delete files. Its filter matches no row."""
     return TaskReader(files, metadata, Schema(), AlwaysFalse(), puffins=_PlainPuffins(files))
 
 

@@ -42,12 +42,10 @@ class ConflictError(ValidationException):
 class Read:
     """What a change has read: the rows for which ``row_filter`` (unbound) is true. ``files`` are
     the paths of the data files that may have such rows, in the version that the change was made
-    for. ``field_ids`` are the columns that the filter names there (``columns_of``).
-
-    ``rewrites`` is true if some of these files are rewritten: an equality delete that others commit
-    meanwhile would not apply to the new files. If ``operation`` is OVERWRITE, the table's property
-    ``write.update.isolation-level`` counts, otherwise ``write.delete.isolation-level``.
-    """
+    for. ``field_ids`` are the columns that the filter names there (``columns_of``). ``rewrites`` is
+    true if some of these files are rewritten: an equality delete that others commit meanwhile would
+    not apply to the new files. If ``operation`` is OVERWRITE, the table's property
+    ``write.update.isolation-level`` counts, otherwise ``write.delete.isolation-level``."""
 
     row_filter: BooleanExpression
     files: frozenset[str]
@@ -98,8 +96,7 @@ def find_conflict(
 
 
 def added_rows(changes: Changes, may_match: MayMatch) -> str | None:
-    """Find added rows that the change would have read if it had run later. A rewrite (REPLACE)
-    adds no rows."""
+    """Find added rows that the change would have read later. A rewrite (REPLACE) adds none."""
     if changes.operation not in (Operation.APPEND, Operation.OVERWRITE):
         return None
     return _first("another writer added the data file", filter(may_match, changes.added))
@@ -117,13 +114,10 @@ def removed_rows(changes: Changes, may_match: MayMatch, read: Read) -> str | Non
 
 def new_deletes(changes: Changes, may_match: MayMatch, read: Read) -> str | None:
     """Find added deletes of rows that the change has read. A data file has only one deletion
-    vector; if the change's vector lacks these rows, they come back.
-
-    A delete file of one data file counts if the change has read that. Any other counts unless its
-    metrics rule out a match, and always if the change rewrites files, because then other rows than
-    those of the filter matter. A snapshot that only rewrites files (REPLACE) deletes no rows, but
-    may add deletion vectors.
-    """
+    vector; if the change's vector lacks these rows, they come back. A delete file of one data file
+    counts if the change has read that. Any other counts unless its metrics rule out a match, and
+    always if the change rewrites files, because then other rows than those of the filter matter. A
+    snapshot that only rewrites files (REPLACE) deletes no rows, but may add deletion vectors."""
 
     def counts(file: ContentFile) -> bool:
         path = path_of_all(file)
@@ -137,8 +131,7 @@ def new_deletes(changes: Changes, may_match: MayMatch, read: Read) -> str | None
 def columns_of(
     row_filter: BooleanExpression, schema: Schema, case_sensitive: bool = True
 ) -> frozenset[int]:
-    """Return the IDs of the columns that a filter names. Raises ValueError if the schema lacks
-    one."""
+    """Return the IDs of the columns that a filter names. Raises ValueError if one is missing."""
     as_meant = as_sql(row_filter, schema, case_sensitive=case_sensitive)
     bound = bind(schema, as_meant, case_sensitive=case_sensitive)
     return frozenset(extract_field_ids(bound))

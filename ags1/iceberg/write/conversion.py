@@ -69,11 +69,9 @@ class _WellKnownBinary(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has n
 class RowConversion:
     """Converts batches of the schema ``provided`` to rows of ``schema``. ``arrow_schema`` is the
     schema of the rows, with Parquet's field IDs. With ``keep_unknown``, it has the columns of type
-    ``unknown``, which Parquet files do not have.
-
-    Raises ValueError if ``provided`` does not fit, PyIceberg's UnsupportedPyArrowTypeException for
-    a type that no column has, and NotImplementedError for what cannot be written.
-    """
+    ``unknown``, which Parquet files do not have. Raises ValueError if ``provided`` does not fit,
+    PyIceberg's UnsupportedPyArrowTypeException for a type that no column has, and
+    NotImplementedError for what cannot be written."""
 
     def __init__(self, schema: Schema, provided: pa.Schema, *, keep_unknown: bool = False) -> None:
         provided = _without_ids(provided)

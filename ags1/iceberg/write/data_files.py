@@ -12,8 +12,7 @@ Follow a batch from ``append()`` to the files:
             FileWriter               -> one Parquet or Avro file, fresh key -> ContentFile
 
 The size of the rows that wait is bounded, and so is the number of open files. If anything fails, no
-file is left. The files' records go back to the caller, who commits them; this module does not know
-snapshots.
+file is left. The caller commits the files' records; this module does not know snapshots.
 """
 
 from __future__ import annotations
@@ -231,7 +230,7 @@ class DataFileWriter:
 
     def _gather(self, partition: tuple[Any, ...], rows: pa.RecordBatch, number: int | None) -> None:
         """Add rows to those that are gathered for a partition, and send these to the threads when
-        they make a row group. ``number`` tells the writers of one partition apart; if it is None,
+        they make a row group. ``number`` distinguishes the writers of one partition; with None,
         they take turns."""
         while rows.num_rows:
             gathered = self._gathered_for(partition, self._next if number is None else number)

@@ -181,9 +181,8 @@ class _Planner(EncryptedPlanner):
 
 
 def _superseded(affected: list[FileScanTask], reader: TaskReader) -> list[ContentFile]:
-    """Return the delete files that are not needed any more when the affected data files are dropped
-    or have a new vector. If a position delete file also names other data files, it stays, as in
-    Java."""
+    """Return the delete files that are not needed when the affected data files are dropped or have
+    a new vector. As in Java, a position delete file stays if it names other data files."""
     covered = {task.file.file_path for task in affected}
     superseded: dict[ContentFile, None] = {}
     for delete in (d for task in affected for d in cast("set[ContentFile]", task.delete_files)):
@@ -196,9 +195,9 @@ def _superseded(affected: list[FileScanTask], reader: TaskReader) -> list[Conten
 
 
 def _all_rows_match(task: FileScanTask, schema: Schema, case_sensitive: bool) -> bool:
-    """Return whether a file's partition and metrics say that the filter is true for all rows.
-    PyIceberg takes a missing count for 0. Here a file without counts of the filter's columns must
-    be read."""
+    """Return whether a file's partition and metrics say that the filter is true for all rows. A
+    file without counts of the filter's columns must be read; PyIceberg takes a missing count for
+    0."""
     file, residual = task.file, task.residual
     field_ids = extract_field_ids(bind(schema, residual, case_sensitive=case_sensitive))
     top_level = {f.field_id: f.field_type for f in schema.fields}

@@ -67,9 +67,9 @@ _OF_POSITION_DELETES = ("referenced_data_file", "content_offset", "content_size_
 @dataclass(frozen=True, slots=True, repr=False)
 class NewManifests:
     """How one snapshot writes the manifests of one partition spec and content. ``schema`` gives the
-    types of ``spec`` (see ``schema_of_spec``); ``schema_json`` is the same schema as in
-    metadata.json. ``content`` is DATA_MANIFEST or DELETE_MANIFEST. ``codec`` is gzip (deflate),
-    zstd, snappy or uncompressed."""
+    types of ``spec`` (see ``schema_of_spec``); ``schema_json`` is the same as in metadata.json.
+    ``content`` is DATA_MANIFEST or DELETE_MANIFEST. ``codec`` is gzip (deflate), zstd, snappy or
+    uncompressed."""
 
     output: TableOutput
     manager: EncryptionManager
@@ -140,14 +140,11 @@ def write_manifest_list(
     manager: EncryptionManager,
 ) -> tuple[KeyMetadata, int]:
     """Write a snapshot's manifest list under a fresh key. Return the list's key metadata, with its
-    length, and the next free row ID.
-
-    Data manifests without row IDs get them in order, from ``snapshot.first_row_id`` on, one for
-    each existing and added row. Manifests without a sequence number get the snapshot's. Raises
-    ValueError if a manifest of another snapshot has no sequence number, if a manifest is named
-    twice, or for an impossible value; NotEncryptedError if a manifest has no key; and what
-    ``TableOutput.create`` raises.
-    """
+    length, and the next free row ID. Data manifests without row IDs get them in order, from
+    ``snapshot.first_row_id`` on, one for each existing and added row. Manifests without a sequence
+    number get the snapshot's. Raises ValueError if a manifest of another snapshot has no sequence
+    number, if a manifest is named twice, or for an impossible value; NotEncryptedError if a
+    manifest has no key; and what ``TableOutput.create`` raises."""
     parent = snapshot.parent_snapshot_id
     header = {
         "snapshot-id": str(snapshot.snapshot_id),
@@ -371,9 +368,8 @@ def _manifest_values(manifest: EncryptedManifest, number: int, first_row_id: int
 
 
 class _PartitionField:
-    """One partition field of a manifest under construction, with its summary so far. Values are
-    compared as in Java's ``PartitionSummary``: text by code points, bytes unsigned, -0.0 before
-    0.0."""
+    """A partition field of a manifest under construction, with its summary. Values are compared as
+    in Java's ``PartitionSummary``: text by code points, bytes unsigned, -0.0 before 0.0."""
 
     def __init__(self, partition_type: IcebergType) -> None:
         self._type = partition_type

@@ -63,8 +63,8 @@ _FIRST_SURROGATE, _LAST_SURROGATE = 0xD800, 0xDFFF
 
 
 class ColumnMetrics(NamedTuple):
-    """The metrics of a file by field id. Bounds are serialized as in the specification, "Appendix
-    D: Single-value serialization"."""
+    """The metrics of a file by field id. Bounds are in the form of the specification's Appendix
+    D."""
 
     column_sizes: Mapping[int, int] | None
     value_counts: Mapping[int, int]
@@ -114,9 +114,9 @@ class _Leaf:
 def measured_columns(
     schema: Schema, properties: Mapping[str, str], order: SortOrder, *, keep_unknown: bool
 ) -> list[_Leaf]:
-    """Return the columns of ``schema`` with the metrics that a table wants of each, for a
-    ``MetricsCollector``. With ``keep_unknown``, files have the columns of type ``unknown``. Raises
-    ValueError for an invalid mode."""
+    """Return the columns of ``schema`` with the metrics that a table wants of each. With
+    ``keep_unknown``, files have the columns of type ``unknown``. Raises ValueError for an invalid
+    mode."""
     modes = _modes(schema, properties, order)
     return [
         _Leaf(field_id, kind, modes.get(field_id, _NONE), path)

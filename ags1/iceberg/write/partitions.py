@@ -74,8 +74,7 @@ _NANOSECONDS = (TimestampNanoType, TimestamptzNanoType)
 
 @dataclass(frozen=True)
 class RowsPartition(PartitionKey):
-    """A partition for PyIceberg's location providers. ``values`` are those of manifests, in the
-    order of the spec's fields."""
+    """A partition for PyIceberg's location providers. ``values`` are those of manifests."""
 
     values: tuple[Any, ...] = ()
 
@@ -90,8 +89,7 @@ class RowsPartition(PartitionKey):
 class Partitioner:
     """Splits rows by a partition spec. The rows have the columns of ``schema`` as files have them:
     with ``keep_unknown`` also those of type ``unknown``. Raises NotImplementedError for an unknown
-    transform, and ValueError for one whose column does not exist or has a type that the transform
-    is not for."""
+    transform, and ValueError for one whose column does not exist or has a wrong type."""
 
     def __init__(self, spec: PartitionSpec, schema: Schema, *, keep_unknown: bool = False) -> None:
         self._spec = spec

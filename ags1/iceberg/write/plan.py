@@ -42,11 +42,8 @@ class WritePlan:
     """How new data files are written, from the metadata of their table (parsed JSON): its current
     schema, default partition spec and default sort order. ``schema`` has the columns that are
     written. ``target_size`` is the size of a stored file, ``row_group_size`` that of its rows as
-    Arrow data (both in bytes).
-
-    Raises ValueError for a property with an impossible value, and NotImplementedError for a format
-    or type that cannot be written.
-    """
+    Arrow data (both in bytes). Raises ValueError for a property with an impossible value, and
+    NotImplementedError for a format or type that cannot be written."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         properties: Mapping[str, str] = metadata.get("properties") or {}
@@ -87,8 +84,7 @@ class WritePlan:
         self.parquet_options = _parquet_options(properties)
 
     def conversion(self, provided: pa.Schema) -> RowConversion:
-        """Return the conversion of ``provided`` columns to the table's. Raises as
-        ``RowConversion``."""
+        """Return the conversion of ``provided`` columns. Raises as ``RowConversion``."""
         return RowConversion(self._table_schema, provided, keep_unknown=self.is_avro)
 
     def sorted(self, rows: pa.Table) -> pa.Table:

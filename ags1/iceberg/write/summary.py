@@ -46,8 +46,8 @@ _COUNTED = """
 
 
 class SummaryBuilder:
-    """The summary of a snapshot under construction. ``specs`` are the table's partition specs by
-    id, ``schema`` its current schema."""
+    """A summary under construction. ``specs`` are all of the table's by id, ``schema`` the current
+    one."""
 
     def __init__(self, specs: Mapping[int, PartitionSpec], schema: Schema) -> None:
         self._specs = dict(specs)
@@ -57,8 +57,7 @@ class SummaryBuilder:
         self._manifests: dict[str, str] = {}
 
     def add(self, file: ContentFile) -> None:
-        """Count a file that the snapshot adds. Raises ValueError if the table lacks its partition
-        spec."""
+        """Count an added file. Raises ValueError if the table lacks its partition spec."""
         self._count(file, "added", "added")
 
     def remove(self, file: ContentFile) -> None:
@@ -98,11 +97,9 @@ class SummaryBuilder:
         environment: Mapping[str, str] = ENVIRONMENT,
     ) -> dict[str, str]:
         """Return the summary, ``operation`` (append, overwrite, delete, replace) first.
-
         ``previous`` is the parent's summary; None if there is no parent. A total is known only if
         the parent's is. ``extra`` are the caller's own properties. Raises ValueError if one of them
-        has a name of this summary, and if a replacement adds rows.
-        """
+        has a name of this summary, and if a replacement adds rows."""
         added, deleted = self._counts["added-records"], self._counts["deleted-records"]
         if operation == "replace" and added > deleted:
             raise ValueError(f"a replacement cannot add rows: {added} in place of {deleted}")

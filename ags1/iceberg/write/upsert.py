@@ -114,8 +114,7 @@ class Upsert:
         return row_filter, pa.concat_tables([*updates, to_insert])
 
     def check_inserts(self, view: TableView) -> None:
-        """Raise ConflictError if the table has a row now whose key the last call of ``against``
-        found to be new."""
+        """Raise ConflictError if the table has a key by now that ``against`` found to be new."""
         if len(self._inserted) and any(map(len, self._matched(view, self._inserted))):
             raise ConflictError(
                 "another writer has inserted a key that this upsert would insert: nothing was "

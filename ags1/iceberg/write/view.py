@@ -21,8 +21,8 @@ from ..storage.table_files import TableFiles
 class TableView:
     """A version of a table: ``metadata`` (parsed JSON), and the files and keys to read it. A change
     is based on the head of ``branch``. If that is None, it is based on main's head, and no branch
-    will have its snapshot. ``committed_refs`` are the branches and tags in the catalog, if
-    ``metadata`` is not committed yet."""
+    gets its snapshot. ``committed_refs`` are the catalog's branches and tags, if ``metadata`` is
+    not committed yet."""
 
     def __init__(
         self,
@@ -90,8 +90,7 @@ class TableView:
 
     @property
     def branch_head_id(self) -> int | None:
-        """The snapshot ID of the branch's head; None if there is no such branch yet. Raises
-        ValueError for a tag."""
+        """The snapshot ID of the branch's head; None without one. Raises ValueError for a tag."""
         ref = (self.metadata.get("refs") or {}).get(self.branch)
         if ref is None:
             return None

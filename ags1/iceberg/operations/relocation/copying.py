@@ -38,9 +38,8 @@ class Copier:
         self._lock = threading.Lock()
 
     def copy(self, item: Copy) -> None:
-        """Copy a file unless it is there already. Raises TruncatedError or FormatError if it has
-        another size than the metadata says, FileExistsError if another file is in the way, and
-        OSError."""
+        """Copy a file unless it is there already. Raises TruncatedError or FormatError if it has a
+        wrong size, FileExistsError if another file is in the way, and OSError."""
         target = self._relocation.destination(item.source)
         if self._relocation.is_at_destination(item.source):
             check_size(len(self._files.new_input(item.source)), item)

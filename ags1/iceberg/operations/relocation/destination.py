@@ -1,8 +1,7 @@
 """``Destination``: where the files of a table go when the table is relocated.
 
-The new location of a file depends only on its old one, not on whether the file exists. All
-spellings of a location give the same result. With the table at ``s3://b/old``, going to
-``s3://b/new``::
+The new location of a file depends only on the old one. All spellings of a location give the same
+result. With the table at ``s3://b/old``, going to ``s3://b/new``::
 
     s3://b/old/data/1.parquet     s3://b/new/data/1.parquet
     s3a://b/old/data/1.parquet    the same: another spelling
@@ -30,8 +29,7 @@ class Destination:
         self.new = new
 
     def keep_apart(self, locations: Iterable[str]) -> None:
-        """Choose the folder for files from outside: one that none of ``locations`` below the old
-        location is in."""
+        """Choose a folder for files from outside in which none of ``locations`` is."""
         taken = {inner.partition("/")[0] for inner in map(self.inner, locations) if inner}
         number = 1
         while self._outside in taken:

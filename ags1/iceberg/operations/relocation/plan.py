@@ -59,8 +59,7 @@ class Deletes(NamedTuple):
 @dataclass(slots=True)
 class Plan:
     """All files that a relocation copies or writes anew. ``statistics`` are the entries of
-    metadata.json that the new table keeps. ``dropped_statistics`` are the locations in the other
-    entries."""
+    metadata.json that the new table keeps. ``dropped_statistics`` are the locations of others."""
 
     snapshots: list[EncryptedSnapshot] = field(default_factory=list)
     manifests: dict[str, EncryptedManifest] = field(default_factory=dict)
@@ -107,9 +106,8 @@ class Plan:
 
 
 def make_plan(relocation: Relocation) -> Plan:
-    """Read the table's manifests; return what its relocation has to do. Statistics outside the
-    table's folders are dropped. Raises MetadataIntegrityError, NotEncryptedError, and what reading
-    a manifest raises."""
+    """Read the table's manifests; return what its relocation has to do, without statistics outside
+    the table's folders. Raises MetadataIntegrityError, NotEncryptedError, and as reading."""
     plan = Plan()
     files, workers = relocation.files, relocation.workers
     current = relocation.metadata.get("current-snapshot-id")

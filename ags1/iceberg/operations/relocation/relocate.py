@@ -116,9 +116,8 @@ def relocate(
     copied files stay. Without it, such a file is an error, and after a failure nothing stays.
 
     Each copy must have the size that the metadata says. With ``verify``, every file of the new
-    table is authenticated before its metadata.json is written. If an unencrypted file is at its new
-    location already, it is compared with its source. If a wrong encrypted file is there, reading it
-    will fail.
+    table is authenticated before its metadata.json is written. An unencrypted file that is there
+    already is compared with its source. If a wrong encrypted file is there, reading it fails.
 
     The new table keeps its KEKs and the keys of its data files. Files from outside the table's
     location are copied into a folder of the new location. Table properties that name a folder below

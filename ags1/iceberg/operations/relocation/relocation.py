@@ -18,14 +18,12 @@ from .workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """One relocation: the table, where it goes, and the threads that copy.
-
-    ``metadata_location`` is the location of the old metadata.json in the catalog. ``folders`` are
-    the old table's. Without ``all_snapshots``, only the current snapshot is copied. ``io`` is the
-    storage of the new location. With ``is_same_storage``, one location names one file for both
-    tables. With ``is_in_place``, the table was moved before, and its files are at the new location
-    already. ``resume`` and ``verify`` are arguments of ``relocate``.
-    """
+    """One relocation: the table, where it goes, and the threads that copy. ``metadata_location`` is
+    the location of the old metadata.json in the catalog. ``folders`` are the old table's. Without
+    ``all_snapshots``, only the current snapshot is copied. ``io`` is the storage of the new
+    location. With ``is_same_storage``, one location names one file for both tables. With
+    ``is_in_place``, the table was moved before, and its files are at the new location already.
+    ``resume`` and ``verify`` are arguments of ``relocate``."""
 
     view: TableView
     metadata_location: str

@@ -36,8 +36,8 @@ PathOf = Callable[[str], str]
 
 
 class UnreadableError(Exception):
-    """The bytes cannot be parsed, or lack a field that has to change. The message never quotes
-    them, because they may have keys."""
+    """Bytes cannot be parsed, or lack a field. The message never quotes them: they may have
+    keys."""
 
 
 class Paths(NamedTuple):
@@ -83,9 +83,8 @@ _Names = dict[int, tuple[str, Any]]
 
 def repoint_records(data: bytes, change: Callable[[Row], None]) -> bytes:
     """Return an Avro file with ``change`` applied to each record. The schema, the header, the
-    blocks and all other values stay the same: logical types are not converted. The result is
-    compressed with deflate, Iceberg's default, if the file was compressed. Raises
-    UnreadableError."""
+    blocks and all other values stay the same: logical types are not converted. A compressed file is
+    compressed with deflate, Iceberg's default. Raises UnreadableError."""
     try:
         container = Container(lambda offset, size: data[offset : offset + size], len(data))
         header = {name: value.decode() for name, value in container.metadata.items()}
@@ -166,8 +165,7 @@ def repoint_puffin(payload: bytes, path_of: PathOf) -> bytes:
 
 
 def repoint_avro_deletes(data: bytes, path_of: PathOf) -> tuple[bytes, Paths]:
-    """Return an Avro file of position deletes with the new paths, and the bounds of those. Raises
-    UnreadableError."""
+    """Return Avro position deletes with the new paths, and their bounds. Raises UnreadableError."""
     paths: set[str] = set()
 
     def change(row: Row) -> None:
@@ -181,10 +179,10 @@ def repoint_avro_deletes(data: bytes, path_of: PathOf) -> tuple[bytes, Paths]:
 def repoint_parquet_deletes(
     stored: bytes, km: KeyMetadata, fresh: KeyMetadata, path_of: PathOf
 ) -> tuple[bytes, Paths]:
-    """Return a Parquet file of position deletes with the new paths, and the bounds of those.
-    ``stored`` is the encrypted file. ``km`` decrypts it, and ``fresh`` encrypts the new one. The
-    rows keep their order unless the new paths sort differently. Raises AuthenticationError,
-    FormatError, UnreadableError."""
+    """Return a Parquet file of position deletes with the new paths, and their bounds. ``km``
+    decrypts the file ``stored``, and ``fresh`` encrypts the new one. The rows keep their order
+    unless the new paths sort differently. Raises AuthenticationError, FormatError,
+    UnreadableError."""
 
     def fetch(offset: int, size: int) -> bytes:
         return stored[offset : offset + size]

@@ -182,8 +182,7 @@ class Rewriter:
 
 @contextmanager
 def _named(what: str, source: str) -> Iterator[None]:
-    """Name the file in the errors that its bytes cause. Raises MetadataIntegrityError if it cannot
-    be parsed."""
+    """Name the file in the errors of its bytes. UnreadableError becomes MetadataIntegrityError."""
     try:
         yield
     except UnreadableError as error:

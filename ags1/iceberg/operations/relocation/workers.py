@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ...storage.byte_meter import ByteMeter
-from ..verify.checks import TICK_SECONDS
+from ..verify.checks import run_each
 from ..verify.progress import EstimatedProgress, ProgressReport
 
 _Item = TypeVar("_Item")
@@ -17,8 +16,7 @@ _Result = TypeVar("_Result")
 
 class Workers:
     """Runs work in ``threads`` threads, and calls ``progress`` in the caller's thread. ``meter``
-    counts the copied bytes. ``report.known_size`` is the number of bytes to copy, as far as it is
-    known."""
+    counts the copied bytes, and ``report.known_size`` is the number of bytes to copy."""
 
     def __init__(self, threads: int, progress: EstimatedProgress | None) -> None:
         self.threads = threads
@@ -27,19 +25,8 @@ class Workers:
         self._pool = ThreadPoolExecutor(threads, "ags1-relocate")
 
     def each(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """Yield ``work(item)`` for each item, as they finish. Raises what ``work`` and ``progress``
-        raise."""
-        running: set[Future[_Result]] = set()
-        waiting = iter(items)
-        while True:
-            for item in islice(waiting, 4 * self.threads - len(running)):
-                running.add(self._pool.submit(work, item))
-            if not running:
-                return
-            done, running = wait(running, TICK_SECONDS, FIRST_COMPLETED)
-            self.report.tick()
-            for future in done:
-                yield future.result()
+        """Yield ``work(item)`` as they finish. Raises what ``work`` and ``progress`` raise."""
+        return run_each(self._pool, self.threads, work, items, self.report.tick)
 
     def stop(self) -> None:
         """End the threads, and wait for them. Copying stops at once, and no other work begins."""

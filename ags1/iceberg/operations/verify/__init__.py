@@ -62,11 +62,11 @@ def verify_table(
 
     ``threads`` is the number of threads that read and decrypt. The default is one per CPU for local
     files, and more for files on a network. ``progress(done, total)`` is called about ten times a
-    second with numbers of bytes, in the calling thread. ``total`` is an estimate, or None if there
-    is no basis for one. If ``progress`` raises, the call ends. With ``require_encrypted``,
-    unencrypted data files are errors. With ``list_folders=False``, files that no snapshot has are
-    not searched for. If ``executor`` is given, it checks the data files, and this process reads
-    only manifests and manifest lists.
+    second with numbers of bytes, in the calling thread. ``total`` is an estimate; None without one.
+    If ``progress`` raises, the call ends. With ``require_encrypted``, unencrypted data files are
+    errors. With ``list_folders=False``, files that no snapshot has are not searched for. If
+    ``executor`` is given, it checks the data files, and this process reads only manifests and
+    manifest lists.
 
     The result has what is wrong with the table. Raises KmsUnavailableError, KmsAccessDeniedError
     and KmsConfigurationError: without the KMS, nothing can be verified.

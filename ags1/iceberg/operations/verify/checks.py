@@ -2,8 +2,7 @@
 
 A ``Check`` says which file to check and what it must be. An ``Outcome`` has the findings. Checks do
 not depend on each other. Threads of this process do them, or another ``CheckExecutor``, such as
-Spark. A damaged file is a finding. This module does not know snapshots, and finds nothing that
-needs two files to be seen.
+Spark. A damaged file is a finding. Nothing is found here that needs two files to be seen.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 from pyiceberg.manifest import FileFormat
 
@@ -52,6 +51,8 @@ _PLAIN_FORMATS = {
 
 # Called about ten times a second, in the waiting thread. If it raises, the work ends.
 Tick: TypeAlias = "Callable[[], object]"
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class CheckKind(str, Enum):
@@ -68,8 +69,8 @@ class CheckKind(str, Enum):
 class Check:
     """A file to check. ``location`` is the location in the metadata, or the real one if no snapshot
     has the file. ``files`` are the manifests' records of it: one for a data or delete file, one for
-    each deletion vector of a Puffin file, none for other files. ``snapshot_ids`` are the snapshots
-    that need it."""
+    each deletion vector of a Puffin file, none for others. ``snapshot_ids`` are those that need
+    it."""
 
     kind: CheckKind
     location: str
@@ -107,6 +108,36 @@ class CheckExecutor(Protocol):
         ...
 
 
+def run_each(
+    pool: Executor,
+    threads: int,
+    work: Callable[[_Item], _Result],
+    items: Iterable[_Item],
+    tick: Tick,
+) -> Iterator[_Result]:
+    """Yield ``work(item)`` for each item, as they finish. Raises what ``work`` and ``tick``
+    raise."""
+    done: SimpleQueue[Future[_Result]] = SimpleQueue()
+    running = 0
+
+    def finished() -> Iterator[_Result]:
+        nonlocal running
+        with suppress(Empty):
+            future = done.get(timeout=TICK_SECONDS)
+            running -= 1
+            yield future.result()
+        tick()
+
+    for item in items:
+        while running >= 4 * threads:
+            yield from finished()
+        pool.submit(work, item).add_done_callback(done.put)
+        running += 1
+        tick()
+    while running:
+        yield from finished()
+
+
 class CheckThreads:
     """Does checks in ``pool``, which has ``threads`` threads, on ``cpus`` CPUs."""
 
@@ -120,34 +151,13 @@ class CheckThreads:
     ) -> Generator[Outcome, None, None]:
         """Yield the outcome of each check, as they finish."""
         checker = FileChecker(files, meter, self._cpus)
-        done: SimpleQueue[Future[Outcome]] = SimpleQueue()
-        running = 0
-
-        def next_outcomes() -> Iterator[Outcome]:
-            nonlocal running
-            try:
-                future = done.get(timeout=TICK_SECONDS)
-            except Empty:
-                pass
-            else:
-                running -= 1
-                yield future.result()
-            tick()
-
-        for check in checks:
-            while running >= 4 * self._threads:
-                yield from next_outcomes()
-            self._pool.submit(checker, check).add_done_callback(done.put)
-            running += 1
-            tick()
-        while running:
-            yield from next_outcomes()
+        yield from run_each(self._pool, self._threads, checker, checks, tick)
 
 
 class FileChecker:
-    """Checks files of one table. Any number of threads may call it. ``meter`` counts the bytes that
-    are read. Each thread checks one file, which is the fastest way. But one huge file at a time may
-    use all ``cpus``."""
+    """Checks files of one table. Many threads may call it. ``meter`` counts the bytes that are
+    read. Each thread checks one file, which is fastest; one huge file at a time may use all
+    ``cpus``."""
 
     def __init__(self, files: TableFiles, meter: ByteMeter, cpus: int = 1) -> None:
         self._files = files

@@ -15,8 +15,7 @@ EstimatedProgress: TypeAlias = "Callable[[int, int | None], object]"
 
 class ProgressReport:
     """Calls ``progress`` with the bytes of ``meter`` and a total, in the walking thread. The total
-    is ``estimate`` (bytes) or, if the walk has come upon more, ``known_size``. It is None if there
-    is no estimate."""
+    is ``estimate`` (bytes; None if unknown) or, if the walk has come upon more, ``known_size``."""
 
     def __init__(
         self, progress: EstimatedProgress | None, meter: ByteMeter, estimate: int | None
