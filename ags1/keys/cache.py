@@ -116,10 +116,6 @@ class KekCache:
         """Forget all KEKs."""
         self._contents.take()
 
-    def forget_parents(self) -> None:
-        """Forget the KEKs of the parent process. Every forked child calls this."""
-        self._contents.forget_parents()
-
     def _call(
         self,
         contents: _Contents,
@@ -187,7 +183,7 @@ def _copy(error: Exception) -> Exception:
 
 def _forget_parents() -> None:
     for cache in list(_caches):
-        cache.forget_parents()
+        cache._contents.forget_parents()
 
 
 def _wanted(entry: EncryptedKey, master_key_id: str | None) -> _Wanted:

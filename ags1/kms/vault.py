@@ -102,6 +102,7 @@ class VaultKms(ServiceClient["_Connection"]):
 
     accepts_foreign_keys = False
     wraps_with_public_key = False
+    supports_key_generation = True
     _extra = "vault"
     _libraries = ("requests",)
 
@@ -163,10 +164,6 @@ class VaultKms(ServiceClient["_Connection"]):
         self._check_key_id(key_id)
         body, doing = _ciphertext(wrapped_key), f"rewrap a key with {key_id!r}"
         return self._wrapped_key(self._ask("rewrap", key_id, body, doing, opens=True), key_id)
-
-    @property
-    def supports_key_generation(self) -> bool:
-        return True
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         """Have Vault make a key of 16 or 32 bytes: it makes no AES-192 keys."""
@@ -272,12 +269,8 @@ class VaultKms(ServiceClient["_Connection"]):
         session.trust_env = self._url.startswith("https:")
         # A wrong secret ID may give a 500, and Vault locks out a user who tries too often.
         for path, statuses in (("", _TRANSIENT), ("auth/", _TRANSIENT - {500})):
-            retry = Retry(
-                total=self._max_attempts - 1,
-                allowed_methods=None,
-                status_forcelist=statuses,
-                raise_on_status=False,
-            )
+            retry = Retry(self._max_attempts - 1, allowed_methods=None, raise_on_status=False)
+            retry.status_forcelist = statuses
             adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOL_SIZE, max_retries=retry)
             session.mount(f"{self._url}/v1/{path}", adapter)
         session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
