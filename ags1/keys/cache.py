@@ -29,12 +29,9 @@ CAPACITY = 1000
 
 # The clock also counts the time while the machine is suspended.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_now_seconds = functools.partial(time.clock_gettime, _CLOCK)
 # The master key to ask for, and the entry.
 _Wanted = tuple[str | None, str, bytes, str | None, tuple[tuple[str, str], ...]]
-
-
-def _now_seconds() -> float:
-    return time.clock_gettime(_CLOCK)
 
 
 class _Flight:

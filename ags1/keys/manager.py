@@ -1,8 +1,7 @@
 """The keys of a table: which KEK to use, and the wrapped keys of its manifest lists.
 
 Follows Java's ``StandardEncryptionManager`` and the Iceberg specification, "Encryption Keys". The
-manager takes the list of keys that was parsed from metadata.json, and returns the list to write
-there. It does not commit the list. It knows nothing of files, snapshots or catalogs.
+manager takes the list of keys that was parsed from metadata.json, and returns the list to commit.
 
 The list may come from a place where others can write. So the ID of the master key never comes from
 the list: the caller takes ``table_key_id`` from the catalog or from configuration. Whoever can have
@@ -198,10 +197,9 @@ class EncryptionManager:
         other KEKs. Entries keep their IDs, so that snapshots need no change.
 
         Java uses any unexpired KEK for its next commit, so the old KEKs are removed. What
-        ``rewrap`` says about IDs and catalogs is true here too. If others may have learned a KEK, a
-        rotation alone is not enough: nothing in the format prevents them from putting it back into
-        the list. Disable its master key's version. Raises KeyMetadataError or AuthenticationError
-        if an entry does not open, so that no key is lost.
+        ``rewrap`` says about IDs and catalogs is true here too. If others may have learned a KEK,
+        disable its master key's version too: they could put it back into the list. Raises
+        KeyMetadataError or AuthenticationError if an entry does not open, so that no key is lost.
         """
         kek = self._new_kek()
         entries: list[EncryptedKey] = [kek.entry]

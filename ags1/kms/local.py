@@ -41,9 +41,8 @@ _FINGERPRINT_SIZE = 8
 
 @dataclass(frozen=True, slots=True)
 class KeyVersion:
-    """A version of a master key, without its secret. ``created_ms`` is in epoch milliseconds.
-    ``fingerprint`` shows whether two keyrings hold the same key, and nothing else about it (see
-    ``LocalKms.describe_key``)."""
+    """A version of a master key, without its secret. ``created_ms`` is in epoch milliseconds. For
+    ``fingerprint`` see ``LocalKms.describe_key``."""
 
     version: str
     created_ms: int | None
@@ -279,12 +278,11 @@ def remove_passphrase(path: str, passphrase: bytes | Callable[[], bytes]) -> boo
 
 
 def _describe(name: str, master_key: MasterKey) -> KeyInfo:
-    versions = tuple(
-        KeyVersion(str(number), version.created_ms, fingerprint=_fingerprint(version.key))
-        for number, version in sorted(master_key.versions.items())
+    versions = []
+    for number, version in sorted(master_key.versions.items()):
+        mac = hmac.digest(version.key, _FINGERPRINT_LABEL, "sha256")
+        fingerprint = mac[:_FINGERPRINT_SIZE].hex()
+        versions.append(KeyVersion(str(number), version.created_ms, fingerprint))
+    return KeyInfo(
+        name, _ALGORITHM, current_version=str(master_key.current), versions=tuple(versions)
     )
-    return KeyInfo(name, _ALGORITHM, current_version=str(master_key.current), versions=versions)
-
-
-def _fingerprint(key: bytes) -> str:
-    return hmac.digest(key, _FINGERPRINT_LABEL, "sha256")[:_FINGERPRINT_SIZE].hex()

@@ -94,7 +94,6 @@ class VaultKms(ServiceClient["_Connection"]):
     ``-file``) or ``kubernetes`` (``kms.vault.role``, ``kms.vault.jwt-file``). The last two log in
     at ``kms.vault.auth-mount-path``. If a token has expired, the client logs in or reads the file
     again. Tokens are not revoked; they expire.
-
     An RSA key unwraps but does not wrap (KmsConfigurationError), because whoever has its public
     half could wrap too. Attempts are repeated as Vault's own client does. Redirects are not
     followed, because token and key would be sent with them. An answer is read up to 4 MiB.
