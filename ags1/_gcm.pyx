@@ -19,12 +19,9 @@ when a process or a virtual machine is cloned. If OpenSSL's FIPS provider is the
 generator draws them, and gets fresh bytes from the kernel as additional input.
 
 A failed call zeroes its whole output range before it raises. Until a call returns, its output may
-hold bytes that are not verified yet, so no other thread may read it.
-
-Our C copies of the key (here and in OpenSSL's contexts) are wiped when the object is freed. Python
-``bytes`` that the caller passed in cannot be wiped. If a cipher was made before a fork, the child
-may open with it, but not seal. Any number of threads may use one cipher, with or without the GIL,
-because each call takes a context of its own.
+hold bytes that are not verified yet, so no other thread may read it. Our C copies of the key (here
+and in OpenSSL's contexts) are wiped when the object is freed. Any number of threads may use one
+cipher, with or without the GIL, because each call takes a context of its own.
 """
 
 from cpython.buffer cimport PyBuffer_Release
@@ -350,8 +347,7 @@ cdef class BlockCipher:
     another block size.
 
     Use a key for one file only. The cipher counts the blocks that it seals, whatever their numbers
-    are. It raises KeyReuseError after 2**32 blocks, and in a forked child. It does not know what
-    other objects seal with the same key.
+    are. Sealing raises KeyReuseError after 2**32 blocks, and in a forked child.
     """
 
     def __cinit__(self, key, aad_prefix=None, *, block_size=1 << 20):
@@ -523,11 +519,10 @@ cdef class BlockCipher:
 cdef class Checksum:
     """A keyed checksum (GMAC) of a text that comes in pieces. It is about as fast as memory.
 
-    If two texts differ, their checksums under a random ``key`` of 32 bytes differ too. They are
-    equal only with a probability of n / 2**128, where n is the longer text's size in blocks of 16
-    bytes. This holds for texts of an attacker, unless the attacker knows the key or a checksum. All
-    checksums use the same nonce. So use a key for one comparison in one process, and show neither
-    the key nor the checksums to anybody.
+    If two texts differ, their checksums under a random ``key`` of 32 bytes are equal only with a
+    probability of n / 2**128, where n is the longer text's size in blocks of 16 bytes. This holds
+    for texts of an attacker who knows neither the key nor a checksum. All checksums use the same
+    nonce. So use a key for one comparison in one process, and show none of them to anybody.
     """
 
     cdef EVP_CIPHER_CTX *_ctx

@@ -16,11 +16,7 @@ def seal_stream(
     reuse_key: bool,
 ) -> tuple[Any, KeyMetadata]: ...
 def open_stream(
-    sealed: Buffer,
-    out: object,
-    km: KeyMetadata,
-    block_size: int | None,
-    max_block_size: int,
+    sealed: Buffer, out: object, km: KeyMetadata, block_size: int | None, max_block_size: int
 ) -> Any: ...
 
 class MessageBatch:

@@ -57,14 +57,9 @@ cdef enum:
 # ---- a whole file ------------------------------------------------------------------------------
 
 def seal_stream(plaintext, out, km, Py_ssize_t key_size, block_size, bint reuse_key):
-    """Seal ``plaintext`` as a whole AGS1 file into ``out``, a buffer or NEW_BYTES.
-
-    Returns the new ``bytes`` (or the number of bytes written to ``out``) and the key metadata. If
-    ``km`` is None, a fresh key of ``key_size`` bytes with a fresh AAD prefix is made. Raises
-    KeyMetadataError for a wrong key length, FormatError for a wrong block size, ValueError if
-    ``out`` is too small or overlaps the plaintext, and KeyReuseError. A call that fails because of
-    another argument does not use up the key.
-    """
+    """Seal ``plaintext`` as a whole AGS1 file into ``out``, a buffer or NEW_BYTES. Returns the new
+    ``bytes`` (or the number of bytes written to ``out``) and the key metadata. Makes a key and
+    raises as ``encrypt`` and ``encrypt_into`` do."""
     cdef Py_buffer src, dst
     cdef Py_ssize_t size
     cdef size_t full = check_block_size(PyNumber_Index(block_size))

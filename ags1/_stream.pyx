@@ -16,8 +16,7 @@ from memory or to memory. Otherwise they call their core, a Python object::
 
 While a core works on the window or the batch, it sets ``busy``. Then the other threads call the
 core too, and wait for its lock. Every access holds the object's critical section, which costs
-nothing if there is a GIL. Core, window, cache and batch cannot be reached from Python through a
-reader or writer. This module knows nothing of keys or of I/O.
+nothing if there is a GIL. Python cannot reach core, window, cache and batch through a stream.
 """
 
 cimport cython

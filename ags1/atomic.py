@@ -1,8 +1,6 @@
-"""Output files that appear whole or not at all.
-
-The bytes go to a temporary file in the target's folder. ``commit`` gives it the final name in one
-step. After an error, or a crash before that step, the target is as it was. Knows nothing of AGS1.
-"""
+"""Output files that appear whole or not at all: bytes go to a temporary file in the target's
+folder, and ``commit`` gives it the final name in one step. After an error, or a crash before that
+step, the target is as it was. Knows nothing of AGS1."""
 
 from __future__ import annotations
 

@@ -53,18 +53,15 @@ def encrypt_file(
 ) -> KeyMetadata:
     """Encrypt the file ``source`` as ``target``; return the key metadata with the file's length.
 
-    The call makes a fresh key of ``key_size`` bytes, unless ``km`` gives one. If that key may have
-    encrypted a file before, the call raises KeyReuseError, unless ``reuse_key`` is set. Java and
-    iceberg-rust read only the default ``block_size`` (bytes). ``threads`` is by default one for
-    each CPU available to the process. ``durable`` syncs file and folder. The target gets the
-    source's permission bits, less the umask. ``progress(done, total)`` is called with plaintext
-    bytes, about ten times a second, in the calling thread. If it raises, the call ends with that
-    exception.
+    ``km``, ``key_size``, ``block_size`` (bytes) and ``reuse_key`` are as in ``encrypt``.
+    ``threads`` is by default one for each CPU available to the process. ``durable`` syncs file and
+    folder. The target gets the source's permission bits, less the umask. ``progress(done, total)``
+    is called with plaintext bytes, about ten times a second, in the calling thread. If it raises,
+    the call ends with that exception.
 
     If the file system supports it, the target's whole size is reserved first, so that a full disk
     is an OSError at once. Raises KeyReuseError, FileExistsError unless ``overwrite``,
     shutil.SameFileError, OSError with its filename, and Ags1Error if the source changes meanwhile.
-
     There are ten parameters: each optional one is a choice by itself, and is given by name.
     """
     if km is None:
@@ -113,9 +110,7 @@ def decrypt_file(
     No block is written before its tag is verified. The target gets its name after the last block,
     and the source's permission bits, less the umask. Arguments as in ``encrypt_file`` and
     ``decrypt``. Raises AuthenticationError, TruncatedError, FormatError, MissingFileLengthError,
-    FileExistsError, shutil.SameFileError and OSError.
-
-    There are ten parameters: each optional one is a choice by itself, and is given by name.
+    FileExistsError, shutil.SameFileError and OSError. There are ten parameters, as there.
     """
     with regular_file(source) as (fd, status):
         _refuse_same_file(source, status, target)

@@ -36,15 +36,12 @@ _SCHEMA = {
 
 
 class KeyMetadata:
-    """The key metadata of one file. It is immutable and compared by value, and never prints its
-    key.
+    """The key metadata of one file, with its plaintext key, which is never printed. It is immutable
+    and compared by value.
 
     ``encryption_key`` has 16, 24 or 32 bytes. ``aad_prefix`` is any bytes or None. ``to_bytes``
     keeps None and empty bytes apart; to AES-GCM they are the same. ``file_length`` is the encrypted
     file's size in bytes, or None if it is not known yet. Raises KeyMetadataError for other values.
-
-    The object holds the plaintext key. ``to_bytes`` returns bytes that contain it: wrap them before
-    you store them.
     """
 
     __slots__ = ("_aad_prefix", "_encryption_key", "_file_length", "_process", "_ticket")
@@ -129,7 +126,8 @@ class KeyMetadata:
         return True
 
     def to_bytes(self) -> bytes:
-        """Return Java's ``StandardKeyMetadata`` bytes. They contain the plaintext key."""
+        """Return Java's ``StandardKeyMetadata`` bytes. They contain the plaintext key: wrap them
+        before you store them."""
         fields = {
             "encryption_key": self._encryption_key,
             "aad_prefix": self._aad_prefix,

@@ -44,13 +44,11 @@ def encrypt(
     threads: int = 1,
     reuse_key: bool = False,
 ) -> Sealed:
-    """Encrypt ``data`` (any C-contiguous buffer) as a whole AGS1 file in memory.
-
-    The call makes a fresh key of ``key_size`` bytes, unless ``km`` gives one. If that key may have
-    encrypted a file before, the call raises KeyReuseError, unless ``reuse_key`` is set. The
-    returned key metadata has the file's length. Java and iceberg-rust read only the default
-    ``block_size`` (bytes). If a call fails because of its arguments, it does not use up ``km``.
-    """
+    """Encrypt ``data`` (any C-contiguous buffer) as a whole AGS1 file in memory. The call makes a
+    fresh key of ``key_size`` bytes, unless ``km`` gives one. If that key may have encrypted a file
+    before, the call raises KeyReuseError, unless ``reuse_key`` is set. The returned key metadata
+    has the file's length. Java and iceberg-rust read only the default ``block_size`` (bytes). If a
+    call fails because of its arguments, it does not use up ``km``."""
     if threads == 1:
         return _sealed(seal_stream(data, NEW_BYTES, km, key_size, block_size, reuse_key))
     text = flat(data)
@@ -68,13 +66,11 @@ def encrypt_into(
     threads: int = 1,
     reuse_key: bool = False,
 ) -> KeyMetadata:
-    """Encrypt ``data`` into the beginning of ``out``, as ``encrypt`` does.
-
-    ``out`` is a writable buffer of at least ``layout.encrypted_size(len(data), block_size)`` bytes.
-    Returns the key metadata; its ``file_length`` is the number of bytes written. A buffer that is
-    used again costs far less than a fresh one. Also raises TypeError for a read-only ``out``, and
-    ValueError if it is too small or overlaps ``data``.
-    """
+    """Encrypt ``data`` into the beginning of ``out``, as ``encrypt`` does. ``out`` is a writable
+    buffer of at least ``layout.encrypted_size(len(data), block_size)`` bytes. Returns the key
+    metadata; its ``file_length`` is the number of bytes written. A buffer that is used again costs
+    far less than a fresh one. Also raises TypeError for a read-only ``out``, and ValueError if it
+    is too small or overlaps ``data``."""
     if threads == 1:
         return seal_stream(data, out, km, key_size, block_size, reuse_key)[1]
     text = flat(data)

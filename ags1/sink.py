@@ -7,32 +7,13 @@ import contextlib
 import errno
 import io
 import os
-from typing import Any, Protocol
+from typing import Any
 
 from .atomic import AtomicFile
 
 
-class Sink(Protocol):
-    """A target: an ``AtomicFile`` or a ``FileSink``."""
-
-    @property
-    def name(self) -> str | None: ...
-    @property
-    def published(self) -> bool:
-        """Whether others can see the file under its name."""
-
-    def write(self, data: memoryview, /) -> None:
-        """Write all of ``data``. Raises OSError."""
-
-    def commit(self) -> None:
-        """Finish the file. Raises OSError."""
-
-    def discard(self) -> None:
-        """Leave nothing that a reader could take for a whole file."""
-
-
 class FileSink:
-    """A caller's file object. It is flushed, but not closed."""
+    """A caller's file object, with the methods of ``AtomicFile``. It is flushed, but not closed."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -78,6 +59,7 @@ class FileSink:
             flush()
 
     def discard(self) -> None:
+        """Leave nothing that a reader could take for a whole file."""
         # One zero byte makes the written bytes unusable, whatever length and key a reader is given.
         # In a file it overwrites the first of the magic bytes. In a pipe it follows the last whole
         # block, so that no file has that length.
@@ -94,7 +76,7 @@ class FileSink:
                 self._file.seek(self._start)
 
 
-def open_sink(file: Any, *, overwrite: bool, durable: bool) -> Sink:
+def open_sink(file: Any, *, overwrite: bool, durable: bool) -> AtomicFile | FileSink:
     """Return the sink for a path or a file object. Raises TypeError for anything else, a text file
     included; OSError when it cannot be made."""
     if isinstance(file, (str, bytes, os.PathLike)):

@@ -33,7 +33,6 @@ class Source(Protocol):
         """Return exactly ``size`` bytes from ``offset``: in ``scratch``, or where they are in
         memory already. Raises TruncatedError if the source ends before, and what the storage
         raises."""
-        ...
 
     def check_end(self) -> None:
         """Raise FormatError if more bytes follow. A source that knows its size need not check."""

@@ -153,12 +153,10 @@ def run_all(
     watch: Callable[[], object] = _nothing,
 ) -> None:
     """Call ``work`` with each argument in the pool. When all calls have ended, return, or raise the
-    error of the first argument whose call failed.
-
-    The calls write to memory that belongs to our caller again as soon as this returns. So after an
-    interrupt (Ctrl-C, or an exception of ``watch``) this calls ``stop``, which makes the calls end
-    early, and still waits for all of them. ``watch`` is called about ten times a second.
-    """
+    error of the first argument whose call failed. The calls write to memory that belongs to our
+    caller again as soon as this returns. So after an interrupt (Ctrl-C, or an exception of
+    ``watch``) this calls ``stop``, which makes the calls end early, and still waits for all of
+    them. ``watch`` is called about ten times a second."""
     jobs = [Job(partial(work, argument)) for argument in arguments]
     interrupt: BaseException | None = None
     while True:

@@ -21,7 +21,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import layout
 from ._buffers import flat
@@ -36,8 +36,6 @@ from .threads import Job, Pool, check_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-_P = ParamSpec("_P")
 
 
 class Writer(FastWriter, Stream):
@@ -157,7 +155,7 @@ class WriterCore:
         self._lock.check_not_mine()
         with self._lock:
             check_open(self)
-            self._or_fail(self._write, view)
+            self._or_fail(partial(self._write, view))
         return view.nbytes
 
     def _check_process(self) -> None:
@@ -168,15 +166,13 @@ class WriterCore:
                 file=self.name,
             )
 
-    def _or_fail(
-        self, work: Callable[_P, None], /, *arguments: _P.args, **named: _P.kwargs
-    ) -> None:
+    def _or_fail(self, work: Callable[[], None]) -> None:
         """Call ``work`` under the lock. If it raises, every later call raises that too."""
         if self._error is not None:
             raise copy.copy(self._error)
         self.batch.busy = True
         try:
-            work(*arguments, **named)
+            work()
         except BaseException as error:
             self._error = _remembered(error)
             # Otherwise small writes would still go there without an error.

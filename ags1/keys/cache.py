@@ -29,12 +29,9 @@ CAPACITY = 1000
 
 # The clock also counts the time while the machine is suspended.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_now_seconds = functools.partial(time.clock_gettime, _CLOCK)
 # The master key to ask for, and the entry.
 _Wanted = tuple[str | None, str, bytes, str | None, tuple[tuple[str, str], ...]]
-
-
-def _now_seconds() -> float:
-    return time.clock_gettime(_CLOCK)
 
 
 class _Flight:
@@ -116,10 +113,6 @@ class KekCache:
         """Forget all KEKs."""
         self._contents.take()
 
-    def forget_parents(self) -> None:
-        """Forget the KEKs of the parent process. Every forked child calls this."""
-        self._contents.forget_parents()
-
     def _call(
         self,
         contents: _Contents,
@@ -187,7 +180,7 @@ def _copy(error: Exception) -> Exception:
 
 def _forget_parents() -> None:
     for cache in list(_caches):
-        cache.forget_parents()
+        cache._contents.forget_parents()
 
 
 def _wanted(entry: EncryptedKey, master_key_id: str | None) -> _Wanted:

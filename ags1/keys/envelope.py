@@ -3,8 +3,7 @@
 An ``EncryptedKey`` is an entry of the ``encryption-keys`` list in a table's metadata.json or in the
 sidecar of a single file. The KMS wraps a KEK entry. A key metadata entry is encrypted with AES-GCM
 under the KEK, with the KEK's timestamp as additional data. Follows the Iceberg specification
-"Encryption Keys" and Java's ``EncryptedKeyParser`` and ``StandardEncryptionManager``. Works on
-bytes and dicts, with a KMS client that the caller gives.
+"Encryption Keys" and Java's ``EncryptedKeyParser`` and ``StandardEncryptionManager``.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _FIELDS = frozenset({"key-id", "encrypted-key-metadata", "encrypted-by-id", "pro
 
 @dataclass(frozen=True, slots=True)
 class EncryptedKey:
-    """One entry of ``encryption-keys``. It contains no plaintext key. ``unknown`` are the fields of
-    its JSON that are not known here."""
+    """One entry of ``encryption-keys``, with the ``unknown`` fields of its JSON. It contains no
+    plaintext key."""
 
     key_id: str
     encrypted_key_metadata: bytes = field(repr=False)

@@ -1,14 +1,12 @@
 """The keys of a table: which KEK to use, and the wrapped keys of its manifest lists.
 
 Follows Java's ``StandardEncryptionManager`` and the Iceberg specification, "Encryption Keys". The
-manager takes the list of keys that was parsed from metadata.json, and returns the list to write
-there. It does not commit the list. It knows nothing of files, snapshots or catalogs.
+manager takes the list of keys that was parsed from metadata.json, and returns the list to commit.
 
 The list may come from a place where others can write. So the ID of the master key never comes from
-the list: the caller takes ``table_key_id`` from the catalog or from configuration. Somebody who can
-have keys wrapped under the master key can put a KEK of their own into the list. If the public half
-of the master key is enough for that (``KmsClient.wraps_with_public_key``), everybody can. New keys
-are then encrypted only under KEKs that were made here.
+the list: the caller takes ``table_key_id`` from the catalog or from configuration. Whoever can have
+keys wrapped under the master key can put a KEK of their own into the list. If everybody can
+(``KmsClient.wraps_with_public_key``), new keys are encrypted only under KEKs that were made here.
 """
 
 from __future__ import annotations
@@ -96,13 +94,11 @@ class EncryptionManager:
         clock_ms: Clock = now_ms,
         cache: KekCache | None = None,
     ) -> EncryptionManager:
-        """Return the manager for a table's parsed metadata.json.
-
-        ``table_key_id`` is the key ID that the catalog, or the caller, expects. None uses the one
-        in the metadata, and is refused if it may name another user's key
-        (``KmsClient.accepts_foreign_keys``). Raises KeyMetadataError if the two differ, the table
-        is not encrypted, or its keys are malformed.
-        """
+        """Return the manager for a table's parsed metadata.json. ``table_key_id`` is the key ID
+        that the catalog, or the caller, expects. None uses the one in the metadata, and is refused
+        if it may name another user's key (``KmsClient.accepts_foreign_keys``). Raises
+        KeyMetadataError if the two differ, the table is not encrypted, or its keys are
+        malformed."""
         properties = metadata.get("properties") or {}
         stated = properties.get(TABLE_KEY_ID)
         if stated is None:
@@ -178,9 +174,8 @@ class EncryptionManager:
         or KMS, or under the newest version of the same key. No other entry changes, and no file.
 
         Java unwraps every KEK with the table's key. So the new list, the table's
-        ``encryption.key-id`` and the catalog's copy of it have to change in one commit. Each KEK is
-        unwrapped again from its new form before this returns. There are three KMS calls for each
-        KEK. Raises KmsError.
+        ``encryption.key-id`` and the catalog's copy of it have to change in one commit. There are
+        three KMS calls for each KEK: the last unwraps its new form. Raises KmsError.
 
         The IDs stay the same. In a REST catalog, adding a key whose ID exists has no effect, so
         remove each key before you add it. Destroy the old master key only after you have read the
@@ -202,10 +197,9 @@ class EncryptionManager:
         other KEKs. Entries keep their IDs, so that snapshots need no change.
 
         Java uses any unexpired KEK for its next commit, so the old KEKs are removed. What
-        ``rewrap`` says about IDs and catalogs is true here too. If others may have learned a KEK, a
-        rotation alone is not enough: nothing in the format prevents them from putting it back into
-        the list. Disable its master key's version. Raises KeyMetadataError or AuthenticationError
-        if an entry does not open, so that no key is lost.
+        ``rewrap`` says about IDs and catalogs is true here too. If others may have learned a KEK,
+        disable its master key's version too: they could put it back into the list. Raises
+        KeyMetadataError or AuthenticationError if an entry does not open, so that no key is lost.
         """
         kek = self._new_kek()
         entries: list[EncryptedKey] = [kek.entry]
@@ -219,13 +213,11 @@ class EncryptionManager:
     def prune(
         self, live_key_ids: Collection[str], others: Collection[str] = ()
     ) -> EncryptionManager:
-        """Return a manager without the entries that nothing needs.
-
-        ``live_key_ids`` are the ``key-id``s of the snapshots that stay. ``others`` are the IDs of
-        other entries to keep, if they are in the list. A KEK stays if a live key needs it, or if
-        the next commit would use it. Java never drops any. Raises KeyMetadataError if one of
-        ``live_key_ids`` or its KEK is not in the list.
-        """
+        """Return a manager without the entries that nothing needs. ``live_key_ids`` are the
+        ``key-id``s of the snapshots that stay. ``others`` are the IDs of other entries to keep, if
+        they are in the list. A KEK stays if a live key needs it, or if the next commit would use
+        it. Java never drops any. Raises KeyMetadataError if one of ``live_key_ids`` or its KEK is
+        not in the list."""
         live = [self._entry(key_id) for key_id in live_key_ids]
         needed = {*others, *(entry.key_id for entry in live)}
         needed.update(self._kek_entry(entry).key_id for entry in live)

@@ -2,8 +2,7 @@
 and Decrypt with the configured algorithm and no encryption context. So each of them reads what the
 other wrapped. Properties follow Java's ``AwsProperties``, ``AwsClientProperties``,
 ``HttpClientProperties`` and ``AssumeRoleAwsClientFactory``, and PyIceberg's names of credentials.
-What the SDK logs while it works for us is hidden, because it may have keys and credentials.
-"""
+What the SDK logs while it works for us is hidden, because it may have keys and credentials."""
 
 from __future__ import annotations
 
@@ -33,7 +32,6 @@ from .properties import Properties
 SYMMETRIC_DEFAULT = "SYMMETRIC_DEFAULT"
 _ALGORITHMS = (SYMMETRIC_DEFAULT, "RSAES_OAEP_SHA_1", "RSAES_OAEP_SHA_256", "SM2PKE")
 _DATA_KEY_SPECS = ("AES_256", "AES_128")
-_ENDPOINT = "the property 'kms.endpoint'"
 _HTTP_CLIENTS = ("apache", "urlconnection")
 
 # KMS's own limits, in bytes and characters.
@@ -154,8 +152,8 @@ class AwsKms(SdkClient[Any]):
         # The environment or a profile may name an endpoint. It is checked before it is used.
         self._endpoint = given.get("kms.endpoint")
         if self._endpoint:
-            form = "https://host:port/path"
-            endpoints.checked_url(_ENDPOINT, self._endpoint, allowed=allowed, form=form)
+            name, form = "the property 'kms.endpoint'", "https://host:port/path"
+            endpoints.checked_url(name, self._endpoint, allowed=allowed, form=form)
         self._algorithm = given.choice(
             "kms.encryption-algorithm-spec", default=SYMMETRIC_DEFAULT, choices=_ALGORITHMS
         )

@@ -155,19 +155,15 @@ class AzureKms(WrapsOnly, SdkClient[tuple[Any, Any]]):
                 seconds: float | None = super().get_retry_after(response)
                 return None if seconds is None else min(seconds, _MAX_RETRY_AFTER_S)
 
-        retries = self._max_attempts - 1
+        counted = ("retry_total", "retry_connect", "retry_read", "retry_status")
+        retries: dict[str, Any] = dict.fromkeys(counted, self._max_attempts - 1)
         token = self._properties.get(TOKEN)
         credential: Any = _StaticCredential(token) if token else DefaultAzureCredential()
         client = KeyClient(
             self._vault,
             credential,
             retry_policy=BoundedRetryPolicy(
-                retry_total=retries,
-                retry_connect=retries,
-                retry_read=retries,
-                retry_status=retries,
-                retry_backoff_factor=0.1,
-                retry_backoff_max=2,
+                **retries, retry_backoff_factor=0.1, retry_backoff_max=2
             ),
             connection_timeout=self._timeout_s[0],
             read_timeout=self._timeout_s[1],
@@ -241,31 +237,24 @@ class AzureKms(WrapsOnly, SdkClient[tuple[Any, Any]]):
         return name, version or None
 
     def _failure(self, action: str, key_id: str, error: Exception) -> KmsError:
-        from azure.core.exceptions import (
-            AzureError,
-            ClientAuthenticationError,
-            DecodeError,
-            HttpResponseError,
-            ServiceRequestError,
-            ServiceResponseError,
-        )
+        from azure.core import exceptions as sdk
 
         request = self._request(action, key_id)
         response = getattr(error, "response", None)
         status = getattr(response, "status_code", None)
-        if isinstance(error, ClientAuthenticationError) and status != 401:
+        if isinstance(error, sdk.ClientAuthenticationError) and status != 401:
             return KmsAccessDeniedError(
                 f"no credentials for {request}: DefaultAzureCredential found none that work (az "
                 f"login, AZURE_CLIENT_ID and others, a managed identity), and {TOKEN!r} is not set"
             )
-        if isinstance(error, DecodeError):
+        if isinstance(error, sdk.DecodeError):
             return self._nonsense(action, key_id)
-        if isinstance(error, HttpResponseError) and response is not None:
+        if isinstance(error, sdk.HttpResponseError) and response is not None:
             body = b""
-            with contextlib.suppress(AttributeError, AzureError):
+            with contextlib.suppress(AttributeError, sdk.AzureError):
                 body = bytes(response.body())
             return self._refused(action, key_id, int(response.status_code), body)
-        if isinstance(error, (ServiceRequestError, ServiceResponseError)):
+        if isinstance(error, (sdk.ServiceRequestError, sdk.ServiceResponseError)):
             return KmsUnavailableError(
                 f"no answer to {request} after {self._max_attempts} attempts "
                 f"({type(error).__name__}): is the address right, and is the server's certificate "
@@ -323,6 +312,8 @@ class AzureKms(WrapsOnly, SdkClient[tuple[Any, Any]]):
 
 class _StaticCredential(Secret):
     """A bearer token, as azure-core asks for one."""
+
+    __slots__ = ("_token",)
 
     def __init__(self, token: str) -> None:
         self._token = token

@@ -43,40 +43,32 @@ class KmsClient(Protocol):
 
     ``kms.connect-timeout-ms`` and ``kms.read-timeout-ms`` (between two reads) limit the waiting for
     a service, and ``kms.max-attempts`` the number of attempts. Neither the time nor the size of a
-    whole answer is limited: the certificate proves that the service with the master keys answers,
-    and that service could withhold the keys anyway.
+    whole answer is limited: a service with the master keys could withhold the keys anyway.
 
-    A client may also have ``accepts_foreign_keys: bool``. It says whether a ``key_id`` may name a
-    key that does not belong to the configured account or server (such as another user's ARN). If it
-    is true, a key ID from an untrusted source is not used. A client without the attribute counts as
-    true.
-
-    A client may also have ``wraps_with_public_key: bool``. It says whether public knowledge (RSA)
-    is enough to wrap, so that anybody can make wrapped keys. If it is true, the fact that a wrapped
-    key unwraps does not show who made it. A client without the attribute counts as false.
+    A client may also have two attributes of the type bool. ``accepts_foreign_keys`` says whether a
+    ``key_id`` may name a key that does not belong to the configured account or server (such as
+    another user's ARN). Then a key ID from an untrusted source is not used. Without the attribute
+    it is true. ``wraps_with_public_key`` says whether public knowledge (RSA) is enough to wrap.
+    Then the fact that a wrapped key unwraps does not show who made it. Without the attribute it is
+    false.
     """
 
     def wrap_key(self, key: bytes, key_id: str) -> bytes:
         """Return ``key`` wrapped under the master key ``key_id``."""
-        ...
 
     def unwrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the key that ``wrap_key`` wrapped. Raises KmsUnwrapError."""
-        ...
 
     @property
     def supports_key_generation(self) -> bool:
         """Whether ``generate_key`` works."""
-        ...
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         """Have the service make a key of ``key_size`` bytes, wrapped under ``key_id``. Raises
         NotImplementedError if the service makes no keys, or none of that size."""
-        ...
 
     def close(self) -> None:
         """Close connections and forget keys. If the client is used again, it connects again."""
-        ...
 
 
 def accepts_foreign_keys(kms: KmsClient) -> bool:
@@ -96,15 +88,12 @@ class Rewrapper(Protocol):
 
     def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the same key wrapped under the newest version of ``key_id``."""
-        ...
 
 
 class WrapsOnly:
     """Part of a client of a service that makes no keys itself."""
 
-    @property
-    def supports_key_generation(self) -> bool:
-        return False
+    supports_key_generation = False
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         raise NotImplementedError("this KMS makes no keys: make a key and wrap it")

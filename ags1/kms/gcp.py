@@ -104,8 +104,8 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
         _parse_key_id(key_id)
         request = {"name": key_id, "plaintext": key, "plaintext_crc32c": _crc32c(key)}
 
-        def encrypt() -> bytes:
-            answer = self._connection.get().encrypt(request=request, **self._options())
+        def encrypt(**options: Any) -> bytes:
+            answer = self._connection.get().encrypt(request=request, **options)
             wrapped_key = bytes(answer.ciphertext)
             whole = answer.ciphertext_crc32c == _crc32c(wrapped_key)
             if not (whole and answer.verified_plaintext_crc32c and wrapped_key):
@@ -121,8 +121,8 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
         checksum = _crc32c(wrapped_key)
         request = {"name": name, "ciphertext": wrapped_key, "ciphertext_crc32c": checksum}
 
-        def decrypt() -> bytes:
-            answer = self._connection.get().decrypt(request=request, **self._options())
+        def decrypt(**options: Any) -> bytes:
+            answer = self._connection.get().decrypt(request=request, **options)
             key = bytes(answer.plaintext)
             if answer.plaintext_crc32c != _crc32c(key):
                 raise _CorruptedError
@@ -164,15 +164,9 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
         client.transport._session.max_redirects = 0
         return client
 
-    def _options(self) -> dict[str, Any]:
-        from google.api_core.timeout import ConstantTimeout
-
-        # _retried repeats the call: there, a failed checksum counts as an attempt too. The REST
-        # transport takes a pair of time-outs: for the connection and for each read.
-        return {"retry": None, "timeout": ConstantTimeout(self._timeout_s)}
-
-    def _retried(self, attempt: Callable[[], bytes]) -> bytes:
+    def _retried(self, attempt: Callable[..., bytes]) -> bytes:
         from google.api_core.retry import Retry
+        from google.api_core.timeout import ConstantTimeout
 
         left = self._max_attempts - 1
 
@@ -181,8 +175,10 @@ class GcpKms(WrapsOnly, SdkClient["KeyManagementServiceClient"]):
             left -= 1
             return left >= 0 and _is_transient(error)
 
+        # Here and not in the SDK, so that a failed checksum counts as an attempt too. The REST
+        # transport takes a pair of time-outs: for the connection and for each read.
         retry = Retry(predicate=again, initial=0.1, maximum=2.0, multiplier=2.0, timeout=None)
-        result: bytes = retry(attempt)()
+        result: bytes = retry(attempt)(retry=None, timeout=ConstantTimeout(self._timeout_s))
         return result
 
     def _failure(self, action: str, key_id: str, error: Exception) -> KmsError:

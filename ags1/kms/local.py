@@ -41,9 +41,8 @@ _FINGERPRINT_SIZE = 8
 
 @dataclass(frozen=True, slots=True)
 class KeyVersion:
-    """A version of a master key, without its secret. ``created_ms`` is in epoch milliseconds.
-    ``fingerprint`` shows whether two keyrings hold the same key, and nothing else about it (see
-    ``LocalKms.describe_key``)."""
+    """A version of a master key, without its secret. ``created_ms`` is in epoch milliseconds. For
+    ``fingerprint`` see ``LocalKms.describe_key``."""
 
     version: str
     created_ms: int | None
@@ -81,15 +80,14 @@ class LocalKms(WrapsOnly):
     key is first needed. To wrap, it is read again if it has changed, so that a rotation takes
     effect at once. To unwrap, it is read again only if the key or version is missing.
 
-    A keyring with a passphrase needs ``passphrase_file`` or ``passphrase``. The file must be as
-    private as the keyring; one newline at its end is not part of the passphrase. ``passphrase`` is
-    bytes, or a function that asks for them. The function is called when a protected keyring is
-    first read. It is called again only after ``close``, a fork or a change of the passphrase, even
-    if the answer was wrong.
+    A keyring with a passphrase needs ``passphrase_file`` (as private as the keyring; one newline at
+    its end is not part of the passphrase) or ``passphrase``: bytes, or a function that asks for
+    them. It is called when a protected keyring is first read, and again only after ``close``, a
+    fork or a change of the passphrase, even if the answer was wrong.
 
-    With a file or bytes, a keyring that is not protected is refused: somebody may have put it there
-    to have keys wrapped under their own master key. A keyring that was protected when this client
-    first read it, and is not now, is always refused.
+    With a file or bytes, a keyring that is not protected is refused, and so is always one that was
+    protected when this client first read it: somebody may have put it there to have keys wrapped
+    under their own master key.
 
     The master keys, and the key derived from the passphrase, stay in memory until ``close``.
     Nothing secret is pickled. A client whose passphrase is not in a file cannot be pickled.
@@ -164,13 +162,11 @@ class LocalKms(WrapsOnly):
         return [_describe(name, keys[name]) for name in sorted(keys)]
 
     def describe_key(self, key_id: str) -> KeyInfo:
-        """Return a master key's versions with their times and fingerprints.
-
-        A fingerprint is the first 8 bytes of HMAC-SHA-256 under the master key over a fixed label,
-        in hex. HMAC is a pseudorandom function of its key. So a fingerprint shows which copies hold
-        the same key, and nothing else. It is no proof against somebody who chooses keys: they find
-        two with one fingerprint in 2**32 tries.
-        """
+        """Return a master key's versions with their times and fingerprints. A fingerprint is the
+        first 8 bytes of HMAC-SHA-256 under the master key over a fixed label, in hex. HMAC is a
+        pseudorandom function of its key. So a fingerprint shows which copies hold the same key, and
+        nothing else. It is no proof against somebody who chooses keys: they find two with one
+        fingerprint in 2**32 tries."""
         return _describe(key_id, self._master_key(key_id, fresh=True))
 
     def create_key(self, key_id: str) -> KeyInfo:
@@ -282,12 +278,11 @@ def remove_passphrase(path: str, passphrase: bytes | Callable[[], bytes]) -> boo
 
 
 def _describe(name: str, master_key: MasterKey) -> KeyInfo:
-    versions = tuple(
-        KeyVersion(str(number), version.created_ms, fingerprint=_fingerprint(version.key))
-        for number, version in sorted(master_key.versions.items())
+    versions = []
+    for number, version in sorted(master_key.versions.items()):
+        mac = hmac.digest(version.key, _FINGERPRINT_LABEL, "sha256")
+        fingerprint = mac[:_FINGERPRINT_SIZE].hex()
+        versions.append(KeyVersion(str(number), version.created_ms, fingerprint))
+    return KeyInfo(
+        name, _ALGORITHM, current_version=str(master_key.current), versions=tuple(versions)
     )
-    return KeyInfo(name, _ALGORITHM, current_version=str(master_key.current), versions=versions)
-
-
-def _fingerprint(key: bytes) -> str:
-    return hmac.digest(key, _FINGERPRINT_LABEL, "sha256")[:_FINGERPRINT_SIZE].hex()

@@ -63,13 +63,11 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
     Either ``encryption.kms-type`` is one of ``kms_types()``; capital letters do not matter in a
     built-in one. Or ``encryption.kms-impl`` is the Java class name of a client that is built in, or
     ``package.module:Name`` of a class or object whose ``from_properties(properties)`` returns a
-    client. No other callable is called, because ``subprocess:Popen`` would run the properties as a
-    command.
+    client. No other callable is called: ``subprocess:Popen`` would run the properties as a command.
 
     The properties must come from the caller, and never from a table or a catalog server, because
-    ``encryption.kms-impl`` names code to run. Raises KmsConfigurationError if neither or both of
-    the two are given, a type is unknown or registered by two packages, a library is not installed,
-    or a property is missing or wrong.
+    they name code to run. Raises KmsConfigurationError if neither or both are given, a type is
+    unknown or registered twice, a library is not installed, or a property is missing or wrong.
     """
     checked = Properties(properties)
     kms_type, impl = checked.get(KMS_TYPE), checked.get(KMS_IMPL)

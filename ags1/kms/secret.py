@@ -22,12 +22,10 @@ class Secret:
 
 def discreet(function: Callable[P, T]) -> Callable[P, T]:
     """Make ``function`` raise its exceptions without the frames of their tracebacks, and without
-    cause and context.
-
-    Error reporters print the variables of every frame, and an exception of an SDK or a decoder
-    contains the request or the text. This is for functions that have a key in a variable and whose
-    callers do not, and for calls of SDKs. Inside them, errors can be raised as anywhere else.
-    """
+    cause and context. Error reporters print the variables of every frame, and an exception of an
+    SDK or a decoder contains the request or the text. This is for functions that have a key in a
+    variable and whose callers do not, and for calls of SDKs. Inside them, errors can be raised as
+    anywhere else."""
 
     @functools.wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> T:

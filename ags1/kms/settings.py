@@ -208,13 +208,10 @@ def file_path(environ: Mapping[str, str]) -> tuple[str, bool]:
 
 def read_file(environ: Mapping[str, str]) -> Layer:
     """Return the settings in the configuration file. If there is no file, there are none, unless
-    AGS1_CONFIG names it.
-
-    Whoever can write the file chooses the keys that files are encrypted under, and with
-    ``encryption.kms-impl`` the code that runs. So a file that others can write is refused, and so
-    is one that belongs to neither us nor root (``sudo`` may keep HOME). If it has a secret, others
-    must not be able to read it. Raises KmsError with the file's name.
-    """
+    AGS1_CONFIG names it. Whoever can write the file chooses the keys that files are encrypted
+    under, and with ``encryption.kms-impl`` the code that runs. So a file that others can write is
+    refused, and so is one that belongs to neither us nor root (``sudo`` may keep HOME). If it has a
+    secret, others must not be able to read it. Raises KmsError with the file's name."""
     path, named = file_path(environ)
     try:
         data, status = private_file.read(path, _MAX_FILE_SIZE)

@@ -94,7 +94,6 @@ class VaultKms(ServiceClient["_Connection"]):
     ``-file``) or ``kubernetes`` (``kms.vault.role``, ``kms.vault.jwt-file``). The last two log in
     at ``kms.vault.auth-mount-path``. If a token has expired, the client logs in or reads the file
     again. Tokens are not revoked; they expire.
-
     An RSA key unwraps but does not wrap (KmsConfigurationError), because whoever has its public
     half could wrap too. Attempts are repeated as Vault's own client does. Redirects are not
     followed, because token and key would be sent with them. An answer is read up to 4 MiB.
@@ -102,6 +101,7 @@ class VaultKms(ServiceClient["_Connection"]):
 
     accepts_foreign_keys = False
     wraps_with_public_key = False
+    supports_key_generation = True
     _extra = "vault"
     _libraries = ("requests",)
 
@@ -163,10 +163,6 @@ class VaultKms(ServiceClient["_Connection"]):
         self._check_key_id(key_id)
         body, doing = _ciphertext(wrapped_key), f"rewrap a key with {key_id!r}"
         return self._wrapped_key(self._ask("rewrap", key_id, body, doing, opens=True), key_id)
-
-    @property
-    def supports_key_generation(self) -> bool:
-        return True
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         """Have Vault make a key of 16 or 32 bytes: it makes no AES-192 keys."""
@@ -272,12 +268,8 @@ class VaultKms(ServiceClient["_Connection"]):
         session.trust_env = self._url.startswith("https:")
         # A wrong secret ID may give a 500, and Vault locks out a user who tries too often.
         for path, statuses in (("", _TRANSIENT), ("auth/", _TRANSIENT - {500})):
-            retry = Retry(
-                total=self._max_attempts - 1,
-                allowed_methods=None,
-                status_forcelist=statuses,
-                raise_on_status=False,
-            )
+            retry = Retry(self._max_attempts - 1, allowed_methods=None, raise_on_status=False)
+            retry.status_forcelist = statuses
             adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOL_SIZE, max_retries=retry)
             session.mount(f"{self._url}/v1/{path}", adapter)
         session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
