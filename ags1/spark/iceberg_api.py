@@ -1,7 +1,5 @@
-"""What ags1.spark uses of ags1.iceberg. No other module of ags1.spark imports ags1.iceberg.
-
-This module is imported only for tables and Avro files, because PyIceberg is optional.
-"""
+"""What ags1.spark uses of ags1.iceberg. No other module of ags1.spark imports ags1.iceberg. This
+module is imported only for tables and Avro files, because PyIceberg is optional."""
 
 # ruff: noqa: F401
 # mypy: implicit_reexport

@@ -48,11 +48,9 @@ class KmsConfig:
     def keks(self) -> KekCache:
         """Return the KEKs that this process has unwrapped with the KMS."""
         caches = _caches.get()
-        cache = caches.get(self.properties)
-        if cache is None:
-            made = KekCache(from_properties(dict(self.properties)))
-            cache = caches.setdefault(self.properties, made)
-        return cache
+        return caches.get(self.properties) or caches.setdefault(
+            self.properties, KekCache(from_properties(dict(self.properties)))
+        )
 
 
 # The KEK wraps keys by AES-GCM and is never used with this text there.

@@ -20,9 +20,8 @@ from ..kms.registry import KMS_TYPE
 from ..kms.settings import Layer, Settings
 from .keys import FileKeys, KmsConfig
 
-_SHIFTS = (("k", 10), ("m", 20), ("g", 30))
 _KMS_PREFIXES = ("encryption.kms", "kms.", "client.", "http-client.")
-_UNITS = {"": 1, "b": 1, **{f"{u}{b}": 1 << s for u, s in _SHIFTS for b in ("", "b")}}
+_UNITS = {u + b: 1 << 10 * power for power, u in enumerate(("", *"kmg")) for b in ("", "b")}
 
 
 def refuse_secrets(options: Mapping[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -159,20 +159,19 @@ def encrypt(
             hint = "exists already (--force overwrites it, --skip-existing skips it)"
             raise FileExistsError(error.errno, hint, error.filename) from None
         assert km.file_length is not None
-        report.succeeded(
-            {
-                "file": job.source,
-                "output": job.target,
-                "sidecar": job.sidecar,
-                "plaintext_size": plaintext_size(km.file_length, block_size),
-                "encrypted_size": km.file_length,
-                "block_size": block_size,
-                "key_id": sealed.key_id,
-                "master_key_id": master_key_id,
-            }
-        )
+        facts = _facts(job, plaintext_size(km.file_length, block_size), km)
+        facts |= {"block_size": block_size, "key_id": sealed.key_id}
+        report.succeeded({**facts, "master_key_id": master_key_id})
 
     return for_each(plan, work, out)
+
+
+def _facts(job: Job, size: int, km: KeyMetadata) -> dict[str, Any]:
+    """Return what is printed of every file that was encrypted, decrypted or verified."""
+    files = {"file": job.source, "output": job.target, "sidecar": job.sidecar}
+    if job.target is None:
+        del files["output"]
+    return {**files, "plaintext_size": size, "encrypted_size": km.file_length}
 
 
 @click.command(cls=Command)
@@ -210,15 +209,7 @@ def decrypt(
 
     def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
         size = unseal(job, km, how, durable=not no_fsync, overwrite=force)
-        report.succeeded(
-            {
-                "file": job.source,
-                "output": job.target,
-                "sidecar": job.sidecar,
-                "plaintext_size": size,
-                "encrypted_size": km.file_length,
-            }
-        )
+        report.succeeded(_facts(job, size, km))
 
     return _for_each_opened(plan, given, work, out)
 
@@ -296,15 +287,7 @@ def verify(sources: Paths, given: _Given, out: Output) -> int:
 
     def work(job: Job, report: Report, km: KeyMetadata, how: Reading) -> None:
         size = check(job, km, how)
-        report.succeeded(
-            {
-                "file": job.source,
-                "sidecar": job.sidecar,
-                "plaintext_size": size,
-                "encrypted_size": km.file_length,
-            },
-            f"{job.source_name}: OK",
-        )
+        report.succeeded(_facts(job, size, km), f"{job.source_name}: OK")
 
     return _for_each_opened(plan, given, work, out)
 

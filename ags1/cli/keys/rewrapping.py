@@ -1,8 +1,6 @@
-"""Wrapping a sidecar's KEKs again: under another master key, or another version of their own.
-
-The KEKs do not change, and neither do the file keys and the encrypted files. A sidecar is replaced
-in one step, after the new one has been unwrapped as a check.
-"""
+"""Wrapping a sidecar's KEKs again: under another master key, or another version of their own. The
+KEKs do not change, and neither do the file keys and the encrypted files. A sidecar is replaced in
+one step, after the new one has been unwrapped as a check."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Options that say which KMS is meant, and which of its master keys.
-
-The list of KMSs is made when an option names one, because help has to be quick.
-"""
+"""Options that say which KMS is meant, and which of its master keys. The list of KMSs is made when
+an option names one, because help has to be quick."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""KMS clients of plug-ins: their mistakes are failures of keys, not internal errors of ours.
-
-If such a client raises an error that is not ours, the message names only its type, because its text
-may have a key. The types of what it returns are checked.
-"""
+"""KMS clients of plug-ins: their mistakes are failures of keys, not internal errors of ours. If
+such a client raises an error that is not ours, the message names only its type, because its text
+may have a key. The types of what it returns are checked."""
 
 from __future__ import annotations
 
@@ -73,10 +71,9 @@ class _Guarded:
         with failures_of(self._name, method):
             result = getattr(self._kms, method)(*arguments, **named)
         if not isinstance(result, _RESULTS[method]):
-            raise PluginError(
-                f"the KMS client {self._name} returned the wrong type from {method}: "
-                f"{type(result).__name__}. This is a mistake in that client"
-            )
+            said = f"the KMS client {self._name} returned the wrong type from {method}"
+            kind = type(result).__name__
+            raise PluginError(f"{said}: {kind}. This is a mistake in that client")
         return result
 
 

@@ -33,19 +33,13 @@ def failures(table: str) -> Iterator[None]:
     except (Ags1Error, OSError, MemoryError, click.ClickException, click.Abort, ReaderGoneError):
         raise
     except CommitFailedException as error:
-        raise CommitConflictError(
-            f"other writers committed first each time, so nothing was changed. Try again later: "
-            f"{_text(error)}",
-            file=table,
-        ) from None
+        said = "other writers committed first each time, so nothing was changed. Try again later"
+        raise CommitConflictError(f"{said}: {_text(error)}", file=table) from None
     except ConflictError as error:
         raise CommitConflictError(_text(error), file=table) from None
     except CommitStateUnknownException as error:
-        unknown = CommitStateUnknownError(
-            f"the commit may have been made or not. Look at the table before you try again: "
-            f"{_text(error)}",
-            file=table,
-        )
+        said = "the commit may have been made or not. Look at the table before you try again"
+        unknown = CommitStateUnknownError(f"{said}: {_text(error)}", file=table)
         cause = error.__cause__
         if isinstance(cause, KeyboardInterrupt):
             print_error(str(unknown))

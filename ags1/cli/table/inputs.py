@@ -1,8 +1,6 @@
-"""Files of rows that go into a table, as Arrow batches: Parquet, Arrow, CSV, JSON lines, Avro.
-
-CSV and JSON lines of ``ags1 table scan`` are read back: base64 for binary, text for decimals and
-times, pairs for maps. Only one batch is in memory at a time. Knows nothing of where rows go.
-"""
+"""Files of rows that go into a table, as Arrow batches: Parquet, Arrow, CSV, JSON lines, Avro. CSV
+and JSON lines of ``ags1 table scan`` are read back: base64 for binary, text for decimals and times,
+pairs for maps. Only one batch is in memory at a time. Knows nothing of where rows go."""
 
 from __future__ import annotations
 

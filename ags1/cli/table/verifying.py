@@ -99,11 +99,8 @@ def exit_code(result: TableVerification, *, strict: bool) -> Exit:
     from ...iceberg.operations.verify.findings import SEVERITIES, Severity
 
     grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
-    codes = [
-        _EXIT.get(kind, Exit.AUTHENTICATION)
-        for kind in result.finding_counts
-        if SEVERITIES[kind] in grave
-    ]
+    kinds = (kind for kind in result.finding_counts if SEVERITIES[kind] in grave)
+    codes = [_EXIT.get(kind, Exit.AUTHENTICATION) for kind in kinds]
     if Exit.AUTHENTICATION in codes:
         return Exit.AUTHENTICATION
     return min(codes, default=Exit.OK)

@@ -30,14 +30,8 @@ from .writer import FilesWriter
 
 NAME = "ags1"
 
-_ROWS = StructType(
-    [
-        StructField("path", StringType(), False),
-        StructField("offset", LongType(), False),
-        StructField("length", LongType(), False),
-        StructField("content", BinaryType(), False),
-    ]
-)
+_KINDS = {"path": StringType(), "offset": LongType(), "length": LongType(), "content": BinaryType()}
+_ROWS = StructType([StructField(name, kind, nullable=False) for name, kind in _KINDS.items()])
 
 
 def register(spark: Any) -> None:

@@ -1,9 +1,6 @@
-"""Reads encrypted files as rows.
-
-The driver lists the files and cuts them into parts for tasks. Tasks open the files by their
-sidecars, or by the wrapped keys that the driver has read from the ledger. Each process unwraps the
-keys for itself.
-"""
+"""Reads encrypted files as rows. The driver lists the files and cuts them into parts for tasks.
+Tasks open the files by their sidecars, or by the wrapped keys that the driver has read from the
+ledger. Each process unwraps the keys for itself."""
 
 from __future__ import annotations
 

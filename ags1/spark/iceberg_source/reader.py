@@ -1,8 +1,6 @@
-"""Reads encrypted tables: the driver plans the scan, and tasks read its parts.
-
-A task reads some data files, or a part of a large one, and applies their deletes. Only wrapped keys
-are sent to it.
-"""
+"""Reads encrypted tables: the driver plans the scan, and tasks read its parts. A task reads some
+data files, or a part of a large one, and applies their deletes. Only wrapped keys are sent to
+it."""
 
 from __future__ import annotations
 

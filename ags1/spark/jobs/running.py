@@ -350,12 +350,10 @@ class Job:
         km = shared.km
         check = (lambda path: None) if km is None else (lambda path: verify_file(path, km))
         attempt = self._storage.gather(self._staging, item, shared.staged, staged, check)
-        result = max(results, key=lambda result: result.first_block)._replace(
-            staged=attempt, plaintext_hmac=digest
-        )
+        result = max(results, key=lambda result: result.first_block)
         if shared.wrapped is not None:
             result = result._replace(wrapped=shared.wrapped, key_id=shared.key_id)
-        return result
+        return result._replace(staged=attempt, plaintext_hmac=digest)
 
     def _row(self, item: Item, result: Result) -> Row:
         # A result with an error has neither a key nor bytes.

@@ -1,8 +1,6 @@
-"""``Selection``: which files a job has to do, which are done already, and which it cannot do.
-
-A file that the job cannot do is a failure of this file only. For the others, the ledger decides:
-if it has the file's target as done, and source and target still are as it says, the file is done.
-"""
+"""``Selection``: which files a job has to do, which are done already, and which it cannot do. A
+file that the job cannot do is a failure of this file only. For the others, the ledger decides: if
+it has the file's target as done, and source and target still are as it says, the file is done."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Jobs' files in any file system that fsspec knows. Needs fsspec, which is optional.
-
-An attempt writes a staged file in the job's own folder inside the root, and the driver moves it to
-its name. One task writes all of a file, because these file systems do not write ranges.
-"""
+"""Jobs' files in any file system that fsspec knows. Needs fsspec, which is optional. An attempt
+writes a staged file in the job's own folder inside the root, and the driver moves it to its name.
+One task writes all of a file, because these file systems do not write ranges."""
 
 from __future__ import annotations
 
