@@ -3,7 +3,7 @@
 ``EncryptedCatalog`` wraps a catalog of PyIceberg. Its ``load_table`` returns an ``EncryptedTable``
 if the table has the property ``encryption.key-id``. What the catalog says of a table (Hive's
 parameters, a REST server's answer) is trusted more than the metadata file. Only the caller and the
-configuration file choose the KMS, because ``encryption.kms-impl`` names code to run.
+configuration file choose the KMS, never a server: ``encryption.kms-impl`` names code.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class EncryptedCatalog(DelegatingCatalog):
 
         Files are read with the properties of the caller and of the catalog. Properties in the
         metadata that contradict them (``py-io-impl``, ``s3.endpoint``, …) are refused before
-        anything obeys them. This holds for unencrypted tables, too.
+        anything obeys them. This holds for unencrypted tables too, and for every method that loads
+        one.
 
         Warns with PlainTableWarning if the table is not encrypted and the catalog has ``key_ids``.
         Raises as ``open_table`` does, and NoSuchTableError.

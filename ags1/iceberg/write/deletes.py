@@ -167,8 +167,7 @@ class _Planner(EncryptedPlanner):
             yield entries
 
     def entries(self, view: TableView, files: Iterable[Any]) -> Mapping[_Identity, ManifestEntry]:
-        """Return the entries of these files. Their manifests are read again as a whole, because row
-        IDs are assigned over all entries of a manifest."""
+        """Return the entries of these files. Manifests are read as a whole, to assign row IDs."""
         wanted = {_identity(file) for file in files}
         manifests = {m.manifest_path: m for m in map(self._manifests.__getitem__, wanted)}
 

@@ -83,8 +83,8 @@ class NewManifests:
 
 @dataclass(frozen=True, slots=True)
 class NewSnapshot:
-    """A new snapshot, for the header of its manifest list. ``first_row_id`` is the table's
-    ``next-row-id`` before the snapshot."""
+    """A new snapshot, for its manifest list. ``first_row_id`` is the table's ``next-row-id``
+    before."""
 
     snapshot_id: int
     parent_snapshot_id: int | None
@@ -175,8 +175,8 @@ def write_manifest_list(
 
 def schema_of_spec(spec: PartitionSpec, schemas: Sequence[Schema]) -> Schema:
     """Return the one of a table's ``schemas`` (all, in order) that has the types of a partition
-    spec. The current one may lack dropped columns. So this is the last one with all columns of the
-    spec or, if there is none, with most of them."""
+    spec. The current one may lack dropped columns. So this is the last one that has the most of the
+    spec's columns."""
     if not schemas:
         raise ValueError("a table has a schema")
     wanted = {field.source_id for field in spec.fields}

@@ -63,8 +63,7 @@ _FIRST_SURROGATE, _LAST_SURROGATE = 0xD800, 0xDFFF
 
 
 class ColumnMetrics(NamedTuple):
-    """The metrics of a file by field id. Bounds are in the form of the specification's Appendix
-    D."""
+    """A file's metrics by field id. Bounds have the form of the specification's Appendix D."""
 
     column_sizes: Mapping[int, int] | None
     value_counts: Mapping[int, int]
@@ -76,8 +75,7 @@ class ColumnMetrics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A primitive column. ``path`` has its positions in the rows and in the structs around it, from
-    outside in. It is None inside of lists and maps."""
+    """A primitive column. ``path`` has its positions from outside in; None in lists and maps."""
 
     field_id: int
     kind: PrimitiveType
