@@ -175,11 +175,9 @@ cdef Py_ssize_t seal_run(
     GcmContext *context, const unsigned char *text, size_t text_stride, unsigned char *slots,
     size_t block_size, size_t text_size, uint32_t first_block, const unsigned char *first_nonce,
 ) noexcept nogil:
-    """Return 0, or -1 if libcrypto fails. In that case all slots are zero.
-
-    An empty text is one empty block. Every block gets a fresh nonce. The first block gets
-    ``first_nonce``, unless that is NULL.
-    """
+    """Return 0, or -1 if libcrypto fails. In that case all slots are zero. An empty text is one
+    empty block. Every block gets a fresh nonce. The first block gets ``first_nonce``, unless that
+    is NULL."""
     cdef unsigned char nonces[NONCE_BATCH * NONCE_SIZE]
     cdef size_t blocks = (text_size + block_size - 1) // block_size if text_size else 1
     cdef size_t i, size, batch, drawn = 0
@@ -213,10 +211,8 @@ cdef Py_ssize_t open_run(
     GcmContext *context, const unsigned char *slots, unsigned char *text, size_t text_stride,
     size_t block_size, size_t text_size, uint32_t first_block, bint is_shared,
 ) noexcept nogil:
-    """Return -1 if every block authenticates, else the index of the first block that does not.
-
-    In the second case the whole output range is zero: the text, or (in place) the slots.
-    """
+    """Return -1 if every block authenticates, else the index of the first block that does not. In
+    the second case the whole output range is zero: the text, or (in place) the slots."""
     cdef size_t blocks = (text_size + block_size - 1) // block_size if text_size else 1
     cdef size_t i, size, stride = block_size + BLOCK_OVERHEAD
     for i in range(blocks):
@@ -315,10 +311,8 @@ cdef GcmContext *keyed_context(
     size_t prefix_size,
 ) noexcept nogil:
     """Return a context for that key. If ``old`` has room for it, that is used again; otherwise it
-    is freed and a new one is made.
-
-    Returns NULL if there is no memory or libcrypto fails. The caller has checked the key's size.
-    """
+    is freed and a new one is made. Returns NULL if there is no memory or libcrypto fails. The
+    caller has checked the key's size."""
     cdef GcmContext *context = old
     cdef EVP_CIPHER *cipher = NULL
     if old == NULL or old.key_size != key_size or old.prefix_size != prefix_size:
@@ -472,11 +466,9 @@ cdef class BlockCipher:
             PyBuffer_Release(&src)
 
     def open_blocks(self, sealed, out, first_block=0):
-        """Open the run of blocks ``sealed``, whose first is ``first_block``, into ``out``.
-
-        Returns the number of bytes written. If any block does not verify, zeroes all bytes that it
-        would have written and raises AuthenticationError. Overlap is as in ``seal_blocks``.
-        """
+        """Open the run of blocks ``sealed``, whose first is ``first_block``, into ``out``. Returns
+        the number of bytes written. If any block does not verify, zeroes all bytes that it would
+        have written and raises AuthenticationError. Overlap is as in ``seal_blocks``."""
         cdef Py_buffer src, dst
         cdef Py_ssize_t text_size
         take_input(sealed, &src)
@@ -496,11 +488,9 @@ cdef class BlockCipher:
             PyBuffer_Release(&src)
 
     def seal_in_place(self, slots, first_block=0):
-        """Seal a run of blocks whose text already lies in the slots; return the text's size.
-
-        Slot i begins at ``i * (block_size + 28)``, and its text 12 bytes later. This fills in the
-        nonces and tags.
-        """
+        """Seal a run of blocks whose text already lies in the slots; return the text's size. Slot i
+        begins at ``i * (block_size + 28)``, and its text 12 bytes later. This fills in the nonces
+        and tags."""
         cdef Py_buffer view
         cdef Py_ssize_t text_size
         take_output(slots, &view)
@@ -513,11 +503,9 @@ cdef class BlockCipher:
             PyBuffer_Release(&view)
 
     def open_in_place(self, slots, first_block=0):
-        """Open a run of blocks in its slots; return the text's size.
-
-        Afterwards, the text of slot i begins at ``i * (block_size + 28) + 12``. If any block does
-        not verify, zeroes all of ``slots`` (the input is lost) and raises AuthenticationError.
-        """
+        """Open a run of blocks in its slots; return the text's size. Afterwards, the text of slot i
+        begins at ``i * (block_size + 28) + 12``. If any block does not verify, zeroes all of
+        ``slots`` (the input is lost) and raises AuthenticationError."""
         cdef Py_buffer view
         cdef Py_ssize_t text_size
         take_output(slots, &view)

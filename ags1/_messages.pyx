@@ -130,13 +130,10 @@ cdef void put_header(unsigned char *at, size_t block_size) noexcept nogil:
 
 
 def open_stream(sealed, out, km, block_size, max_block_size):
-    """Open a whole AGS1 file into ``out``, a buffer or NEW_BYTES.
-
-    Returns the new ``bytes``, or the number of bytes written to ``out``. Returns None if the header
-    or the length is wrong; the caller finds out why. Raises ValueError if ``out`` is too small or
-    overlaps the input. If a block does not verify, zeroes what it would have written and raises
-    AuthenticationError.
-    """
+    """Open a whole AGS1 file into ``out``, a buffer or NEW_BYTES. Returns the new ``bytes``, or the
+    number of bytes written to ``out``. Returns None if the header or the length is wrong; the
+    caller finds out why. Raises ValueError if ``out`` is too small or overlaps the input. If a
+    block does not verify, zeroes what it would have written and raises AuthenticationError."""
     cdef Py_buffer src, dst
     cdef Py_ssize_t size
     cdef size_t stated
@@ -254,10 +251,8 @@ cdef class MessageBatch:
             self._end = 0
 
     def work(self, number=0):
-        """Work until no message is left, or one has failed.
-
-        If one has failed, ``failure`` has the number of the first such message, and its exception.
-        """
+        """Work until no message is left, or one has failed. If one has failed, ``failure`` has the
+        number of the first such message, and its exception."""
         cdef Py_ssize_t first, fresh_size = self._share_size * self._fresh_size
         cdef Message *share = <Message *>calloc(self._share_size, sizeof(Message))
         cdef unsigned char *fresh = <unsigned char *>malloc(fresh_size + 1)
@@ -472,11 +467,8 @@ cdef int check_message(Py_ssize_t sealed_size, Py_ssize_t aad_size) except -1:
 
 def seal(key, data, aad=b""):
     """Encrypt one message: return nonce(12) | ciphertext | tag(16) as ``bytes``, like Java's
-    ``Ciphers.AesGcmEncryptor.encrypt``.
-
-    ``key`` is 16, 24 or 32 bytes, ``data`` and ``aad`` are any buffers. Raises KeyMetadataError for
-    another key length.
-    """
+    ``Ciphers.AesGcmEncryptor.encrypt``. ``key`` is 16, 24 or 32 bytes, ``data`` and ``aad`` are any
+    buffers. Raises KeyMetadataError for another key length."""
     cdef Py_buffer text, extra
     cdef GcmContext *context
     cdef unsigned char nonce[NONCE_SIZE]
@@ -506,10 +498,8 @@ def seal(key, data, aad=b""):
 
 
 def open(key, sealed, aad=b""):
-    """Decrypt a message that ``seal`` returned; return its plaintext as ``bytes``.
-
-    Raises AuthenticationError if it does not verify or is too short to hold a tag.
-    """
+    """Decrypt a message that ``seal`` returned; return its plaintext as ``bytes``. Raises
+    AuthenticationError if it does not verify or is too short to hold a tag."""
     cdef Py_buffer slot, extra
     cdef GcmContext *context
     cdef bint is_shared

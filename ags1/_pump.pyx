@@ -78,10 +78,8 @@ cdef struct Range:
 
 cdef ssize_t move(bint writing, int fd, iovec *parts, int count, off_t offset) noexcept nogil:
     """Read or write all of ``parts`` at ``offset``. Continue after short counts and signals.
-
     Returns the number of bytes, which is smaller only if the file that is read ends; or -1 with
-    errno set. Changes ``parts``.
-    """
+    errno set. Changes ``parts``."""
     cdef ssize_t total = 0, n
     while count:
         if writing:
@@ -174,10 +172,8 @@ cdef int duplicate(int fd, str name) except -1:
 
 
 def allocate(int fd, off_t size):
-    """Make ``fd`` a file of ``size`` bytes, and reserve the space on the disk.
-
-    Does nothing if the file system does not support that. Raises OSError if there is no space.
-    """
+    """Make ``fd`` a file of ``size`` bytes, and reserve the space on the disk. Does nothing if the
+    file system does not support that. Raises OSError if there is no space."""
     cdef int error = errno.EINTR if size else 0
     while error == errno.EINTR:
         PyErr_CheckSignals()
@@ -188,12 +184,10 @@ def allocate(int fd, off_t size):
 
 
 cdef class Pump:
-    """Encrypts, decrypts or verifies ranges of blocks, in as many threads as call it.
-
-    ``source`` and ``target`` are seekable descriptors. Their positions are neither used nor moved.
-    Without a target, blocks are only verified. ``durable`` says that the target will be synced
-    later, so the disk starts to write each batch at once.
-    """
+    """Encrypts, decrypts or verifies ranges of blocks, in as many threads as call it. ``source``
+    and ``target`` are seekable descriptors. Their positions are neither used nor moved. Without a
+    target, blocks are only verified. ``durable`` says that the target will be synced later, so the
+    disk starts to write each batch at once."""
 
     cdef uint64_t _bytes_done
     cdef int _stopping
@@ -253,19 +247,16 @@ cdef class Pump:
 
     def seal(self, BlockCipher cipher not None, uint32_t first_block, long long text_size):
         """Encrypt ``text_size`` bytes of the source, from the beginning of block ``first_block``.
-
         Returns whether it finished; False means that ``stop`` was called. Raises TruncatedError if
-        the source ends early, and OSError. Its ``filename`` is the word ``source`` or ``target``.
-        """
+        the source ends early, and OSError. Its ``filename`` is the word ``source`` or
+        ``target``."""
         if self._target < 0:
             raise ValueError("encrypting needs a target")
         return self.transfer(cipher, first_block, text_size, True)
 
     def open(self, BlockCipher cipher not None, uint32_t first_block, long long text_size):
-        """Decrypt the blocks of the source that hold ``text_size`` bytes of plaintext.
-
-        Returns and raises as ``seal`` does, and also raises AuthenticationError.
-        """
+        """Decrypt the blocks of the source that hold ``text_size`` bytes of plaintext. Returns and
+        raises as ``seal`` does, and also raises AuthenticationError."""
         return self.transfer(cipher, first_block, text_size, False)
 
     cdef transfer(

@@ -99,9 +99,7 @@ cdef class ReadWindow:
 
     def put(self, buffer, long long start, Py_ssize_t size):
         """Hold the first ``size`` bytes of ``buffer``, which are the plaintext from ``start`` on.
-
-        Returns the buffer that was held before, which may be used again, or None.
-        """
+        Returns the buffer that was held before, which may be used again, or None."""
         cdef Plaintext old, new = plaintext(buffer, start, size)
         with cython.critical_section(self):
             old = self.text
@@ -180,10 +178,8 @@ cdef class BlockCache:
         self._limit = limit
 
     def keep(self, buffer, long long start, Py_ssize_t size):
-        """Keep a buffer with ``size`` bytes of the plaintext from ``start`` on.
-
-        Returns a buffer that is not needed, which may be this one, or None.
-        """
+        """Keep a buffer with ``size`` bytes of the plaintext from ``start`` on. Returns a buffer
+        that is not needed, which may be this one, or None."""
         cdef Plaintext text = plaintext(buffer, start, size)
         with cython.critical_section(self):
             if self._limit and self.find(start, size) is None:
@@ -303,11 +299,9 @@ cdef class FastReader:
         return self.window.position
 
     def seek(self, offset, int whence=0, /):
-        """Move to ``offset`` from the start, the position or the end; return the new position.
-
-        A position beyond the end is allowed; a read there returns nothing. Raises ValueError for a
-        negative position, and io.UnsupportedOperation if the source cannot seek.
-        """
+        """Move to ``offset`` from the start, the position or the end; return the new position. A
+        position beyond the end is allowed; a read there returns nothing. Raises ValueError for a
+        negative position, and io.UnsupportedOperation if the source cannot seek."""
         return self.core.seek(offset, whence)
 
     def read(self, size=-1, /):
@@ -330,10 +324,8 @@ cdef class FastReader:
         return self.core.read1(size) if data is None else data
 
     def readinto(self, buffer, /):
-        """Read into ``buffer`` until it is full or the file ends; return the bytes read.
-
-        If the call fails, it zeroes the bytes that it could have written.
-        """
+        """Read into ``buffer`` until it is full or the file ends; return the bytes read. If the
+        call fails, it zeroes the bytes that it could have written."""
         cdef Py_buffer view
         cdef Py_ssize_t size
         cdef bint done = False
@@ -407,11 +399,9 @@ cdef class FastReader:
         return data
 
     def readv(self, ranges, /):
-        """Return the bytes of each ``(offset, size)``, in that order, as ``pread`` does.
-
-        Ranges in the same block or in adjacent blocks are read from the source together. Each block
-        is decrypted once.
-        """
+        """Return the bytes of each ``(offset, size)``, in that order, as ``pread`` does. Ranges in
+        the same block or in adjacent blocks are read from the source together. Each block is
+        decrypted once."""
         return self.core.readv(ranges)
 
     def close(self):
@@ -423,11 +413,8 @@ cdef class FastReader:
 # ---- writing -----------------------------------------------------------------------------------
 
 cdef class WriteBatch:
-    """The slots that small writes fill.
-
-    The text of slot i begins at ``i * (block_size + 28) + 12``, so that the batch can be sealed in
-    place.
-    """
+    """The slots that small writes fill. The text of slot i begins at ``i * (block_size + 28) +
+    12``, so that the batch can be sealed in place."""
 
     cdef Py_buffer _buffer
     cdef bint _attached
@@ -599,18 +586,14 @@ cdef class FastWriter:
         return size if done else self.core.write(data)
 
     def close(self):
-        """Encrypt the rest and finish the file.
-
-        If this fails, a path gets no file. A file object that was given to ``open`` stays open.
-        """
+        """Encrypt the rest and finish the file. If this fails, a path gets no file. A file object
+        that was given to ``open`` stays open."""
         if self.core is not None:
             self.core.close()
 
     def abort(self):
-        """Close the stream and leave no file. Does nothing if the stream is closed.
-
-        If a write is still running, in another thread or in this one, it fails. The docstring of
-        ``ags1.open`` says what is left in a file object.
-        """
+        """Close the stream and leave no file. Does nothing if the stream is closed. If a write is
+        still running, in another thread or in this one, it fails. The docstring of ``ags1.open``
+        says what is left in a file object."""
         if self.core is not None:
             self.core.abort()

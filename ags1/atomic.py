@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 import warnings
-from types import TracebackType
+from typing import Any
 
 from ._gcm import process_number
 
@@ -24,9 +24,9 @@ class AtomicFile:
 
     If the target exists, ``overwrite=False`` raises FileExistsError, at once or at ``commit``.
     ``durable`` syncs file and folder before ``commit`` returns. ``mode`` is the permission bits of
-    the file, which the umask reduces as in ``os.open``. Setuid, setgid and sticky bits are dropped.
-    None keeps the bits of an existing target, and gives 0666 less the umask to a new one. A target
-    that exists and is not a regular file (``/dev/null``) is refused.
+    the file, less the umask and without setuid, setgid and sticky bits. None keeps the bits of an
+    existing target, and gives 0666 less the umask to a new one. A target that exists and is not a
+    regular file (``/dev/null``) is refused.
     """
 
     # An interrupt may come before the constructor has set anything.
@@ -35,7 +35,7 @@ class AtomicFile:
 
     def __init__(
         self,
-        target: str | os.PathLike[str],
+        target: str | bytes | os.PathLike[Any],
         *,
         overwrite: bool = False,
         durable: bool = True,
@@ -75,11 +75,8 @@ class AtomicFile:
             raise _named(error, self.name) from None
 
     def commit(self) -> None:
-        """Give the file its final name.
-
-        Raises OSError; the file is then removed. Once the file has its name it stays, even if the
-        folder cannot be synced. In that case there is a RuntimeWarning.
-        """
+        """Give the file its final name. Raises OSError; the file is then removed. Once the file has
+        its name it stays: if the folder cannot be synced, there is a RuntimeWarning."""
         status = None
         try:
             if self._kept_mode is not None:
@@ -124,12 +121,16 @@ class AtomicFile:
     def __enter__(self) -> AtomicFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def write(self, data: bytes | memoryview) -> None:
+        """Write all of ``data``. Raises OSError."""
+        view = memoryview(data)
+        while view.nbytes:
+            try:
+                view = view[os.write(self.fd, view) :]
+            except OSError as error:
+                raise _named(error, self.name) from None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.commit()
         else:
@@ -160,9 +161,7 @@ def _is_file(path: str, status: os.stat_result | None) -> bool:
 
 def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> None:
     """Give the finished file ``temporary`` the name ``target`` in the same folder, in one step.
-
-    Raises FileExistsError when the target exists and ``overwrite`` is not set, and OSError.
-    """
+    Raises FileExistsError when the target exists and ``overwrite`` is not set, and OSError."""
     if overwrite:
         os.rename(temporary, target)
     else:
@@ -191,10 +190,8 @@ def publish(temporary: str, target: str, *, overwrite: bool, durable: bool) -> N
 
 
 def _refuse_planted_link(name: str) -> None:
-    """Refuse another user's link in a folder where everybody may create files (``/tmp``).
-
-    For ``open``, the kernel refuses such links itself (``fs.protected_symlinks``). It cannot when
-    we follow the link.
+    """Refuse another user's link in a folder where everybody may create files (``/tmp``). For
+    ``open``, the kernel does that (``fs.protected_symlinks``). It cannot when we follow the link.
     """
     if not os.path.islink(name):
         return

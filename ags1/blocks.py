@@ -1,8 +1,5 @@
-"""Fetches and decrypts the blocks of a source, for a reader.
-
-It has no position, and no state except buffers and threads. So any number of callers may use it at
-once. Knows nothing of Python's file protocol.
-"""
+"""Fetches and decrypts the blocks of a source, for a reader. It has no position, and no state
+except buffers and threads. So any number of callers may use it at once."""
 
 from __future__ import annotations
 
@@ -24,11 +21,9 @@ Piece: TypeAlias = "tuple[int, memoryview]"
 
 
 class Blocks:
-    """The blocks of ``source``. Small blocks are read ``chunk`` at a time.
-
-    ``cache`` keeps up to ``cache_size`` bytes of the plaintext that ``fill`` decrypts. The caller
-    makes sure that all sizes and positions are within the plaintext.
-    """
+    """The blocks of ``source``. Small blocks are read ``chunk`` at a time. ``cache`` keeps up to
+    ``cache_size`` bytes of the plaintext that ``fill`` decrypts. All sizes and positions must be
+    within the plaintext."""
 
     def __init__(
         self, source: Source, geometry: Geometry, km: KeyMetadata, *, threads: int, cache_size: int

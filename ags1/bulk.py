@@ -3,7 +3,6 @@
 A file is divided into contiguous ranges of blocks, one for each thread. A thread works from
 descriptor to descriptor without the GIL (``_pump``). The calling thread waits, reports progress and
 handles Ctrl-C. A target gets its name when it is complete. If anything fails, no target is left.
-Knows nothing of Iceberg or of wrapped keys.
 """
 
 from __future__ import annotations
@@ -146,9 +145,7 @@ def verify_file(
     progress: Progress | None = None,
 ) -> int:
     """Authenticate every block of the file ``source``; return the plaintext's size in bytes.
-
-    Nothing is written or decrypted. Arguments and errors as in ``decrypt_file``.
-    """
+    Nothing is written or decrypted. Arguments and errors as in ``decrypt_file``."""
     with regular_file(source) as (fd, status), _name_errors(source, source):
         header = os.pread(fd, layout.HEADER_SIZE, 0)
         geometry = file_geometry(
@@ -202,21 +199,6 @@ def _transfer(
 ) -> None:
     """Call ``work(first block, text size)`` for contiguous ranges of blocks, one per thread."""
     threads = thread_count(threads)
-    if geometry.plaintext_size > (SMALL_FILE if threads > 1 else SMALL_FILE_ALONE):
-        _transfer_in_threads(pump, work, geometry, threads, progress)
-    elif geometry.block_count:
-        work(0, geometry.plaintext_size)
-    if progress is not None:
-        progress(geometry.plaintext_size, geometry.plaintext_size)
-
-
-def _transfer_in_threads(
-    pump: Pump,
-    work: Callable[[int, int], object],
-    geometry: Geometry,
-    threads: int,
-    progress: Progress | None,
-) -> None:
     share = -(-geometry.block_count // threads)
 
     def transfer(first: int) -> None:
@@ -230,4 +212,9 @@ def _transfer_in_threads(
         if progress is not None:
             progress(pump.bytes_done, geometry.plaintext_size)
 
-    run_in_threads(transfer, range(0, geometry.block_count, share), pump.stop, report)
+    if geometry.plaintext_size > (SMALL_FILE if threads > 1 else SMALL_FILE_ALONE):
+        run_in_threads(transfer, range(0, geometry.block_count, share), pump.stop, report)
+    elif geometry.block_count:
+        work(0, geometry.plaintext_size)
+    if progress is not None:
+        progress(geometry.plaintext_size, geometry.plaintext_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from pathlib import Path
@@ -31,12 +32,9 @@ def _cgroup_quota(otherwise: int) -> int:
     quotas = [otherwise]
     folder = Path("/sys/fs/cgroup") / group.lstrip("/")
     for level in (folder, *folder.parents):
-        try:
-            quota, period = (level / "cpu.max").read_text().split()
-            if quota != "max":
-                quotas.append(-(-int(quota) // int(period)))
-        except (OSError, ValueError):
-            pass
+        with contextlib.suppress(OSError, ValueError):  # the second for "max"
+            quota, period = map(int, (level / "cpu.max").read_text().split())
+            quotas.append(-(-quota // period))
         if level == Path("/sys/fs/cgroup"):
             break
     return min(quotas)
@@ -44,27 +42,24 @@ def _cgroup_quota(otherwise: int) -> int:
 
 def features() -> list[str]:
     """Return the CPU's instruction sets that matter to AES-GCM, by their Linux names."""
-    flags: set[str] = set()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                flags = set(line.split(":", 1)[1].split())
-                break
-    except OSError:
-        if platform.system() == "Darwin":
-            import subprocess
+    flags = set(_cpuinfo("flags", "Features").split())
+    if platform.system() == "Darwin":
+        import subprocess
 
-            printed = subprocess.run(["sysctl", "hw.optional"], capture_output=True, text=True)
-            flags = {"aes", "pmull"} if "FEAT_AES: 1" in printed.stdout else set()
+        printed = subprocess.run(["sysctl", "hw.optional"], capture_output=True, text=True)
+        flags = {"aes", "pmull"} if "FEAT_AES: 1" in printed.stdout else set()
     return [flag for flag in _RELEVANT if flag in flags]
 
 
 def model() -> str:
     """Return the CPU's name."""
-    try:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cpuinfo(*fields: str) -> str:
+    """Return the first value of one of Linux's fields, "" if there is none."""
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
+            if line.startswith(fields):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    return ""

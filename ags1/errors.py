@@ -7,34 +7,12 @@ a subclass of it. This module imports nothing, so that every floor may raise fro
 
 from __future__ import annotations
 
-__all__ = [
-    "Ags1Error",
-    "AuthenticationError",
-    "FormatError",
-    "KeyMetadataError",
-    "KeyReuseError",
-    "KmsAccessDeniedError",
-    "KmsConfigurationError",
-    "KmsError",
-    "KmsKeyDisabledError",
-    "KmsKeyNotFoundError",
-    "KmsUnavailableError",
-    "KmsUnwrapError",
-    "MetadataIntegrityError",
-    "MissingFileLengthError",
-    "NotEncryptedError",
-    "TruncatedError",
-    "UnsupportedTypeError",
-]
-
 
 class Ags1Error(Exception):
-    """The base class of all exceptions of ags1.
-
-    ``file`` is the name of the file concerned. ``block`` is the number of the block, and ``offset``
-    the position in the encrypted file (bytes) where that block begins. ``index`` is the number of
-    the message if the call had many. Each of them is None if it is not known.
-    """
+    """The base class of all exceptions of ags1. ``file`` is the name of the file concerned.
+    ``block`` is the number of the block, and ``offset`` the position in the encrypted file (bytes)
+    where that block begins. ``index`` is the number of the message if the call had many. Each of
+    them is None if it is not known."""
 
     def __init__(
         self,
@@ -56,23 +34,10 @@ class Ags1Error(Exception):
         return text if self.file is None else f"{self.file}: {text}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments are lost by Exception's own pickling, and worker processes
-        # (multiprocessing, Spark) send exceptions that way.
-        attributes = (self.file, self.block, self.offset, self.index)
-        return _rebuild, (type(self), self.message, *attributes)
-
-
-def _rebuild(
-    kind: type[Ags1Error],
-    message: str,
-    file: str | None,
-    block: int | None,
-    offset: int | None,
-    index: int | None,
-) -> Ags1Error:
-    error = kind(message, file=file, block=block, offset=offset)
-    error.index = index
-    return error
+        # Worker processes (multiprocessing, Spark) pickle exceptions. Attributes that others have
+        # added stay here, because they may be secret.
+        ours = ("file", "block", "offset", "index")
+        return type(self), (self.message,), {name: getattr(self, name) for name in ours}
 
 
 class FormatError(Ags1Error, ValueError):

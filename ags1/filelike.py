@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import io
 from _thread import RLock
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -15,35 +14,17 @@ if TYPE_CHECKING:
 CHUNK_SIZE = 1 << 20
 
 
-class Closable(Protocol):
-    """A stream that knows whether it was closed."""
-
-    @property
-    def closed(self) -> bool: ...
-
-
-def check_open(stream: Closable) -> None:
+def check_open(stream: Any) -> None:
     """Raise ValueError if ``stream`` is closed, as ``io`` does."""
     if stream.closed:
         raise ValueError("I/O operation on closed file")
 
 
 class Stream:
-    """The methods of ``io.BufferedIOBase`` besides reading and writing.
-
-    A compiled class cannot inherit from it, so the streams are registered with it instead.
-    """
+    """The methods of ``io.BufferedIOBase`` besides reading and writing. A compiled class cannot
+    inherit from it, so the streams are registered with it instead."""
 
     __slots__ = ()
-
-    if TYPE_CHECKING:
-
-        @property
-        def name(self) -> str | None: ...
-        @property
-        def mode(self) -> str: ...
-        @property
-        def closed(self) -> bool: ...
 
     def close(self) -> None:
         raise NotImplementedError
@@ -52,17 +33,7 @@ class Stream:
         check_open(self)
         return False
 
-    def writable(self) -> bool:
-        check_open(self)
-        return False
-
-    def seekable(self) -> bool:
-        check_open(self)
-        return False
-
-    def isatty(self) -> bool:
-        check_open(self)
-        return False
+    writable = seekable = isatty = readable
 
     def fileno(self) -> int:
         raise io.UnsupportedOperation("an encrypted stream has no descriptor of its own")
@@ -80,12 +51,7 @@ class Stream:
         check_open(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -119,12 +85,9 @@ class Scratch:
 
 class Lock(RLock):  # type: ignore[misc]  # final to the checker, not to Python
     """A lock that knows whether the current thread holds it. Other threads wait for it. If a signal
-    handler uses the stream that it has interrupted, it gets an error.
-
-    The class is derived from the one in C, so ``with`` takes the lock without running Python code.
-    Otherwise a signal handler could raise after the lock is taken and before the block that
-    releases it.
-    """
+    handler uses the stream that it has interrupted, it gets an error. The class is derived from the
+    one in C, so ``with`` takes the lock without running Python code. Otherwise a signal handler
+    could raise after the lock is taken and before the block that releases it."""
 
     @property
     def mine(self) -> bool:

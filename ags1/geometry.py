@@ -57,9 +57,7 @@ def check_km(km: object) -> None:
 
 def trusted_length(actual_size: int | None, km: KeyMetadata, *, trust_file_size: bool) -> int:
     """Return the length to trust. ``actual_size`` is the source's size; None if it is unknown.
-
-    Raises MissingFileLengthError, TruncatedError, or FormatError for a longer source.
-    """
+    Raises MissingFileLengthError, TruncatedError, or FormatError for a longer source."""
     check_km(km)
     trusted = km.file_length
     if trusted is None:
@@ -106,12 +104,10 @@ def file_geometry(
     max_block_size: int = DEFAULT_MAX_BLOCK_SIZE,
     trust_file_size: bool = False,
 ) -> Geometry:
-    """Return a file's sizes, given its eight header bytes and the size that its source has.
-
-    ``header`` is shorter if the file is. ``block_size`` is the block size to expect. Raises
-    FormatError if the header states another block size or one above ``max_block_size``, or if no
-    file of that block size has that length. Also raises what ``trusted_length`` raises.
-    """
+    """Return a file's sizes, given its eight header bytes (fewer if the file has fewer) and the
+    size that its source has. ``block_size`` is the block size to expect. Raises FormatError if the
+    header states another block size or one above ``max_block_size``, or if no file of that block
+    size has that length. Also raises what ``trusted_length`` raises."""
     if len(header) == layout.HEADER_SIZE:
         # Before the lengths: "not an AGS1 file" says more than "longer than its keys say".
         layout.parse_header(header)
@@ -138,9 +134,7 @@ def check_unused(km: KeyMetadata, *, reuse_key: bool) -> None:
 
 def claim_key(km: KeyMetadata, *, reuse_key: bool) -> None:
     """Mark ``km`` as used for the file that is about to be encrypted, even if that fails later.
-
-    Raises KeyReuseError as ``check_unused`` does.
-    """
+    Raises KeyReuseError as ``check_unused`` does."""
     check_unused(km, reuse_key=reuse_key)
     if not km.claim() and not reuse_key:
         raise KeyReuseError(_USED)

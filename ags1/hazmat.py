@@ -1,8 +1,6 @@
 """``BlockCipher``, which is safe only if its caller is careful. Most programs need only ``encrypt``
-and ``open``.
-
-``BlockCipher`` encrypts blocks under the numbers that the caller gives. It does not know what else
-was encrypted under the key. So the caller must
+and ``open``. It encrypts blocks under the numbers that the caller gives, and does not know what
+else was encrypted under the key. So the caller must
 
 - use a key for one file only, and each block number in it once. Two calls with the default
   ``first_block=0`` make two blocks 0, and a reader accepts either of them;

@@ -50,10 +50,7 @@ class KeyMetadata:
     __slots__ = ("_aad_prefix", "_encryption_key", "_file_length", "_process", "_ticket")
 
     def __init__(
-        self,
-        encryption_key: bytes,
-        aad_prefix: bytes | None = None,
-        file_length: int | None = None,
+        self, encryption_key: bytes, aad_prefix: bytes | None = None, file_length: int | None = None
     ) -> None:
         self._encryption_key = bytes(memoryview(encryption_key))
         if len(self._encryption_key) not in KEY_SIZES:
@@ -119,13 +116,12 @@ class KeyMetadata:
     def used(self) -> bool:
         """Whether the key may have encrypted a file already, as far as this object can know: it has
         a file length, a writer took it, or it was made before a fork (the parent has it too)."""
-        return (
-            self._file_length is not None or not self._ticket or self._process != process_number()
-        )
+        taken = self._file_length is not None or not self._ticket
+        return taken or self._process != process_number()
 
     def claim(self) -> bool:
-        """Mark the key as used; a writer does so before its first block. Return whether this call
-        was the first, even if several threads try."""
+        """Mark the key as used, before its first block. Return whether this call was the first,
+        even if several threads try."""
         try:
             self._ticket.pop()
         except IndexError:
@@ -134,16 +130,18 @@ class KeyMetadata:
 
     def to_bytes(self) -> bytes:
         """Return Java's ``StandardKeyMetadata`` bytes. They contain the plaintext key."""
-        return _VERSION + _encode(self)
+        fields = {
+            "encryption_key": self._encryption_key,
+            "aad_prefix": self._aad_prefix,
+            "file_length": self._file_length,
+        }
+        return _VERSION + _codec()[1](fields)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> KeyMetadata:
-        """Parse ``StandardKeyMetadata`` bytes.
-
-        Optional fields that a newer writer appended are ignored, as in Java. Raises
-        KeyMetadataError for another version, a truncated datum, trailing bytes that cannot be such
-        fields, or a key of a wrong length.
-        """
+        """Parse ``StandardKeyMetadata`` bytes. Optional fields that a newer writer appended are
+        ignored, as in Java. Raises KeyMetadataError for another version, a truncated datum,
+        trailing bytes that cannot be such fields, or a key of a wrong length."""
         data = bytes(memoryview(data))
         if data[:1] != _VERSION:
             version = f"version {data[0]}" if data else "nothing"
@@ -215,22 +213,10 @@ def _codec() -> tuple[Callable[[io.BytesIO], dict[str, Any]], Callable[[dict[str
     return read, write
 
 
-def _encode(metadata: KeyMetadata) -> bytes:
-    return _codec()[1](
-        {
-            "encryption_key": metadata.encryption_key,
-            "aad_prefix": metadata.aad_prefix,
-            "file_length": metadata.file_length,
-        }
-    )
-
-
 def _are_optional_fields(data: bytes) -> bool:
-    """Whether ``data`` can be Avro's unions of null and a number, or of null and bytes.
-
-    A newer version of the format can only append such fields. Their types are not known here, so
-    every reading is tried: ``ends`` holds the positions that a field could end at.
-    """
+    """Whether ``data`` can be Avro's unions of null and a number, or of null and bytes: a newer
+    version of the format can only append such fields. Every reading is tried: ``ends`` holds the
+    positions that a field could end at."""
     ends = {0}
     for start in range(len(data)):
         if start not in ends:

@@ -42,10 +42,8 @@ def build_header(block_size: int) -> bytes:
 
 
 def parse_header(header: bytes) -> int:
-    """Return the block size that a header of exactly eight bytes states.
-
-    Raises FormatError. The caller decides whether a block of that size is acceptable.
-    """
+    """Return the block size that a header of exactly eight bytes states. Raises FormatError. The
+    caller decides whether a block of that size is acceptable."""
     if len(header) != HEADER_SIZE:
         raise FormatError(f"an AGS1 header has {HEADER_SIZE} bytes, not {len(header)}")
     if header[:4] != MAGIC:
@@ -55,9 +53,7 @@ def parse_header(header: bytes) -> int:
 
 def block_count(plaintext_size: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
     """Return the number of blocks that a writer makes of ``plaintext_size`` bytes: at least one.
-
-    Raises FormatError for a negative size or for more blocks than ``MAX_BLOCK_COUNT``.
-    """
+    Raises FormatError for a negative size or for more blocks than ``MAX_BLOCK_COUNT``."""
     check_block_size(block_size)
     if plaintext_size < 0:
         raise FormatError(f"a size cannot be negative: {plaintext_size}")
@@ -77,10 +73,8 @@ def encrypted_size(plaintext_size: int, block_size: int = DEFAULT_BLOCK_SIZE) ->
 
 
 def plaintext_size(encrypted_size: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
-    """Return the size of the plaintext in an AGS1 file of ``encrypted_size`` bytes.
-
-    Raises FormatError when no plaintext makes a file of that size.
-    """
+    """Return the size of the plaintext in an AGS1 file of ``encrypted_size`` bytes. Raises
+    FormatError when no plaintext makes a file of that size."""
     check_block_size(block_size)
     if encrypted_size == HEADER_SIZE:
         return 0
@@ -103,8 +97,6 @@ def block_offset(number: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
 
 
 def block_aad(aad_prefix: bytes | None, number: int) -> bytes:
-    """Return the additional authenticated data of block ``number``.
-
-    No prefix and an empty prefix give the same AAD: the four number bytes alone.
-    """
+    """Return the additional authenticated data of block ``number``. No prefix and an empty prefix
+    give the same AAD: the four number bytes alone."""
     return (aad_prefix or b"") + number.to_bytes(4, "little", signed=True)

@@ -1,8 +1,5 @@
 """Messages in memory: ``encrypt``, ``decrypt``, their ``_into`` forms and their ``_many`` forms.
-
-With the default arguments, every message gets a fresh key, and its length comes from the key
-metadata. Knows nothing of files.
-"""
+Knows nothing of files."""
 
 from __future__ import annotations
 
@@ -73,11 +70,10 @@ def encrypt_into(
 ) -> KeyMetadata:
     """Encrypt ``data`` into the beginning of ``out``, as ``encrypt`` does.
 
-    ``out`` is a writable buffer of at least ``layout.encrypted_size(len(data), block_size)`` bytes
-    that does not overlap ``data``. Returns the key metadata; its ``file_length`` is the number of
-    bytes written. A buffer that is used again costs far less than a fresh one. Arguments and errors
-    are those of ``encrypt``; also raises TypeError for a read-only ``out``, and ValueError if it is
-    too small or overlaps ``data``.
+    ``out`` is a writable buffer of at least ``layout.encrypted_size(len(data), block_size)`` bytes.
+    Returns the key metadata; its ``file_length`` is the number of bytes written. A buffer that is
+    used again costs far less than a fresh one. Also raises TypeError for a read-only ``out``, and
+    ValueError if it is too small or overlaps ``data``.
     """
     if threads == 1:
         return seal_stream(data, out, km, key_size, block_size, reuse_key)[1]
@@ -95,12 +91,10 @@ def decrypt(
     trust_file_size: bool = False,
     threads: int = 1,
 ) -> bytes:
-    """Return the plaintext of a whole AGS1 file in memory.
-
-    ``block_size`` is the block size to expect (bytes). If it is None, the header's is used, up to
-    ``max_block_size``. Raises AuthenticationError, TruncatedError or FormatError. Raises
-    MissingFileLengthError if ``km`` has no file length and ``trust_file_size`` is not set.
-    """
+    """Return the plaintext of a whole AGS1 file in memory. ``block_size`` is the block size to
+    expect (bytes). If it is None, the header's is used, up to ``max_block_size``. Raises
+    AuthenticationError, TruncatedError or FormatError. Raises MissingFileLengthError if ``km`` has
+    no file length and ``trust_file_size`` is not set."""
     check_km(km)
     if threads == 1:
         plaintext: bytes | None = open_stream(sealed, NEW_BYTES, km, block_size, max_block_size)
@@ -125,11 +119,8 @@ def decrypt_into(
     threads: int = 1,
 ) -> int:
     """Decrypt into the beginning of ``out`` as ``decrypt`` does; return the plaintext's size
-    (bytes).
-
-    ``out`` is a writable buffer that does not overlap ``sealed``. If the call fails after the sizes
-    are known, it zeroes the bytes of ``out`` that it would have written.
-    """
+    (bytes). Errors of ``out`` are those of ``encrypt_into``. If the call fails after the sizes are
+    known, it zeroes the bytes of ``out`` that it would have written."""
     check_km(km)
     if threads == 1:
         size: int | None = open_stream(sealed, out, km, block_size, max_block_size)
@@ -167,13 +158,9 @@ def decrypt_many(
     threads: int | None = None,
     trust_file_size: bool = False,
 ) -> list[bytes]:
-    """Decrypt each pair of an AGS1 file and its key metadata, as ``decrypt`` does.
-
-    ``sealed`` is what ``encrypt_many`` returned, or any iterable of ``(data, key_metadata)``, each
-    with its file length unless ``trust_file_size`` is set. Order, threads and failures are as in
-    ``encrypt_many``. Raises AuthenticationError, TruncatedError, FormatError and
-    MissingFileLengthError.
-    """
+    """Decrypt each pair of an AGS1 file and its key metadata, as ``decrypt`` does. ``sealed`` is
+    what ``encrypt_many`` returned, or any iterable of ``(data, key_metadata)``. Order, threads and
+    failures are as in ``encrypt_many``, and errors as in ``decrypt``."""
     batch = list(sealed)
     count = max(1, min(thread_count(threads), len(batch)))
     return _work(OpenBatch(batch, count, partial(decrypt, trust_file_size=trust_file_size)), count)

@@ -1,8 +1,5 @@
-"""Small private files, such as keyrings and sidecars.
-
-They are read up to a size limit, and written whole or not at all with mode 0600. Knows nothing of
-what the bytes mean.
-"""
+"""Small private files, such as keyrings and sidecars. They are read up to a size limit, and written
+whole or not at all with mode 0600."""
 
 from __future__ import annotations
 
@@ -39,8 +36,4 @@ def read(path: str, size_limit: int) -> tuple[bytes, os.stat_result]:
 def write(path: str, data: bytes, *, overwrite: bool, durable: bool) -> None:
     """Write a file that only its owner may read. Raises OSError."""
     with AtomicFile(path, overwrite=overwrite, durable=durable, mode=0o600) as out:
-        try:
-            with open(out.fd, "wb", closefd=False) as file:
-                file.write(data)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from None
+        out.write(data)

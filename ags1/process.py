@@ -1,8 +1,7 @@
 """Objects that a forked child must not share with its parent.
 
-A forked child does not have its parent's threads. It must not use its parent's connections. A lock
-that another thread of the parent held stays locked in the child. Two classes, for two kinds of
-objects:
+A forked child has no threads of its parent, and must not use its connections. A lock that another
+thread of the parent held stays locked in the child. Two classes, for two kinds of objects:
 
     PerProcess       takes no lock. Two threads may both make an object; both get the first one. For
                      locks, queues and pools, also where a signal handler may interrupt the call.
@@ -55,11 +54,9 @@ class _Slot(Generic[T]):
 
 
 class OncePerProcess(Generic[T]):
-    """An object that one thread makes when it is first needed, and again in a forked child.
-
-    If ``make`` fails, ``get`` raises its exception, and the next ``get`` calls it again. The
-    parent's object is dropped in the child, not closed: its connections are still the parent's.
-    """
+    """An object that one thread makes when it is first needed, and again in a forked child. If
+    ``make`` fails, ``get`` raises its exception, and the next ``get`` calls it again. The parent's
+    object is dropped in the child, not closed: its connections are still the parent's."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make

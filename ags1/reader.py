@@ -1,5 +1,4 @@
-"""``Reader``: an encrypted file as a seekable file object. Counterpart in Java:
-``AesGcmInputStream``. Knows nothing of how keys are wrapped.
+"""``Reader``: an encrypted file as a seekable file object. Java: ``AesGcmInputStream``.
 
 Where a read takes its bytes from. It goes down until it has all of them::
 
@@ -62,11 +61,11 @@ DEFAULT_CACHE_SIZE = 4 << 20
 class Reader(FastReader, Stream):
     """An encrypted file, open for reading: made by ``open``.
 
-    It is registered as an ``io.BufferedIOBase``, is seekable if its source is, and also has
-    ``pread`` and ``readv``. Any number of threads may use one reader. They share one position,
-    which ``pread`` and ``readv`` neither use nor move. If a read from the position meets a wrong
-    tag, a truncated source or a format error, every later read from the position and every ``seek``
-    raises that error again. An error of ``pread`` or ``readv`` fails only that call.
+    It is an ``io.BufferedIOBase``, is seekable if its source is, and also has ``pread`` and
+    ``readv``. Any number of threads may use one reader. They share one position, which ``pread``
+    and ``readv`` neither use nor move. If a read from the position meets a wrong tag, a truncated
+    source or a format error, every later read from the position and every ``seek`` raises that
+    error again. An error of ``pread`` or ``readv`` fails only that call.
     """
 
     __slots__ = ()
@@ -115,11 +114,8 @@ class Reader(FastReader, Stream):
         return len(data)
 
     def read_buffer(self, nbytes: int | None = None, /) -> pa.Buffer:
-        """Read up to ``nbytes`` bytes, or all that remain, into memory of Arrow's pool.
-
-        ``pyarrow.PythonFile.read_buffer`` calls it. The pool uses its memory again, which costs
-        less than the fresh memory of ``read``. Needs pyarrow.
-        """
+        """Read up to ``nbytes`` bytes, or all that remain, into memory of Arrow's pool, which costs
+        less than the fresh memory of ``read``. ``pyarrow.PythonFile.read_buffer`` calls it."""
         import pyarrow as pa
 
         left = max(0, self.plaintext_size - self.tell())
@@ -160,8 +156,7 @@ io.BufferedIOBase.register(Reader)
 def _exclusively(
     work: Callable[Concatenate[ReaderCore, _P], _T],
 ) -> Callable[Concatenate[ReaderCore, _P], _T]:
-    """Run a method under the lock: nobody else uses the position, the window or the chunks that are
-    read ahead."""
+    """Run a method under the lock of the position, the window and what is read ahead."""
 
     @functools.wraps(work)
     def run(self: ReaderCore, /, *arguments: _P.args, **named: _P.kwargs) -> _T:
@@ -187,8 +182,7 @@ def _exclusively(
 
 
 class ReaderCore:
-    """Does the reads that need more than the window and the cache. See the drawing above. The
-    public methods are those of ``Reader``."""
+    """Does the reads that need more than the window and the cache (see the drawing above)."""
 
     def __init__(self, blocks: Blocks, name: str | None) -> None:
         geometry = blocks.geometry
@@ -279,8 +273,8 @@ class ReaderCore:
         return data
 
     def _fill(self, out: memoryview) -> None:
-        """Fill ``out`` from the position on, and move the position. The caller makes sure that the
-        plaintext has that many bytes."""
+        """Fill ``out`` from the position on, and move the position. The plaintext must have that
+        many bytes."""
         done, position = 0, self.window.position
         while done < out.nbytes:
             rest = out[done:] if done else out
@@ -300,8 +294,8 @@ class ReaderCore:
         return True
 
     def _open_straight(self, position: int, out: memoryview) -> int:
-        """Decrypt whole blocks directly into the caller's memory; return their plaintext size, 0 if
-        no whole block is wanted."""
+        """Decrypt the whole blocks that are wanted directly into the caller's memory; return their
+        plaintext size."""
         blocks = self._blocks
         count = blocks.whole_blocks(position, out.nbytes)
         if not count:
@@ -321,8 +315,8 @@ class ReaderCore:
         return size
 
     def _load(self, position: int) -> None:
-        """Put the block at ``position`` into the window. If blocks are small and the file is read
-        sequentially, put some of the next blocks there too."""
+        """Put the block at ``position`` into the window, and small blocks that follow if the file
+        is read sequentially."""
         blocks = self._blocks
         block = position // self.block_size
         onwards = block == self._next_block

@@ -10,11 +10,9 @@ from typing import Any
 
 
 def row_group_starts(metadata: Any) -> list[int]:
-    """Return the offset of each row group's first page, given pyarrow's ``FileMetaData``.
-
-    The offsets ascend, because adjacent splits must have adjacent rows. If a group lies before the
-    group that it follows, it counts as beginning at the same offset.
-    """
+    """Return the offset of each row group's first page, given pyarrow's ``FileMetaData``. The
+    offsets ascend, because adjacent splits must have adjacent rows. If a group lies before the
+    group that it follows, it counts as beginning at the same offset."""
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     return list(accumulate(map(_start, groups), max))
 

@@ -1,6 +1,5 @@
 """Where encrypted bytes are written: to a caller's file object, or to a path. A path gets its file
-only when the file is complete. Knows nothing of blocks or keys.
-"""
+only when the file is complete. Knows nothing of blocks or keys."""
 
 from __future__ import annotations
 
@@ -14,25 +13,25 @@ from .atomic import AtomicFile
 
 
 class Sink(Protocol):
-    """A target. ``published`` says that others can see the file under its name."""
+    """A target: an ``AtomicFile`` or a ``FileSink``."""
 
-    name: str | None
-    published: bool
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def published(self) -> bool:
+        """Whether others can see the file under its name."""
 
-    def write(self, data: memoryview) -> None:
+    def write(self, data: memoryview, /) -> None:
         """Write all of ``data``. Raises OSError."""
-        ...
 
     def commit(self) -> None:
         """Finish the file. Raises OSError."""
-        ...
 
     def discard(self) -> None:
         """Leave nothing that a reader could take for a whole file."""
-        ...
 
 
-class FileSink(Sink):
+class FileSink:
     """A caller's file object. It is flushed, but not closed."""
 
     def __init__(self, file: Any) -> None:
@@ -95,38 +94,11 @@ class FileSink(Sink):
                 self._file.seek(self._start)
 
 
-class PathSink(Sink):
-    """A path on this machine, whose file appears when it is complete."""
-
-    def __init__(self, path: Any, *, overwrite: bool, durable: bool) -> None:
-        self._file = AtomicFile(path, overwrite=overwrite, durable=durable)
-        self.name: str | None = self._file.name
-
-    def write(self, data: memoryview) -> None:
-        while data.nbytes:
-            try:
-                data = data[os.write(self._file.fd, data) :]
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, self._file.name) from None
-
-    @property
-    def published(self) -> bool:  # type: ignore[override]
-        return self._file.published
-
-    def commit(self) -> None:
-        self._file.commit()
-
-    def discard(self) -> None:
-        self._file.discard()
-
-
 def open_sink(file: Any, *, overwrite: bool, durable: bool) -> Sink:
-    """Return the sink for a path or a file object.
-
-    Raises TypeError for anything else, a text file included; OSError when it cannot be made.
-    """
+    """Return the sink for a path or a file object. Raises TypeError for anything else, a text file
+    included; OSError when it cannot be made."""
     if isinstance(file, (str, bytes, os.PathLike)):
-        return PathSink(file, overwrite=overwrite, durable=durable)
+        return AtomicFile(file, overwrite=overwrite, durable=durable)
     if isinstance(file, io.TextIOBase):
         raise TypeError("a text file was given: open it in binary mode")
     if not hasattr(file, "write"):

@@ -1,8 +1,5 @@
-"""Where encrypted bytes are read: a path, a file object, or any object with ranged reads.
-
-A source returns exact ranges of the encrypted file. It reads them into memory that the caller
-lends; if they are in memory already, it does not copy them. Knows nothing of blocks or keys.
-"""
+"""Where encrypted bytes are read: a path, a file object, or any object with ranged reads. Knows
+nothing of blocks or keys."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._buffers import flat
@@ -34,10 +30,9 @@ class Source(Protocol):
     random_access: bool
 
     def fetch(self, offset: int, size: int, scratch: memoryview) -> memoryview:
-        """Return exactly ``size`` bytes from ``offset``, in ``scratch`` or elsewhere.
-
-        Raises TruncatedError if the source ends before, and what the storage raises.
-        """
+        """Return exactly ``size`` bytes from ``offset``: in ``scratch``, or where they are in
+        memory already. Raises TruncatedError if the source ends before, and what the storage
+        raises."""
         ...
 
     def check_end(self) -> None:
@@ -112,12 +107,9 @@ class MemorySource(Source):
 
 
 class RangedSource(Source):
-    """A caller's object with a thread-safe ``pread(offset, size)``. The encrypted file begins at
-    its byte ``base``.
-
-    If ``pread`` returns fewer bytes, it is called again for the rest. If it returns no bytes, the
-    source has ended. ``size`` (bytes) is used if there is one: an attribute, or a method without
-    arguments.
+    """A caller's object with a thread-safe ``pread(offset, size)``, which is called again if it
+    returns fewer bytes. If it returns none, the source has ended. The encrypted file begins at byte
+    ``base``. ``size`` (bytes) is used if there is one: an attribute, or a method without arguments.
     """
 
     random_access = True
@@ -210,16 +202,12 @@ class PipeSource(Source):
 
 @contextlib.contextmanager
 def regular_file(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]:
-    """Open a regular file for reading; give its descriptor and its status.
-
-    Raises OSError, also for a folder, a pipe or a device.
-    """
+    """Open a regular file for reading; give its descriptor and its status. Raises OSError, also for
+    a folder, a pipe or a device."""
     # Without O_NONBLOCK, opening a named pipe that has no writer would hang.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(path))
+        status = _file_status(fd, path)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", os.fsdecode(path))
         yield fd, status
@@ -242,20 +230,17 @@ def read_full(file: Any, view: memoryview) -> int:
             raise BlockingIOError(errno.EAGAIN, _WOULD_BLOCK)
         if not got:
             break
-        if not 0 < got <= view.nbytes - done:
-            wanted = view.nbytes - done
-            raise OSError(
-                errno.EIO, f"the source returned {got} bytes, and {wanted} were requested"
-            )
+        wanted = view.nbytes - done
+        if not 0 < got <= wanted:
+            why = f"the source returned {got} bytes, and {wanted} were requested"
+            raise OSError(errno.EIO, why)
         done += got
     return done
 
 
 def open_source(file: Any) -> tuple[Source, str | None]:
-    """Return the source for a path or a file object, and its name for messages.
-
-    Raises TypeError for anything else, a text file included; OSError when it cannot be opened.
-    """
+    """Return the source for a path or a file object, and its name for messages. Raises TypeError
+    for anything else, a text file included; OSError when it cannot be opened."""
     if isinstance(file, (str, bytes, os.PathLike)):
         return _open_path(file), os.fsdecode(file)
     if isinstance(file, io.TextIOBase):
@@ -271,23 +256,24 @@ def open_source(file: Any) -> tuple[Source, str | None]:
     seekable = getattr(file, "seekable", None)
     if seekable() if seekable is not None else hasattr(file, "seek"):
         if hasattr(file, "read_at"):
-            return RangedSource(partial(_pread_arrow, file), file.size, file.tell()), name
+            # pyarrow's files take the arguments the other way round.
+            source = RangedSource(lambda at, size: file.read_at(size, at), file.size, file.tell())
+            return source, name
         return SeekableSource(file), name
     return PipeSource(file), name
 
 
-def _pread_arrow(file: Any, offset: int, size: int) -> Buffer:
-    # pyarrow's files take the arguments the other way round.
-    data: Buffer = file.read_at(size, offset)
-    return data
+def _file_status(fd: int, path: str | bytes | os.PathLike[Any]) -> os.stat_result:
+    status = os.fstat(fd)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(path))
+    return status
 
 
-def _open_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Source:
+def _open_path(path: str | bytes | os.PathLike[Any]) -> Source:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(path))
+        status = _file_status(fd, path)
         if stat.S_ISREG(status.st_mode):
             return PathSource(fd, status.st_size)
         return PipeSource(os.fdopen(fd, "rb", buffering=0), owned=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-from types import TracebackType
 from typing import Any, Literal, NoReturn, overload
 
 from . import layout
@@ -46,12 +45,7 @@ class TextWriter(_HoldsKey, io.TextIOWrapper):
         """The same as ``Writer.abort``."""
         self.buffer.abort()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.abort()
         self.close()
@@ -62,15 +56,10 @@ class TextWriter(_HoldsKey, io.TextIOWrapper):
             self.buffer.__del__()
 
 
-_ReadMode = Literal["r", "rb"]
-_WriteMode = Literal["w", "wb", "x", "xb"]
-_File = Any
-
-
 @overload
 def open(
-    file: _File,
-    mode: _ReadMode = "rb",
+    file: Any,
+    mode: Literal["r", "rb"] = "rb",
     km: KeyMetadata | None = None,
     *,
     block_size: int | None = None,
@@ -81,8 +70,8 @@ def open(
 ) -> Reader: ...
 @overload
 def open(
-    file: _File,
-    mode: _WriteMode,
+    file: Any,
+    mode: Literal["w", "wb", "x", "xb"],
     km: KeyMetadata | None = None,
     *,
     key_size: int = 32,
@@ -93,7 +82,7 @@ def open(
 ) -> Writer: ...
 @overload
 def open(
-    file: _File,
+    file: Any,
     mode: Literal["rt"],
     km: KeyMetadata | None = None,
     *,
@@ -108,7 +97,7 @@ def open(
 ) -> TextReader: ...
 @overload
 def open(
-    file: _File,
+    file: Any,
     mode: Literal["wt", "xt"],
     km: KeyMetadata | None = None,
     *,
@@ -124,7 +113,7 @@ def open(
 
 
 def open(
-    file: _File,
+    file: Any,
     mode: str = "rb",
     km: KeyMetadata | None = None,
     *,
@@ -142,18 +131,17 @@ def open(
 ) -> Reader | Writer | TextReader | TextWriter:
     """Open an encrypted file, as ``gzip.open`` does a compressed one.
 
-    ``file`` is a path or a binary file object. A file object is used from its position on, and
-    ``close`` leaves it open. For reading, ``file`` can also be an object with ``pread(offset,
-    size)``. A seekable pyarrow file is read by its ``read_at``, any number of ranges at once.
-    ``mode`` is ``rb`` (the default), ``wb`` or ``xb``, or one of the text forms ``rt``, ``wt`` and
-    ``xt`` with ``encoding``, ``errors`` and ``newline``. ``r``, ``w`` and ``x`` are binary.
+    ``file`` is a path or a binary file object, which is used from its position on, and which
+    ``close`` leaves open. For reading, it can also be an object with ``pread(offset, size)``. A
+    seekable pyarrow file is read by its ``read_at``, any number of ranges at once. ``mode`` is
+    ``rb`` (the default), ``wb`` or ``xb``, or one of the text forms ``rt``, ``wt`` and ``xt`` with
+    ``encoding``, ``errors`` and ``newline``. ``r``, ``w`` and ``x`` are binary.
 
     Reading needs ``km`` with its file length. If it has none, ``trust_file_size=True`` uses the
     source's size. ``block_size`` is the block size to expect (bytes). If it is None, the header's
     is used, up to ``max_block_size``. ``pread`` and ``readv`` cache the last blocks that they read
-    in part, up to ``cache_size`` bytes (4 MiB by default: four blocks of the default size) until
-    ``close``. A block larger than ``cache_size`` is not cached. 0 turns the cache off. Raises
-    FormatError, TruncatedError, MissingFileLengthError.
+    in part, up to ``cache_size`` bytes until ``close``. 0 turns the cache off. Raises FormatError,
+    TruncatedError, MissingFileLengthError.
 
     Writing makes a fresh key of ``key_size`` bytes, unless ``km`` gives one. If that key may have
     encrypted a file before, the call raises KeyReuseError, unless ``reuse_key`` is set. The
@@ -168,10 +156,8 @@ def open(
     after the written bytes.
 
     With ``threads`` above 1, background threads decrypt ahead of the reader or encrypt behind the
-    writer.
-
-    There are fourteen parameters, as ``gzip.open`` has its own for reading, writing and text: each
-    optional one is a choice by itself, and is given by name.
+    writer. There are fourteen parameters, as in ``gzip.open``: each optional one is a choice by
+    itself, and is given by name.
     """
     if not isinstance(mode, str):
         raise TypeError(f"mode must be a str, not {type(mode).__name__}")

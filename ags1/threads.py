@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Iterable
+from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -33,10 +34,8 @@ def check_threads(threads: int) -> None:
 
 
 def thread_count(threads: int | None) -> int:
-    """Return ``threads``, or one for each CPU available to the process if it is None.
-
-    Raises ValueError for less than 1.
-    """
+    """Return ``threads``, or one for each CPU available to the process if it is None. Raises
+    ValueError for less than 1."""
     if threads is None:
         return usable_cpus()
     check_threads(threads)
@@ -80,10 +79,8 @@ class Job(Generic[_T]):
         return self._over or self._owner.get(None) == _CALLER
 
     def wait(self, watch: Callable[[], object] = _nothing) -> None:
-        """Wait until it has ended. Meanwhile, call ``watch`` about ten times a second.
-
-        A job that is neither in a pool nor cancelled never ends.
-        """
+        """Wait until it has ended. Meanwhile, call ``watch`` about ten times a second. A job that
+        is neither in a pool nor cancelled never ends."""
         while not self.ended:
             if self._signal.acquire(timeout=WAIT_SECONDS):
                 self._signal.release()
@@ -162,7 +159,7 @@ def run_all(
     interrupt (Ctrl-C, or an exception of ``watch``) this calls ``stop``, which makes the calls end
     early, and still waits for all of them. ``watch`` is called about ten times a second.
     """
-    jobs = [Job(_call(work, argument)) for argument in arguments]
+    jobs = [Job(partial(work, argument)) for argument in arguments]
     interrupt: BaseException | None = None
     while True:
         try:
@@ -192,7 +189,3 @@ def run_in_threads(
 ) -> None:
     """Do what ``run_all`` does, in one new thread for each argument."""
     run_all(Pool(len(arguments)), work, arguments, stop, watch)
-
-
-def _call(work: Callable[[int], object], argument: int) -> Callable[[], object]:
-    return lambda: work(argument)

@@ -1,5 +1,4 @@
-"""``Writer``: a file object that encrypts what is written to it. Counterpart in Java:
-``AesGcmOutputStream``. Knows nothing of how keys are wrapped.
+"""``Writer``: a file object that encrypts what is written to it. Java: ``AesGcmOutputStream``.
 
 The way of the plaintext through a writer::
 
@@ -22,7 +21,6 @@ import io
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 from . import layout
@@ -45,13 +43,11 @@ _P = ParamSpec("_P")
 class Writer(FastWriter, Stream):
     """An encrypted file, open for writing: made by ``open``.
 
-    It is registered as an ``io.BufferedIOBase``. It cannot seek, and its target does not have to. A
-    block is written when it is full. ``close`` writes the last block and gives a path its file. No
-    file is left if an exception leaves the ``with`` block, if ``abort`` is called, or if the object
-    is dropped without ``close``. After an error in writing, every later call raises that error
-    again. Raises KeyReuseError in a forked child.
-
-    The constructor has nine parameters: those of ``open`` that concern writing.
+    It is an ``io.BufferedIOBase``. It cannot seek, and its target does not have to. A block is
+    written when it is full. ``close`` writes the last block and gives a path its file. No file is
+    left if an exception leaves the ``with`` block, if ``abort`` is called, or if the object is
+    dropped without ``close``. After an error in writing, every later call raises that error again.
+    Raises KeyReuseError in a forked child. The nine parameters are those of ``open`` for writing.
     """
 
     __slots__ = ()
@@ -99,12 +95,7 @@ class Writer(FastWriter, Stream):
         for line in lines:
             self.write(line)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -115,8 +106,8 @@ io.BufferedIOBase.register(Writer)
 
 
 class WriterCore:
-    """Encrypts and sends the batches that small writes fill, and large writes. See the drawing
-    above. The public methods are those of ``Writer``."""
+    """Encrypts and sends the batches that small writes fill, and large writes (see the drawing
+    above)."""
 
     def __init__(
         self,
@@ -154,11 +145,9 @@ class WriterCore:
     def key_metadata(self) -> KeyMetadata:
         if self._finished is None:
             why = (
-                "the stream was closed without a file"
-                if self.closed
-                else "the stream is not closed yet, and the file's length is part of it: "
-                "close it first"
+                "the stream is not closed yet, and the file's length is part of it: close it first"
             )
+            why = "the stream was closed without a file" if self.closed else why
             raise ValueError(f"there is no key metadata: {why}")
         return self._finished
 
@@ -182,8 +171,7 @@ class WriterCore:
     def _or_fail(
         self, work: Callable[_P, None], /, *arguments: _P.args, **named: _P.kwargs
     ) -> None:
-        """Call ``work``; the caller holds the lock. If it raises, every later call raises that
-        too."""
+        """Call ``work`` under the lock. If it raises, every later call raises that too."""
         if self._error is not None:
             raise copy.copy(self._error)
         self.batch.busy = True
@@ -221,8 +209,7 @@ class WriterCore:
         return text.nbytes
 
     def _emit(self) -> None:
-        """Seal the current batch and send it. With threads, send earlier ones, and let a thread
-        seal this one."""
+        """Seal the current batch and send it. With threads, one seals it, and earlier ones go."""
         slots, used = self._filling, self.batch.used
         first, self._next_block = self._next_block, self._next_block + self._chunk
         if self._threads == 1:

@@ -9,8 +9,9 @@ Imports point down this list, and ``make lint`` checks it:
 - ``options``, ``report``: options that several rooms share; progress and results of many files;
 - ``console``, ``exits``: standard input and output; exit codes and one-line messages.
 
-In each room, ``commands`` is what can be typed. Commands import PyIceberg, PySpark, fastavro and
-KMSs within their functions: help has to be quick.
+In each room, ``commands`` is what can be typed. Commands import PyIceberg, Arrow, PySpark, fastavro
+and KMSs within their functions: help has to be quick, and they are optional. A command has a
+parameter for each of its options, so that some have more than eight.
 """
 
 from __future__ import annotations

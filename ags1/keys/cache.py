@@ -60,12 +60,10 @@ class _Contents:
 
 
 class KekCache:
-    """The unwrapped KEKs of one KMS client. Threads and tables may share it.
-
-    If several threads ask for a KEK at once, the KMS is called once. If that call fails, all of
-    them get the error, and the next call asks the KMS again. A pickle has the client and no key.
-    ``lifetime_seconds`` is how long a KEK is kept, ``capacity`` how many are.
-    """
+    """The unwrapped KEKs of one KMS client. Threads and tables may share it. If several threads ask
+    for a KEK at once, the KMS is called once. If that call fails, all of them get the error, and
+    the next call asks the KMS again. A pickle has the client and no key. ``lifetime_seconds`` is
+    how long a KEK is kept, ``capacity`` how many are."""
 
     def __init__(
         self,

@@ -102,11 +102,8 @@ class EncryptedKey:
 class KeyEncryptionKey(Secret):
     """An unwrapped KEK and its entry. The key is never printed, pickled or copied, and is wiped
     when its last user is done. ``made_here`` says that ``generate`` made it, and not a KMS that
-    unwrapped a stored entry.
-
-    It encrypts with AES-GCM under random nonces, so that many processes can use one KEK. A forked
-    child asks the KMS for its own.
-    """
+    unwrapped a stored entry. It encrypts with AES-GCM under random nonces, so that many processes
+    can use one KEK. A forked child asks the KMS for its own."""
 
     __slots__ = ("_aad", "_key", "_process", "entry", "made_here")
 

@@ -22,12 +22,10 @@ FILE_KEY_SIZE = 32
 
 
 class Keychain:
-    """Makes and opens sidecars with the master keys of a KMS.
-
-    ``master_key_id`` is the master key for new sidecars. A sidecar itself says which master key
-    wrapped it, and may come from a place where others can write. ``trusted_key_ids`` are therefore
-    the master keys to accept; None stands for ``default_trust``.
-    """
+    """Makes and opens sidecars with the master keys of a KMS. ``master_key_id`` is the master key
+    for new sidecars. A sidecar itself says which master key wrapped it, and may come from a place
+    where others can write. ``trusted_key_ids`` are therefore the master keys to accept; None stands
+    for ``default_trust``."""
 
     def __init__(
         self,
@@ -114,12 +112,9 @@ def key_of_file(
     sidecar: Sidecar, unwrap_kek: Callable[[EncryptedKey], KeyEncryptionKey], file: Any
 ) -> KeyMetadata:
     """Return the key metadata of an encrypted file: a path, a seekable file object at its
-    beginning, or None for the newest key.
-
-    A sidecar has more than one file key if the replacement of a file was interrupted, or if a
-    sidecar without its file was used again. Then the first block of the file decides which key is
-    the right one. If none fits, this returns the newest one.
-    """
+    beginning, or None for the newest key. A sidecar has more than one file key if the replacement
+    of a file was interrupted, or if a sidecar without its file was used again. Then the first block
+    of the file decides which key is the right one. If none fits, this returns the newest one."""
     newest, *older = sidecar.file_keys
     km = sidecar.open(unwrap_kek, newest)
     if file is None or not older or _opens(file, km):

@@ -133,12 +133,10 @@ class EncryptionManager:
         return tuple(filter(self._is_kek, self.encryption_keys))
 
     def new_file_key(self) -> KeyMetadata:
-        """Return a fresh key and a fresh 16-byte AAD prefix for one file of the table.
-
-        If the table's newest KEK is longer than the data key length, the key is as long as the KEK,
+        """Return a fresh key and a fresh 16-byte AAD prefix for one file of the table. If the
+        table's newest KEK is longer than the data key length, the key is as long as the KEK,
         because others may have lowered the data key length in the metadata. So the KEK is
-        unwrapped, unless it is in the cache. Raises KmsError.
-        """
+        unwrapped, unless it is in the cache. Raises KmsError."""
         return KeyMetadata.generate(max(self.data_key_length, self._kek_length()))
 
     def _kek_length(self) -> int:
@@ -154,11 +152,9 @@ class EncryptionManager:
 
     def add_manifest_list_key(self, km: KeyMetadata) -> str:
         """Wrap the key metadata of a manifest list, add it to the list of keys, and return its ID.
-        The snapshot must name that ID as ``key-id``.
-
-        If no KEK may still be used, this makes one, which is a KMS call. Raises KmsError, or
-        KeyMetadataError if ``km`` has no file length, because no reader could open the file.
-        """
+        The snapshot must name that ID as ``key-id``. If no KEK may still be used, this makes one,
+        which is a KMS call. Raises KmsError, or KeyMetadataError if ``km`` has no file length,
+        because no reader could open the file."""
         if km.file_length is None:
             raise KeyMetadataError("a manifest list's key metadata needs the file's length")
         with self._making.get():
@@ -238,12 +234,9 @@ class EncryptionManager:
 
     def shred(self, kek_id: str) -> EncryptionManager:
         """Return a manager without a KEK and without the keys that it wraps. Their snapshots cannot
-        be read with the new list.
-
-        This is not final. Older metadata files still contain the wrapped KEK, and a Java writer
-        that has it in memory puts it back with its next commit. Only the destruction of the master
-        key's version in the KMS is final. Raises KeyMetadataError.
-        """
+        be read with the new list. This is not final. Older metadata files still contain the wrapped
+        KEK, and a Java writer that has it in memory puts it back with its next commit. Only the
+        destruction of the master key's version in the KMS is final. Raises KeyMetadataError."""
         if not self._is_kek(self._entry(kek_id)):
             raise KeyMetadataError(f"{kek_id!r} is not a KEK")
         return self._with(

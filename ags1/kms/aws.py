@@ -211,7 +211,7 @@ class AwsKms(SdkClient[Any]):
     def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the same key wrapped under the newest version of ``key_id``; it does not leave
         KMS. The caller needs the permission ``kms:ReEncrypt*`` besides those for wrapping."""
-        request = {"CiphertextBlob": _checked_wrapped_key(wrapped_key)}
+        request: dict[str, Any] = {"CiphertextBlob": _checked_wrapped_key(wrapped_key)}
         for side in ("Source", "Destination"):
             request |= {f"{side}KeyId": key_id, f"{side}EncryptionAlgorithm": self._algorithm}
         return self._bytes(self._ask("re_encrypt", key_id, request), "CiphertextBlob")

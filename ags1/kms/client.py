@@ -70,10 +70,8 @@ class KmsClient(Protocol):
         ...
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
-        """Have the service make a key of ``key_size`` bytes, wrapped under ``key_id``.
-
-        Raises NotImplementedError if the service makes no keys, or none of that size.
-        """
+        """Have the service make a key of ``key_size`` bytes, wrapped under ``key_id``. Raises
+        NotImplementedError if the service makes no keys, or none of that size."""
         ...
 
     def close(self) -> None:

@@ -133,9 +133,8 @@ class Keyring(Secret):
         protect: Callable[[_Seal], _Seal] = lambda before: before,
     ) -> Mapping[str, MasterKey]:
         """Let ``edit`` change the ``keys`` object and write the keyring. Returns the master keys.
-
-        ``create``: make the keyring if there is none. ``protect`` returns the new seal for the old.
-        """
+        ``create``: make the keyring if there is none. ``protect`` returns the new seal for the
+        old."""
         with self._lock:
             new_seal: _Seal = None
             try:

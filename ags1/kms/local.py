@@ -261,11 +261,8 @@ def set_passphrase(
 ) -> bool:
     """Protect the keyring at ``path`` by the passphrase ``new``. ``old`` is its passphrase so far,
     if it has one. Returns whether it had one. If both are functions, ``old`` is called first, and
-    only if it is needed. Raises as ``LocalKms`` does.
-
-    Older copies of the file (backups) do not change. If somebody else has got one, rotate the
-    master keys.
-    """
+    only if it is needed. Raises as ``LocalKms`` does. Older copies of the file (backups) do not
+    change. If somebody else has got one, rotate the master keys."""
     keyring, source = Keyring(path, passphrase_source(old, None)), passphrase_source(new, None)
     had_one = keyring.is_protected()
     new_seal = sealing(checked(source and source.ask()))

@@ -26,11 +26,8 @@ class KeysInPropertiesWarning(UserWarning):
 
 class MemoryKms(WrapsOnly, MadeOfProperties):
     """A KMS client over the properties ``encryption.kms.key.<id>``, each a key of 16, 24 or 32
-    bytes in hex.
-
-    Raises KmsConfigurationError if there is no such property, or one is not such a key. Each new
-    client warns with KeysInPropertiesWarning. Pickling it raises TypeError.
-    """
+    bytes in hex. Raises KmsConfigurationError if there is no such property, or one is not such a
+    key. Each new client warns with KeysInPropertiesWarning. Pickling it raises TypeError."""
 
     accepts_foreign_keys = False
     wraps_with_public_key = False

@@ -530,11 +530,9 @@ class _Answer(Secret):
 
 
 class _Connection(Secret):
-    """One process's HTTP session, and the token in use, which the lock is held to replace.
-
-    Threads share the session. All that requests changes in a session while asking is its cookies,
-    which are refused here. The pools of urllib3 are made for threads.
-    """
+    """One process's HTTP session, and the token in use, which the lock is held to replace. Threads
+    share the session. All that requests changes in a session while asking is its cookies, which are
+    refused here. The pools of urllib3 are made for threads."""
 
     __slots__ = ("lock", "session", "token")
 

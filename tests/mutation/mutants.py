@@ -592,8 +592,8 @@ faults(
 faults(
     "key_metadata.py",
     (
-        "            self._file_length is not None or not self._ticket or self._process",
-        "            not self._ticket or self._process",
+        "        taken = self._file_length is not None or not self._ticket\n",
+        "        taken = not self._ticket\n",
         "a key with a file length counts as fresh",
     ),
     (

@@ -1,8 +1,4 @@
-"""The commands on files: their options and their help. The work is done elsewhere.
-
-Each command imports its libraries when it runs, because help has to be quick. It has a parameter
-for each of its options, so that some have more than eight.
-"""
+"""The commands on files: their options and their help. The work is done elsewhere."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 """What an encrypted file shows without its key: header, sizes, blocks, and the ids in its sidecar.
-
-None of it is authenticated: no tag protects the header, and the sizes are the file system's.
-"""
+None of it is authenticated: no tag protects the header, and the sizes are the file system's."""
 
 from __future__ import annotations
 
 import errno
 import os
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 from ... import layout
@@ -87,14 +86,8 @@ def _keys(sidecar: Sidecar) -> list[dict[str, Any]]:
     keys = []
     for wrapped in sidecar.file_keys:
         kek = sidecar.kek_entry(wrapped)
-        keys.append(
-            {
-                "key_id": wrapped.key_id,
-                "kek_id": kek.key_id,
-                "master_key_id": kek.encrypted_by_id,
-                "kek_timestamp": kek.timestamp,
-            }
-        )
+        facts = {"master_key_id": kek.encrypted_by_id, "kek_timestamp": kek.timestamp}
+        keys.append({"key_id": wrapped.key_id, "kek_id": kek.key_id, **facts})
     return keys
 
 
@@ -107,8 +100,6 @@ def _amount(size: int) -> str:
 
 
 def _when(key: dict[str, Any]) -> str:
-    from datetime import datetime, timezone
-
     timestamp = key["kek_timestamp"]
     try:
         moment = datetime.fromtimestamp(int(timestamp) / 1000, timezone.utc)

@@ -1,8 +1,6 @@
-"""Lists the files of a run and names their targets, before any work is done.
-
-Wrong usage (two sources with one target, an output without a name) stops the run before it begins.
-If a source does not exist or cannot be read, that is a failure of this source only.
-"""
+"""Lists the files of a run and names their targets, before any work is done. Wrong usage (two
+sources with one target, an output without a name) stops the run before it begins. A source that
+does not exist or cannot be read is a failure of this source only."""
 
 from __future__ import annotations
 
@@ -20,6 +18,7 @@ from ...errors import FormatError
 from ...keys.sidecar import SUFFIX as SIDECAR_SUFFIX
 from ...keys.sidecar import sidecar_path
 from ..console import STDIN
+from ..options import Paths
 
 SUFFIX = ".ags1"
 # Stands for standard input or output.
@@ -28,17 +27,15 @@ STREAM = "-"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One file's work."""
+    """One file's work. ``target`` is None if nothing is written; its folder may have to be made.
+    ``size`` is the source's in bytes, 0 if only reading tells. ``is_pipe``: the source can only be
+    read from its beginning to its end."""
 
     source: str
-    # None where nothing is written.
     target: str | None
     sidecar: str
-    # The source's size in bytes; 0 where only reading tells.
     size: int
-    # Whether the source can only be read from its beginning to its end, like a pipe.
     is_pipe: bool = False
-    # Whether the target's folder is made when it is missing.
     makes_folder: bool = False
 
     @property
@@ -67,22 +64,18 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
+    """``relative_path`` begins at the folder that the user named; it is the file's name if they
+    named the file itself (``is_named``)."""
+
     path: str
-    # Its path below the folder that was named; its own name if it was named itself.
     relative_path: str
     size: int = 0
     is_pipe: bool = False
-    # Whether the user named the file itself, and not a folder around it.
     is_named: bool = False
 
 
 def plan_encryption(
-    sources: tuple[str, ...],
-    output: str | None,
-    sidecar: str | None,
-    *,
-    again: bool = False,
-    skip_existing: bool = False,
+    sources: Paths, output: str | None, sidecar: str | None, *, again: bool, skip_existing: bool
 ) -> Plan:
     """Plan to encrypt ``sources`` to ``FILE.ags1``, or to or into ``output``. If a source is
     encrypted already, that is a problem unless ``again`` is true. With ``skip_existing``, it counts
@@ -90,9 +83,8 @@ def plan_encryption(
     if output is None and sources == (STREAM,):
         output = STREAM
     if output == STREAM and sidecar is None:
-        raise click.UsageError(
-            "to encrypt to standard output, say with --sidecar FILE where the keys go"
-        )
+        said = "to encrypt to standard output, say with --sidecar FILE where the keys go"
+        raise click.UsageError(said)
     plan = Plan()
     for file in _find(sources, plan, _is_encrypted, "is encrypted already"):
         if file.is_named and not file.is_pipe and not again:
@@ -105,10 +97,8 @@ def plan_encryption(
                 plan.notes.append(f"{file.path}: is encrypted already: skipped")
                 continue
             if refused:
-                problem = OSError(
-                    errno.EINVAL, "is encrypted already (--again encrypts it once more)"
-                )
-                plan.problems.append((file.path, problem))
+                said = "is encrypted already (--again encrypts it once more)"
+                plan.problems.append((file.path, OSError(errno.EINVAL, said)))
                 continue
         target, makes_folder = _target(file, sources, output, lambda name: name + SUFFIX)
         keys = sidecar if sidecar is not None else sidecar_path(target)
@@ -122,15 +112,12 @@ def plan_encryption(
 
 def has_results(job: Job) -> bool:
     """Whether a job's target and its sidecar are there."""
-    return (
-        job.target is not None
-        and job.target != STREAM
-        and os.path.isfile(job.target)
-        and os.path.isfile(job.sidecar)
-    )
+    if job.target in (None, STREAM):
+        return False
+    return os.path.isfile(job.target) and os.path.isfile(job.sidecar)
 
 
-def plan_decryption(sources: tuple[str, ...], output: str | None, sidecar: str | None) -> Plan:
+def plan_decryption(sources: Paths, output: str | None, sidecar: str | None) -> Plan:
     """Plan to decrypt ``sources`` to their names without ``.ags1``, or to or into ``output``."""
     if output is None and sources == (STREAM,):
         output = STREAM
@@ -150,7 +137,7 @@ def plan_decryption(sources: tuple[str, ...], output: str | None, sidecar: str |
     return plan
 
 
-def plan_reading(sources: tuple[str, ...], sidecar: str | None) -> Plan:
+def plan_reading(sources: Paths, sidecar: str | None) -> Plan:
     """Plan to read the encrypted files ``sources`` and write no file."""
     plan = Plan()
     for file in _find(sources, plan, _is_not_encrypted):
@@ -160,7 +147,7 @@ def plan_reading(sources: tuple[str, ...], sidecar: str | None) -> Plan:
     return plan
 
 
-def plan_rewrapping(sources: tuple[str, ...]) -> Plan:
+def plan_rewrapping(sources: Paths) -> Plan:
     """Plan to change sidecars: the files named, and in folders all ``*.ags1.keys``."""
     plan = Plan()
     kind = f"{SUFFIX}{SIDECAR_SUFFIX} file"
@@ -192,7 +179,7 @@ def make_folder(folder: str, source_folder: str) -> None:
 
 
 def _find(
-    sources: tuple[str, ...],
+    sources: Paths,
     plan: Plan,
     passed_over: Callable[[str], bool],
     reason: str | None = None,
@@ -216,11 +203,10 @@ def _find(
             size = 0 if is_pipe else status.st_size
             yield _Source(source, os.path.basename(source), size, is_pipe, is_named=True)
             continue
-        empty = True
+        file: _Source | None = None
         for file in _walk(source, plan, passed_over, reason):
-            empty = False
             yield file
-        if empty:
+        if file is None:
             kind = kind or ("file to encrypt" if reason else f"{SUFFIX} file")
             error = FileNotFoundError(errno.ENOENT, f"no {kind} in this folder", source)
             plan.problems.append((source, error))
@@ -259,7 +245,7 @@ def _walk(
 
 
 def _target(
-    file: _Source, sources: tuple[str, ...], output: str | None, renamed: Callable[[str], str]
+    file: _Source, sources: Paths, output: str | None, renamed: Callable[[str], str]
 ) -> tuple[str, bool]:
     """Return where the result goes, and whether its folder may have to be made."""
     if output is None:
@@ -271,9 +257,8 @@ def _target(
     if output == STREAM or not into_folder:
         return output, False
     if file.is_pipe:
-        raise click.UsageError(
-            f"{output} is a folder, and this input has no name: give the output a file's name"
-        )
+        said = f"{output} is a folder, and this input has no name: give the output a file's name"
+        raise click.UsageError(said)
     return os.path.join(output, renamed(file.relative_path)), True
 
 
@@ -313,13 +298,12 @@ def _is_no_sidecar(path: str) -> bool:
     return not path.endswith(SUFFIX + SIDECAR_SUFFIX)
 
 
-def _check(plan: Plan, sources: tuple[str, ...], output: str | None, sidecar: str | None) -> None:
+def _check(plan: Plan, sources: Paths, output: str | None, sidecar: str | None) -> None:
     """Raise UsageError when two of the files of a plan would be one."""
     if len(plan.jobs) > 1 or (plan.jobs and plan.jobs[0].source not in sources):
         if output == STREAM:
-            raise click.UsageError(
-                "only one file can be written to standard output: give -o FOLDER"
-            )
+            said = "only one file can be written to standard output: give -o FOLDER"
+            raise click.UsageError(said)
         if sidecar is not None:
             raise click.UsageError("--sidecar is for one file, and there are several: leave it out")
     read = {os.path.abspath(job.source) for job in plan.jobs}
@@ -329,17 +313,12 @@ def _check(plan: Plan, sources: tuple[str, ...], output: str | None, sidecar: st
             continue
         target = os.path.abspath(job.target)
         if target in read:
-            raise click.UsageError(
-                f"{job.target} is a source and cannot be the output, too: give another -o"
-            )
+            said = f"{job.target} is a source and cannot be the output, too: give another -o"
+            raise click.UsageError(said)
         if target in written:
-            raise click.UsageError(
-                f"{written[target]} and {job.source} would both be written to {job.target}: "
-                "encrypt or decrypt them one by one"
-            )
+            both = f"{written[target]} and {job.source} would both be written to {job.target}"
+            raise click.UsageError(f"{both}: encrypt or decrypt them one by one")
         written[target] = job.source
         if os.path.abspath(job.sidecar) in written or os.path.abspath(job.sidecar) in read:
-            raise click.UsageError(
-                f"{job.sidecar} is a source or an output and cannot be the sidecar: "
-                f"give another one"
-            )
+            said = f"{job.sidecar} is a source or an output and cannot be the sidecar"
+            raise click.UsageError(f"{said}: give another one")

@@ -1,7 +1,4 @@
-"""The commands ``ags1 keygen`` and ``ags1 key …``.
-
-Each command imports its libraries when it runs, because help has to be quick.
-"""
+"""The commands ``ags1 keygen`` and ``ags1 key …``."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from ..console import Output, print_line
 from ..exits import Command, Group
 from ..kms import options
 from ..kms.options import KmsOptions, Target
-from ..options import PATH, json_output, no_fsync, output
+from ..options import PATH, Paths, flag, json_output, no_fsync, output
 
 if TYPE_CHECKING:
     from ..files.sources import Job
@@ -52,12 +49,9 @@ def keygen(name: str, keyring: str | None, passphrase: bool, out: Output) -> Non
 
     chosen = settings_of(KmsOptions("local", (), keyring))
     kms = keyring_for_new_key(chosen, protect=passphrase)
-    path = kms.path
     version = int(kms.create_key(name).versions[-1].version)
-    out.result(
-        {"keyring": path, "name": name, "version": version},
-        f"made the master key {name!r} in {path}; if it is lost, nothing can be decrypted",
-    )
+    line = f"made the master key {name!r} in {kms.path}; if it is lost, nothing can be decrypted"
+    out.result({"keyring": kms.path, "name": name, "version": version}, line)
 
 
 @click.group(
@@ -148,7 +142,7 @@ def rotate(name: str, kms: KmsOptions, out: Output) -> None:
     metavar="FILE",
     help="Read the new passphrase from a file (mode 0600) instead of asking.",
 )
-@click.option("--remove", is_flag=True, help="Remove the passphrase.")
+@flag("--remove", help="Remove the passphrase.")
 @json_output
 def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, out: Output) -> None:
     """Set, change or remove the passphrase of a keyring.
@@ -170,9 +164,8 @@ def protect(kms: KmsOptions, new_passphrase_file: str | None, remove: bool, out:
     from .keyrings import keyring_settings
 
     if remove and new_passphrase_file is not None:
-        raise click.UsageError(
-            "--remove and --new-passphrase-file exclude each other: give one of them"
-        )
+        said = "--remove and --new-passphrase-file exclude each other: give one of them"
+        raise click.UsageError(said)
     settings = keyring_settings(kms, "protect")
     check_names(settings.properties)
     path = settings.properties.get(KEYRING) or default_keyring_path()
@@ -220,11 +213,11 @@ def export_public_info(names: tuple[str, ...], kms: KmsOptions) -> None:
 @options.kms
 @options.trusted_keys
 @options.target
-@click.option("--dry-run", is_flag=True, help="Do everything, but write no sidecar.")
+@flag("--dry-run", help="Do everything, but write no sidecar.")
 @no_fsync
 @output
 def rewrap(
-    sources: tuple[str, ...],
+    sources: Paths,
     kms: KmsOptions,
     keys: tuple[str, ...],
     target: Target,
@@ -282,9 +275,8 @@ def rewrap(
 
     def work(job: Job, report: Report) -> None:
         done = wrap_again(job.source, how)
-        what = "would be wrapped" if dry_run else "wrapped"
-        if not done["changed"]:
-            what = "is already wrapped"
+        would = "would be wrapped" if dry_run else "wrapped"
+        what = would if done["changed"] else "is already wrapped"
         report.succeeded(done, f"{job.source}: {what} under {shortened(done['master_key_id'])}")
 
     return for_each(plan, work, out)

@@ -36,19 +36,13 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
     before = find_sidecar(sidecar_file)
     master_key_ids = sorted({str(entry.encrypted_by_id) for entry in before.kek_entries})
     if not master_key_ids:
-        raise KeyMetadataError(
-            "the sidecar is damaged: no master key wraps its keys. Restore it from a backup",
-            file=sidecar_file,
-        )
+        said = "the sidecar is damaged: no master key wraps its keys. Restore it from a backup"
+        raise KeyMetadataError(said, file=sidecar_file)
     wanted = how.master_key_id
-    if wanted is None:
-        if len(master_key_ids) > 1:
-            raise KeyMetadataError(
-                f"several master keys wrap its keys, {', '.join(master_key_ids)}: "
-                "name one with --to-key",
-                file=sidecar_file,
-            )
-        wanted = master_key_ids[0]
+    if wanted is None and len(master_key_ids) > 1:
+        said = f"several master keys wrap its keys, {', '.join(master_key_ids)}"
+        raise KeyMetadataError(f"{said}: name one with --to-key", file=sidecar_file)
+    wanted = wanted or master_key_ids[0]
     result = {
         "file": sidecar_file,
         "from_master_key_ids": master_key_ids,
@@ -62,9 +56,8 @@ def rewrap(sidecar_file: str, how: Rewrapping) -> dict[str, Any]:
     after = how.keychain.rewrap(sidecar_file, wanted, how.other_kms)
     # If another process has replaced the file meanwhile, the sidecar has the new file's keys.
     if after.file_keys != before.file_keys or find_sidecar(sidecar_file) != before:
-        raise KeyMetadataError(
-            "another process changed the sidecar meanwhile: try again", file=sidecar_file
-        )
+        said = "another process changed the sidecar meanwhile: try again"
+        raise KeyMetadataError(said, file=sidecar_file)
     # A KEK that can be unwrapped may still be the wrong one for the keys in this sidecar.
     _open_all(sidecar_file, after, wanted, how)
     if not how.dry_run:

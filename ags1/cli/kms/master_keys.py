@@ -58,9 +58,8 @@ def from_options(
     if keyring is not None:
         kind = Layer(given).kind
         if kind not in (None, LOCAL):
-            raise click.UsageError(
-                f"--keyring is for --kms local, not for {kind}: leave one of the two out"
-            )
+            said = f"--keyring is for --kms local, not for {kind}: leave one of the two out"
+            raise click.UsageError(said)
         if given.get(KEYRING, keyring) != keyring:
             raise click.UsageError("--keyring and --kms-property name two keyrings: name one")
         given[KMS_TYPE], given[KEYRING] = LOCAL, keyring

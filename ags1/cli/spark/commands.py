@@ -1,13 +1,8 @@
-"""The commands ``ags1 spark …``: any number of files, on Spark's executors.
-
-Each command imports its libraries when it runs, because help has to be quick and PySpark is
-optional. It has a parameter for each of its options, so that some have more than eight.
-"""
+"""The commands ``ags1 spark …``: any number of files, on Spark's executors."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +15,7 @@ from ..console import Output, print_error, print_json
 from ..exits import Group
 from ..kms import options
 from ..kms.options import KmsOptions, Target
-from ..options import grouped, no_fsync, output
+from ..options import Paths, flag, grouped, no_fsync, output
 from ..report import Report, bar
 from .session import kms_config, master, session
 from .tables import COMMANDS
@@ -47,9 +42,7 @@ _ledger = click.option(
     help="The ledger: a folder of Parquet files with each file's wrapped key and outcome. If it is "
     "lost, the files cannot be decrypted.",
 )
-_force = click.option(
-    "-f", "--force", is_flag=True, help="Overwrite targets that the ledger does not list."
-)
+_force = flag("-f", "--force", help="Overwrite targets that the ledger does not list.")
 _sources = click.argument("sources", nargs=-1, required=True, type=_PATH, metavar="SOURCE...")
 _some_sources = click.argument("sources", nargs=-1, type=_PATH, metavar="[SOURCE]...")
 _target = click.argument("target", type=_PATH, metavar="TARGET")
@@ -111,10 +104,9 @@ def spark() -> None:
 @_ledger
 @options.new_key
 @options.kms
-@click.option(
+@flag(
     "--hmac",
     "plaintext_hmac",
-    is_flag=True,
     help="Store an HMAC-SHA-256 of each plaintext in the ledger, under a key derived from the "
     "run's key. Each file is then read twice.",
 )
@@ -123,7 +115,7 @@ def spark() -> None:
 @no_fsync
 @output
 def encrypt(
-    sources: tuple[str, ...],
+    sources: Paths,
     target: str,
     ledger: str,
     key: str | None,
@@ -154,23 +146,19 @@ def encrypt(
     config = kms_config(settings)
     ledger_folder(ledger)  # raises before Spark starts
 
-    def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
-        from ...spark.jobs import encrypt_files
-
-        return encrypt_files(
-            session,
-            sources,
-            target,
-            ledger=ledger,
-            kms=config,
-            key_id=key_id,
-            overwrite=force,
-            durable=not no_fsync,
-            plaintext_hmac=plaintext_hmac,
-            progress=progress,
-        )
-
-    return _run(work, master, out)
+    return _run(
+        "encrypt_files",
+        master,
+        out,
+        sources,
+        target,
+        ledger=ledger,
+        kms=config,
+        key_id=key_id,
+        overwrite=force,
+        durable=not no_fsync,
+        plaintext_hmac=plaintext_hmac,
+    )
 
 
 @spark.command()
@@ -182,7 +170,7 @@ def encrypt(
 @no_fsync
 @output
 def decrypt(
-    sources: tuple[str, ...],
+    sources: Paths,
     target: str,
     reading: _Reading,
     master: str | None,
@@ -199,22 +187,8 @@ def decrypt(
       ags1 spark decrypt copy --ledger ledger          all that the ledger has
       ags1 spark decrypt sealed copy --ledger ledger   these files, moved or not
     """
-    opening = reading.opening()
-
-    def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
-        from ...spark.jobs import decrypt_files
-
-        return decrypt_files(
-            session,
-            sources or None,
-            target,
-            overwrite=force,
-            durable=not no_fsync,
-            progress=progress,
-            **opening,
-        )
-
-    return _run(work, master, out)
+    how = {"overwrite": force, "durable": not no_fsync, **reading.opening()}
+    return _run("decrypt_files", master, out, sources or None, target, **how)
 
 
 @spark.command()
@@ -222,7 +196,7 @@ def decrypt(
 @_reading
 @master
 @output
-def verify(sources: tuple[str, ...], reading: _Reading, master: str | None, out: Output) -> int:
+def verify(sources: Paths, reading: _Reading, master: str | None, out: Output) -> int:
     """Check every block of the files in a ledger; write nothing.
 
     Without SOURCE, all files of the ledger are checked.
@@ -231,14 +205,7 @@ def verify(sources: tuple[str, ...], reading: _Reading, master: str | None, out:
       ags1 spark verify --ledger ledger
       ags1 spark verify sealed --ledger ledger --json | jq -r 'select(.ok | not) | .file'
     """
-    opening = reading.opening()
-
-    def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
-        from ...spark.jobs import verify_files
-
-        return verify_files(session, sources or None, progress=progress, **opening)
-
-    return _run(work, master, out)
+    return _run("verify_files", master, out, sources or None, **reading.opening())
 
 
 @spark.command()
@@ -264,25 +231,19 @@ def rewrap(
     from ..kms.master_keys import target_of
 
     other = target_of(target)
-    opening = reading.opening()
-    to_kms = None if other is None else kms_config(other)
-
-    def work(session: Any, progress: Callable[[int, int], None]) -> Summary:
-        from ...spark.jobs import rewrap_ledger
-
-        return rewrap_ledger(
-            session, to_key_id=target.to_key, to_kms=to_kms, durable=not no_fsync, **opening
-        )
-
-    return _run(work, master, out)
+    how = {"to_key_id": target.to_key, "durable": not no_fsync, **reading.opening()}
+    how["to_kms"] = None if other is None else kms_config(other)
+    return _run("rewrap_ledger", master, out, **how)
 
 
-def _run(
-    work: Callable[[Any, Callable[[int, int], None]], Summary], master: str | None, out: Output
-) -> int:
-    """Do a job in a session of Spark and report it."""
+def _run(job: str, master: str | None, out: Output, *paths: Any, **how: Any) -> int:
+    """Do a job of ``ags1.spark.jobs`` in a session of Spark and report it."""
     with session(master) as running, bar("", out) as progress:
-        summary = work(running, progress)
+        from ...spark import jobs
+
+        if job != "rewrap_ledger":  # it has no sizes to tell
+            how["progress"] = progress
+        summary = getattr(jobs, job)(running, *paths, **how)
     return _report(summary, out)
 
 
@@ -310,13 +271,9 @@ def _line(summary: Summary) -> str:
     if summary.size:
         size, rate = (console.size(number) for number in (summary.size, summary.bytes_per_second))
         parts.append(f"{size} in {summary.seconds:.1f} s ({rate}/s)")
-    for number, what in (
-        (summary.unchanged, "done already"),
-        (summary.skipped, "skipped"),
-        (summary.failed, "failed"),
-    ):
-        if number:
-            parts.append(f"{number:,} {what}")
+    others = {"done already": summary.unchanged, "skipped": summary.skipped}
+    others["failed"] = summary.failed
+    parts += [f"{number:,} {what}" for what, number in others.items() if number]
     return ", ".join(parts)
 
 

@@ -1,7 +1,5 @@
 """What the commands on Spark share: the session, its master, and the KMS that is sent to executors.
-
-PySpark is optional: it is imported when a job begins.
-"""
+PySpark is imported when a job begins."""
 
 from __future__ import annotations
 
@@ -69,10 +67,10 @@ def session(master: str | None) -> Iterator[Any]:
         builder = builder.master(master)
     try:
         made = _undisturbed(builder.getOrCreate)
-    except PySparkRuntimeError as error:
-        raise OSError(errno.EIO, f"Spark did not start: {error}") from None
-    except Py4JJavaError as error:  # for example, it does not understand the master
-        message = error.java_exception.getMessage()
+    except (PySparkRuntimeError, Py4JJavaError) as error:
+        # Java's, for example, because it does not understand the master.
+        java = getattr(error, "java_exception", None)
+        message = error if java is None else java.getMessage()
         raise OSError(errno.EIO, f"Spark did not start: {message}") from None
     try:
         yield made

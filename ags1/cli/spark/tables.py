@@ -1,8 +1,5 @@
-"""The commands ``ags1 spark verify-table|migrate|rekey``: a whole table, on Spark's executors.
-
-They are the commands of ``ags1 table``, but executors do the work. Each imports its libraries when
-it runs, because help has to be quick, and PySpark and PyIceberg are optional.
-"""
+"""The commands ``ags1 spark verify-table|migrate|rekey``: those of ``ags1 table``, but Spark's
+executors do the work."""
 
 from __future__ import annotations
 

@@ -1,10 +1,5 @@
 """The commands ``ags1 table …``: encrypted Iceberg tables described, read, listed and verified.
-
-Those that change a table are in ``writing`` and ``maintenance``.
-
-Each command imports its libraries when it runs, because help has to be quick, and PyIceberg and
-Arrow are optional. It has a parameter for each of its options, so that some have more than eight.
-"""
+Those that change a table are in ``creating``, ``writing`` and ``maintenance``."""
 
 from __future__ import annotations
 
@@ -133,9 +128,8 @@ def scan(
 
     format_ = format_ or _format_of(output)
     if output is None and format_ in BINARY and sys.stdout is not None and sys.stdout.isatty():
-        raise click.UsageError(
-            f"{format_} is not written to a terminal: give -o FILE, or use a pipe"
-        )
+        said = f"{format_} is not written to a terminal: give -o FILE, or use a pipe"
+        raise click.UsageError(said)
     opened = open_table(where, out.note, require_encrypted=require_encrypted)
     chosen = _snapshot(opened, snapshot_id, ref)
     reader = opened.scan(

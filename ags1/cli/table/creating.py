@@ -1,8 +1,4 @@
-"""The command ``ags1 table create``: a new encrypted table, from options or like a file of rows.
-
-The command imports PyIceberg and Arrow when it runs, because help has to be quick and they are
-optional.
-"""
+"""The command ``ags1 table create``: a new encrypted table, from options or like a file of rows."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import click
 
 from ..console import Output
 from ..exits import Command
-from ..options import PATH, grouped, output, pairs
+from ..options import PATH, flag, grouped, output, pairs
 from . import options
 from .catalogs import ChangedCatalog
 from .options import TableOptions
@@ -98,9 +94,7 @@ _new_table = grouped(
     click.option(
         "--location", metavar="LOCATION", help="The table's folder.  [default: the catalog's]"
     ),
-    click.option(
-        "--create-namespace", is_flag=True, help="Create the namespace if it does not exist."
-    ),
+    flag("--create-namespace", help="Create the namespace if it does not exist."),
     options.input_format,
 )
 
@@ -178,9 +172,8 @@ def _refuse_own(properties: Mapping[str, str]) -> None:
     own = ("encryption.", "write.format.default", "format-version")
     for name in properties:
         if name.startswith(own):
-            raise click.UsageError(
-                f"--property {name}: it is set by another option or cannot be chosen"
-            )
+            said = f"--property {name}: it is set by another option or cannot be chosen"
+            raise click.UsageError(said)
 
 
 def _would_create(facts: dict[str, Any], schema: Schema) -> str:
@@ -205,6 +198,5 @@ def _namespace(opened: ChangedCatalog, *, create: bool) -> Iterator[None]:
     try:
         yield
     except NoSuchNamespaceError:
-        raise click.UsageError(
-            f"the catalog has no namespace {namespace!r}: --create-namespace creates it"
-        ) from None
+        said = f"the catalog has no namespace {namespace!r}: --create-namespace creates it"
+        raise click.UsageError(said) from None

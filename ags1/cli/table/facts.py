@@ -1,7 +1,5 @@
-"""What a table's metadata and manifests say, as facts for JSON and as lines to read.
-
-These are ids, times and sizes, never key material. Knows no KMS.
-"""
+"""What a table's metadata and manifests say, as facts for JSON and as lines to read. These are ids,
+times and sizes, never key material. Knows no KMS."""
 
 from __future__ import annotations
 
@@ -102,9 +100,8 @@ def table_lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"KEK        {kek['kek_id']} under {kek['master_key_id']}, {age}, {ends}"
     for snapshot in facts["snapshots"]:
         rows = "" if snapshot["rows"] is None else f", {snapshot['rows']} rows"
-        yield (
-            f"snapshot   {snapshot['snapshot_id']} {snapshot['time']} {snapshot['operation']}{rows}"
-        )
+        what = f"{snapshot['time']} {snapshot['operation']}{rows}"
+        yield f"snapshot   {snapshot['snapshot_id']} {what}"
         if facts["encrypted"]:
             yield f"           key {snapshot['key_id']}, KEK {snapshot['kek_id']}"
 

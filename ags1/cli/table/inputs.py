@@ -12,7 +12,7 @@ import io
 import itertools
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
@@ -29,16 +29,10 @@ if TYPE_CHECKING:
 
 _Opened: TypeAlias = "tuple[pa.Schema, Iterator[pa.RecordBatch]]"
 _SUFFIXES = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".arrow": "arrow",
-    ".arrows": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
     ".csv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
     ".avro": "avro",
 }
 _BATCH_ROWS = 65536
@@ -177,18 +171,14 @@ def _csv(source: Input, file: _Counted) -> _Opened:
     from pyarrow import csv
 
     texts = TextColumns(source.table_schema)
-    opened = csv.open_csv(
-        file,
-        read_options=csv.ReadOptions(block_size=_CSV_BLOCK_SIZE),
-        parse_options=csv.ParseOptions(newlines_in_values=True),
-        convert_options=csv.ConvertOptions(
-            column_types=texts.csv_types,
-            # 'NA' is a country.
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        ),
+    convert = csv.ConvertOptions(
+        column_types=texts.csv_types,
+        null_values=[""],  # 'NA' is a country
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
     )
+    read = csv.ReadOptions(block_size=_CSV_BLOCK_SIZE)
+    opened = csv.open_csv(file, read, csv.ParseOptions(newlines_in_values=True), convert)
     schema = texts.schema_of_csv(opened.schema)
     return schema, (texts.of_csv(batch, schema) for batch in opened)
 
@@ -219,13 +209,7 @@ def _avro(source: Input, file: _Counted) -> _Opened:
     return schema_to_pyarrow(schema), (batch for _, batch in rows)
 
 
-_FORMATS: dict[str, Callable[[Input, _Counted], _Opened]] = {
-    "parquet": _parquet,
-    "arrow": _arrow,
-    "csv": _csv,
-    "jsonl": _json_lines,
-    "avro": _avro,
-}
+_FORMATS = {"parquet": _parquet, "arrow": _arrow, "csv": _csv, "jsonl": _json_lines, "avro": _avro}
 
 
 class Inputs:
@@ -311,11 +295,8 @@ def _of_both(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
 
 
 def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    columns = [
-        column if column.type == field.type else column.cast(field.type)
-        for field in schema
-        for column in [batch.column(field.name)]
-    ]
+    named = ((batch.column(field.name), field.type) for field in schema)
+    columns = [column if column.type == kind else column.cast(kind) for column, kind in named]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -362,13 +343,11 @@ def _failures(name: str) -> Iterator[None]:
     except Ags1Error as error:
         error.file = error.file or name
         raise
-    except OSError as error:
-        # Arrow's of a file that is cut have no number.
-        if error.errno is None:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        # Arrow's OSError of a file that is cut has no number.
+        if not isinstance(error, OSError) or error.errno is None:
             raise FormatError(" ".join(str(error).split()), file=name) from None
         error.filename = name
         raise
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise FormatError(" ".join(str(error).split()), file=name) from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None

@@ -1,8 +1,4 @@
-"""The commands ``ags1 table migrate|rotate|rekey|relocate|expire|prune-keys``.
-
-Each command imports its libraries when it runs, because help has to be quick and PyIceberg is
-optional. It has a parameter for each of its options, so that some have more than eight.
-"""
+"""The commands ``ags1 table migrate|rotate|rekey|relocate|expire|prune-keys``."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ import click
 from ..console import Output, counted
 from ..exits import Command
 from ..kms.options import Target, target
-from ..options import confirm, output, pairs, yes
+from ..options import confirm, flag, output, pairs, yes
 from ..report import bar
 from . import migrating, options, rekeying
 from .catalogs import ChangedCatalog
@@ -32,9 +28,8 @@ if TYPE_CHECKING:
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _MAX_DIGITS = 9
 
-_exposed = click.option(
+_exposed = flag(
     "--exposed",
-    is_flag=True,
     help="Rewrite only files whose keys are in plaintext manifests, and encrypt those manifests.",
 )
 
@@ -52,16 +47,14 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]
         match = re.fullmatch(rf"(\d{{1,{_MAX_DIGITS}}})([smhdw])", value)
         try:
             if match is not None:
-                ago = timedelta(**{_UNITS[match[2]]: int(match[1])})
-                return datetime.now(timezone.utc) - ago
+                return datetime.now(timezone.utc) - timedelta(**{_UNITS[match[2]]: int(match[1])})
             # Before Python 3.11, Z is not understood.
             moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", value))
             # As the table's times are printed.
             return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
         except (ValueError, OverflowError):
-            self.fail(
-                f"{value!r} is neither an age such as 7d or 12h nor a time in ISO 8601.", param, ctx
-            )
+            said = f"{value!r} is neither an age such as 7d or 12h nor a time in ISO 8601."
+            self.fail(said, param, ctx)
 
 
 @click.command(cls=Command, short_help="Encrypt an unencrypted table in place.")
@@ -91,7 +84,7 @@ def migrate(where: TableOptions, threads: int | None, asked: MigrationOptions, o
 
 @click.command(cls=Command)
 @options.changing()
-@click.option("--rewrap", is_flag=True, help="Wrap under the newest version of the master key.")
+@flag("--rewrap", help="Wrap under the newest version of the master key.")
 @target
 @options.dry_run("Do everything, but commit nothing.")
 @output
@@ -139,20 +132,15 @@ def rotate(where: TableOptions, rewrap: bool, target: Target, dry_run: bool, out
             table.rotate_keys()
         keys = table.files.keys
     keks = [kek.key_id for kek in keys.key_encryption_keys]
-    facts: dict[str, Any] = {
-        "table": opened.identifier,
-        "dry_run": dry_run,
-        "key_id": keys.table_key_id,
-        "keks": keks,
-        "snapshots": len(table.metadata.snapshots),
-    }
+    snapshots = len(table.metadata.snapshots)
+    facts = {"table": opened.identifier, "dry_run": dry_run, "key_id": keys.table_key_id}
     would = "would be " if dry_run else ""
     done = "rewrapped" if rewraps else "rotated"
     line = (
         f"{opened.identifier}: {would}{done} under {keys.table_key_id}, "
-        f"{counted(len(keks), 'KEK')} over the keys of {counted(facts['snapshots'], 'snapshot')}"
+        f"{counted(len(keks), 'KEK')} over the keys of {counted(snapshots, 'snapshot')}"
     )
-    out.result(facts, line)
+    out.result({**facts, "keks": keks, "snapshots": snapshots}, line)
 
 
 @click.command(cls=Command)
@@ -187,17 +175,16 @@ def rekey(
 @click.command(cls=Command, short_help="Copy or move a table to another location.")
 @options.changing()
 @click.argument("new_location", metavar="NEW_LOCATION")
-@click.option(
+@flag(
     "--move",
-    is_flag=True,
     help="When all of the copy is verified, make it this table and delete the old files. The "
     "command asks first.",
 )
 @click.option(
     "--register-as", metavar="NAME", help="Register the copy in the catalog as the table NAME."
 )
-@click.option("--current-only", is_flag=True, help="Copy only the current snapshot.")
-@click.option("--verify", is_flag=True, help="Authenticate every file of the copy.")
+@flag("--current-only", help="Copy only the current snapshot.")
+@flag("--verify", help="Authenticate every file of the copy.")
 @pairs(
     "--to-io-property",
     "to_io_properties",
@@ -253,13 +240,8 @@ def relocate(
             dry_run=dry_run,
             progress=progress,
         )
-    facts: dict[str, Any] = {
-        "table": opened.identifier,
-        "dry_run": dry_run,
-        "move": move,
-        "registered_as": register_as,
-        **asdict(done),
-    }
+    facts = {"table": opened.identifier, "dry_run": dry_run, "move": move}
+    facts |= {"registered_as": register_as, **asdict(done)}
     would = "would be " if dry_run else ""
     line = (
         f"{opened.identifier}: {counted(done.copied_files, 'file')} of {done.copied_size} bytes "
@@ -296,7 +278,7 @@ def relocate(
     metavar="ID",
     help="Also expire this snapshot, however young it is; may be repeated.",
 )
-@click.option("--keep-files", is_flag=True, help="Delete no files.")
+@flag("--keep-files", help="Delete no files.")
 @options.dry_run("Print what would be expired and deleted.")
 @yes
 @output
@@ -328,14 +310,9 @@ def expire(
         older_than, retain_last, snapshot_ids, delete_files=not keep_files, dry_run=dry_run
     )
     files = 0 if keep_files else len(done.files.locations) - len(done.failed)
-    facts: dict[str, Any] = {
-        "table": name,
-        "dry_run": dry_run,
-        "snapshot_ids": list(done.snapshot_ids),
-        "refs": list(done.refs),
-        "files": files,
-        "left_behind": list(done.left_behind),
-    }
+    facts: dict[str, Any] = {"table": name, "dry_run": dry_run}
+    facts |= {"snapshot_ids": list(done.snapshot_ids), "refs": list(done.refs)}
+    facts |= {"files": files, "left_behind": list(done.left_behind)}
     would = "would be " if dry_run else ""
     line = f"{name}: {counted(len(done.snapshot_ids), 'snapshot')} {would}expired"
     if done.refs:

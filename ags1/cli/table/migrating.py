@@ -1,9 +1,5 @@
-"""The commands that encrypt an unencrypted table in place: their options, their question, and what
-they print.
-
-Knows nothing of where the files are encrypted: ``ags1 table migrate`` does it in this process, and
-``ags1 spark migrate`` on Spark.
-"""
+"""What ``ags1 table migrate`` and ``ags1 spark migrate`` share: their options, their question, and
+what they print. Knows nothing of where the files are encrypted."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import Output, counted
-from ..options import confirm, grouped, yes
+from ..options import confirm, flag, grouped, yes
 from ..report import bar
 from . import options
 from .catalogs import ChangedCatalog
@@ -45,12 +41,11 @@ asking = grouped(
     "asked",
     MigrationOptions,
     options.data_key_length,
-    click.option(
+    flag(
         "--delete-plaintext",
-        is_flag=True,
         help="Delete the unencrypted files after the commit. The command asks first.",
     ),
-    click.option("--drop-refs", is_flag=True, help="Drop all branches but main, and all tags."),
+    flag("--drop-refs", help="Drop all branches but main, and all tags."),
     options.dry_run("Print what would be encrypted."),
     yes,
 )

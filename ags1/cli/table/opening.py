@@ -89,16 +89,14 @@ class NamedCatalog:
         assert name is not None
         self.identifier = options.table.removeprefix(f"{name}.")
         if "." not in self.identifier or "/" in self.identifier:
-            raise click.UsageError(
-                f"{options.table}: a table in a catalog has the name NAMESPACE.TABLE"
-            )
+            said = f"{options.table}: a table in a catalog has the name NAMESPACE.TABLE"
+            raise click.UsageError(said)
         self._key_id = options.key_id
         self.setting: str | None = None
         configured = configured_properties(name, options.io_properties)
         if not configured:
-            raise click.UsageError(
-                f"PyIceberg's configuration has no catalog {name!r}: add it there"
-            )
+            said = f"PyIceberg's configuration has no catalog {name!r}: add it there"
+            raise click.UsageError(said)
         has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
         if keys and has_kms and options.kms == KmsOptions():
             # The catalog's own KMS comes before the settings that are for everything.
@@ -164,12 +162,8 @@ def _from_metadata(options: TableOptions, note: Note, keys: bool, require_encryp
                         "table's with --key, AGS1_KMS_KEY, or key in the configuration"
                     )
     stated = str(metadata.get("location") or "").rstrip("/")
-    if (
-        folder is not None
-        and stated
-        and not location_map
-        and without_scheme(stated) != without_scheme(folder)
-    ):
+    is_elsewhere = folder is not None and without_scheme(stated) != without_scheme(folder)
+    if folder is not None and stated and is_elsewhere and not location_map:
         location_map[stated] = folder
         note(f"the table was moved here from {stated}")
     return open_from_metadata(
@@ -191,9 +185,8 @@ def newest_metadata(io: FileIO, folder: str) -> str:
 
     files = list_files(io, f"{folder}/metadata")
     if files is None:
-        raise click.UsageError(
-            f"{type(io).__name__} cannot list the files of {folder}: name the metadata.json"
-        )
+        said = f"{type(io).__name__} cannot list the files of {folder}: name the metadata.json"
+        raise click.UsageError(said)
     hint, numbered = None, []
     for location in files:
         name = location.rpartition("/")[2]
@@ -209,16 +202,11 @@ def newest_metadata(io: FileIO, folder: str) -> str:
             if location.rpartition("/")[2] in names:
                 return location
     if not numbered:
-        raise FileNotFoundError(
-            errno.ENOENT,
-            "there is no metadata.json in its folder 'metadata': name a table's folder",
-            folder,
-        )
+        said = "there is no metadata.json in its folder 'metadata': name a table's folder"
+        raise FileNotFoundError(errno.ENOENT, said, folder)
     highest = max(number for number, _ in numbered)
-    newest = sorted(location for number, location in numbered if number == highest)
+    newest = [location for number, location in numbered if number == highest]
     if len(newest) > 1:
-        raise MetadataIntegrityError(
-            f"{len(newest)} metadata files have the number {highest}: name the one to read",
-            file=folder,
-        )
+        said = f"{len(newest)} metadata files have the number {highest}: name the one to read"
+        raise MetadataIntegrityError(said, file=folder)
     return newest[0]

@@ -14,7 +14,7 @@ from ..console import STDOUT, print_error, print_json
 from ..exits import EXPECTED, Exit, describe
 from ..kms.options import KmsOptions
 from ..kms.options import kms as kms_options
-from ..options import Decorator, grouped, pairs
+from ..options import Decorator, flag, grouped, pairs
 from .failures import failures
 
 _TABLE_HELP = """\
@@ -167,13 +167,11 @@ data_key_length = click.option(
     default="16",
     help="Size of the data files' keys in bytes.  [default: 16]",
 )
-require_encrypted = click.option(
-    "--require-encrypted",
-    is_flag=True,
-    help="Refuse unencrypted data files. The format allows them.",
+require_encrypted = flag(
+    "--require-encrypted", help="Refuse unencrypted data files. The format allows them."
 )
 
 
 def dry_run(text: str) -> Decorator:
     """Return what adds ``--dry-run``; ``text`` is its help."""
-    return click.option("--dry-run", is_flag=True, help=text)
+    return flag("--dry-run", help=text)

@@ -1,8 +1,5 @@
-"""The commands that give a table's files fresh keys: their options, and what they print.
-
-Knows nothing of where the files are rewritten: ``ags1 table rekey`` does it in this process, and
-``ags1 spark rekey`` on Spark.
-"""
+"""What ``ags1 table rekey`` and ``ags1 spark rekey`` share: their options, and what they print.
+Knows nothing of where the files are rewritten."""
 
 from __future__ import annotations
 

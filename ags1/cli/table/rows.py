@@ -1,7 +1,5 @@
 """Rows of a table as text or as files: a table to read, JSON lines, CSV, Arrow's stream, Parquet.
-
-Only one batch is in memory at a time. Knows nothing of where they come from.
-"""
+Only one batch is in memory at a time. Knows nothing of where they come from."""
 
 from __future__ import annotations
 
@@ -52,8 +50,7 @@ def write_csv(reader: pa.RecordBatchReader, out: IO[bytes]) -> None:
     try:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(reader.schema.names)
-        for row in _rows(reader):
-            writer.writerow([_plain(value) for value in row.values()])
+        writer.writerows(map(_plain, row.values()) for row in _rows(reader))
     finally:
         text.detach()
 
@@ -88,13 +85,12 @@ BINARY = ("arrow", "parquet")
 
 def json_value(value: Any) -> Any:
     """Return a value of Arrow in the form that JSON has for it; nothing is lost."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
     if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value).decode()
-    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+    if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
-    if isinstance(value, (decimal.Decimal, uuid.UUID)):
+    is_odd = isinstance(value, float) and not math.isfinite(value)
+    if is_odd or isinstance(value, (decimal.Decimal, uuid.UUID)):
         return str(value)
     if isinstance(value, dict):
         return {name: json_value(inner) for name, inner in value.items()}
@@ -112,12 +108,10 @@ def _readable(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Python's times have no nanoseconds: such columns become text."""
     import pyarrow as pa
 
-    columns = [
-        column.cast(pa.string())
-        if pa.types.is_timestamp(column.type) and column.type.unit == "ns"
-        else column
-        for column in batch.columns
-    ]
+    def is_finer(kind: pa.DataType) -> bool:
+        return bool(pa.types.is_timestamp(kind) and kind.unit == "ns")
+
+    columns = [c.cast(pa.string()) if is_finer(c.type) else c for c in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 

@@ -1,8 +1,6 @@
-"""A new table's columns, partitions and order, from what is typed or from files.
-
-The words are Iceberg's: ``id long not null``, ``bucket[16](id)``, ``ts desc nulls last``. Knows
-nothing of catalogs.
-"""
+"""A new table's columns, partitions and order, from what is typed or from files. The words are
+Iceberg's: ``id long not null``, ``bucket[16](id)``, ``ts desc nulls last``. Knows nothing of
+catalogs."""
 
 from __future__ import annotations
 
@@ -39,16 +37,8 @@ _ORDER = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 # The ends that Java's builder gives to the names of partition fields.
-_ENDS = {
-    "identity": "",
-    "bucket": "_bucket",
-    "truncate": "_trunc",
-    "year": "_year",
-    "month": "_month",
-    "day": "_day",
-    "hour": "_hour",
-    "void": "_null",
-}
+_ENDS = {"identity": "", "bucket": "_bucket", "truncate": "_trunc"}
+_ENDS |= {name: f"_{name}" for name in ("year", "month", "day", "hour")} | {"void": "_null"}
 _WITH_WIDTH = ("bucket", "truncate")
 
 
@@ -59,9 +49,8 @@ def schema_of_columns(columns: Sequence[str]) -> Schema:
     for text in columns:
         match = _COLUMN.fullmatch(text)
         if match is None:
-            raise ValueError(
-                f"the column {text!r} has not the form NAME TYPE or NAME TYPE not null"
-            )
+            said = f"the column {text!r} has not the form NAME TYPE or NAME TYPE not null"
+            raise ValueError(said)
         name = match["quoted"] or match["name"]
         field_id, kind = next(ids), parse_type(match["type"], ids)
         fields.append(NestedField(field_id, name, kind, required=bool(match["required"])))
@@ -76,14 +65,11 @@ def parse_type(text: str, ids: Iterator[int]) -> IcebergType:
     if match is None:
         try:
             # PyIceberg knows the names of those that hold no others.
-            field = NestedField.model_validate(
-                {"id": 1, "name": "c", "type": text.lower(), "required": False}
-            )
+            named = {"id": 1, "name": "c", "type": text.lower(), "required": False}
+            return NestedField.model_validate(named).field_type
         except (ValueError, TypeError):
-            raise ValueError(
-                f"{text!r} is not a type of Iceberg, such as long, decimal(9, 2) or list<int>"
-            ) from None
-        return field.field_type
+            said = f"{text!r} is not a type of Iceberg, such as long, decimal(9, 2) or list<int>"
+            raise ValueError(said) from None
     kind, parts = match[1].lower(), _split(match[2])
     if kind == "list" and len(parts) == 1:
         return ListType(next(ids), parse_type(parts[0], ids), element_required=False)
@@ -96,13 +82,10 @@ def parse_type(text: str, ids: Iterator[int]) -> IcebergType:
         raise ValueError(
             f"{text!r} is not a type: nested ones are list<T>, map<K, V> and struct<name: T, ...>"
         )
-    return StructType(
-        *(
-            NestedField(next(ids), f["quoted"] or f["name"], parse_type(f["type"], ids))
-            for f in fields
-            if f is not None
-        )
-    )
+    made = []
+    for f in filter(None, fields):
+        made.append(NestedField(next(ids), f["quoted"] or f["name"], parse_type(f["type"], ids)))
+    return StructType(*made)
 
 
 def _split(text: str) -> list[str]:
@@ -176,16 +159,10 @@ def sort_order(terms: Sequence[str], schema: Schema) -> SortOrder:
         match = _ORDER.fullmatch(term)
         assert match is not None  # it matches everything
         transform, source, _ = _parse_term(match["term"], schema)
-        descending = (match["direction"] or "asc").lower() == "desc"
-        nulls = (match["nulls"] or ("last" if descending else "first")).lower()
-        fields.append(
-            SortField(
-                source.field_id,
-                transform,
-                SortDirection.DESC if descending else SortDirection.ASC,
-                NullOrder.NULLS_FIRST if nulls == "first" else NullOrder.NULLS_LAST,
-            )
-        )
+        direction = SortDirection((match["direction"] or "asc").lower())
+        first = "first" if direction == SortDirection.ASC else "last"
+        nulls = NullOrder(f"nulls-{(match['nulls'] or first).lower()}")
+        fields.append(SortField(source.field_id, transform, direction, nulls))
     return SortOrder(*fields)
 
 

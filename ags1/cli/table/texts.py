@@ -128,11 +128,9 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    )
+    types = pa.types
+    kinds = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+    return any(is_kind(kind) for is_kind in kinds)
 
 
 def _parsed(text: str | bytes) -> Any:
@@ -175,14 +173,10 @@ def _structs(values: list[Any], kind: pa.StructType, path: str) -> pa.Array:
     for value in values:
         if value is not None and not names.issuperset(value):
             raise ValueError(f"column {path!r}: an object has a key that is not a field")
-    columns = [
-        _array(
-            [None if v is None else v.get(field.name) for v in values],
-            field.type,
-            f"{path}.{field.name}",
-        )
-        for field in kind
-    ]
+    columns = []
+    for field in kind:
+        parts = [None if value is None else value.get(field.name) for value in values]
+        columns.append(_array(parts, field.type, f"{path}.{field.name}"))
     mask = pa.array([value is None for value in values], pa.bool_())
     return pa.StructArray.from_arrays(columns, fields=list(kind), mask=mask)
 
@@ -238,10 +232,6 @@ def _decimal(value: Any) -> Any:
     return decimal.Decimal(value) if type(value) is str else value
 
 
-def _uuid(value: Any) -> bytes:
-    return uuid.UUID(value).bytes
-
-
 def _is_extension(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.BaseExtensionType)
 
@@ -253,5 +243,5 @@ _CONVERTED: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], Any]], ..
     (pa.types.is_decimal, _decimal),
     (pa.types.is_time, _time),
     (_is_binary, functools.partial(base64.b64decode, validate=True)),
-    (_is_extension, _uuid),
+    (_is_extension, lambda text: uuid.UUID(text).bytes),
 )

@@ -1,7 +1,5 @@
 """A table verified by a command: the findings as lines or JSON, and the exit code that they make.
-
-Knows nothing of where the files are looked at.
-"""
+Knows nothing of where the files are looked at."""
 
 from __future__ import annotations
 
@@ -9,12 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
 from ...errors import NotEncryptedError
 from ..console import Output, counted, print_error, print_json, print_line
 from ..exits import Exit, one_line
-from ..options import grouped
+from ..options import flag, grouped
 from ..report import Report
 from . import options
 from .opening import open_table
@@ -52,12 +48,8 @@ asking = grouped(
     "asked",
     VerifyingOptions,
     options.require_encrypted,
-    click.option("--strict", is_flag=True, help="Warnings are failures, too."),
-    click.option(
-        "--no-list",
-        is_flag=True,
-        help="Do not search the table's folder for files that no snapshot uses.",
-    ),
+    flag("--strict", help="Warnings are failures, too."),
+    flag("--no-list", help="Do not search the table's folder for files that no snapshot uses."),
 )
 
 

@@ -1,8 +1,4 @@
-"""The commands ``ags1 table append|overwrite|delete|drop``, which change a table's rows or drop it.
-
-Each command imports PyIceberg and Arrow when it runs, because help has to be quick and they are
-optional.
-"""
+"""The commands ``ags1 table append|overwrite|delete|drop``: change a table's rows, or drop it."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ import click
 from ...errors import Ags1Error
 from ..console import Output, counted
 from ..exits import Command
-from ..options import PATH, confirm, grouped, output, yes
+from ..options import PATH, confirm, flag, grouped, output, yes
 from ..report import Report
 from . import options
 from .catalogs import ChangedCatalog
@@ -131,7 +127,6 @@ def delete(
       ags1 table delete db.flights "carrier = 'XX'" --catalog prod --dry-run
       ags1 table delete db.flights "carrier = 'XX' and day < '2026-01-31'" --catalog prod
     """
-
     table = ChangedCatalog(where).load()
     expression = parsed_filter(table, row_filter, "FILTER")
     facts: dict[str, Any] = {"table": ".".join(table.name()), "branch": branch, "dry_run": dry_run}
@@ -161,7 +156,7 @@ def delete(
 
 @click.command(cls=Command)
 @options.changing(mapped=False)
-@click.option("--purge", is_flag=True, help="Also delete the table's files.")
+@flag("--purge", help="Also delete the table's files.")
 @options.dry_run("Print what would be deleted.")
 @yes
 @output
@@ -176,7 +171,6 @@ def drop(where: TableOptions, purge: bool, dry_run: bool, yes: bool, out: Output
       ags1 table drop db.flights --catalog prod --purge --dry-run
       ags1 table drop db.flights --catalog prod --purge --yes
     """
-
     opened = ChangedCatalog(where, keys=purge)
     facts: dict[str, Any] = {"table": opened.identifier, "purge": purge, "dry_run": dry_run}
     would = "would be " if dry_run else ""
@@ -243,11 +237,9 @@ def _write(
                     _write_groups(transaction, readers, branch, expression)
                     ids = _staged_ids(table, transaction)
                 made = _summaries(table, ids)
-                facts |= {
-                    "files": _sum(made, "added-data-files"),
-                    "size": _sum(made, "added-files-size"),
-                    "snapshot_ids": sorted(ids),
-                }
+                facts["files"] = _sum(made, "added-data-files")
+                facts["size"] = _sum(made, "added-files-size")
+                facts["snapshot_ids"] = sorted(ids)
                 if expression is not None:
                     facts |= _deleted(made, inputs.rows)
         facts["rows"] = inputs.rows
@@ -346,10 +338,8 @@ def _mismatch(text: str) -> str:
     """Return a message as one line. If PyIceberg's message is a drawn table, the line has only the
     columns that do not fit."""
     rows = [line.split("\u2502") for line in text.splitlines() if "\u274c" in line]
-    if rows:
-        pairs = (f"the table has {row[2].strip()}, the data {row[3].strip()}" for row in rows)
-        return "; ".join(pairs)
-    return " ".join(text.split())
+    pairs = (f"the table has {row[2].strip()}, the data {row[3].strip()}" for row in rows)
+    return "; ".join(pairs) or " ".join(text.split())
 
 
 def _would_delete(

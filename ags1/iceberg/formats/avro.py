@@ -54,11 +54,8 @@ class SeekableReader(Protocol):
 
 
 def read_avro(source: SeekableReader, schema: Schema, **options: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of an Avro data file, in their order, as rows of ``schema``.
-
-    ``options`` are those of ``AvroFile.read``. Raises FormatError if the file is not an Avro file,
-    and what ``AvroFile.read`` raises.
-    """
+    """Yield the rows of an Avro data file, in their order, as rows of ``schema``. ``options`` are
+    those of ``AvroFile.read``. Raises as that, and FormatError for another file than Avro's."""
     for _, batch in AvroFile(source).read(schema, positions=False, **options):
         yield batch
 
@@ -96,8 +93,7 @@ class AvroFile:
         threads: int = 1,
         positions: bool = True,
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the rows, in their order, as batches in ``schema``, each with the position of its
-        first row in the file.
+        """Yield the rows, in their order, as batches, each with the position of its first row.
 
         The batches' schema is what PyIceberg's ``schema_to_pyarrow`` makes of ``schema``. ``split``
         is an offset and a length in bytes. Adjoining splits have each row once. ``batch_size`` is
@@ -154,8 +150,7 @@ class AvroFile:
             decoder.begin(data, rows)
             while decoder.rows_left:
                 held += decoder.decode(batch_size - held, BATCH_SIZE)
-                # The batch has fewer rows than asked for, although the block has more. So it has
-                # enough bytes.
+                # If the batch has fewer rows, although the block has more, it has enough bytes.
                 if held == batch_size or decoder.rows_left:
                     yield projection.batch(decoder, held)
                     held = 0

@@ -51,22 +51,22 @@ Pread = Callable[[int, int], bytes]
 
 class Container:
     """An Avro file of ``size`` bytes whose header has been read: its ``metadata`` and ``codec``.
-
     ``pread(offset, size)`` returns those bytes, or fewer at the end of the file. Raises FormatError
-    if the file is not an Avro file, and TruncatedError if it ends too early.
-    """
+    if the file is not an Avro file, and TruncatedError if it ends too early."""
 
     def __init__(self, pread: Pread, size: int, max_block_size: int = MAX_BLOCK_SIZE) -> None:
         self._pread = pread
         self._size = size
         self._max_block_size = max_block_size
         self.metadata, self._sync, self._data_start = _read_header(pread, size)
-        self.codec = _codec_name(self.metadata)
+        self.codec = self.metadata.get("avro.codec", b"null").decode(errors="replace")
+        if self.codec not in CODECS:
+            name, known = self.codec[:60], ", ".join(CODECS)
+            raise FormatError(f"the file's codec is {name!r}, not one of {known}")
         self._decompress = CODECS[self.codec]
 
     def blocks(self, start: int, end: int) -> Iterator[tuple[int, Buffer]]:
-        """Yield the blocks of the split from ``start`` to ``end``: the count of rows, and their
-        bytes, decompressed."""
+        """Yield the blocks of the split from ``start`` to ``end``: number of rows, plain bytes."""
         window = _Window(self._pread, self._size)
         marker = self._data_start - SYNC_SIZE
         if start > marker:
@@ -206,13 +206,6 @@ def parse_schema(metadata: Mapping[str, bytes]) -> Any:
         raise FormatError("the file's header has no schema") from None
     except (ValueError, RecursionError):
         raise FormatError("the file's schema is not JSON") from None
-
-
-def _codec_name(metadata: Mapping[str, bytes]) -> str:
-    name = metadata.get("avro.codec", b"null").decode(errors="replace")
-    if name not in CODECS:
-        raise FormatError(f"the file's codec is {name[:60]!r}, not one of {', '.join(CODECS)}")
-    return name
 
 
 # -- the codecs

@@ -115,8 +115,7 @@ class Projection:
     ``name_mapping`` gives ids to the fields of a file that has none. ``missing_values`` has, by
     field id, values of fields that the file lacks (identity partition values). If it has no value
     for a field, the field has its initial default or, without a default, null. Raises FormatError
-    if the file's schema is not a schema of Avro, is not one that Iceberg writes, or cannot be read
-    as the table's.
+    if the file's schema is not one of Avro and of Iceberg, or cannot be read as the table's.
     """
 
     def __init__(
@@ -279,8 +278,7 @@ class _Compiler:
         return self._node(at.target, column, nodes)
 
     def _fields(self, definition: dict[str, Any], namespace: str, at: _Spot) -> tuple[_Node, ...]:
-        """Append the instructions for a record's fields; return their columns in the table's
-        order."""
+        """Append a record's instructions; return its columns in the table's order."""
         wanted: dict[int, _Target] = {}
         fields: tuple[types.NestedField, ...] = ()
         if at.target is not None and isinstance(at.target.type, types.StructType):
@@ -379,6 +377,7 @@ class _Compiler:
         elif kind == "enum":
             parameters = self._enum(definition, path)
         if target is None:
+            # A value that no column wants is read by the step that has the name of its type.
             self._step(Step[kind.upper()], path, **parameters)
             return None
         readable = (
@@ -501,8 +500,7 @@ def _number(
 
 
 def has_zone_of(definition: dict[str, Any], wanted: _Kind) -> bool:
-    """Whether a timestamp's ``adjust-to-utc``, which only Iceberg's writers set, fits the table's
-    type."""
+    """Whether ``adjust-to-utc``, which only Iceberg's writers set, fits a type of timestamps."""
     adjusted = definition.get("adjust-to-utc")
     if not isinstance(adjusted, bool) or definition.get("logicalType") == "date":
         return True

@@ -25,9 +25,8 @@ from .avro_types import MAX_DEPTH, MAX_STEPS, AvroTypes, fields_of, has_ids
 
 
 def iceberg_schema_of_avro(avro: Any) -> tuple[Schema, NameMapping | None]:
-    """Return Iceberg's schema for the schema of an Avro file (parsed JSON). If its fields have no
-    ids, also return a mapping of their names. Raises FormatError if the schema cannot be converted
-    to columns."""
+    """Return Iceberg's schema for the schema of an Avro file (parsed JSON), and a mapping of names
+    if its fields have no ids. Raises FormatError if it cannot be converted to columns."""
     converter = _Converter(has_ids=has_ids(avro))
     schema = converter.rows(avro)
     return schema, None if converter.has_ids else create_mapping_from_schema(schema)

@@ -83,18 +83,14 @@ class AvroFileWriter:
         start = 0
         while start < len(records):
             block = records[start : start + self._block_rows]
-            data = self._encoded(block)
+            buffer = io.BytesIO()
+            fastavro.schemaless_writer(buffer, self._rows_schema, block)
+            # This is an array: without its count and the zero at its end, it is the rows.
+            data = buffer.getvalue()[len(long(len(block))) : -1]
             self._stream.write(self._container.block(len(block), data))
             start += len(block)
             fitting = len(block) * NEW_BLOCK_SIZE // max(1, len(data))
             self._block_rows = max(1, min(_MAX_BLOCK_ROWS, fitting))
-
-    def _encoded(self, records: list[dict[str, Any]]) -> bytes:
-        """Return the encodings of the rows, one after the other: those in fastavro's encoding of an
-        array, without the number before them and the zero after them."""
-        buffer = io.BytesIO()
-        fastavro.schemaless_writer(buffer, self._rows_schema, records)
-        return buffer.getvalue()[len(long(len(records))) : -1]
 
 
 # -- the values

@@ -1,5 +1,4 @@
-"""The ids of the fields of Parquet's structures, as far as they are used here. The names are those
-of parquet.thrift."""
+"""The ids of fields of Parquet's structures, under the names of parquet.thrift."""
 
 from __future__ import annotations
 

@@ -218,10 +218,8 @@ def page_modules(
 
 class ParquetSource:
     """A Parquet file to be read module by module, encrypted or, without ``km``, unencrypted.
-
     Offsets and lengths are checked before they are used. ``modules`` and ``plain_levels_size``
-    count what was read. Use it only inside ``parsing``, which converts its errors.
-    """
+    count what was read. Use it only inside ``parsing``, which converts its errors."""
 
     def __init__(self, fetch: Fetch, actual_size: int, km: KeyMetadata | None) -> None:
         self._fetch = fetch

@@ -64,11 +64,9 @@ _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"
 
 @dataclass(frozen=True, slots=True)
 class ParquetContents:
-    """The contents of an encrypted file of ``size`` bytes.
-
-    ``checksum`` is over the decrypted headers and bodies of the pages, in order. ``column_sizes``
-    has the bytes of each leaf column, by field id. ``split_offsets`` are where row groups begin.
-    """
+    """The contents of an encrypted file of ``size`` bytes. ``checksum`` is over the decrypted
+    headers and bodies of the pages, in order. ``column_sizes`` has the bytes of each leaf column,
+    by field id. ``split_offsets`` are where row groups begin."""
 
     size: int
     rows: int
@@ -176,8 +174,7 @@ class _Transcription:
         return self._end(tally)
 
     def _column(self, chunk: Chunk, tally: _Tally) -> list[tuple[int, int]]:
-        """Write a column's pages and correct the footer; return the offsets and sizes of its data
-        pages."""
+        """Write a column and correct the footer; return its data pages' offsets and sizes."""
         meta = chunk.meta
         codec = value(meta, ColumnMetaData.CODEC)
         start, plain_size, had_v2 = self._at, 0, False
@@ -366,13 +363,7 @@ def _as_version_1(page: Page, codec_number: int, levels: tuple[bool, bool]) -> P
     del header[PageHeader.DATA_PAGE_HEADER_V2]
     header[PageHeader.TYPE] = I32, PageType.DATA_PAGE
     header[PageHeader.UNCOMPRESSED_PAGE_SIZE] = I32, len(plain)
-    header[PageHeader.DATA_PAGE_HEADER] = STRUCT, _header_of_version_1(v2)
-    body = plain if codec is None else codec.compress(plain, asbytes=True)
-    return Page(header, b"", memoryview(body))
-
-
-def _header_of_version_1(v2: Struct) -> Struct:
-    v1: Struct = {
+    v1 = {
         DataPageHeader.NUM_VALUES: (I32, value(v2, DataPageHeaderV2.NUM_VALUES)),
         DataPageHeader.ENCODING: (I32, value(v2, DataPageHeaderV2.ENCODING)),
         DataPageHeader.DEFINITION_LEVEL_ENCODING: (I32, _RLE),
@@ -380,7 +371,9 @@ def _header_of_version_1(v2: Struct) -> Struct:
     }
     if DataPageHeaderV2.STATISTICS in v2:
         v1[DataPageHeader.STATISTICS] = v2[DataPageHeaderV2.STATISTICS]
-    return v1
+    header[PageHeader.DATA_PAGE_HEADER] = STRUCT, v1
+    body = plain if codec is None else codec.compress(plain, asbytes=True)
+    return Page(header, b"", memoryview(body))
 
 
 def _forget_version_2(meta: Struct) -> None:

@@ -90,8 +90,7 @@ def check_arrow_schema(
     schema: Schema, provided: pa.Schema, *, downcast_ns_timestamp_to_us: bool
 ) -> None:
     """Check that Arrow data can be written to a table of format version 3. Columns without field
-    IDs are matched by name. Raises ValueError, and TypeError for a type that Iceberg does not
-    have."""
+    IDs are matched by name. Raises ValueError, and TypeError for a type unknown to Iceberg."""
     # PyIceberg also prints the error.
     with contextlib.redirect_stdout(io.StringIO()):
         _check_compatible(schema, provided, downcast_ns_timestamp_to_us, format_version=3)

@@ -39,10 +39,7 @@ def plain_file_io(catalog: Any, properties: Properties, location: str) -> FileIO
 
 def default_table_location(catalog: Any, identifier: str | Identifier, location: str | None) -> str:
     """Return the location of a new table in a SQL or Hive catalog: ``location`` if that is given.
-
-    Raises NoSuchNamespaceError, and ValueError if neither the namespace nor the catalog has a
-    location for tables.
-    """
+    Raises NoSuchNamespaceError, and ValueError if namespace and catalog have no location."""
     namespace = Catalog.namespace_from(identifier)
     if not catalog.namespace_exists(namespace):
         raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(namespace)}")

@@ -104,8 +104,7 @@ def arrow_filter(
 
 
 class _Residuals(ResidualEvaluator):
-    """PyIceberg's evaluator, without its TypeError when it compares a literal with the null of a
-    partition."""
+    """PyIceberg's evaluator, without its TypeError for the null of a partition."""
 
     def visit_less_than(self, term: BoundTerm, literal: Any) -> BooleanExpression:
         return self._of(ResidualVisitor.visit_less_than, term, literal)
@@ -129,8 +128,7 @@ class _Residuals(ResidualEvaluator):
 def residual_evaluator(
     spec: PartitionSpec, expression: BooleanExpression, case_sensitive: bool, schema: Schema
 ) -> ResidualEvaluator:
-    """Return the evaluator of residuals. A residual is the part of a filter that a file's partition
-    does not decide."""
+    """Return the evaluator of residuals: what a file's partition does not decide of a filter."""
     if spec.is_unpartitioned():
         return UnpartitionedResidualEvaluator(schema=schema, expr=expression)
     return _Residuals(schema, spec, case_sensitive, expression)

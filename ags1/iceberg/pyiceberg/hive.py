@@ -25,19 +25,16 @@ def hive_table_lock(catalog: Any, client: Any, database: str, table: str) -> int
     lock = client.lock(catalog._create_lock_request(database, table))
     if lock.state == LockState.ACQUIRED:
         return int(lock.lockid)
+    refused = f"Hive did not grant the lock of {database}.{table}"
     try:
         if lock.state == LockState.WAITING:
             catalog._wait_for_lock(database, table, lock.lockid, client)
             return int(lock.lockid)
-        raise CommitFailedException(
-            f"Hive did not grant the lock of {database}.{table}: {lock.state}"
-        )
+        raise CommitFailedException(f"{refused}: {lock.state}")
     except BaseException as error:
         client.unlock(UnlockRequest(lockid=lock.lockid))
         if isinstance(error, WaitingForLockException):
-            raise CommitFailedException(
-                f"Hive did not grant the lock of {database}.{table}: another client holds it"
-            ) from error
+            raise CommitFailedException(f"{refused}: another client holds it") from error
         raise
 
 

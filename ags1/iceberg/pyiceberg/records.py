@@ -105,8 +105,7 @@ class RecordShape:
         self._read_schema = read_schema
         self._read_types = dict(read_types)
         self._read_enums = dict(read_enums)
-        # Most files of a table have the same schema, and resolving it costs more than reading a
-        # file.
+        # Most files of a table have the same schema, and resolving it costs more than reading.
         self.reader = functools.lru_cache(maxsize=256)(self._resolve)
 
     def _resolve(self, avro_schema: str) -> Reader:
@@ -139,11 +138,9 @@ def _readable(avro_type: Any, named: dict[str, Any]) -> Any:
 
 
 def read_avro_records(data: bytes, shape: RecordShape) -> tuple[dict[str, str], list[Any]]:
-    """Return the header's properties and the records of an Avro file in memory.
-
-    PyIceberg's own ``AvroFile`` does the same from a file. It resolves the schema each time, and
-    reads beyond the end of truncated bytes. Raises what parsing raises.
-    """
+    """Return the header's properties and the records of an Avro file in memory. PyIceberg's own
+    ``AvroFile`` does the same from a file. It resolves the schema each time, and reads beyond the
+    end of truncated bytes. Raises what parsing raises."""
     container = Container(lambda offset, size: data[offset : offset + size], len(data))
     properties = {name: text.decode() for name, text in container.metadata.items()}
     reader = shape.reader(properties["avro.schema"])

@@ -52,9 +52,8 @@ def refuse_redirection(
 def refuse_foreign_code(
     config: Mapping[str, Any], own: Mapping[str, Any], location: str | None
 ) -> None:
-    """Raise MetadataIntegrityError if a REST server's configuration of a table names code, and
-    ``own``, the catalog's properties, do not have the same value. Everything else may come from the
-    server."""
+    """Raise MetadataIntegrityError if a REST server's configuration of a table names code that
+    ``own``, the catalog's properties, do not. Everything else may come from the server."""
     for name, value in config.items():
         is_code = name in _CODE or (name.startswith(_STORAGE) and _CODE_PARTS.search(name))
         if is_code and own.get(name) != value:

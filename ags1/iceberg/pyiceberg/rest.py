@@ -9,13 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from pyiceberg import exceptions
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import (
-    CommitFailedException,
-    NoSuchNamespaceError,
-    NoSuchTableError,
-    TableAlreadyExistsError,
-)
 from pyiceberg.typedef import Identifier
 
 from ..spec.column_types import with_types
@@ -45,11 +40,9 @@ def snapshot_loading_mode(catalog: Any) -> str | None:
 def ask_rest_server(
     catalog: Any, identifier: str | Identifier, snapshots: str | None = None
 ) -> RestTable:
-    """Ask a REST server for a table. ``snapshots`` is a value of ``snapshot_loading_mode``.
-
-    The server's answer is trusted more than the metadata file, because others may be able to write
-    to the storage. Raises what ``catalog.load_table`` raises.
-    """
+    """Ask a REST server for a table. ``snapshots`` is a value of ``snapshot_loading_mode``. The
+    server's answer is trusted more than the metadata file, because others may be able to write to
+    the storage. Raises what ``catalog.load_table`` raises."""
     from pyiceberg.catalog.rest import Capability, Endpoints
 
     catalog._check_endpoint(Capability.V1_LOAD_TABLE)
@@ -81,7 +74,7 @@ def register_rest_table(
         "overwrite": overwrite,
     }
     url = catalog.url(Endpoints.register_table, namespace=path["namespace"])
-    return _made_by_rest_server(catalog, url, request, {409: TableAlreadyExistsError})
+    return _made_by_rest_server(catalog, url, request, {409: exceptions.TableAlreadyExistsError})
 
 
 def _rest_table(catalog: Any, response: Any) -> RestTable:
@@ -108,15 +101,13 @@ def check_rest_commits(catalog: Any) -> None:
 
 
 def stage_rest_table(catalog: Any, identifier: Identifier, request: Mapping[str, Any]) -> RestTable:
-    """Send a REST server the request to create a table; return the server's answer.
-
-    Raises TableAlreadyExistsError, NoSuchNamespaceError, and PyIceberg's errors of REST.
-    """
+    """Send a REST server the request to create a table; return the server's answer. Raises
+    TableAlreadyExistsError, NoSuchNamespaceError, and PyIceberg's errors of REST."""
     from pyiceberg.catalog.rest import Endpoints
 
     path = catalog._split_identifier_for_path(identifier)
     url = catalog.url(Endpoints.create_table, namespace=path["namespace"])
-    errors = {409: TableAlreadyExistsError, 404: NoSuchNamespaceError}
+    errors = {409: exceptions.TableAlreadyExistsError, 404: exceptions.NoSuchNamespaceError}
     return _made_by_rest_server(catalog, url, request, errors)
 
 
@@ -140,10 +131,8 @@ def post_to_rest_server(
     catalog: Any, identifier: Identifier, config: Mapping[str, str], body: Mapping[str, Any]
 ) -> Any:
     """Send a commit of a table to a REST server; return the response with any status code.
-
     ``config`` is the table's configuration. Raises NotSentError, and RequestException of the
-    library requests if there is no answer.
-    """
+    library requests if there is no answer."""
     from pyiceberg.catalog.rest import Endpoints
 
     path = catalog._split_identifier_for_path(identifier)
@@ -163,13 +152,9 @@ def _post(catalog: Any, url: str, body: Mapping[str, Any], headers: Mapping[str,
     ]
     try:
         for attempt in range(2):
+            # A redirected POST becomes a GET, whose answer says nothing about the commit.
             response = catalog._session.post(
-                url,
-                data=data,
-                headers=dict(headers),
-                timeout=tuple(limits),
-                # A redirected POST becomes a GET, whose answer says nothing about the commit.
-                allow_redirects=False,
+                url, data=data, headers=dict(headers), timeout=tuple(limits), allow_redirects=False
             )
             if attempt or response.status_code not in _EXPIRED:
                 break
@@ -193,7 +178,8 @@ def refused_by_rest_server(
     from pyiceberg.catalog.rest.response import _handle_non_200_response
     from requests import HTTPError
 
-    known = {404: NoSuchTableError, 409: CommitFailedException} if errors is None else dict(errors)
+    of_commits = {404: exceptions.NoSuchTableError, 409: exceptions.CommitFailedException}
+    known = of_commits if errors is None else dict(errors)
     try:
         _handle_non_200_response(HTTPError(response=response), known)
     except Exception as error:

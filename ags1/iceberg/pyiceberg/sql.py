@@ -34,8 +34,7 @@ def sql_metadata_location(catalog: Any, identifier: str | Identifier) -> str:
 def sql_table_row(
     catalog: Any, identifier: str | Identifier, metadata_location: str
 ) -> dict[str, Any]:
-    """Return the row of a new table, with the columns that the catalog's version of
-    ``iceberg_tables`` has."""
+    """Return the row of a new table for the catalog's version of ``iceberg_tables``."""
     namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
     row: dict[str, Any] = catalog._create_table_row(
         namespace, Catalog.table_name_from(identifier), metadata_location

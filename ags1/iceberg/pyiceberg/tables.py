@@ -75,9 +75,8 @@ class ExpiryBuilder(ExpireSnapshots):
 
 
 class ReusingUpdateSpec(UpdateSpec):
-    """PyIceberg's builder of partition specs. If a removed partition field is added again, it gets
-    its former ID. PyIceberg gives it another ID in format version 3, and then Java cannot read some
-    of the table's metadata tables."""
+    """PyIceberg's builder of partition specs. A partition field that is added again gets its former
+    ID. With another one, as PyIceberg's in version 3, Java cannot read some metadata tables."""
 
     def _partition_field(
         self, transform_key: tuple[int, Transform[Any, Any]], name: str | None

@@ -41,11 +41,9 @@ _EqualityDeletes: TypeAlias = "tuple[tuple[int, ...], frozenset[ContentFile]]"
 
 
 def read_deletion_vector(payload: bytes, file: ContentFile, data_file: str) -> BitMap64:
-    """Return the positions in the deletion vector of the data file at ``data_file``.
-
-    ``payload`` is the Puffin file's plaintext. ``file`` is the manifest's record of the vector.
-    Raises MetadataIntegrityError if the two contradict each other, or if the vector is damaged.
-    """
+    """Return the positions in the deletion vector of the data file at ``data_file``. ``payload`` is
+    the Puffin file's plaintext. ``file`` is the manifest's record of the vector. Raises
+    MetadataIntegrityError if the two contradict each other, or if the vector is damaged."""
 
     def wrong(what: str) -> MetadataIntegrityError:
         return MetadataIntegrityError(
@@ -118,8 +116,7 @@ class DeleteReader:
     def deleted_positions(
         self, file: ContentFile, deletes: Iterable[ContentFile]
     ) -> BitMap64 | None:
-        """Return the positions that deletion vectors and position delete files delete in a data
-        file; None if there are none."""
+        """Return the positions that are deleted in a data file; None if there are none."""
         positions: BitMap64 | None = None
         for delete in deletes:
             if delete.is_deletion_vector:
@@ -194,8 +191,7 @@ def positions_by_path(batches: Iterable[pa.RecordBatch]) -> dict[str, BitMap64]:
 
 
 def not_deleted(deleted: BitMap64, first: int, count: int) -> pa.Array | None:
-    """Return a mask of the rows that are not deleted, from row ``first`` to ``first + count``; None
-    if no row is deleted."""
+    """Return a mask of the rows not deleted among ``count`` from ``first`` on; None for all."""
     if not deleted.range_cardinality(first, first + count):
         return None
     mask = bytearray(b"\x01") * count

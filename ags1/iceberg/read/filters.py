@@ -68,8 +68,7 @@ class _NanosecondLiteral(literals.TimestampLiteral):
 
 def _in_nanoseconds(literal: Any, kind: types.IcebergType) -> Any:
     """Return a literal for a column in nanoseconds. It may be given as an integer, a datetime or
-    text in ISO 8601, which has a UTC offset if the column's type has a zone. PyIceberg accepts the
-    same for columns in microseconds."""
+    text in ISO 8601, with a UTC offset if the column has a zone, as for microseconds."""
     value = literal.value
     if isinstance(literal, _NanosecondLiteral):
         return literal
@@ -85,12 +84,9 @@ def _in_nanoseconds(literal: Any, kind: types.IcebergType) -> Any:
 
 
 class _SqlRules(BooleanRewriter):
-    """Rewrites predicates as ``as_sql`` says.
-
-    The types float and int may be narrower than a literal. Then ``beyond`` is 1 if the literal is
-    above all numbers of the type, and -1 if it is below: ``x < 1e300`` is true for each float but
-    +infinity and NaN.
-    """
+    """Rewrites predicates as ``as_sql`` says. The types float and int may be narrower than a
+    literal. Then ``beyond`` is 1 if the literal is above all numbers of the type, and -1 if it is
+    below: ``x < 1e300`` is true for each float but +infinity and NaN."""
 
     def __init__(self, schema: Schema, case_sensitive: bool) -> None:
         self._schema = schema
@@ -114,7 +110,8 @@ class _SqlRules(BooleanRewriter):
             return not_null if beyond else ex.And(_of(type(predicate), term, value), not_null)
         if not beyond:
             return _of(type(predicate), term, value)
-        infinity = self._infinity(predicate, beyond)
+        is_float = isinstance(self._type(predicate), types.FloatType)
+        infinity = literals.FloatLiteral(beyond * math.inf) if is_float else None
         if beyond > 0 and isinstance(predicate, ex.LessThan | ex.LessThanOrEqual):
             return not_null if infinity is None else _of(ex.LessThan, term, infinity)
         if beyond < 0 and isinstance(predicate, ex.GreaterThan | ex.GreaterThanOrEqual):
@@ -144,11 +141,6 @@ class _SqlRules(BooleanRewriter):
             return literal, 1
         return literal, -1 if isinstance(converted, literals.BelowMin) else 0
 
-    def _infinity(self, predicate: ex.UnboundPredicate, sign: int) -> literals.FloatLiteral | None:
-        """Return the infinity of the column's type with this sign; None if the type has none."""
-        is_float = isinstance(self._type(predicate), types.FloatType)
-        return literals.FloatLiteral(sign * math.inf) if is_float else None
-
     def _type(self, predicate: ex.UnboundPredicate) -> types.IcebergType:
         term = predicate.term.bind(self._schema, self._case_sensitive)
         kind: types.IcebergType = term.ref().field.field_type
@@ -163,10 +155,8 @@ def _of(kind: Any, term: Any, literal: Any) -> ex.BooleanExpression:
 
 class RowFilter:
     """A filter, bound to ``schema``, in two forms for Arrow: as an expression over the columns of a
-    file, which Arrow applies while it reads, and as a mask of rows that were read.
-
-    ``field_ids`` are the columns that the filter uses. A filter that is always false uses none.
-    """
+    file, which Arrow applies while it reads, and as a mask of rows that were read. ``field_ids``
+    are the columns that the filter uses. A filter that is always false uses none."""
 
     def __init__(self, bound: ex.BooleanExpression, schema: Schema) -> None:
         self._bound = bound

@@ -45,10 +45,8 @@ MAX_METADATA_SIZE = 256 << 20
 
 
 def read_metadata(io: FileIO, location: str, trust: Trust) -> dict[str, Any]:
-    """Return the parsed metadata.json at ``location``, after its hashes are checked.
-
-    Raises MetadataIntegrityError if they contradict ``trust``, or if the file is not metadata.
-    """
+    """Return the parsed metadata.json at ``location``, after its hashes are checked. Raises
+    MetadataIntegrityError if they contradict ``trust``, or if the file is not metadata."""
     with io.new_input(location).open() as stream:
         stored = stream.read(MAX_METADATA_SIZE + 1)
     _check_size(stored, location)
@@ -89,11 +87,9 @@ def _check_java_hash(text: bytes, metadata: dict[str, Any], trust: Trust, locati
 
 
 def table_key_id(metadata: Mapping[str, Any], trust: Trust, location: str) -> str | None:
-    """Return the ID of the table's master key; None if the table is not encrypted.
-
-    Raises NotEncryptedError if the table should be encrypted, and MetadataIntegrityError if the
-    metadata names another key than ``trust``, another key length, or another format version than 3.
-    """
+    """Return the ID of the table's master key; None if the table is not encrypted. Raises
+    NotEncryptedError if the table should be encrypted, and MetadataIntegrityError if the metadata
+    names another key than ``trust``, another key length, or another format version than 3."""
     properties = metadata.get("properties") or {}
     key_id = properties.get(TABLE_KEY_ID)
     if not key_id:
@@ -140,9 +136,8 @@ def _check_never_encrypted(metadata: Mapping[str, Any], trust: Trust, location: 
 def parse_metadata(metadata: dict[str, Any]) -> TableMetadata:
     """Return PyIceberg's metadata of an encrypted table, with the ``key_id`` of each snapshot.
 
-    If PyIceberg does not know the type of a column, that is an ``OpaqueType``. If it does not know
-    the type of a statistics blob, the blob is left out. Raises MetadataIntegrityError if the
-    metadata is malformed.
+    A column of a type that PyIceberg does not know has an ``OpaqueType``; a statistics blob of such
+    a type is left out. Raises MetadataIntegrityError if the metadata is malformed.
     """
     try:
         parsed = TableMetadataUtil.parse_obj(_with_known_blobs(with_types(metadata)))

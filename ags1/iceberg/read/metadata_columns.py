@@ -82,8 +82,8 @@ def filtered_schema(
 def without_metadata_columns(
     row_filter: BooleanExpression, schema: Schema, *, case_sensitive: bool = True
 ) -> BooleanExpression:
-    """Return a filter on the table's own columns that is true wherever ``row_filter`` is. Manifests
-    have nothing about metadata columns, so they need such a filter."""
+    """Return a filter on the table's own columns that is true wherever ``row_filter`` is, for
+    manifests, which have nothing about metadata columns."""
     if not names_any(_names_in(row_filter)):
         return row_filter
     columns = _columns_beside(schema, case_sensitive)

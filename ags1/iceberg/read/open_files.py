@@ -41,8 +41,7 @@ class FileColumns:
 
 
 class OpenParquet:
-    """An open Parquet file, encrypted or not. ``columns_of`` returns what is read of a file with an
-    Arrow schema."""
+    """An open Parquet file, encrypted or not. ``columns_of`` is by the file's Arrow schema."""
 
     can_filter = True
 
@@ -139,8 +138,7 @@ class OpenAvro:
             yield from read_avro(self._stream, self.columns.read, split=split, **self._options)
 
     def rows_before(self, offset: int) -> int:
-        """Return how many rows are in the blocks of the splits before ``offset``. This reads the
-        headers of the blocks."""
+        """Return how many rows are in the splits before ``offset``, from the blocks' headers."""
         with _errors_of(self._file):
             return AvroFile(self._stream).rows_before(offset)
 

@@ -166,11 +166,9 @@ class EncryptedPlanner(ManifestPlanner):
         manifests: Iterable[ManifestFile],
         manifest_entry_filter: Callable[[ManifestEntry], bool] = lambda _: True,
     ) -> list[FileScanTask]:
-        """Return the tasks. Each has a data file and the delete files that apply to it.
-
-        Raises NotEncryptedError if a data file is not encrypted and the table's io says
-        ``require_encrypted``, and NotImplementedError for ORC files.
-        """
+        """Return the tasks. Each has a data file and the delete files that apply to it. Raises
+        NotEncryptedError if a data file is not encrypted and the table's io says
+        ``require_encrypted``, and NotImplementedError for ORC files."""
         specs = self.table_metadata.specs()
         deletes = DeleteIndex(lambda spec_id: partition_spec_is_void(specs[spec_id]))
         data: list[ManifestEntry] = []
@@ -225,8 +223,7 @@ def _bits(value: float) -> bytes:
 
 
 def path_of_all(file: ContentFile) -> str | None:
-    """Return the data file that all rows of a position delete file name; None if they may name
-    several."""
+    """Return the data file that all rows of a position delete file name; None for several."""
     if file.referenced_data_file is not None:
         return file.referenced_data_file
     lower = (file.lower_bounds or {}).get(PATH_FIELD_ID)

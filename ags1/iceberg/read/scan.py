@@ -102,8 +102,7 @@ class EncryptedScan(PlannedScan):
 
 
 class EncryptedIncrementalScan(IncrementalAppendScan):
-    """A scan of the rows that were appended between two snapshots. Filters are those of
-    ``EncryptedScan``."""
+    """A scan of the rows appended between two snapshots, with the filters of ``EncryptedScan``."""
 
     def projection(self) -> Schema:
         """Return the columns that the scan reads, as ``EncryptedScan.projection``."""

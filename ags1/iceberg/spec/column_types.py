@@ -77,8 +77,7 @@ def _(_: OpaqueType, value: str) -> Any:
 
 
 def parse_schema(schema: Mapping[str, Any]) -> Schema:
-    """Return a schema of metadata.json, whatever types it has. If it is malformed, raises what
-    PyIceberg raises."""
+    """Return a schema of metadata.json, of any types. Raises what PyIceberg raises."""
     return Schema.model_validate(_with_types(schema))
 
 

@@ -17,8 +17,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-# Orders the fields of a value. The second argument says whether fields that Java does not know are
-# removed.
+# Orders the fields of a value. The second argument: whether fields unknown to Java are removed.
 _Order = Callable[[Any, bool], Any]
 
 
@@ -54,8 +53,7 @@ class _Form:
         return {name: inner for name, inner in value.items() if name not in self._known}
 
     def _followers(self, value: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return the unknown fields, by the known field that each one follows. The first ones
-        follow the name ""."""
+        """Return the unknown fields, by the known field that each one follows, "" for the first."""
         followers: dict[str, dict[str, Any]] = {}
         before = ""
         for name, inner in value.items():
@@ -242,8 +240,7 @@ def fields_in(kind: Any) -> Iterator[dict[str, Any]]:
 
 def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> bytes:
     """Return the metadata.json that Java would print: compact, in UTF-8, of ``in_java_order``.
-    Raises ValueError for values that JSON does not have: NaN, infinities, text that is not
-    Unicode."""
+    Raises ValueError for what JSON does not have: NaN, infinities, text that is not Unicode."""
     ordered = in_java_order(metadata, known_only=known_only)
     members = []
     for name, value in ordered.items():
@@ -255,8 +252,7 @@ def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> byte
 
 def java_hash(data: bytes) -> str:
     """Return the ``metadata_hash`` that the Hive catalog has for a metadata.json (uncompressed):
-    that of the metadata as Java prints it, without unknown fields. Raises ValueError if ``data`` is
-    not JSON."""
+    that of Java's print without unknown fields. Raises ValueError if ``data`` is not JSON."""
     return hash_of(java_print(json.loads(data), known_only=True))
 
 

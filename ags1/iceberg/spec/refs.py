@@ -12,8 +12,7 @@ RETENTION = ("min-snapshots-to-keep", "max-snapshot-age-ms", "max-ref-age-ms")
 
 
 def refs_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table's branches and tags. Metadata of older writers has only the current snapshot,
-    which is then main's head."""
+    """Return a table's branches and tags; main at the current snapshot if the metadata has none."""
     refs = metadata.get("refs")
     if refs is None:
         current = metadata.get("current-snapshot-id")

@@ -23,7 +23,7 @@ def check_requirements(
         kind = str(requirement.get("type")).lower()
         if kind == "assert-create":
             if metadata is not None:
-                raise CommitFailedException("Requirement failed: the table exists already")
+                raise _failed("the table exists already")
         elif kind == "assert-ref-snapshot-id":
             _check_ref(_existing(metadata), requirement)
         elif kind == "assert-table-uuid":
@@ -36,16 +36,13 @@ def check_requirements(
             wanted_id = whole(requirement, asserted)
             actual_id = _existing(metadata).get(name)
             if actual_id != wanted_id:
-                raise CommitFailedException(
-                    f"Requirement failed: {asserted.replace('-', ' ')} has changed: "
-                    f"expected {wanted_id}, found {actual_id}"
-                )
+                what = asserted.replace("-", " ")
+                raise _failed(f"{what} has changed: expected {wanted_id}, found {actual_id}")
         else:
             raise ValueError(f"unknown requirement: {kind!r}")
 
 
-# By the type of a requirement: the field of the metadata, and the field of the requirement with the
-# expected value.
+# By the type of a requirement: the field of the metadata, and the requirement's with its value.
 _ASSERTED = {
     "assert-last-assigned-field-id": ("last-column-id", "last-assigned-field-id"),
     "assert-current-schema-id": ("current-schema-id", "current-schema-id"),
@@ -55,9 +52,13 @@ _ASSERTED = {
 }
 
 
+def _failed(what: str) -> CommitFailedException:
+    return CommitFailedException(f"Requirement failed: {what}")
+
+
 def _existing(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if metadata is None:
-        raise CommitFailedException("Requirement failed: current table metadata is missing")
+        raise _failed("current table metadata is missing")
     return metadata
 
 
@@ -67,15 +68,9 @@ def _check_ref(metadata: Mapping[str, Any], requirement: Mapping[str, Any]) -> N
     ref = refs_of(metadata).get(name)
     if ref is None:
         if expected is not None:
-            raise CommitFailedException(
-                f"Requirement failed: branch or tag {name} is missing, expected {expected}"
-            )
+            raise _failed(f"branch or tag {name} is missing, expected {expected}")
     elif expected is None:
-        raise CommitFailedException(
-            f"Requirement failed: {ref['type']} {name} was created concurrently"
-        )
+        raise _failed(f"{ref['type']} {name} was created concurrently")
     elif ref["snapshot-id"] != expected:
-        raise CommitFailedException(
-            f"Requirement failed: {ref['type']} {name} has changed: "
-            f"expected id {expected}, found {ref['snapshot-id']}"
-        )
+        change = f"expected id {expected}, found {ref['snapshot-id']}"
+        raise _failed(f"{ref['type']} {name} has changed: {change}")

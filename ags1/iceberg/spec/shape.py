@@ -81,9 +81,7 @@ def schema_content(schema: Mapping[str, Any]) -> tuple[Any, frozenset[int]]:
 
 def partition_fields(spec: Any) -> list[dict[str, Any]]:
     """Return a partition spec's fields in Java's form. Fields without an id get one."""
-    fields = spec.get("fields") if isinstance(spec, Mapping) else None
-    if not isinstance(fields, Sequence):
-        raise ValueError("the partition spec has no 'fields'")
+    fields = _fields(spec, "partition spec")
     with_ids = [field.get("field-id") is not None for field in fields]
     if any(with_ids) and not all(with_ids):
         raise ValueError("some fields of the partition spec have an id, and some have none")
@@ -111,9 +109,6 @@ def sequential_ids(ids: Sequence[int]) -> list[int]:
 
 def sort_fields(order: Any) -> list[dict[str, Any]]:
     """Return a sort order's fields in Java's form. Raises ValueError if it is malformed."""
-    fields = order.get("fields") if isinstance(order, Mapping) else None
-    if not isinstance(fields, Sequence):
-        raise ValueError("the sort order has no 'fields'")
     return [
         {
             "transform": string(field, "transform"),
@@ -121,7 +116,7 @@ def sort_fields(order: Any) -> list[dict[str, Any]]:
             "direction": one_of(field, "direction", ("asc", "desc")),
             "null-order": one_of(field, "null-order", ("nulls-first", "nulls-last")),
         }
-        for field in fields
+        for field in _fields(order, "sort order")
     ]
 
 
@@ -129,6 +124,13 @@ def known_sort_fields(fields: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
     """Return what is equal for equal sort orders: the parts that the specification names."""
     names = ("transform", "source-id", "direction", "null-order")
     return [{name: field.get(name) for name in names} for field in fields]
+
+
+def _fields(of: Any, what: str) -> Sequence[Any]:
+    fields = of.get("fields") if isinstance(of, Mapping) else None
+    if not isinstance(fields, Sequence):
+        raise ValueError(f"the {what} has no 'fields'")
+    return fields
 
 
 def _source_id(field: Mapping[str, Any]) -> int:

@@ -81,8 +81,7 @@ def named_keys(metadata: Mapping[str, Any], key_ids: Collection[str]) -> set[str
 
 
 def needed_keys(metadata: Mapping[str, Any]) -> set[str]:
-    """Return the ids of the keys that the table's metadata refers to, and of the KEKs that wrap
-    these keys."""
+    """Return the ids of the keys that the table's metadata refers to, and of these keys' KEKs."""
     entries = {entry["key-id"]: entry for entry in metadata.get(_KEYS) or ()}
     needed: set[str] = set()
     new = named_keys(metadata, entries)
@@ -123,11 +122,9 @@ def rewrap(
     kms: KmsClient | None = None,
     table_key_id: str | None = None,
 ) -> KeyChange:
-    """Wrap every KEK under another master key or KMS, or under the newest version of its own.
-
-    The table's ``encryption.key-id`` changes in the same commit. There are three KMS calls for each
-    KEK. Raises KmsError, KeyMetadataError, and ValueError as ``rotate``.
-    """
+    """Wrap every KEK under another master key or KMS, or under the newest version of its own. The
+    table's ``encryption.key-id`` changes in the same commit. There are three KMS calls for each
+    KEK. Raises KmsError, KeyMetadataError, and ValueError as ``rotate``."""
     _check_base(metadata, manager)
     rewrapped = manager.rewrap(kms, table_key_id)
     change = _change(metadata, manager, rewrapped)
@@ -184,12 +181,9 @@ def snapshots_without_keys(metadata: Mapping[str, Any]) -> list[int]:
 
 def restore(metadata: Mapping[str, Any], removed: Iterable[EncryptedKey]) -> list[Update]:
     """Return the updates that add those of the removed keys again that ``metadata`` needs and does
-    not have.
-
-    ``removed`` are the entries that a change has removed. ``metadata`` is what the catalog has
-    after the change. The updates require only the table's uuid, as an unneeded key does no harm.
-    Raises KeyMetadataError.
-    """
+    not have. ``removed`` are the entries that a change has removed, ``metadata`` is the catalog's
+    after it. The updates require only the table's uuid, as an unneeded key does no harm. Raises
+    KeyMetadataError."""
     present = {key.key_id for key in _keys(metadata)}
     absent = [key for key in removed if key.key_id not in present]
     if not absent:

@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 
 def list_files(io: FileIO, location: str) -> Iterator[str] | None:
-    """Return the locations of all files below a folder; None if the storage cannot list.
-
-    A folder that does not exist has no files. Links to folders are not followed, because they may
-    form a circle. The iterator raises OSError.
-    """
+    """Return the locations of all files below a folder; None if the storage cannot list. A folder
+    that does not exist has no files. Links to folders are not followed, because they may form a
+    circle. The iterator raises OSError."""
     scheme = split_location(location)[0] or "file"
     prefix = "" if scheme == "file" else f"{scheme}://"
     if isinstance(io, PyArrowFileIO):

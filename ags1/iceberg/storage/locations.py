@@ -131,11 +131,9 @@ def local_path(io: FileIO, location: str) -> str | None:
 
 
 class UnambiguousLocation(NamedTuple):
-    """A location that every FileIO understands alike.
-
-    ``host`` is the bucket or host; ``path`` has no slash at either end. On local file systems it
-    has no ``.`` and no empty part. ``..`` stays, because where it leads depends on links.
-    """
+    """A location that every FileIO understands alike. ``host`` is the bucket or host; ``path`` has
+    no slash at either end. On local file systems it has no ``.`` and no empty part. ``..`` stays,
+    because where it leads depends on links."""
 
     scheme: str
     host: str

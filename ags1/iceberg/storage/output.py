@@ -33,8 +33,7 @@ _log = logging.getLogger(__name__)
 
 class TableOutput:
     """Writes the files of a table. ``location`` is always the location in the table's metadata.
-    ``io`` is PyIceberg's FileIO of the storage. ``location_map`` is that of ``open_table``. Any
-    number of threads may write."""
+    ``io`` is PyIceberg's FileIO, ``location_map`` that of ``open_table``. Any thread may write."""
 
     def __init__(self, io: FileIO, location_map: Mapping[str, str] | None = None) -> None:
         self.io = io

@@ -45,11 +45,9 @@ _T = TypeVar("_T")
 
 
 class ManifestCache:
-    """A cache of decoded manifests and manifest lists. Files never change, so each is read once.
-
-    It keeps what the last two attempts have used, of files of at most 4 MiB in all (stored size).
-    Any number of threads may use it. It contains keys of files, so its pickle is empty.
-    """
+    """A cache of decoded manifests and manifest lists. Files never change, so each is read once. It
+    keeps what the last two attempts have used, of files of at most 4 MiB in all (stored size). Any
+    number of threads may use it. It contains keys of files, so its pickle is empty."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -92,8 +90,7 @@ class TableFiles(FileIO):
     prefixes of locations in the metadata to prefixes of the present locations; the longest prefix
     that ends at a ``/`` counts. With ``require_encrypted``, unencrypted data files are refused.
     With ``reads_exposed``, plaintext manifests can be read, so that they can be encrypted or
-    deleted. ``manifest_cache`` has manifests and manifest lists that were read; None caches
-    nothing.
+    deleted. ``manifest_cache`` has manifests and manifest lists; None caches nothing.
 
     ``new_input`` returns the stored bytes, because Arrow decrypts Parquet files itself.
     ``new_output`` and ``delete`` raise NotImplementedError: PyIceberg would write plaintext. A
@@ -189,11 +186,9 @@ class TableFiles(FileIO):
         return reader
 
     def read_encrypted(self, location: str, km: KeyMetadata) -> bytes:
-        """Return the whole plaintext of an AGS1 file.
-
-        Raises AuthenticationError, TruncatedError, FormatError, MissingFileLengthError,
-        NotEncryptedError if the file is not an AGS1 file at all, and OSError.
-        """
+        """Return the whole plaintext of an AGS1 file. Raises AuthenticationError, TruncatedError,
+        FormatError, MissingFileLengthError, NotEncryptedError if the file is not an AGS1 file at
+        all, and OSError."""
         length = km.file_length
         if length is None:
             raise MissingFileLengthError("the key metadata has no file length", file=location)
@@ -207,11 +202,8 @@ class TableFiles(FileIO):
 
     def read_exposed(self, location: str, length: int) -> bytes:
         """Return a plaintext manifest, which is not authenticated. Its manifest list says that it
-        has ``length`` bytes.
-
-        Raises MetadataIntegrityError if it has another length or is not an Avro file,
-        KeyMetadataError if it is encrypted, and OSError.
-        """
+        has ``length`` bytes. Raises MetadataIntegrityError if it has another length or is not an
+        Avro file, KeyMetadataError if it is encrypted, and OSError."""
         data = self._read_stored(location, length)
         if data.startswith(MAGIC):
             raise KeyMetadataError(
@@ -235,8 +227,7 @@ class TableFiles(FileIO):
             return _read(file, length + 1)
 
     def local_path(self, location: str) -> str | None:
-        """Return the path of a local file; None if it is not local. Raises MetadataIntegrityError
-        as ``new_input``."""
+        """Return the path of a local file; None for others. Raises as ``new_input``."""
         return self._found(location, functools.partial(local_path, self.inner))
 
     def _found(self, location: str, find: Callable[[str], _T]) -> _T:

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from ... import layout
 from ...key_metadata import KeyMetadata
@@ -25,15 +26,12 @@ from ..storage.protocol import Attempt, Staging
 
 # Of a file that is uploaded, if the storage does not say.
 _RUN_BLOCKS = 8
+# Makes a file of that path, and returns its key.
+Write: TypeAlias = "Callable[[str], KeyMetadata]"
 
 
 def stage(
-    folder: str,
-    name: str,
-    job_id: str,
-    group: str,
-    number: int,
-    write: Callable[[str], KeyMetadata],
+    folder: str, name: str, job_id: str, group: str, number: int, write: Write
 ) -> tuple[str, KeyMetadata]:
     """Have ``write`` make a file, and stage it so that the driver can give it the name ``name`` in
     ``folder``. Return what the ledger needs for that (``Row.attempt``), and the key. ``number`` is

@@ -47,9 +47,8 @@ class LedgerStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type:
         self._files = FilesReader(options, schema)
         self._ledger = options.get("ledger", "")
         if not self._ledger:
-            raise ValueError(
-                "reading a stream needs the option 'ledger': it tells which files are done"
-            )
+            said = "reading a stream needs the option 'ledger': it tells which files are done"
+            raise ValueError(said)
         self._folders = [absolute(path) for path in opt.paths(options)]
         self._start = options.get("startingoffsets", _EARLIEST).lower()
         if self._start not in (_EARLIEST, _LATEST):

@@ -50,9 +50,8 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # PySpar
         super().__init__()
         self._target = Target.of_options(options, schema)
         if self._target.ledger is None:
-            raise ValueError(
-                "writing a stream needs the option 'ledger': it tells which batches are complete"
-            )
+            said = "writing a stream needs the option 'ledger': it tells which batches are complete"
+            raise ValueError(said)
         self._overwrite = overwrite
         self._keys: FileKeys | None = None
 
@@ -68,9 +67,8 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # PySpar
         query = context and context.getLocalProperty(_QUERY_ID)
         batch = context and context.getLocalProperty(_BATCH_ID)
         if not query or not batch:
-            raise ValueError(
-                "Spark does not tell the query and the batch: it has to be 4.1 or later"
-            )
+            said = "Spark does not tell the query and the batch: it has to be 4.1 or later"
+            raise ValueError(said)
         assert self._keys is not None
         job_id = job_id_of(query, int(batch))
         return self._target.write(iterator, self._keys, job_id, job_id[:_QUERY_DIGITS])
@@ -78,21 +76,16 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # PySpar
     def commit(self, messages: list[WrittenFile | None], batchId: int) -> None:
         """Make a batch's files part of the ledger, unless they are already. Raises as
         ``commit_to_ledger``."""
-        target = self._target
-        assert target.ledger is not None
+        folder, ledger, again = self._target.folder, self._target.ledger, self._overwrite
+        assert ledger is not None
         # There is none if there was no task.
         for job_id in jobs_of(messages):
             rows = self._rows(messages, job_id)
-            storage_of(target.folder).make_root(target.folder)
-            if rows or self._overwrite:
-                commit_to_ledger(
-                    target.ledger,
-                    target.folder,
-                    rows,
-                    overwrite=self._overwrite,
-                    is_done=functools.partial(is_committed, job_id=job_id),
-                )
-            staging.clear(target.folder, job_id, job_id[:_QUERY_DIGITS])
+            storage_of(folder).make_root(folder)
+            if rows or again:
+                is_done = functools.partial(is_committed, job_id=job_id)
+                commit_to_ledger(ledger, folder, rows, overwrite=again, is_done=is_done)
+            staging.clear(folder, job_id, job_id[:_QUERY_DIGITS])
 
     def abort(self, messages: list[WrittenFile | None], batchId: int) -> None:
         """Remove what tasks, and a commit that failed, have written. If no task has succeeded, the

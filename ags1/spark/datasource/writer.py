@@ -25,6 +25,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from ...atomic import publish
+from ...key_metadata import KeyMetadata
 from ...keys.sidecar import Sidecar, sidecar_path, write_sidecar
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
@@ -92,14 +93,12 @@ class Target(NamedTuple):
         number = context.partitionId() if context is not None else 0
         unique = uuid.uuid4().hex[:8]
         name = f"part-{number:05d}-{job_id}-{unique}.{EXTENSIONS[self.inner]}"
-        staged, km = staging.stage(
-            self.folder,
-            name if self.ledger is None else name + SUFFIX,
-            job_id,
-            group,
-            number,
-            lambda path: write_file(self.inner, path, first, rows, self.options),
-        )
+
+        def write(path: str) -> KeyMetadata:
+            return write_file(self.inner, path, first, rows, self.options)
+
+        target = name if self.ledger is None else name + SUFFIX
+        staged, km = staging.stage(self.folder, target, job_id, group, number, write)
         assert km.file_length is not None
         end_of_task()
         return WrittenFile(job_id, NewFile(name, staged, km.file_length, keys.wrap(km)))

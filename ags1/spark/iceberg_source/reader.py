@@ -61,9 +61,8 @@ def scan_of(table: EncryptedTable, options: Mapping[str, str]) -> EncryptedScan:
             raise ValueError(f"the table has no snapshot {snapshot_id}: correct 'snapshot-id'")
     if branch := options.get("branch"):
         if snapshot_id is not None:
-            raise ValueError(
-                "the options 'snapshot-id' and 'branch' exclude each other: leave one out"
-            )
+            said = "the options 'snapshot-id' and 'branch' exclude each other: leave one out"
+            raise ValueError(said)
         snapshot = table.snapshot_by_name(branch)
         if snapshot is None:
             raise ValueError(f"the table has no branch or tag {branch!r}: correct 'branch'")

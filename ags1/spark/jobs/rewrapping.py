@@ -119,9 +119,8 @@ class _Rewrapping:
     def _rewrap(self, entry: EncryptedKey) -> KeyEncryptionKey:
         master_key_id = self.to_key_id or entry.encrypted_by_id
         if master_key_id is None:
-            raise KeyMetadataError(
-                "a KEK in the ledger does not say which master key wrapped it: restore a copy"
-            )
+            said = "a KEK in the ledger does not say which master key wrapped it: restore a copy"
+            raise KeyMetadataError(said)
         elsewhere = self.to != self.keys.kms
         if elsewhere and entry.encrypted_by_id == master_key_id:
             # An earlier run may have done this KEK. Or both KMSs have a key of this name.

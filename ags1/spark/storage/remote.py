@@ -371,9 +371,8 @@ class RemoteStorage:
         root = folder.rpartition("/")[0]
         is_ours = folder == _staging_folder(root, row.job_id) and row.target.startswith(root + "/")
         if not is_ours or name in ("", ".", "..") or self.absolute(staged) != staged:
-            raise NothingStagedError(
-                errno.EINVAL, "the ledger names no file that a job stages", row.target
-            )
+            said = "the ledger names no file that a job stages"
+            raise NothingStagedError(errno.EINVAL, said, row.target)
         return staged
 
     def withdraw(self, row: Row) -> None:

@@ -75,9 +75,8 @@ def _opened_plain(job_id: str, options: tuple[tuple[str, str], ...]) -> Opened:
     known = dict(options)
     catalog = catalog_of_options(known)
     if catalog.kms is None:
-        raise KmsConfigurationError(
-            "no KMS is configured on this executor: configure it as on the driver"
-        )
+        said = "no KMS is configured on this executor: configure it as on the driver"
+        raise KmsConfigurationError(said)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlainTableWarning)
         table = catalog.load_table(known["path"], require_encrypted=False)
