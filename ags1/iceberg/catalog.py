@@ -3,16 +3,15 @@
 ``EncryptedCatalog`` wraps a catalog of PyIceberg. Its ``load_table`` returns an ``EncryptedTable``
 if the table has the property ``encryption.key-id``. What the catalog says of a table (Hive's
 parameters, a REST server's answer) is trusted more than the metadata file. Only the caller and the
-configuration file choose the KMS, because ``encryption.kms-impl`` names code to run.
+configuration file choose the KMS, never a server: ``encryption.kms-impl`` names code.
 """
 
 from __future__ import annotations
 
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError as PydanticValidationError
@@ -120,16 +119,6 @@ def catalog_rules(configured: Mapping[str, str]) -> dict[str, Any]:
     return {"key_ids": list(filter(None, key_ids)), "require_encrypted": required == "true"}
 
 
-@dataclass(frozen=True, slots=True)
-class _NewTable:
-    """A table that ``updates`` will create."""
-
-    identifier: Identifier
-    key_id: str
-    new_location: NewLocation
-    updates: list[dict[str, Any]]
-
-
 class EncryptedCatalog(DelegatingCatalog):
     """PyIceberg's catalog ``inner``, whose encrypted tables open with ``kms``.
 
@@ -188,7 +177,8 @@ class EncryptedCatalog(DelegatingCatalog):
 
         Files are read with the properties of the caller and of the catalog. Properties in the
         metadata that contradict them (``py-io-impl``, ``s3.endpoint``, …) are refused before
-        anything obeys them. This holds for unencrypted tables, too.
+        anything obeys them. This holds for unencrypted tables too, and for every method that loads
+        one.
 
         Warns with PlainTableWarning if the table is not encrypted and the catalog has ``key_ids``.
         Raises as ``open_table`` does, and NoSuchTableError.
@@ -279,8 +269,8 @@ class EncryptedCatalog(DelegatingCatalog):
             table = self.inner.create_table(*wanted)
             table.catalog = self
             return table
-        new = self._new_table(*wanted)
-        return self._created(new, new.updates, TableOutput(new.new_location.io(self.inner)))
+        place, updates = self._new_table(*wanted)
+        return self._created(identifier, place, updates, TableOutput(place.io(self.inner)))
 
     def create_table_transaction(
         self,
@@ -297,15 +287,16 @@ class EncryptedCatalog(DelegatingCatalog):
             plain = self.inner.create_table_transaction(*wanted)
             table_of(plain).catalog = self
             return plain
-        new = self._new_table(*wanted)
-        metadata = apply_updates(None, new.updates, now_ms=now_ms())
-        base = Base(new.identifier, metadata, "", Trust(new.key_id))
-        table = self._table(base, new.new_location.io(self.inner))
+        place, updates = self._new_table(*wanted)
+        metadata = apply_updates(None, updates, now_ms=now_ms())
+        name = Catalog.identifier_to_tuple(identifier)
+        base = Base(name, metadata, "", Trust(metadata["properties"][TABLE_KEY_ID]))
+        table = self._table(base, place.io(self.inner))
 
         def create(updates: list[dict[str, Any]], output: TableOutput) -> None:
-            table.switch_to(self._created(new, updates, output).version, base)
+            table.switch_to(self._created(identifier, place, updates, output).version, base)
 
-        transaction = EncryptedCreateTransaction(table, new.updates, create)
+        transaction = EncryptedCreateTransaction(table, updates, create)
         return cast("CreateTableTransaction", transaction)
 
     def _is_encrypted(self, properties: Properties, location: str | None) -> bool:
@@ -336,7 +327,8 @@ class EncryptedCatalog(DelegatingCatalog):
         partition_spec: PartitionSpec,
         sort_order: SortOrder,
         properties: Properties,
-    ) -> _NewTable:
+    ) -> tuple[NewLocation, list[dict[str, Any]]]:
+        """Return where a new encrypted table will be, and the updates that create it."""
         # As PyIceberg does: numbers become text, and other values that are not text are refused.
         properties = SetPropertiesUpdate(updates=properties).updates
         properties = {"format-version": "3", **properties}
@@ -352,19 +344,21 @@ class EncryptedCatalog(DelegatingCatalog):
         # Fail now, not at the first append, if the key ID is wrong or the key may not be used.
         KeyEncryptionKey.generate(kms, key_id, key_size=key_size, timestamp_ms=now_ms())
         converted = iceberg_schema(schema)
-        new_location = commits.new_location(identifier, location, converted, properties)
-        updates = new_table_updates(
-            converted, partition_spec, sort_order, new_location.location, properties, uuid.uuid4()
+        place = commits.new_location(identifier, location, converted, properties)
+        return place, new_table_updates(
+            converted, partition_spec, sort_order, place.location, properties
         )
-        name = Catalog.identifier_to_tuple(identifier)
-        return _NewTable(name, key_id, new_location, updates)
 
     def _created(
-        self, new: _NewTable, updates: list[dict[str, Any]], output: TableOutput
+        self,
+        identifier: str | Identifier,
+        place: NewLocation,
+        updates: list[dict[str, Any]],
+        output: TableOutput,
     ) -> EncryptedTable:
-        base = self.commits().create(new.identifier, updates, output, new_location=new.new_location)
+        base = self.commits().create(identifier, updates, output, new_location=place)
         output.keep()
-        with after_commit(new.identifier):
+        with after_commit(base.identifier):
             return self._table(base, base.io(self.inner))
 
     def _table(self, base: Base, io: FileIO) -> EncryptedTable:

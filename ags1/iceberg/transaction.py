@@ -14,7 +14,7 @@ An example, in which another writer commits first. The table object is at versio
     # The commit sends the updates again; the table object is then at version 9.
 
 If the catalog does not say whether a commit was made, its files stay, because the table may refer
-to them. Follows Java's ``SnapshotProducer.commit``. ``commit/commits.py`` shows what follows.
+to them. Follows Java's ``SnapshotProducer.commit``. ``commit/commits.py`` shows the commit itself.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class EncryptedTransaction(BuiltTransaction):
         branch: str | None = MAIN_BRANCH,
     ) -> None:
         """Replace the partitions that the rows belong to. Raises ValueError unless the table is
-        partitioned by identity transforms alone. Warns and raises as ``overwrite``."""
+        partitioned by identity transforms alone. Warns, and its commit raises, as ``overwrite``."""
         fields = self.table_metadata.spec().fields
         if not fields:
             raise ValueError("Cannot apply dynamic overwrite on an unpartitioned table.")
@@ -248,7 +248,7 @@ class EncryptedTransaction(BuiltTransaction):
         """Delete the rows for which the filter is true. Files that lose all rows are removed. The
         others get deletion vectors, or are rewritten if ``write.delete.mode`` says so. Warns if no
         file can have a row that matches. The commit raises as that of ``overwrite``, even if no row
-        matched, by ``write.delete.isolation-level``."""
+        matched; ``write.delete.isolation-level`` decides."""
         row_filter = parse_row_filter(delete_filter)
         operation = _isolation_operation or Operation.DELETE
         step = self._snapshot(
@@ -396,8 +396,8 @@ class EncryptedTransaction(BuiltTransaction):
         )
 
     def update_statistics(self, *, allow_plaintext: bool = False) -> UpdateStatistics:
-        """Set or remove statistics files. They reveal something of the data and cannot be
-        encrypted, because the metadata would have their keys. Raises NotEncryptedError unless
+        """Set or remove statistics files. They reveal something of the data and are not encrypted,
+        because the metadata would have their keys. Raises NotEncryptedError unless
         ``allow_plaintext`` is true."""
         if not allow_plaintext:
             raise NotEncryptedError(
@@ -565,8 +565,7 @@ def _setting(properties: Mapping[str, str], name: str, default: int, most: int) 
 
 class EncryptedCreateTransaction(EncryptedTransaction):
     """A transaction that creates a table and commits its further changes in the same commit.
-    ``create`` creates the table from updates. The commit raises CommitFailedException if it exists
-    by then."""
+    ``create`` creates the table from updates. It raises CommitFailedException if that exists."""
 
     def __init__(
         self,

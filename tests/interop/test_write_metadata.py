@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from pyiceberg.exceptions import CommitFailedException
 
-from ags1.iceberg.commit.metadata_file import java_hash, print_metadata, with_metadata_log
+from ags1.iceberg.commit.metadata_file import print_metadata, with_metadata_log
 from ags1.iceberg.commit.updates import apply_updates
+from ags1.iceberg.spec.java_json import java_hash
 from ags1.iceberg.spec.requirements import check_requirements
 
 from .java import Java, JavaError

@@ -113,8 +113,8 @@ class Commits(ABC):
         new_location: NewLocation | None = None,
     ) -> Base:
         """Create a table from updates. ``new_location`` is the result of the method of that name.
-        Raises TableAlreadyExistsError, NoSuchNamespaceError, NotImplementedError if the catalog
-        would lose the table's keys, and as ``commit``."""
+        Raises TableAlreadyExistsError, NoSuchNamespaceError, NotImplementedError if keys would be
+        lost, and as ``commit``."""
 
     def repoint(self, base: Base, location: str, output: TableOutput) -> Base:
         """Make the metadata.json of a copy the table's current one. ``output`` reads it. Raises as

@@ -24,6 +24,7 @@ from pyiceberg.typedef import Identifier
 
 from ...keys.manager import TABLE_KEY_ID, now_ms
 from ..read.metadata import MAX_METADATA_SIZE, read_metadata
+from ..spec.java_json import hash_of, java_hash
 from ..spec.requirements import check_requirements
 from ..storage.output import TableOutput
 from ..storage.trust import Trust
@@ -31,8 +32,6 @@ from .base import Base, TableConfig
 from .commits import Commits, NewLocation, Update, check_still_encrypted, plain_dicts
 from .metadata_file import (
     METADATA_PATH,
-    hash_of,
-    java_hash,
     next_metadata_location,
     print_metadata,
     stored_form,

@@ -12,18 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..read.metadata import MAX_METADATA_SIZE
-from ..spec.java_json import hash_of, java_hash, java_print
+from ..spec.java_json import java_print
 from ..storage.table_folders import TableFolders
-
-__all__ = [
-    "hash_of",
-    "java_hash",
-    "next_metadata_location",
-    "print_metadata",
-    "stored_form",
-    "with_metadata_log",
-    "without_trailing_slash",
-]
 
 METADATA_PATH = "write.metadata.path"
 COMPRESSION = "write.metadata.compression-codec"

@@ -68,12 +68,10 @@ def new_table_updates(
     uuid: uuids.UUID | str | None = None,
 ) -> list[dict[str, Any]]:
     """Return the updates that create a table of format version 3, with fresh IDs. ``properties``
-    may have ``format-version``; the new table does not get it as a property.
-
-    Raises ValueError for another version, for properties that are reserved or that Java refuses in
-    a new table, and for a partition spec or sort order that does not fit the schema;
-    UnsupportedTypeError for a column that could not be written.
-    """
+    may have ``format-version``; the new table does not get it as a property. Raises ValueError for
+    another version, for properties that are reserved or that Java refuses in a new table, and for a
+    partition spec or sort order that does not fit the schema; UnsupportedTypeError for a column
+    that could not be written."""
     texts = {name: property_text(name, value) for name, value in properties.items()}
     version = texts.pop(FORMAT_VERSION_PROPERTY, str(FORMAT_VERSION))
     if version != str(FORMAT_VERSION):

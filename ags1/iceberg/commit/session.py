@@ -180,7 +180,8 @@ class TableSession(BuiltTable):
         manager: EncryptionManager | None = None,
     ) -> None:
         """Make one try to commit updates, in the REST specification's form, upon ``base``; then
-        switch to the new version. ``manager`` has changed keys. Raises as ``Commits.commit``."""
+        switch to the new version. ``manager`` has the keys if they change. Raises as
+        ``Commits.commit``."""
         new_key_id = None
         if manager is not None and manager.table_key_id != base.trust.key_id:
             new_key_id = manager.table_key_id

@@ -446,8 +446,7 @@ class _Table:
                 if entry["snapshot-id"] not in passed:
                     log.append(entry)
             elif self._snapshots_removed:
-                # A gap would extend the time of the snapshot before it, and time travel would read
-                # wrong data.
+                # A gap would extend the time of the snapshot before it, wrong for time travel.
                 log.clear()
         had_log = bool(self._table["snapshot-log"])
         if current is not None and had_log and (not log or log[-1]["snapshot-id"] != current):

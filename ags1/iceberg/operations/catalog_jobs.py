@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -39,7 +39,6 @@ from .plaintext_files import PlaintextFiles, plaintext_files
 from .relocation.relocate import RelocationResult, relocate
 from .verify import verify_table
 from .verify.findings import Severity, TableVerification
-from .verify.progress import EstimatedProgress
 
 
 class JobCatalog(Protocol):
@@ -227,18 +226,14 @@ def move_or_copy(
     identifier: str | Identifier,
     new_location: str,
     *,
-    move: bool = False,
-    register_as: str | Identifier | None = None,
-    snapshots: Literal["all", "current"] = "all",
-    properties: Mapping[str, str] | None = None,
-    threads: int | None = None,
-    verify: bool = False,
-    dry_run: bool = False,
-    progress: EstimatedProgress | None = None,
+    move: bool,
+    register_as: str | Identifier | None,
+    properties: Mapping[str, str] | None,
+    verify: bool,
+    **options: Any,
 ) -> RelocationResult:
     """Copy an encrypted table to another location. ``EncryptedCatalog.relocate_table`` documents
-    the arguments and the errors. There are eleven parameters: each optional one is a choice by
-    itself, and is given by name."""
+    the arguments and the errors. ``options`` are those of ``relocate``."""
     if move and register_as is not None:
         raise ValueError("move and register_as exclude each other: pass one of them")
     table = catalog.load_table(identifier)
@@ -258,12 +253,9 @@ def move_or_copy(
         table,
         new_location,
         properties=properties,
-        snapshots=snapshots,
-        threads=threads,
-        dry_run=dry_run,
-        progress=progress,
         # A move deletes the old files, so the new table must be intact.
         verify=verify or move,
+        **options,
     )
     if result.metadata_location is None:
         return result

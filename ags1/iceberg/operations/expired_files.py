@@ -62,13 +62,8 @@ class ExpiredFiles:
     @property
     def locations(self) -> tuple[str, ...]:
         """All files to delete."""
-        return (
-            *self.data_files,
-            *self.delete_files,
-            *self.manifests,
-            *self.manifest_lists,
-            *self.statistics,
-        )
+        contents = self.data_files + self.delete_files
+        return contents + self.manifests + self.manifest_lists + self.statistics
 
     def delete(
         self, output: TableOutput, progress: DeletionProgress | None = None

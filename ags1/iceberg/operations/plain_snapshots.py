@@ -16,10 +16,10 @@ from pyiceberg.manifest import ManifestContent, ManifestEntry, PartitionFieldSum
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
-from ..pyiceberg.records import MANIFEST_LIST_FILE_SCHEMAS, RecordShape, read_avro_records
+from ..pyiceberg.records import MANIFEST_LIST_FILE_SCHEMAS, RecordShape
 from ..read.deletes import PuffinCache
 from ..read.records import DELETED, Manifest
-from ..read.snapshots import MANIFEST, unreadable
+from ..read.snapshots import MANIFEST, parsed
 from ..read.tasks import TaskReader
 from ..storage.table_files import TableFiles
 
@@ -30,7 +30,8 @@ class PlainManifest(Manifest):
     def fetch_manifest_entry(self, io: FileIO, discard_deleted: bool = True) -> list[ManifestEntry]:
         """Return the manifest's entries. Raises MetadataIntegrityError if it cannot be parsed, and
         NotImplementedError if a file has a key."""
-        _, records = _parsed("manifest", self.manifest_path, read_plain(io, self.manifest_path))
+        path = self.manifest_path
+        _, records = parsed("manifest", path, read_plain(io, path), MANIFEST)
         entries: list[ManifestEntry] = []
         for entry in self.inherited(records):
             if discard_deleted and entry.status == DELETED:
@@ -63,7 +64,7 @@ def plain_manifests(snapshot: Mapping[str, Any], io: FileIO) -> list[PlainManife
         raise NotImplementedError(
             f"snapshot {snapshot['snapshot-id']} has no manifest list: append to the table first"
         )
-    _, records = _parsed("manifest list", location, read_plain(io, location), _MANIFEST_LIST)
+    _, records = parsed("manifest list", location, read_plain(io, location), _MANIFEST_LIST)
     manifests = cast("list[PlainManifest]", records)
     for manifest in manifests:
         manifest.conceal()
@@ -79,15 +80,6 @@ def read_plain(io: FileIO, location: str) -> bytes:
     """Return a file's bytes."""
     with io.new_input(location).open() as stream:
         return bytes(stream.read())
-
-
-def _parsed(
-    what: str, location: str, data: bytes, shape: RecordShape = MANIFEST
-) -> tuple[dict[str, str], list[Any]]:
-    try:
-        return read_avro_records(data, shape)
-    except Exception as error:
-        raise unreadable(what, location, error) from error
 
 
 _MANIFEST_LIST = RecordShape(

@@ -94,7 +94,7 @@ class EncryptedManifest(Manifest):
         return self._parse_entries(files.read_encrypted(self.manifest_path, self.key))
 
     def _parse_entries(self, data: bytes) -> list[ManifestEntry]:
-        _, records = _parsed("manifest", self.manifest_path, data, MANIFEST)
+        _, records = parsed("manifest", self.manifest_path, data, MANIFEST)
         if self.is_plaintext:
             self._check_counts(records)
         entries = list(self.inherited(records))
@@ -154,7 +154,7 @@ class EncryptedSnapshot(Snapshot):
 
     def _read(self, files: TableFiles, km: KeyMetadata) -> list[EncryptedManifest]:
         data = files.read_encrypted(self.manifest_list, km)
-        header, records = _parsed("manifest list", self.manifest_list, data, MANIFEST_LIST)
+        header, records = parsed("manifest list", self.manifest_list, data, MANIFEST_LIST)
         manifests = cast("list[EncryptedManifest]", records)
         # The header is authenticated with the list; the snapshot ID in metadata.json is not.
         written_for = header.get("snapshot-id")
@@ -186,21 +186,18 @@ def files_of(io: FileIO) -> TableFiles:
     return files
 
 
-def _parsed(
+def parsed(
     what: str, location: str, data: bytes, shape: RecordShape
 ) -> tuple[dict[str, str], list[Any]]:
+    """Return the header and the records of a manifest or manifest list. Raises
+    MetadataIntegrityError if they cannot be parsed."""
     try:
         return read_avro_records(data, shape)
     except Exception as error:
-        failure = unreadable(what, location, error)
+        kind = type(error).__name__
     # Raised out here, without the other error as its context: that may quote a record with a key.
-    raise failure
-
-
-def unreadable(what: str, location: str, error: Exception) -> MetadataIntegrityError:
-    """Return the error for a manifest or manifest list that cannot be parsed."""
-    return MetadataIntegrityError(
-        f"the {what} was read, but it cannot be parsed ({type(error).__name__})", file=location
+    raise MetadataIntegrityError(
+        f"the {what} was read, but it cannot be parsed ({kind})", file=location
     )
 
 

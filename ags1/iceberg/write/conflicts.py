@@ -57,8 +57,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What one snapshot has changed: the data files that it has ``added`` and ``removed``, and the
-    delete files that it has added (``deletes``)."""
+    """The data files that one snapshot has ``added`` and ``removed``, and its new ``deletes``."""
 
     snapshot_id: int
     operation: Operation

@@ -230,8 +230,8 @@ class DataFileWriter:
 
     def _gather(self, partition: tuple[Any, ...], rows: pa.RecordBatch, number: int | None) -> None:
         """Add rows to those that are gathered for a partition, and send these to the threads when
-        they make a row group. ``number`` distinguishes the writers of one partition; with None,
-        they take turns."""
+        they make a row group. ``number`` distinguishes a partition's writers; with None, they take
+        turns."""
         while rows.num_rows:
             gathered = self._gathered_for(partition, self._next if number is None else number)
             if gathered.size + rows.nbytes > self._group_size * _ROUNDED_UP:

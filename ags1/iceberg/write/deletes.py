@@ -19,27 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from pyiceberg import types
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.expressions.visitors import bind, extract_field_ids
 from pyiceberg.manifest import DataFileContent, ManifestFile
 from pyiceberg.manifest import ManifestEntry as PyIcebergEntry
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FixedType,
-    FloatType,
-    IntegerType,
-    LongType,
-    StringType,
-    TimestampType,
-    TimestamptzType,
-    TimeType,
-)
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ..pyiceberg.expressions import StrictMetricsEvaluator
@@ -56,19 +42,19 @@ _Identity: TypeAlias = "tuple[str, int | None]"
 
 # PyIceberg compares the bounds of these types with a literal just as it compares the values.
 _BOUNDED_TYPES = (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FixedType,
-    FloatType,
-    IntegerType,
-    LongType,
-    StringType,
-    TimestampType,
-    TimestamptzType,
-    TimeType,
+    types.BinaryType,
+    types.BooleanType,
+    types.DateType,
+    types.DecimalType,
+    types.DoubleType,
+    types.FixedType,
+    types.FloatType,
+    types.IntegerType,
+    types.LongType,
+    types.StringType,
+    types.TimestampType,
+    types.TimestamptzType,
+    types.TimeType,
 )
 
 
@@ -167,8 +153,7 @@ class _Planner(EncryptedPlanner):
             yield entries
 
     def entries(self, view: TableView, files: Iterable[Any]) -> Mapping[_Identity, ManifestEntry]:
-        """Return the entries of these files. Their manifests are read again as a whole, because row
-        IDs are assigned over all entries of a manifest."""
+        """Return the entries of these files. Manifests are read as a whole, to assign row IDs."""
         wanted = {_identity(file) for file in files}
         manifests = {m.manifest_path: m for m in map(self._manifests.__getitem__, wanted)}
 
@@ -205,7 +190,7 @@ def _all_rows_match(task: FileScanTask, schema: Schema, case_sensitive: bool) ->
         kind = top_level.get(field_id)
         if not isinstance(kind, _BOUNDED_TYPES) or field_id not in (file.null_value_counts or {}):
             return False
-        is_float = isinstance(kind, FloatType | DoubleType)
+        is_float = isinstance(kind, types.FloatType | types.DoubleType)
         if is_float and field_id not in (file.nan_value_counts or {}):
             return False
     return StrictMetricsEvaluator(schema, residual, case_sensitive).eval(file)

@@ -23,8 +23,8 @@ from .view import TableView
 
 def check_unchanged(read: Read | None, start: EncryptedSnapshot | None, view: TableView) -> None:
     """Raise ConflictError if a later snapshot has changed what a change has read in the snapshot
-    ``start``, according to the table's isolation level. A change that has read nothing (None) has
-    no conflict."""
+    ``start``, according to the table's isolation level. A change that read nothing has no
+    conflict."""
     if read is None or view.snapshot == start:
         return
     conflict = find_conflict(

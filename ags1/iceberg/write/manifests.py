@@ -18,21 +18,11 @@ from decimal import Decimal
 from typing import Any, TypeAlias, cast
 from uuid import UUID
 
+from pyiceberg import types
 from pyiceberg.conversions import to_bytes
 from pyiceberg.manifest import ManifestContent, PartitionFieldSummary
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.types import (
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    NestedField,
-    PrimitiveType,
-    StructType,
-    UnknownType,
-    UUIDType,
-)
 from pyiceberg.utils.decimal import bytes_required, decimal_to_unscaled
 
 from ...errors import NotEncryptedError
@@ -83,8 +73,8 @@ class NewManifests:
 
 @dataclass(frozen=True, slots=True)
 class NewSnapshot:
-    """A new snapshot, for the header of its manifest list. ``first_row_id`` is the table's
-    ``next-row-id`` before the snapshot."""
+    """A new snapshot, for its manifest list. ``first_row_id`` is the table's ``next-row-id``
+    before."""
 
     snapshot_id: int
     parent_snapshot_id: int | None
@@ -175,8 +165,8 @@ def write_manifest_list(
 
 def schema_of_spec(spec: PartitionSpec, schemas: Sequence[Schema]) -> Schema:
     """Return the one of a table's ``schemas`` (all, in order) that has the types of a partition
-    spec. The current one may lack dropped columns. So this is the last one with all columns of the
-    spec or, if there is none, with most of them."""
+    spec. The current one may lack dropped columns. So this is the last one that has the most of the
+    spec's columns."""
     if not schemas:
         raise ValueError("a table has a schema")
     wanted = {field.source_id for field in spec.fields}
@@ -191,11 +181,11 @@ class _Manifest:
             raise ValueError(f"a manifest has data (0) or deletes (1), not {new.content!r}")
         self._new = new
         spec = new.spec
-        types = _partition_types(spec, new.schema)
-        self._partition = [_PartitionField(kind) for kind in types]
+        kinds = _partition_types(spec, new.schema)
+        self._partition = [_PartitionField(kind) for kind in kinds]
         fields = [
-            NestedField(field.field_id, field.name, kind, required=False)
-            for field, kind in zip(spec.fields, types, strict=True)
+            types.NestedField(field.field_id, field.name, kind, required=False)
+            for field, kind in zip(spec.fields, kinds, strict=True)
         ]
         header = {
             "schema": compact(new.schema_json),
@@ -214,9 +204,8 @@ class _Manifest:
             "format-version": "3",
             "content": "deletes" if new.content == DELETE_MANIFEST else "data",
         }
-        self._container = RecordFile(
-            entry_type(StructType(*fields)), "manifest_entry", header, AvroCodec(new.codec.lower())
-        )
+        kind, codec = entry_type(types.StructType(*fields)), AvroCodec(new.codec.lower())
+        self._container = RecordFile(kind, "manifest_entry", header, codec)
         self._files = [0, 0, 0]
         self._rows = [0, 0, 0]
         self._min_sequence_number: int | None = None
@@ -371,10 +360,10 @@ class _PartitionField:
     """A partition field of a manifest under construction, with its summary. Values are compared as
     in Java's ``PartitionSummary``: text by code points, bytes unsigned, -0.0 before 0.0."""
 
-    def __init__(self, partition_type: IcebergType) -> None:
+    def __init__(self, partition_type: types.IcebergType) -> None:
         self._type = partition_type
         self.normal = _normalizer(partition_type)
-        self._is_float = isinstance(partition_type, FloatType | DoubleType)
+        self._is_float = isinstance(partition_type, types.FloatType | types.DoubleType)
         self._contains_null = False
         self._contains_nan = False
         self._min: Any = None
@@ -408,29 +397,29 @@ class _PartitionField:
     def _single_value(self, value: Any) -> bytes | None:
         if value is None:
             return None
-        if isinstance(self._type, DecimalType):
+        if isinstance(self._type, types.DecimalType):
             # In an Avro file, decimals have a fixed size instead.
             return int(value).to_bytes(bytes_required(value), "big", signed=True)
-        return to_bytes(cast(PrimitiveType, self._type), value)
+        return to_bytes(cast(types.PrimitiveType, self._type), value)
 
 
-def _partition_types(spec: PartitionSpec, schema: Schema) -> list[IcebergType]:
+def _partition_types(spec: PartitionSpec, schema: Schema) -> list[types.IcebergType]:
     """Return the types of a spec's partition values (Java's ``PartitionSpec.partitionType``). If a
     column was dropped and the type depends on it, the type is unknown."""
     known = schema.field_ids
-    types = []
+    kinds = []
     for field in spec.fields:
         source = field.source_id
-        source_type = schema.find_type(source) if source in known else UnknownType()
-        types.append(field.transform.result_type(source_type))
-    return types
+        source_type = schema.find_type(source) if source in known else types.UnknownType()
+        kinds.append(field.transform.result_type(source_type))
+    return kinds
 
 
-def _normalizer(partition_type: IcebergType) -> Callable[[Any], Any]:
+def _normalizer(partition_type: types.IcebergType) -> Callable[[Any], Any]:
     """Return a function from PyIceberg's partition values to those that are encoded."""
-    if isinstance(partition_type, UUIDType):
+    if isinstance(partition_type, types.UUIDType):
         return lambda value: value.bytes if isinstance(value, UUID) else value
-    if isinstance(partition_type, DecimalType):
+    if isinstance(partition_type, types.DecimalType):
         precision, scale = partition_type.precision, partition_type.scale
         return lambda value: None if value is None else _unscaled(value, precision, scale)
     return lambda value: value

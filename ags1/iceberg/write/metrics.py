@@ -24,28 +24,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyiceberg import types
 from pyiceberg.conversions import to_bytes
 from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode, match_metrics_mode
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
-from pyiceberg.types import (
-    BinaryType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    GeographyType,
-    GeometryType,
-    IcebergType,
-    ListType,
-    MapType,
-    NestedField,
-    PrimitiveType,
-    StringType,
-    StructType,
-    UnknownType,
-    UUIDType,
-)
 from pyiceberg.utils.decimal import bytes_required, decimal_to_unscaled
 
 _DEFAULT = "write.metadata.metrics.default"
@@ -63,8 +46,7 @@ _FIRST_SURROGATE, _LAST_SURROGATE = 0xD800, 0xDFFF
 
 
 class ColumnMetrics(NamedTuple):
-    """The metrics of a file by field id. Bounds are in the form of the specification's Appendix
-    D."""
+    """A file's metrics by field id. Bounds have the form of the specification's Appendix D."""
 
     column_sizes: Mapping[int, int] | None
     value_counts: Mapping[int, int]
@@ -76,11 +58,10 @@ class ColumnMetrics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A primitive column. ``path`` has its positions in the rows and in the structs around it, from
-    outside in. It is None inside of lists and maps."""
+    """A primitive column. ``path`` has its positions from outside in; None in lists and maps."""
 
     field_id: int
-    kind: PrimitiveType
+    kind: types.PrimitiveType
     mode: MetricsMode
     path: tuple[int, ...] | None
 
@@ -90,20 +71,17 @@ class _Leaf:
 
     @property
     def has_bounds(self) -> bool:
-        return (
-            self.is_measured
-            and self.mode != _COUNTS
-            and not isinstance(self.kind, GeometryType | GeographyType | UnknownType)
-        )
+        has_order = self.is_counted_by_parquet and not isinstance(self.kind, types.UnknownType)
+        return self.is_measured and self.mode != _COUNTS and has_order
 
     @property
     def is_counted_by_parquet(self) -> bool:
         """Whether a Parquet footer has the number of its nulls. It has none for geometries."""
-        return not isinstance(self.kind, GeometryType | GeographyType)
+        return not isinstance(self.kind, types.GeometryType | types.GeographyType)
 
     @property
     def is_float(self) -> bool:
-        return isinstance(self.kind, FloatType | DoubleType)
+        return isinstance(self.kind, types.FloatType | types.DoubleType)
 
     def column(self, rows: pa.Table) -> pa.ChunkedArray:
         assert self.path is not None
@@ -144,7 +122,7 @@ class MetricsCollector:
         for leaf in self._leaves:
             if leaf.is_measured and not leaf.is_counted_by_parquet:
                 self._count(leaf, leaf.column(rows))
-            if leaf.has_bounds and isinstance(leaf.kind, StringType | BinaryType):
+            if leaf.has_bounds and isinstance(leaf.kind, types.StringType | types.BinaryType):
                 column = leaf.column(rows)
                 # The footer has no bounds then, and those of other row groups may not hold.
                 if (pc.max(pc.binary_length(column)).as_py() or 0) > _MAX_FOOTER_BOUND:
@@ -249,38 +227,39 @@ def _modes(
     return modes
 
 
-def _first_primitives(kind: IcebergType, most: int) -> list[int]:
+def _first_primitives(kind: types.IcebergType, most: int) -> list[int]:
     """Return the ids of the first primitive columns; an outer level comes before an inner one."""
     if most <= 0:
         return []
     fields = _children(kind)
-    ids = [f.field_id for f in fields if isinstance(f.field_type, PrimitiveType)][:most]
+    ids = [f.field_id for f in fields if isinstance(f.field_type, types.PrimitiveType)][:most]
     for field in fields:
         ids += _first_primitives(field.field_type, most - len(ids))
     return ids
 
 
 def _leaves(
-    kind: IcebergType, path: tuple[int, ...] | None, keep_unknown: bool
-) -> Iterator[tuple[int, PrimitiveType, tuple[int, ...] | None]]:
+    kind: types.IcebergType, path: tuple[int, ...] | None, keep_unknown: bool
+) -> Iterator[tuple[int, types.PrimitiveType, tuple[int, ...] | None]]:
     """Yield the id, type and path of each primitive column, in the order of a Parquet file."""
-    fields = [
-        f for f in _children(kind) if keep_unknown or not isinstance(f.field_type, UnknownType)
-    ]
+    is_struct = isinstance(kind, types.StructType)
+    fields = _children(kind)
+    if not keep_unknown:
+        fields = tuple(f for f in fields if not isinstance(f.field_type, types.UnknownType))
     for position, field in enumerate(fields):
-        inner = None if path is None or not isinstance(kind, StructType) else (*path, position)
-        if isinstance(field.field_type, PrimitiveType):
+        inner = None if path is None or not is_struct else (*path, position)
+        if isinstance(field.field_type, types.PrimitiveType):
             yield field.field_id, field.field_type, inner
         else:
             yield from _leaves(field.field_type, inner, keep_unknown)
 
 
-def _children(kind: IcebergType) -> tuple[NestedField, ...]:
-    if isinstance(kind, StructType):
+def _children(kind: types.IcebergType) -> tuple[types.NestedField, ...]:
+    if isinstance(kind, types.StructType):
         return kind.fields
-    if isinstance(kind, ListType):
+    if isinstance(kind, types.ListType):
         return (kind.element_field,)
-    if isinstance(kind, MapType):
+    if isinstance(kind, types.MapType):
         return kind.key_field, kind.value_field
     return ()
 
@@ -290,19 +269,19 @@ def _children(kind: IcebergType) -> tuple[NestedField, ...]:
 
 def _raw(leaf: _Leaf, value: Any) -> Any:
     """Return a bound of a Parquet footer as it is compared."""
-    if isinstance(leaf.kind, DecimalType) and isinstance(value, bytes):
+    if isinstance(leaf.kind, types.DecimalType) and isinstance(value, bytes):
         return int.from_bytes(value, "big", signed=True)
     return value
 
 
 def _bounds(leaf: _Leaf, column: pa.ChunkedArray) -> tuple[Any, Any]:
     """Return the smallest and the largest value; None if there is none."""
-    if isinstance(leaf.kind, UUIDType):
+    if isinstance(leaf.kind, types.UUIDType):
         column = pa.chunked_array([c.storage for c in column.chunks], pa.binary(16))
-    elif isinstance(leaf.kind, StringType):
+    elif isinstance(leaf.kind, types.StringType):
         # Arrow compares bytes in the order of code points.
         column = column.cast(pa.large_binary())
-    elif isinstance(leaf.kind, DateType):
+    elif isinstance(leaf.kind, types.DateType):
         column = column.cast(pa.int32())
     elif pa.types.is_temporal(column.type):
         column = column.cast(pa.int64())
@@ -312,7 +291,7 @@ def _bounds(leaf: _Leaf, column: pa.ChunkedArray) -> tuple[Any, Any]:
     if leaf.is_float and lower is not None:
         # Arrow takes zeros of either sign for equal, Iceberg does not. A Parquet footer has these.
         return lower or -0.0, upper or 0.0
-    if isinstance(leaf.kind, DecimalType) and lower is not None:
+    if isinstance(leaf.kind, types.DecimalType) and lower is not None:
         return decimal_to_unscaled(lower), decimal_to_unscaled(upper)
     return lower, upper
 
@@ -321,11 +300,11 @@ def _serialized(leaf: _Leaf, value: Any, *, upwards: bool) -> Any:
     """Return a bound as manifests have it; None for an upper bound that cannot be truncated."""
     kind = leaf.kind
     length = leaf.mode.length
-    if isinstance(kind, StringType):
+    if isinstance(kind, types.StringType):
         return value if length is None else _truncated_text(value, length, upwards=upwards)
-    if isinstance(kind, BinaryType):
+    if isinstance(kind, types.BinaryType):
         return value if length is None else _truncated_bytes(value, length, upwards=upwards)
-    if isinstance(kind, DecimalType):
+    if isinstance(kind, types.DecimalType):
         return value.to_bytes(bytes_required(value), "big", signed=True)
     return to_bytes(kind, value)
 

@@ -21,6 +21,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg import types
 from pyiceberg.partitioning import PartitionKey, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
@@ -36,40 +37,23 @@ from pyiceberg.transforms import (
     YearTransform,
 )
 from pyiceberg.typedef import Record
-from pyiceberg.types import (
-    BinaryType,
-    DateType,
-    IcebergType,
-    IntegerType,
-    LongType,
-    PrimitiveType,
-    StringType,
-    StructType,
-    TimestampNanoType,
-    TimestampType,
-    TimestamptzNanoType,
-    TimestamptzType,
-    TimeType,
-    UnknownType,
-    UUIDType,
-)
 
 from . import _transforms
 
 _Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 # The types of points in time, with the number of their units in a day.
-_UNITS_A_DAY: Mapping[type[IcebergType], int] = {
-    DateType: 1,
-    TimestampType: 86_400_000_000,
-    TimestamptzType: 86_400_000_000,
-    TimestampNanoType: 86_400_000_000_000,
-    TimestamptzNanoType: 86_400_000_000_000,
+_UNITS_A_DAY: Mapping[type[types.IcebergType], int] = {
+    types.DateType: 1,
+    types.TimestampType: 86_400_000_000,
+    types.TimestamptzType: 86_400_000_000,
+    types.TimestampNanoType: 86_400_000_000_000,
+    types.TimestamptzNanoType: 86_400_000_000_000,
 }
-_INTEGERS: tuple[type[IcebergType], ...] = (IntegerType, LongType, TimeType, *_UNITS_A_DAY)
+_INTEGERS: tuple[type, ...] = (types.IntegerType, types.LongType, types.TimeType, *_UNITS_A_DAY)
 # The largest number of buckets, and the largest width of a truncation.
 _MAX_INT = 2**31 - 1
-_NANOSECONDS = (TimestampNanoType, TimestamptzNanoType)
+_NANOSECONDS = (types.TimestampNanoType, types.TimestamptzNanoType)
 
 
 @dataclass(frozen=True)
@@ -184,7 +168,7 @@ class _Term:
         self._transform = transform
         self.is_null = isinstance(transform, VoidTransform)
         if self.is_null:
-            self.kind: IcebergType = UnknownType()
+            self.kind: types.IcebergType = types.UnknownType()
             return
         column = _path(schema.as_struct(), source_id, keep_unknown=True)
         if column is None:
@@ -223,9 +207,9 @@ class _Term:
             kind = pa.int32() if isinstance(transform, _OF_TIMES) else column.type
             return _mapped(column, self._of_integers, kind)
         assert isinstance(transform, TruncateTransform)
-        if isinstance(source, StringType):
+        if isinstance(source, types.StringType):
             return pc.utf8_slice_codeunits(column, 0, transform.width)
-        if isinstance(source, BinaryType):
+        if isinstance(source, types.BinaryType):
             return pc.binary_slice(column, 0, transform.width)
         truncated = _transforms.truncate_decimals(_memory(column, 16), transform.width)
         return _with_nulls_of(column, truncated, column.type)
@@ -249,37 +233,37 @@ _TRANSFORMS = (IdentityTransform, BucketTransform, TruncateTransform, *_OF_TIMES
 
 
 def _path(
-    struct: StructType, field_id: int, keep_unknown: bool
-) -> tuple[tuple[int, ...], PrimitiveType] | None:
+    struct: types.StructType, field_id: int, keep_unknown: bool
+) -> tuple[tuple[int, ...], types.PrimitiveType] | None:
     """Return the positions of a primitive column in the rows and in the structs around it, from
     outside in, and its type. Return None if there is no such column."""
     fields = [f for f in struct.fields if keep_unknown or not _is_unknown(f.field_type)]
     for position, field in enumerate(fields):
-        if field.field_id == field_id and isinstance(field.field_type, PrimitiveType):
+        if field.field_id == field_id and isinstance(field.field_type, types.PrimitiveType):
             return (position,), field.field_type
-        if isinstance(field.field_type, StructType):
+        if isinstance(field.field_type, types.StructType):
             inner = _path(field.field_type, field_id, keep_unknown)
             if inner is not None:
                 return (position, *inner[0]), inner[1]
     return None
 
 
-def _is_unknown(kind: IcebergType) -> bool:
-    return isinstance(kind, UnknownType)
+def _is_unknown(kind: types.IcebergType) -> bool:
+    return isinstance(kind, types.UnknownType)
 
 
-def _plain(kind: IcebergType, column: pa.Array) -> pa.Array:
+def _plain(kind: types.IcebergType, column: pa.Array) -> pa.Array:
     """Return a column of physical values: points in time as integers, UUIDs as bytes."""
     if isinstance(column, pa.ExtensionArray):
         return column.storage
-    if isinstance(kind, DateType):
+    if isinstance(kind, types.DateType):
         return column.cast(pa.int32())
     if pa.types.is_temporal(column.type):
         return column.cast(pa.int64())
     return column
 
 
-def _buckets(source: PrimitiveType, column: pa.Array, count: int) -> pa.Array:
+def _buckets(source: types.PrimitiveType, column: pa.Array, count: int) -> pa.Array:
     if pa.types.is_decimal(column.type):
         buckets = _transforms.bucket_decimals(_memory(column, 16), count)
         return _with_nulls_of(column, buckets, pa.int32())
@@ -338,7 +322,7 @@ def _codes(key: pa.Array) -> tuple[_Ints, int]:
     return codes, len(coded.dictionary)
 
 
-def _value(kind: IcebergType, scalar: pa.Scalar) -> Any:
+def _value(kind: types.IcebergType, scalar: pa.Scalar) -> Any:
     """Return a value in PyIceberg's representation."""
     value = scalar.as_py()
-    return UUID(bytes=value) if isinstance(kind, UUIDType) and value is not None else value
+    return UUID(bytes=value) if isinstance(kind, types.UUIDType) and value is not None else value

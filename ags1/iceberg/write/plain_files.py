@@ -53,8 +53,7 @@ def _content_file(file: DataFile, spec_id: int) -> ContentFile:
 
 
 def name_mapping_update(view: TableView) -> list[dict[str, object]]:
-    """Return the update that adds a name mapping, so that files without field IDs can be read. If
-    the table has one, no update is needed."""
+    """Return the update that adds a name mapping, for files without field IDs, if there is none."""
     if view.parsed.name_mapping() is not None:
         return []
     mapping = view.schema.name_mapping.model_dump_json()

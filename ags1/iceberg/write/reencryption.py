@@ -114,13 +114,11 @@ def rewrite_file(
     record: ContentFile, source: TableFiles, output: TableOutput, location: str
 ) -> ContentFile:
     """Write a file's contents to ``location`` under a fresh key of ``source``; return its record.
-    If anything fails, no new file is left. Any number of threads may call this.
-
-    Raises MetadataIntegrityError if the file has not as many rows as its record says, or if the new
-    file does not have the contents of the old one; what opening a file raises (AuthenticationError,
+    If anything fails, no new file is left. Any number of threads may call this. Raises
+    MetadataIntegrityError if the file has not as many rows as its record says, or if the new file
+    does not have the contents of the old one; what opening a file raises (AuthenticationError,
     TruncatedError, FormatError, NotEncryptedError, MissingFileLengthError); NotImplementedError for
-    ORC; ValueError for a Puffin file; OSError.
-    """
+    ORC; ValueError for a Puffin file; OSError."""
     if record.stored_format not in (FileFormat.PARQUET, FileFormat.AVRO):
         if record.stored_format == FileFormat.PUFFIN:
             raise ValueError(f"{record.file_path}: deletion vectors are not rewritten")

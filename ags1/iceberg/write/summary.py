@@ -46,8 +46,7 @@ _COUNTED = """
 
 
 class SummaryBuilder:
-    """A summary under construction. ``specs`` are all of the table's by id, ``schema`` the current
-    one."""
+    """A summary under construction. ``specs`` are the table's by id, ``schema`` its current one."""
 
     def __init__(self, specs: Mapping[int, PartitionSpec], schema: Schema) -> None:
         self._specs = dict(specs)

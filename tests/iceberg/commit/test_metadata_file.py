@@ -18,7 +18,6 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from unknown_fields import strewn
 
 from ags1.iceberg.commit.metadata_file import (
-    java_hash,
     next_metadata_location,
     print_metadata,
     stored_form,
@@ -26,7 +25,7 @@ from ags1.iceberg.commit.metadata_file import (
     without_trailing_slash,
 )
 from ags1.iceberg.read.metadata import read_metadata
-from ags1.iceberg.spec.java_json import in_java_order, java_print
+from ags1.iceberg.spec.java_json import in_java_order, java_hash, java_print
 from ags1.iceberg.storage.trust import Trust
 
 TABLES = Path(__file__).parents[2] / "tables"

@@ -108,8 +108,7 @@ class Copier:
 
 
 def open_regular(files: TableFiles, location: str) -> closing[InputStream]:
-    """Return a stream of the stored bytes, to use with ``with``. Raises OSError unless it is a
-    regular file: opening a pipe could block for ever."""
+    """Return a stream of a regular file's bytes. Raises OSError for a pipe, which could block."""
     path = files.local_path(location)
     if path is not None and not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "Not a regular file", path)

@@ -107,7 +107,8 @@ class Plan:
 
 def make_plan(relocation: Relocation) -> Plan:
     """Read the table's manifests; return what its relocation has to do, without statistics outside
-    the table's folders. Raises MetadataIntegrityError, NotEncryptedError, and as reading."""
+    the table's folders. Raises MetadataIntegrityError, NotEncryptedError, and as reading manifests
+    does."""
     plan = Plan()
     files, workers = relocation.files, relocation.workers
     current = relocation.metadata.get("current-snapshot-id")

@@ -36,8 +36,7 @@ PathOf = Callable[[str], str]
 
 
 class UnreadableError(Exception):
-    """Bytes cannot be parsed, or lack a field. The message never quotes them: they may have
-    keys."""
+    """Bytes cannot be parsed or lack a field. The message never quotes them: they may have keys."""
 
 
 class Paths(NamedTuple):
@@ -245,8 +244,8 @@ def _bounds(paths: Any) -> Paths:
 
 
 def with_bound(bounds: Any, value: bytes | None) -> Any:
-    """Return a manifest's bounds, in their Avro form, with ``value`` as the bound of the column of
-    paths; None removes that bound."""
+    """Return a manifest's bounds in Avro's form, with ``value`` as that of paths; None removes
+    it."""
     others: list[Mapping[str, Any]] = [b for b in bounds if b["key"] != PATH_FIELD_ID]
     if value is not None:
         others.append({"key": PATH_FIELD_ID, "value": value})

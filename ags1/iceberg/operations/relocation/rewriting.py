@@ -195,8 +195,7 @@ def _named(what: str, source: str) -> Iterator[None]:
 
 
 def _set_bounds(file: Row, paths: Paths) -> None:
-    """Change the bounds of the paths in an entry of position deletes, and remove optional values
-    that are not true of the new file."""
+    """Change an entry's bounds of paths, and remove optional values that are no longer true."""
     for field_id, bound in zip((_LOWER_BOUNDS, _UPPER_BOUNDS), paths, strict=True):
         bounds = file.get(field_id)
         if bounds is not None:

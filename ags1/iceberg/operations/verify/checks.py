@@ -2,7 +2,7 @@
 
 A ``Check`` says which file to check and what it must be. An ``Outcome`` has the findings. Checks do
 not depend on each other. Threads of this process do them, or another ``CheckExecutor``, such as
-Spark. A damaged file is a finding. Nothing is found here that needs two files to be seen.
+Spark. A damaged file is a finding. This module does not know snapshots, and compares no files.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class CheckExecutor(Protocol):
     def run(
         self, checks: Iterator[Check], files: TableFiles, meter: ByteMeter, tick: Tick
     ) -> Generator[Outcome, None, None]:
-        """Yield the outcome of each check. ``files`` opens the table's files. ``meter`` counts the
-        bytes that are read. Getting the next check may take long and may raise. Any exception ends
-        all checks, and so does closing the generator."""
+        """Yield each check's outcome. ``files`` opens files, ``meter`` counts the bytes read.
+        Getting the next check may take long and may raise. Any exception ends all checks, and so
+        does closing the generator."""
         ...
 
 
@@ -115,8 +115,7 @@ def run_each(
     items: Iterable[_Item],
     tick: Tick,
 ) -> Iterator[_Result]:
-    """Yield ``work(item)`` for each item, as they finish. Raises what ``work`` and ``tick``
-    raise."""
+    """Yield ``work(item)`` for all items, as they finish. Raises as ``work`` and ``tick``."""
     done: SimpleQueue[Future[_Result]] = SimpleQueue()
     running = 0
 

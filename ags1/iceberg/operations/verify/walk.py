@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 from pyiceberg.manifest import DataFileContent, ManifestEntryStatus
 
 from ....errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError, MetadataIntegrityError
 from ....key_metadata import KeyMetadata
 from ...commit.session import TableSession
-from ...pyiceberg.records import RecordShape, read_avro_records
 from ...read.records import ContentFile, ManifestEntry
 from ...read.snapshots import (
     MANIFEST,
     MANIFEST_LIST,
     EncryptedManifest,
     EncryptedSnapshot,
-    unreadable,
+    parsed,
 )
 from .checks import TICK_SECONDS, Check, CheckKind, Tick
 from .file_index import FileIndex, SnapshotIds
@@ -71,8 +70,7 @@ class ReadAhead:
 
 class TableWalk:
     """One walk through a table. Call ``read_manifest_lists`` first, and then ``checks``. ``counts``
-    are the numbers of files by kind. ``verified_size`` is the number of bytes of manifests and
-    manifest lists whose tags were checked."""
+    are the numbers of files by kind. ``verified_size`` is the number of verified bytes."""
 
     def __init__(
         self,
@@ -150,7 +148,7 @@ class TableWalk:
 
     def _add_manifests(self, snapshot: EncryptedSnapshot, data: bytes) -> None:
         """Note the manifests that a manifest list names, for ``checks``."""
-        header, manifests = _parsed("manifest list", snapshot.manifest_list, data, MANIFEST_LIST)
+        header, manifests = parsed("manifest list", snapshot.manifest_list, data, MANIFEST_LIST)
         written_for = header.get("snapshot-id")
         if written_for not in (None, str(snapshot.snapshot_id)):
             raise MetadataIntegrityError(
@@ -241,12 +239,11 @@ class TableWalk:
         ids: SnapshotIds,
         exposed: set[bytes] | None = None,
     ) -> Iterator[Check]:
-        """Yield the checks of a manifest's files. ``exposed`` collects the names of those with a
-        key."""
+        """Yield the checks of its files. ``exposed`` collects the names of those with keys."""
         counts = dict.fromkeys(ManifestEntryStatus, 0)
         vectors: dict[str, list[ContentFile]] = {}
         is_current = self._metadata.current_snapshot_id in ids
-        _, entries = _parsed("manifest", manifest.manifest_path, data, MANIFEST)
+        _, entries = parsed("manifest", manifest.manifest_path, data, MANIFEST)
         for entry in cast("list[ManifestEntry]", entries):
             counts[entry.status] += 1
             file = entry.file
@@ -298,8 +295,7 @@ class TableWalk:
 
 
 def _check_counts(manifest: EncryptedManifest, counts: dict[ManifestEntryStatus, int]) -> None:
-    """Compare the numbers of a manifest's files with the manifest list. Raises
-    MetadataIntegrityError if they differ."""
+    """Raise MetadataIntegrityError if the manifest list states other numbers of files."""
     stated = {
         ManifestEntryStatus.ADDED: manifest.added_files_count,
         ManifestEntryStatus.EXISTING: manifest.existing_files_count,
@@ -311,15 +307,3 @@ def _check_counts(manifest: EncryptedManifest, counts: dict[ManifestEntryStatus,
                 f"the manifest has {counts[status]} {status.name.lower()} files, but the "
                 f"manifest list says {count}"
             )
-
-
-def _parsed(
-    what: str, location: str, data: bytes, shape: RecordShape
-) -> tuple[dict[str, str], list[Any]]:
-    """Return the header and the records. Raises MetadataIntegrityError if they are malformed."""
-    try:
-        return read_avro_records(data, shape)
-    except Exception as error:
-        failure = unreadable(what, location, error)
-    # Raised out here, without the other error as its context: that may quote a record with a key.
-    raise failure
