@@ -7,6 +7,7 @@ Needs ``ags1[iceberg]``. All results are of PyIceberg's own classes or subclasse
 
 from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
 from .operations.catalog_jobs import MigrationResult
+from .operations.orphans import OrphanFiles
 from .operations.relocation.relocate import RelocationResult
 from .operations.verify import verify_table
 from .operations.verify.findings import TableVerification
@@ -27,6 +28,7 @@ __all__ = [
     "EncryptedTransaction",
     "Expiry",
     "MigrationResult",
+    "OrphanFiles",
     "PlainTableWarning",
     "Rekeyed",
     "RelocationResult",

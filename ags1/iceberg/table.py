@@ -34,6 +34,7 @@ from .maintenance import EncryptedMaintenance
 from .operations.expire import ExpiryPlan, expire
 from .operations.expired_files import ExpiredFiles
 from .operations.meter import Meter
+from .operations.orphans import OrphanFiles, PrefixMismatchMode, age_limit, find_orphans
 from .operations.rekey import Choice, Rekeying
 from .operations.rewrite import Rewriter
 from .pyiceberg.expressions import parse_row_filter
@@ -368,6 +369,45 @@ class EncryptedTable(TableSession):
         files = plan.find_files(view.files, folders, TableView(self.version.json, self.files))
         failed = files.delete(self.output(), progress)
         return Expiry(plan.snapshot_ids, plan.refs, files, failed)
+
+    def remove_orphan_files(
+        self,
+        older_than: datetime | None = None,
+        *,
+        location: str | None = None,
+        prefix_mismatch_mode: PrefixMismatchMode = "error",
+        no_other_writers: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> OrphanFiles:
+        """Delete the files in the table's folders that nothing needs and that were last changed
+        before ``older_than``; return them. The arguments are those of Iceberg's procedure.
+
+        The default of ``older_than`` is three days ago. A file that a commit under way has written
+        is not distinguishable from an orphan file but by its age, so less than 24 hours are refused
+        unless ``no_other_writers`` is true. Files stay if any snapshot, any branch or tag, the
+        metadata log or the statistics have them, whether or not the location is spelled alike, and
+        if their age is unknown. Folders of other tables stay. ``location`` is a folder of the
+        table; only files below it are deleted. If an orphan file would be needed with another
+        host or bucket, ``prefix_mismatch_mode`` decides: ``error``, ``ignore`` (it stays) or
+        ``delete``. ``dry_run`` deletes nothing. ``progress`` is called with the number of deleted
+        files and the number of all. If the call is interrupted, call it again.
+
+        The table is loaded again, so it is at its newest version afterwards. Raises ValueError for
+        invalid arguments, ValidationException if ``gc.enabled`` is not true, and as
+        ``find_orphans``. If one manifest cannot be read, nothing is deleted. Files that could not
+        be deleted are in ``OrphanFiles.failed``.
+        """
+        limit = age_limit(older_than, no_other_writers=no_other_writers)
+        output = None if dry_run else self.output()
+        orphans = find_orphans(
+            self,
+            limit,
+            location=location,
+            prefix_mismatch_mode=prefix_mismatch_mode,
+            refresh=self.refresh,
+        )
+        return orphans if output is None else orphans.delete(output, self.folders, progress)
 
     def rekey(
         self,

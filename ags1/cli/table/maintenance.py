@@ -1,4 +1,4 @@
-"""The commands ``ags1 table migrate|rotate|rekey|relocate|expire|prune-keys``.
+"""The commands ``ags1 table migrate|rotate|rekey|relocate|expire|…``.
 
 Each command imports its libraries when it runs, because help has to be quick and PyIceberg is
 optional. It has a parameter for each of its options, so that some have more than eight.
@@ -27,6 +27,7 @@ from .rekeying import RekeyingOptions, rekey_and_report
 if TYPE_CHECKING:
     from ...iceberg import EncryptedCatalog, EncryptedTable
     from ...iceberg.operations.catalog_jobs import MigrationResult
+    from ...iceberg.operations.orphans import PrefixMismatchMode
     from ...iceberg.table import Rekeyed
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -352,6 +353,88 @@ def expire(
     out.result(facts, line)
 
 
+@click.command("remove-orphans", cls=Command, short_help="Delete files that nothing needs.")
+@options.changing()
+@click.option(
+    "--older-than",
+    type=_Moment(),
+    metavar="AGE|TIME",
+    help="Delete files last changed before this: 7d, 36h, or a time in ISO 8601, in UTC if it has "
+    "no offset.  [default: 3d]",
+)
+@click.option("--location", metavar="FOLDER", help="Delete only files below this folder.")
+@click.option(
+    "--prefix-mismatch",
+    type=click.Choice(["error", "ignore", "delete"]),
+    default="error",
+    help="If a file would be needed with another bucket or host: fail, leave it, or delete it.  "
+    "[default: error]",
+)
+@click.option(
+    "--no-other-writers",
+    is_flag=True,
+    help="Nobody else writes to the table: also delete files that are younger than 24 hours.",
+)
+@options.dry_run("Print what would be deleted.")
+@yes
+@output
+def remove_orphans(
+    where: TableOptions,
+    older_than: datetime | None,
+    location: str | None,
+    prefix_mismatch: PrefixMismatchMode,
+    no_other_writers: bool,
+    dry_run: bool,
+    yes: bool,
+    out: Output,
+) -> None:
+    """Delete the files in a table's folders that nothing needs. The command asks first.
+
+    Writers that failed or were killed leave such files. A file stays if any snapshot, branch or
+    tag has it, or the metadata log. If one manifest cannot be read, nothing is deleted. A file that
+    a commit under way has just written is not needed yet, so files younger than 24 hours are
+    refused.
+
+    Examples:
+      ags1 table remove-orphans db.flights --catalog prod --dry-run
+      ags1 table remove-orphans db.flights --catalog prod --older-than 7d --yes
+      ags1 table remove-orphans db.flights --catalog prod --location s3://lake/db/flights/data
+    """
+    table = ChangedCatalog(where).load()
+    name = ".".join(table.name())
+    if not dry_run:
+        confirm(f"Delete the files of {name} that nothing needs?", yes=yes)
+    found = table.remove_orphan_files(
+        older_than,
+        location=location,
+        prefix_mismatch_mode=prefix_mismatch,
+        no_other_writers=no_other_writers,
+        dry_run=dry_run,
+    )
+    facts: dict[str, Any] = {
+        "table": name,
+        "dry_run": dry_run,
+        "orphan_file_locations": list(found.orphan_file_locations),
+        "size": found.size,
+        "young_files": found.young_files,
+        "other_tables": list(found.other_tables),
+        "not_searched": list(found.not_searched),
+        "failed": list(found.failed),
+    }
+    would = "would be " if dry_run else ""
+    count = len(found.files) - len(found.failed)
+    line = f"{name}: {counted(count, 'orphan file')} {would}deleted, of {found.size} bytes in all"
+    if found.young_files:
+        line += f"; {counted(found.young_files, 'younger file')} left"
+    if found.other_tables:
+        line += f"; left: {', '.join(found.other_tables)}, which have metadata of other tables"
+    if found.not_searched:
+        line += f"; not searched: {', '.join(found.not_searched)}"
+    if found.failed:
+        line += f"; {counted(len(found.failed), 'file')} could not be deleted (--json lists them)"
+    out.result(facts, line)
+
+
 @click.command(
     "prune-keys", cls=Command, short_help="Remove the wrapped keys that nothing refers to."
 )
@@ -383,4 +466,4 @@ def prune_keys(where: TableOptions, dry_run: bool, yes: bool, out: Output) -> No
     out.result(facts, line)
 
 
-COMMANDS = (migrate, rotate, rekey, relocate, expire, prune_keys)
+COMMANDS = (migrate, rotate, rekey, relocate, expire, remove_orphans, prune_keys)

@@ -39,7 +39,8 @@ FOLDER_PROPERTIES = (
 _STATISTICS = (PUFFIN_MAGIC, PARQUET_MAGIC, MAGIC, ENCRYPTED_PARQUET_MAGIC)
 # The endings of files in the metadata folder that are not statistics.
 _NO_STATISTICS = (".json", ".json.gz", ".avro")
-_METADATA_ENDINGS = (".metadata.json", ".metadata.json.gz")
+# The endings of metadata files.
+METADATA_ENDINGS = (".metadata.json", ".metadata.json.gz")
 
 
 class TableFolders:
@@ -123,7 +124,7 @@ class TableFolders:
         return [
             location
             for location in logged
-            if location.endswith(_METADATA_ENDINGS) and self.has_in_metadata_folder(location)
+            if location.endswith(METADATA_ENDINGS) and self.has_in_metadata_folder(location)
         ]
 
     def has_statistics(self, location: str, files: TableFiles) -> bool:
