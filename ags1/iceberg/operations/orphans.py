@@ -244,7 +244,8 @@ class _Search:
             return
         version = version_of_name(file.location.rpartition("/")[2])
         is_old = file.modified_ms is not None and file.modified_ms < self._older_than_ms
-        if not is_old and _is_version(file.location) and (version or 1 << 62) > self._version:
+        may_be_next = version is None or version > self._version
+        if not is_old and may_be_next and _is_version(file.location):
             self._pending.append(file.location)
 
     def _is_hidden(self, name: bytes) -> bool:
