@@ -7,6 +7,7 @@ Needs ``ags1[iceberg]``. All results are of PyIceberg's own classes or subclasse
 
 from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
 from .operations.catalog_jobs import MigrationResult
+from .operations.compact import Compacted
 from .operations.orphans import OrphanFiles
 from .operations.relocation.relocate import RelocationResult
 from .operations.verify import verify_table
@@ -19,6 +20,7 @@ from .table import EncryptedTable, Expiry, Rekeyed, open_table
 from .transaction import EncryptedTransaction
 
 __all__ = [
+    "Compacted",
     "ContentFile",
     "EncryptedCatalog",
     "EncryptedManifest",

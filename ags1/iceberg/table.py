@@ -6,12 +6,14 @@ the same methods as PyIceberg but none of its code, because that code would writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NoReturn
 
 from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io import load_file_io
 from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
@@ -23,7 +25,12 @@ from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
-from ..errors import KmsConfigurationError, MetadataIntegrityError, NotEncryptedError
+from ..errors import (
+    KMS_UNUSABLE,
+    KmsConfigurationError,
+    MetadataIntegrityError,
+    NotEncryptedError,
+)
 from ..keys.envelope import EncryptedKey
 from ..keys.manager import TABLE_KEY_ID, EncryptionManager
 from ..kms.client import KmsClient
@@ -31,6 +38,8 @@ from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
 from .commit.base import Base
 from .commit.session import TableSession, version_of
 from .maintenance import EncryptedMaintenance
+from .operations.compact import Compacted, Compaction, CompactionPlan, plan_compaction
+from .operations.compact_plan import FileGroup, RewriteOptions
 from .operations.expire import ExpiryPlan, expire
 from .operations.expired_files import ExpiredFiles
 from .operations.meter import Meter
@@ -47,11 +56,13 @@ from .spec import table_keys as rotation
 from .spec.column_types import as_stored, readable
 from .spec.constants import MAIN_BRANCH
 from .spec.table_keys import KeyChange
-from .steps import ExpiryStep, KeyStep, RecomputedSnapshotStep
+from .steps import ExpiryStep, KeyStep, RecomputedSnapshotStep, SnapshotStep
 from .storage.trust import Trust
 from .transaction import EncryptedTransaction
-from .write.reencryption import RewriteExecutor, RewriteThreads
+from .write.executors import Identity, RewriteExecutor, RewriteThreads
 from .write.view import TableView
+
+_log = logging.getLogger(__name__)
 
 
 def open_table(
@@ -463,6 +474,135 @@ class EncryptedTable(TableSession):
         transaction.stage_step(step)
         transaction.commit_transaction()
         return done
+
+    def rewrite_data_files(
+        self,
+        row_filter: str | BooleanExpression = ALWAYS_TRUE,
+        *,
+        target_file_size_bytes: int | None = None,
+        min_file_size_bytes: int | None = None,
+        max_file_size_bytes: int | None = None,
+        min_input_files: int = 5,
+        delete_file_threshold: int | None = None,
+        delete_ratio_threshold: float = 0.3,
+        rewrite_all: bool = False,
+        max_file_group_size_bytes: int = 100 << 30,
+        remove_dangling_deletes: bool = False,
+        partial_progress: bool = False,
+        partial_progress_max_commits: int = 10,
+        case_sensitive: bool = True,
+        branch: str | None = MAIN_BRANCH,
+        threads: int | None = None,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        executor: RewriteExecutor | None = None,
+    ) -> Compacted:
+        """Rewrite small data files, and files with many deleted rows, into files of the target
+        size; return how many. By default, the target is the table's
+        ``write.target-file-size-bytes``. Of Java's strategies this is bin-packing.
+
+        Only data files are rewritten that may have a row for which ``row_filter`` is true. The
+        options down to ``remove_dangling_deletes`` are those of ``RewriteOptions``, which says what
+        each does. Rows, row IDs and the sequence numbers of their last change stay the same, and
+        deleted rows are not written again. Rows keep the order in which they were added. In a
+        sorted table, as many rows as fit into memory are sorted at once. Unencrypted files become
+        encrypted, and each new file has a fresh key. Earlier snapshots keep the old files until
+        ``expire_snapshots`` removes them.
+
+        All is committed at once, or with ``partial_progress`` in up to
+        ``partial_progress_max_commits`` snapshots; then a part that fails is left out and logged,
+        and the rest goes on. ``threads`` files are written at once, or ``executor`` has them
+        written. ``progress`` is called with two numbers of bytes: those that were read, and those
+        of all files to rewrite.
+
+        Raises ValueError for an impossible option or a column that the table does not have;
+        ValidationException if another writer has meanwhile removed a rewritten file or deleted rows
+        of it; NotImplementedError or UnsupportedTypeError for a column that cannot be rewritten;
+        and what reading and writing raises. With ``partial_progress``, it raises only if no part
+        was committed.
+
+        There are more than eight parameters: each is an option of Java's procedure or of ``rekey``.
+        """
+        options = RewriteOptions(
+            target_file_size_bytes=target_file_size_bytes,
+            min_file_size_bytes=min_file_size_bytes,
+            max_file_size_bytes=max_file_size_bytes,
+            min_input_files=min_input_files,
+            delete_file_threshold=delete_file_threshold,
+            delete_ratio_threshold=delete_ratio_threshold,
+            rewrite_all=rewrite_all,
+            max_file_group_size_bytes=max_file_group_size_bytes,
+            remove_dangling_deletes=remove_dangling_deletes,
+        )
+        if partial_progress_max_commits < 1:
+            raise ValueError(
+                f"partial_progress_max_commits is {partial_progress_max_commits}: it must be at "
+                "least 1"
+            )
+        expression = parse_row_filter(row_filter)
+        self.output()  # raises if the table cannot be written to
+        executor = executor or RewriteThreads(threads)
+        plan = plan_compaction(
+            self.view().at(branch), options, expression, case_sensitive=case_sensitive
+        )
+        if dry_run or plan.is_empty:
+            return plan.expected()
+        meter = Meter(progress)
+        meter.total = plan.size
+        if not partial_progress:
+            return self._compact(plan, plan.groups, executor, meter, branch).done
+        return self._compact_in_parts(plan, partial_progress_max_commits, executor, meter, branch)
+
+    def _compact(
+        self,
+        plan: CompactionPlan,
+        groups: Sequence[FileGroup],
+        executor: RewriteExecutor,
+        meter: Meter,
+        branch: str | None,
+        removed: Collection[Identity] = (),
+    ) -> Compaction:
+        """Rewrite groups of a compaction and commit them."""
+        transaction = self.transaction()
+        compaction = Compaction(
+            plan, groups, transaction.output, executor, meter.add, removed=removed
+        )
+        step = SnapshotStep(
+            transaction.output, compaction.change, {}, branch, recheck=compaction.recheck
+        )
+        transaction.stage_step(step)
+        transaction.commit_transaction()
+        return compaction
+
+    def _compact_in_parts(
+        self,
+        plan: CompactionPlan,
+        commits: int,
+        executor: RewriteExecutor,
+        meter: Meter,
+        branch: str | None,
+    ) -> Compacted:
+        """Rewrite the groups of a compaction in several commits. Raises what the last part has
+        raised if none was committed."""
+        result = Compacted()
+        removed: frozenset[Identity] = frozenset()
+        failure: Exception | None = None
+        for groups in plan.batches(commits):
+            try:
+                part = self._compact(plan, groups, executor, meter, branch, removed)
+            except (CommitStateUnknownException, *KMS_UNUSABLE):
+                raise
+            except Exception as error:
+                failure = error
+                files = sum(len(group.tasks) for group in groups)
+                _log.warning("%d files were not rewritten: %s", files, error)
+                result += Compacted(failed_data_files_count=files)
+            else:
+                result += part.done
+                removed |= part.removes
+        if failure is not None and not removed:
+            raise failure
+        return result
 
     def _change_keys(
         self, compute: Callable[[dict[str, Any], EncryptionManager], KeyChange]

@@ -27,6 +27,7 @@ from ..iceberg.read.metadata import parse_metadata
 from ..iceberg.read.metadata_columns import filtered_schema
 from ..iceberg.read.records import ContentFile
 from ..iceberg.read.scan import EncryptedScan
+from ..iceberg.read.splits import splits_of
 from ..iceberg.read.tasks import TaskReader
 from ..iceberg.spec.column_types import as_stored, check_readable
 from ..iceberg.spec.constants import MAIN_BRANCH, POSITION_ID, ROW_ID
@@ -37,7 +38,8 @@ from ..iceberg.storage.table_files import TableFiles
 from ..iceberg.table import EncryptedTable, Rekeyed, open_table
 from ..iceberg.write.conversion import RowConversion
 from ..iceberg.write.data_files import write_rows
+from ..iceberg.write.executors import Done
 from ..iceberg.write.plan import WritePlan
-from ..iceberg.write.reencryption import Done, new_location, rewrite_file
+from ..iceberg.write.reencryption import new_location, rewrite_file
 from ..iceberg.write.snapshot import FileChange
 from ..iceberg.write.view import TableView

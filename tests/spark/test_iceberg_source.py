@@ -28,11 +28,12 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import types
 
+from ags1.iceberg.read.splits import splits_of
 from ags1.iceberg.table import EncryptedTable
 from ags1.spark import iceberg_source
 from ags1.spark.arrow_rows import spark_schema
 from ags1.spark.iceberg_source import writer as table_writer
-from ags1.spark.iceberg_source.reader import TableReader, scan_of, splits_of
+from ags1.spark.iceberg_source.reader import TableReader, scan_of
 from ags1.spark.iceberg_source.writer import TableWriter
 
 TABLES = Path(__file__).parent.parent / "tables"

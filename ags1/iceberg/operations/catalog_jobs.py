@@ -31,7 +31,7 @@ from ..read.metadata import read_metadata
 from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
-from ..write.reencryption import RewriteExecutor, RewriteThreads
+from ..write.executors import RewriteExecutor, RewriteThreads
 from .deletion import GC_ENABLED, logged_metadata, may_share_files
 from .meter import Meter, Progress
 from .migrate import Migration, MigrationPlan

@@ -32,7 +32,7 @@ from ...layout import DEFAULT_BLOCK_SIZE
 from ..read.records import ContentFile
 from ..storage.listing import list_files
 from ..storage.output import TableOutput
-from ..write.reencryption import Identity
+from ..write.executors import Identity
 
 # A part has some thousand files. A larger one was not written here.
 _MAX_SIZE = 64 << 20

@@ -43,7 +43,7 @@ from ..spec.column_types import with_types
 from ..spec.constants import MAIN_BRANCH
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
-from ..write.reencryption import Done, RewriteExecutor
+from ..write.executors import Done, RewriteExecutor
 from ..write.snapshot import FileChange, SnapshotProducer
 from ..write.summary import SummaryBuilder
 from ..write.view import TableView

@@ -31,7 +31,7 @@ from ..read.records import ContentFile, read_entries
 from ..read.snapshots import EncryptedManifest
 from ..read.tasks import TaskReader
 from ..storage.table_files import TableFiles
-from ..write.reencryption import Identity
+from ..write.executors import Identity
 from ..write.snapshot import FileChange
 from ..write.view import TableView
 from .rewrite import (

@@ -39,7 +39,7 @@ from ..read.tasks import TaskReader
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..write.deletion_vectors import write_deletion_vectors
-from ..write.reencryption import Done, Identity, RewriteExecutor, RewriteThreads
+from ..write.executors import Done, Identity, RewriteExecutor, RewriteThreads
 
 _VECTORS_PER_FILE = 1000
 
@@ -109,11 +109,19 @@ def read_snapshot(
     metadata: TableMetadata,
     reader: TaskReader,
 ) -> Contents:
-    """Return the contents of a snapshot with these manifests.
+    """Return the contents of a snapshot with these manifests. Raises as planning a scan does, and
+    as ``live_entries``."""
+    entries = live_entries(manifests, files)
+    tasks = plan_tasks(manifests, files, metadata)
+    return Contents(entries, {identity(task.file): task for task in tasks}, reader)
 
-    Raises as planning a scan does, and ValidationException if the table has a file twice: the two
-    entries could not be distinguished.
-    """
+
+def live_entries(
+    manifests: Sequence[ManifestFile], files: TableFiles
+) -> dict[Identity, ManifestEntry]:
+    """Return the entries of a snapshot's data and delete files. Raises as reading manifests does,
+    and ValidationException if the table has a file twice: the two entries could not be
+    distinguished."""
 
     def live(manifest: ManifestFile) -> list[ManifestEntry]:
         return read_entries(manifest, files)
@@ -126,8 +134,7 @@ def read_snapshot(
                 f"the table has the file {entry.file.file_path} twice: delete its rows, or "
                 "overwrite them"
             )
-    tasks = plan_tasks(manifests, files, metadata)
-    return Contents(entries, {identity(task.file): task for task in tasks}, reader)
+    return entries
 
 
 def plan_rewrite(contents: Contents, chosen: Collection[Identity]) -> RewritePlan:

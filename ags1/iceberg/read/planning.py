@@ -85,11 +85,11 @@ class DeleteIndex:
             if path is not None:
                 _of(self._by_path, path).add(sequence_number, file)
             else:
-                _of(self._by_partition, _partition(file)).add(sequence_number, file)
+                _of(self._by_partition, partition_of(file)).add(sequence_number, file)
         elif self._is_global(file.spec_id):
             self._global_equality.add(sequence_number, file)
         else:
-            _of(self._equality, _partition(file)).add(sequence_number, file)
+            _of(self._equality, partition_of(file)).add(sequence_number, file)
 
     def _add_vector(self, sequence_number: int, file: ContentFile) -> None:
         path = file.referenced_data_file
@@ -112,7 +112,7 @@ class DeleteIndex:
         # Equality deletes apply to files of earlier commits, position deletes also to those of the
         # same commit.
         deletes = self._global_equality.since(sequence_number + 1)
-        partition = _partition(file)
+        partition = partition_of(file)
         if partition in self._equality:
             deletes += self._equality[partition].since(sequence_number + 1)
         vector = self._vectors.get(file.file_path)
@@ -213,7 +213,7 @@ def _sequence_number(entry: ManifestEntry) -> int:
     return entry.sequence_number or INITIAL_SEQUENCE_NUMBER
 
 
-def _partition(file: DataFile) -> _Partition:
+def partition_of(file: DataFile) -> _Partition:
     """Return a value that is equal for equal partitions. As in Java, and unlike in Python, NaN
     equals NaN, and -0.0 is not 0.0."""
     values = values_of(file.partition)

@@ -8,10 +8,8 @@ cannot be used, because it keeps file formats in a cache of the process, and tho
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, cast
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
@@ -24,11 +22,11 @@ from pyiceberg.table import (
 )
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, ancestors_between_ids
-from pyiceberg.utils.concurrent import ExecutorFactory
 
 from ..pyiceberg.scans import PlannedScan, appends_between
 from ..spec.column_types import as_stored
 from ..storage.table_files import TableFiles
+from .ahead import in_order, is_large, read_ahead
 from .filters import as_sql, bound_filter
 from .metadata_columns import names_any, select, without_metadata_columns
 from .planning import EncryptedPlanner
@@ -36,12 +34,9 @@ from .records import ContentFile
 from .snapshots import files_of
 from .tasks import TaskReader
 
-# In stored bytes. A stream of batches reads small files ahead and holds them decoded, which takes a
-# few times as much memory. Larger files are not held: Arrow's threads read ahead inside them.
-_LARGE_FILE = 32 << 20
+# What a stream of batches reads ahead, in stored bytes.
 _READ_AHEAD = 128 << 20
 
-_T = TypeVar("_T")
 _Scan: TypeAlias = "EncryptedScan | EncryptedIncrementalScan"
 
 
@@ -182,7 +177,8 @@ class ScanReader:
         if rows_to_return is not None and rows_to_return <= 0:
             return
         tasks = list(tasks)
-        self._tasks.share(1 if ahead is not None and any(map(_is_large, tasks)) else len(tasks))
+        one_by_one = ahead is not None and any(is_large(_size(task)) for task in tasks)
+        self._tasks.share(1 if one_by_one else len(tasks))
         for batch in self._batches(tasks, ahead):
             if rows_to_return is None:
                 yield batch
@@ -193,16 +189,13 @@ class ScanReader:
                 return
 
     def _batches(self, tasks: list[FileScanTask], ahead: int | None) -> Iterator[pa.RecordBatch]:
-        groups = itertools.groupby(tasks, key=lambda task: ahead is not None and _is_large(task))
-        for one_by_one, group in groups:
-            if one_by_one:
-                yield from itertools.chain.from_iterable(map(self._tasks.batches, group))
-            else:
-                yield from itertools.chain.from_iterable(_ahead(self._read, group, ahead))
+        if ahead is None:
+            return itertools.chain.from_iterable(read_ahead(self._read, tasks))
+        return in_order(self._tasks.batches, self._read, tasks, _size, ahead)
 
     def count(self, tasks: Iterable[FileScanTask]) -> int:
         """Return the number of rows, without regard to the limit."""
-        return sum(_ahead(self._tasks.count, tasks))
+        return sum(read_ahead(self._tasks.count, tasks))
 
     def _read(self, task: FileScanTask) -> list[pa.RecordBatch]:
         batches: list[pa.RecordBatch] = []
@@ -215,35 +208,8 @@ class ScanReader:
         return batches
 
 
-def _ahead(
-    read: Callable[[FileScanTask], _T], tasks: Iterable[FileScanTask], ahead: int | None = None
-) -> Iterator[_T]:
-    """Yield ``read(task)`` for each task. A limited number of tasks runs ahead; if ``ahead`` is
-    given, they have at most that many stored bytes, or there is only one."""
-    executor = ExecutorFactory.get_or_create()
-    window = ExecutorFactory.max_workers() or getattr(executor, "_max_workers", None) or 8
-    running: deque[tuple[int, Future[_T]]] = deque()
-    size = 0
-    try:
-        for task in tasks:
-            coming = task.file.file_size_in_bytes
-            while running and (
-                len(running) >= window or (ahead is not None and size + coming > ahead)
-            ):
-                done, future = running.popleft()
-                size -= done
-                yield future.result()
-            running.append((coming, executor.submit(read, task)))
-            size += coming
-        while running:
-            yield running.popleft()[1].result()
-    finally:
-        for _, future in running:
-            future.cancel()
-
-
-def _is_large(task: FileScanTask) -> bool:
-    return task.file.file_size_in_bytes > _LARGE_FILE
+def _size(task: FileScanTask) -> int:
+    return task.file.file_size_in_bytes
 
 
 def _mark_handed_out(tasks: list[FileScanTask]) -> list[FileScanTask]:

@@ -16,20 +16,23 @@ in SQL. This module opens no file and does not know catalogs and retries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.expressions.visitors import bind, extract_field_ids
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import IsolationLevel, Operation
 
 from ..pyiceberg.expressions import InclusiveMetricsEvaluator
+from ..pyiceberg.scans import partition_spec_is_void
 from ..read.filters import as_sql
-from ..read.planning import path_of_all
-from ..read.records import ContentFile
+from ..read.planning import DeleteIndex, path_of_all
+from ..read.records import ADDED, EQUALITY_DELETES, ContentFile, ManifestEntry
 
 MayMatch = Callable[[ContentFile], bool]
 
@@ -95,6 +98,64 @@ def find_conflict(
                 f"{conflict} in snapshot {changes.snapshot_id}, and its rows may match the filter "
                 "of this change, which had read the table before: nothing was committed. Load the "
                 "table again and repeat the change"
+            )
+    return None
+
+
+def find_rewrite_conflict(
+    rewritten: Sequence[ManifestEntry],
+    snapshots: Iterable[Changes],
+    specs: Mapping[int, PartitionSpec],
+    new_spec_id: int,
+) -> str | None:
+    """Return the reason why data files cannot be replaced by others with the same rows after these
+    snapshots; None if they can. ``specs`` are the table's, ``new_spec_id`` is that of the new
+    files.
+
+    Added rows are no conflict. An equality delete of a later sequence number applies to the new
+    files as to the old ones. But if these have another spec, it may apply to the old files only, or
+    to the new ones only. That is a conflict, and so are removed files and deleted positions.
+    """
+    paths = {entry.file.file_path for entry in rewritten}
+    changes_spec = any(entry.file.spec_id != new_spec_id for entry in rewritten)
+
+    def is_global(spec_id: int) -> bool:
+        return partition_spec_is_void(specs[spec_id])
+
+    def still_applies(delete: ContentFile, entry: ManifestEntry) -> bool:
+        return delete.content == EQUALITY_DELETES and (
+            entry.file.spec_id == new_spec_id or is_global(delete.spec_id)
+        )
+
+    def is_new_to_rows(delete: ContentFile) -> bool:
+        return (
+            changes_spec
+            and delete.content == EQUALITY_DELETES
+            and delete.spec_id == new_spec_id
+            and not is_global(delete.spec_id)
+        )
+
+    for changes in snapshots:
+        removed = (file for file in changes.removed if file.file_path in paths)
+        conflict = _first("another writer removed the data file", removed)
+        if changes.deletes and conflict is None:
+            index = DeleteIndex(is_global)
+            for file in changes.deletes:
+                index.add(ManifestEntry(ADDED, None, file.sequence_number, None, file))
+            lost = (
+                delete
+                for entry in rewritten
+                for delete in cast("set[ContentFile]", index.of(entry))
+                if not still_applies(delete, entry)
+            )
+            conflict = _first(
+                "another writer added the delete file",
+                itertools.chain(lost, filter(is_new_to_rows, changes.deletes)),
+            )
+        if conflict is not None:
+            return (
+                f"{conflict} in snapshot {changes.snapshot_id} while rows that it concerns were "
+                "rewritten: nothing was committed. Repeat the operation"
             )
     return None
 

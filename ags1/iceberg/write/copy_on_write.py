@@ -15,27 +15,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import DataFileContent
-from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 
-from ..read.metadata_columns import METADATA_COLUMNS
 from ..read.records import ContentFile, ManifestEntry
 from ..read.tasks import TaskReader
-from ..spec.column_types import check_readable
-from ..spec.constants import LAST_UPDATED_ID, ROW_ID
 from ..storage.output import TableOutput
 from .data_files import DataFileWriter
 from .deletes import DeletePlan
 from .plan import WritePlan
+from .row_lineage import LINEAGE, metadata_with_lineage, schema_with_lineage
 from .view import TableView
 
-_LINEAGE = METADATA_COLUMNS[ROW_ID], METADATA_COLUMNS[LAST_UPDATED_ID]
 _MODES = {"copy-on-write": True, "merge-on-read": False}
 
 
@@ -61,14 +56,7 @@ def rewrite_without(
     the catalog: rows of later files have no IDs yet that they could keep. About half a GiB of rows
     is held in memory. Raises what reading and ``write_rows`` raise; then no new file is left.
     """
-    check_readable(view.schema, "set the property write.delete.mode to merge-on-read")
-    for field in _LINEAGE:
-        if field.name in view.schema.column_names:
-            raise NotImplementedError(
-                f"the table has a column named {field.name!r}, so files cannot be rewritten with "
-                "their row IDs: rename it, or set the property write.delete.mode to merge-on-read"
-            )
-    schema = Schema(*view.schema.fields, *_LINEAGE)
+    schema = schema_with_lineage(view.schema, "set the property write.delete.mode to merge-on-read")
     reader = TaskReader(view.files, view.parsed, schema, AlwaysTrue())
     rows = _live_rows(plan, reader, committed_sequence_number)
     first = next(rows, None)
@@ -77,7 +65,7 @@ def rewrite_without(
     # Arrow may read a type differently from file to file, such as string and large_string.
     provided = first[1].schema
     with DataFileWriter(
-        WritePlan(_with_lineage_columns(view.metadata)),
+        WritePlan(metadata_with_lineage(view.metadata)),
         provided,
         view,
         output,
@@ -115,21 +103,8 @@ def _inherited(batch: pa.RecordBatch, positions: pa.Array, entry: ManifestEntry)
     if entry.file.first_row_id is None:
         return batch
     values = pc.add(positions, entry.file.first_row_id), entry.sequence_number
-    for field, value in zip(_LINEAGE, values, strict=True):
+    for field, value in zip(LINEAGE, values, strict=True):
         index = batch.schema.get_field_index(field.name)
         column = pc.coalesce(batch.column(index), value)
         batch = batch.set_column(index, batch.schema.field(index), column)
     return batch
-
-
-def _with_lineage_columns(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table's metadata with the columns of row lineage in its current schema."""
-    more = [field.model_dump(by_alias=True, mode="json", exclude_none=True) for field in _LINEAGE]
-    current = metadata["current-schema-id"]
-    schemas = [
-        schema | {"fields": [*schema["fields"], *more]}
-        if schema["schema-id"] == current
-        else schema
-        for schema in metadata["schemas"]
-    ]
-    return {**metadata, "schemas": schemas}

@@ -123,8 +123,13 @@ class _Gathered:
 class DataFileWriter:
     """Writes data files from record batches of the schema ``provided``; see ``write_rows``.
 
-    ``view`` has the keys and the locations of the table. This is a context manager: when its block
-    ends, ``files`` has the records; if the block raises, no file is left. One thread may use it.
+    ``view`` has the keys and the locations of the table. ``max_waiting`` is the size (bytes) of
+    Arrow data that is held in memory. A file of a sorted table has the rows that are sorted at
+    once; with ``joins_runs``, it has several such runs until it is full, and its record does not
+    say that it is sorted. This is a context manager: when its block ends, ``files`` has the
+    records; if the block raises, no file is left. One thread may use it.
+
+    There are eight parameters: four describe the table, and the rest are given by name.
     """
 
     def __init__(
@@ -136,9 +141,12 @@ class DataFileWriter:
         *,
         write_uuid: UUID | None = None,
         threads: int | None = None,
+        max_waiting: int = _MAX_WAITING,
+        joins_runs: bool = False,
     ) -> None:
         self.files: list[ContentFile] = []
         self._plan = plan
+        self._max_waiting = max_waiting
         self._thread_count = threads or min(_MAX_THREADS, usable_cpus())
         self._conversion = plan.conversion(provided)
         self._new_files = NewFiles(
@@ -149,19 +157,22 @@ class DataFileWriter:
             view.locations,
             # Two processes may have been given the same ``write_uuid``.
             f"{write_uuid or uuid4()}-{secrets.token_hex(4)}",
+            joins_runs=joins_runs,
         )
         self._writers: list[RollingWriter] = []
         # By partition; the one that has waited longest for rows comes first.
         self._gathered: OrderedDict[tuple[Any, ...], _Gathered] = OrderedDict()
         self._gathered_size = 0
-        self._threads = WriterThreads(self._thread_count, _MAX_WAITING // 2)
+        self._threads = WriterThreads(self._thread_count, max_waiting // 2)
         if plan.sort_order is None:
             # Each thread writes one row group while another waits, and one more is gathered.
-            largest = _MAX_WAITING // (2 * self._thread_count + 2)
+            largest = max_waiting // (2 * self._thread_count + 2)
             self._group_size = min(plan.row_group_size, plan.target_size, largest)
             self._group_rows = plan.row_group_rows
         else:
-            self._group_size = min(plan.target_size, _MAX_SORTED)
+            self._group_size = min(_MAX_SORTED, max_waiting // 2)
+            if not joins_runs:
+                self._group_size = min(plan.target_size, self._group_size)
             self._group_rows = sys.maxsize
         # The writer whose turn it is in a table without partitions.
         self._next = 0
@@ -253,7 +264,7 @@ class DataFileWriter:
             if gathered.size >= self._group_size or gathered.row_count >= self._group_rows:
                 self._send(gathered)
                 self._next = (self._next + 1) % self._thread_count
-            elif self._gathered_size > _MAX_WAITING // 2:
+            elif self._gathered_size > self._max_waiting // 2:
                 self._send_largest()
 
     def _gathered_for(self, partition: tuple[Any, ...], number: int) -> _Gathered:
@@ -268,7 +279,7 @@ class DataFileWriter:
         """Send the largest row groups to the threads, unfinished as they are, to free memory."""
         for gathered in sorted(self._gathered.values(), key=lambda x: -x.size):
             self._send(gathered)
-            if self._gathered_size < _MAX_WAITING // 4:
+            if self._gathered_size < self._max_waiting // 4:
                 return
 
     def _send(self, gathered: _Gathered) -> None:

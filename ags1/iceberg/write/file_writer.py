@@ -42,7 +42,8 @@ class NewFiles:
     """How and where the new files of one write are made. Threads may share it.
 
     ``arrow_schema`` is the schema of the rows in the files. ``name_stem`` becomes part of the
-    files' names; no other write may have the same.
+    files' names; no other write may have the same. With ``joins_runs``, a file of a sorted table
+    may have several runs of sorted rows.
     """
 
     plan: WritePlan
@@ -51,6 +52,7 @@ class NewFiles:
     manager: EncryptionManager
     locations: LocationProvider
     name_stem: str
+    joins_runs: bool = False
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_location(self, partition: tuple[Any, ...]) -> str:
@@ -65,7 +67,8 @@ class FileWriter:
     """A data file under construction. One thread at a time may use it.
 
     ``partition`` has the partition's values. ``first_rows`` are the first rows that will be
-    written; they decide which columns get a dictionary.
+    written; they decide which columns get a dictionary. ``is_sorted`` is whether all rows have the
+    table's order, if it has one.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class FileWriter:
         self._plan = plan
         self._partition = partition
         self._location = new_files.new_location(partition)
+        self.is_sorted = True
         self._row_count = 0
         self._metrics = plan.metrics.collector()
         self._cleanup = ExitStack()
@@ -127,7 +131,7 @@ class FileWriter:
             upper_bounds=metrics.upper_bounds,
             key_metadata=km.to_bytes(),
             split_offsets=split_offsets,
-            sort_order_id=0 if order is None else order.order_id,
+            sort_order_id=order.order_id if order is not None and self.is_sorted else 0,
             spec_id=self._plan.spec.spec_id,
         )
 

@@ -10,26 +10,22 @@ Before its record is returned, the new file is read again. Its tags prove that n
 since it was encrypted. The number of rows and the checksum prove that it decrypts to what was read;
 the checksum's key is random and is not stored.
 
-Threads rewrite many files at once, or another ``RewriteExecutor`` does. This module does not know
-snapshots. It does not rewrite deletion vectors, because these name their data file;
-``deletion_vectors`` writes new ones.
+``executors`` rewrites many files at once. This module does not know snapshots. It does not rewrite
+deletion vectors, because these name their data file; ``deletion_vectors`` writes new ones.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from pyiceberg.manifest import FileFormat
 from pyiceberg.table.locations import LocationProvider
 
 from ..._gcm import Checksum, random_bytes
-from ...cpu import usable_cpus
 from ...errors import Ags1Error, MetadataIntegrityError
 from ...key_metadata import KeyMetadata
 from ...layout import DEFAULT_BLOCK_SIZE
@@ -42,63 +38,6 @@ from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 
 _PIECE_SIZE = 4 << 20
-# With more threads, the storage is the limit. Each thread holds a page and two windows in memory.
-_MAX_THREADS = 16
-
-Identity = tuple[str, int | None]
-# Called with a file's old record and its new one.
-Done: TypeAlias = "Callable[[ContentFile, ContentFile], None]"
-
-
-class RewriteExecutor(Protocol):
-    """Rewrites many files, in any order and in any process."""
-
-    def rewrite(
-        self,
-        files: Sequence[ContentFile],
-        source: TableFiles,
-        output: TableOutput,
-        locations: LocationProvider,
-        on_done: Done,
-    ) -> None:
-        """Do for each file what ``rewrite_file`` does, at a ``new_location``.
-
-        ``output`` records each new file. ``on_done`` is called after each file, by one thread at a
-        time. If a file fails, this raises what ``rewrite_file`` has raised, and no other file is
-        begun. Files under way are completed and reported to ``on_done``, or leave no file.
-        """
-
-
-class RewriteThreads:
-    """Rewrites ``threads`` files at once; by default as many as there are CPUs, at most 16."""
-
-    def __init__(self, threads: int | None = None) -> None:
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads must be at least 1, not {threads}")
-        self._threads = threads or min(usable_cpus(), _MAX_THREADS)
-        self._lock = threading.Lock()
-
-    def rewrite(
-        self,
-        files: Sequence[ContentFile],
-        source: TableFiles,
-        output: TableOutput,
-        locations: LocationProvider,
-        on_done: Done,
-    ) -> None:
-        def rewrite(record: ContentFile) -> None:
-            location = new_location(record, locations)
-            new = rewrite_file(record, source, output, location)
-            with self._lock:
-                on_done(record, new)
-
-        pool = ThreadPoolExecutor(self._threads, "ags1-rewrite")
-        try:
-            for done in as_completed([pool.submit(rewrite, file) for file in files]):
-                done.result()
-        finally:
-            # After an interrupt, no thread goes on writing.
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def new_location(record: ContentFile, locations: LocationProvider, stem: str | None = None) -> str:

@@ -42,7 +42,8 @@ class RollingWriter:
 
     def write(self, rows: pa.Table) -> None:
         """Write rows into the open file and, when it is full, into new ones. In a sorted table
-        they are sorted first, and no later rows are added to their files."""
+        they are sorted first, and no later rows are added to their files, unless the new files
+        join runs."""
         with self._lock:
             if not self._is_aborted:
                 self._write(self._plan.sorted(rows))
@@ -65,6 +66,8 @@ class RollingWriter:
 
     def _write(self, rows: pa.Table) -> None:
         row_size = max(1.0, rows.nbytes / rows.num_rows)
+        if self._file is not None:
+            self._file.is_sorted = False  # earlier rows may be greater
         start = 0
         while start < rows.num_rows:
             if self._file is None:
@@ -76,7 +79,7 @@ class RollingWriter:
             start += group.num_rows
             if self._file.size >= self._plan.target_size * _FULL_ENOUGH:
                 self._finish()
-        if self._plan.sort_order is not None:
+        if self._plan.sort_order is not None and not self._new_files.joins_runs:
             self._finish()
 
     def _finish(self) -> None:

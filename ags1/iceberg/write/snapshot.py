@@ -62,8 +62,9 @@ class FileChange:
     ``added`` are data files with new rows. ``replaced`` are entries of files with rows or deletes
     that the table has already; they have the sequence number and first row ID of the files that
     they replace. ``deletes`` are new deletion vectors. ``removed`` are the entries of removed files
-    of any content. If ``reseals`` is true, plaintext manifests are encrypted. ``read`` is what
-    others must not have changed meanwhile; None if the change has read nothing, as an append.
+    of any content. If ``reseals`` is true, plaintext manifests are encrypted. If ``keeps_rows`` is
+    true, the table has the same rows before and after. ``read`` is what others must not have
+    changed meanwhile; None if the change has read nothing, as an append.
     """
 
     added: Sequence[ContentFile] = ()
@@ -71,6 +72,7 @@ class FileChange:
     deletes: Sequence[ContentFile] = ()
     removed: Sequence[ManifestEntry] = ()
     reseals: bool = False
+    keeps_rows: bool = False
     read: Read | None = None
 
     @property
@@ -81,7 +83,7 @@ class FileChange:
     @property
     def operation(self) -> str:
         """The ``operation`` of the snapshot's summary, as the specification defines it."""
-        if self.replaced or self.reseals:
+        if self.replaced or self.reseals or self.keeps_rows:
             return "replace"
         if not (self.removed or self.deletes):
             return "append"
@@ -123,7 +125,7 @@ class SnapshotProducer:
         if change.reseals:
             view = view.exposed()
         _check_counters(view)
-        _check_definitions(view, change.added)
+        check_definitions(view, change.added)
         kept, rewritten = self._without(view, change.removed)
         new = self._added_manifests(view, change)
         new += self._write(view, _as_added(change.deletes, self), DELETE_MANIFEST)
@@ -350,7 +352,7 @@ def _check_counters(view: TableView) -> None:
             )
 
 
-def _check_definitions(view: TableView, added: Iterable[ContentFile]) -> None:
+def check_definitions(view: TableView, added: Iterable[ContentFile]) -> None:
     """Raise ConflictError if another writer has removed the partition spec or sort order of a new
     file. (Java does not check this; then its snapshot cannot be read.) A removed schema does no
     harm, because files identify columns by IDs."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -26,7 +24,6 @@ from ..arrow_rows import arrow_schema, conform
 from ..iceberg_api import (
     POSITION_ID,
     ROW_ID,
-    ContentFile,
     EncryptedScan,
     EncryptedTable,
     TaskReader,
@@ -36,6 +33,7 @@ from ..iceberg_api import (
     filtered_schema,
     parse_metadata,
     parse_row_filter,
+    splits_of,
 )
 from ..splits import PART_SIZE, grouped
 from ..tables.access import (
@@ -47,8 +45,6 @@ from ..tables.access import (
     without_history,
 )
 from ..workers import end_of_task
-
-_MAX_COUNTED_SPLITS = 16
 
 
 def scan_of(table: EncryptedTable, options: Mapping[str, str]) -> EncryptedScan:
@@ -215,32 +211,3 @@ def _splits(
         splits = splits_of(task, part_size, counted=counted)
         parts: list[_Split] = [(task, split if len(splits) > 1 else None) for split in splits]
         yield parts, task.file.file_size_in_bytes
-
-
-def splits_of(
-    task: FileScanTask, part_size: int, *, counted: bool = False
-) -> list[tuple[int, int]]:
-    """Return the splits of a data file, of about ``part_size`` stored bytes each.
-
-    A Parquet file is split where its manifest entry says that a row group begins. An Avro file is
-    split anywhere, but only if it is encrypted: then its blocks prove that none is missing, while
-    otherwise only the count of all rows does. Its plaintext is a little shorter than the stored
-    bytes, so the last split is a little shorter, too. ``counted``: the rows' positions are asked
-    for.
-    """
-    file = cast("ContentFile", task.file)
-    size = file.file_size_in_bytes
-    if file.stored_format == FileFormat.PARQUET:
-        bounds = [0]
-        for offset in sorted(file.split_offsets or ()):
-            if offset - bounds[-1] >= part_size and size - offset >= part_size // 2:
-                bounds.append(offset)
-    elif file.stored_format == FileFormat.AVRO and file.is_encrypted:
-        if counted or any(d.content == DataFileContent.POSITION_DELETES for d in task.delete_files):
-            # To know the positions of its rows, each split reads all that is before it.
-            part_size = max(part_size, size // _MAX_COUNTED_SPLITS)
-        count = max(1, round(size / part_size))
-        bounds = [size * number // count for number in range(count)]
-    else:
-        bounds = [0]
-    return [(begin, end - begin) for begin, end in pairwise([*bounds, size])]

@@ -39,7 +39,7 @@ from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
 from ags1.iceberg.storage.table_folders import TableFolders
 from ags1.iceberg.storage.trust import Trust
-from ags1.iceberg.write.reencryption import RewriteThreads
+from ags1.iceberg.write.executors import RewriteThreads
 from ags1.keys.manager import EncryptionManager, now_ms
 
 IO = PyArrowFileIO()

@@ -34,6 +34,7 @@ from table_maker import TableMaker
 from ags1 import FormatError, TruncatedError
 from ags1.iceberg import open_table
 from ags1.iceberg.pyiceberg.arrow import project
+from ags1.iceberg.read import ahead as ahead_module
 from ags1.iceberg.read import scan as scan_module
 from ags1.iceberg.read.columns import FileReader
 from ags1.iceberg.read.deletes import DeletedKeys, not_deleted
@@ -708,7 +709,7 @@ def test_a_stream_of_large_files_opens_them_one_after_another(
 
     monkeypatch.setattr(FileReader, "open", counting)
     for large, ahead, most in ((least - 1, 10 * size, 1), (size, 2 * size, 2), (size, 1, 1)):
-        monkeypatch.setattr(scan_module, "_LARGE_FILE", large)
+        monkeypatch.setattr(ahead_module, "_LARGE_FILE", large)
         opened.clear()
         monkeypatch.setattr(scan_module, "_READ_AHEAD", ahead)
         stream = table.scan().to_arrow_batch_reader()

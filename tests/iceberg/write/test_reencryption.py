@@ -56,7 +56,8 @@ from ags1.iceberg.read.records import ContentFile, ManifestEntry, read_entries
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
 from ags1.iceberg.write import reencryption
-from ags1.iceberg.write.reencryption import RewriteThreads, new_location, rewrite_file
+from ags1.iceberg.write.executors import RewriteThreads
+from ags1.iceberg.write.reencryption import new_location, rewrite_file
 from ags1.keys.manager import EncryptionManager
 from ags1.reader import Reader
 
