@@ -140,7 +140,8 @@ def plan_compaction(
     which ``row_filter`` (unbound) is true. Writes nothing, and reads no data file.
 
     Raises ValueError for sizes that contradict each other, for a branch that does not exist and for
-    a column that the table does not have, ValidationException if the table has a file twice, and what planning a scan raises.
+    a column that the table does not have, ValidationException if the table has a file twice, and
+    what planning a scan raises.
     """
     if view.snapshot is not None and view.branch is not None and view.branch_head_id is None:
         raise ValueError(f"the table has no branch {view.branch!r}, whose files could be rewritten")
