@@ -26,6 +26,7 @@ backups, versioned buckets, and copies that a KMS or a reader keeps are not seen
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -40,6 +41,7 @@ from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
+from ..write.conflicts import ConflictError
 from ..write.executors import RewriteExecutor
 from ..write.snapshot import FileChange, lists_removed_files
 from ..write.view import TableView
@@ -51,6 +53,7 @@ from .meter import Progress
 from .orphans import OrphanFiles, find_orphans
 from .own_folders import version_of_name
 
+_ATTEMPTS = 3
 _STAGED = "wap.id"
 _PARTITIONS = "partitions."
 # The lists of the metadata that are merged over its versions, and what identifies an entry.
@@ -174,6 +177,7 @@ class _Erasing:
 
     def run(self, *, dry_run: bool) -> Erasure:
         table, branch = self._table, self._branch
+        table.refresh()
         view = table.view().at(branch)
         if view.snapshot is not None and view.branch_head_id is None:
             raise ValueError(f"the table has no branch {branch!r}")
@@ -181,7 +185,7 @@ class _Erasing:
         if dry_run:
             return self._would(view, plan)
         output = table.output()
-        rewritten = self._rewrite()
+        rewritten = self._rewritten()
         table.commit_without_rows(_forgetting, branch)
         before = table.commit_expiry(self._plan).view.metadata
         table.prune_keys()
@@ -203,6 +207,7 @@ class _Erasing:
             orphans = orphans.delete(output, table.folders)
             failed += orphans.failed
         done = Erasure(rewritten, tuple(sorted(expired)), deleted, metadata_files, orphans, failed)
+        table.refresh()
         remaining = list(self._remaining(done, files, earlier))
         if self._rewrite(dry_run=True).rewritten_data_files_count:
             what = "other writers have deleted rows while this ran"
@@ -212,8 +217,17 @@ class _Erasing:
     def _plan(self, metadata: Mapping[str, Any]) -> ExpiryPlan:
         return expire_chosen(metadata, earlier_snapshots(metadata, self._branch))
 
+    def _rewritten(self) -> Compacted:
+        """Rewrite the data files that have deleted rows. If other writers have changed these files
+        meanwhile, try again."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._rewrite()
+            except ConflictError:
+                self._table.refresh()
+        return self._rewrite()
+
     def _rewrite(self, *, dry_run: bool = False) -> Compacted:
-        """Rewrite the data files that have deleted rows, whatever their size."""
         return self._table.rewrite_data_files(
             branch=self._branch,
             delete_file_threshold=1,
@@ -269,7 +283,7 @@ class _Erasing:
                 "statistics",
                 f"the statistics file {entry['statistics-path']} is not encrypted, and may have "
                 "been made before rows were deleted",
-                f"table.update_statistics().remove_statistics({entry['snapshot-id']}).commit()",
+                "remove it with table.update_statistics(allow_plaintext=True), and erase with orphans",
             )
         if done.files or done.snapshot_ids:
             for location in files.left_behind:
@@ -279,6 +293,7 @@ class _Erasing:
                         f"{location} is not certainly the table's own, or cannot be read",
                         "delete it by hand if nothing else needs it",
                     )
+        yield from _empty_folders(self._table)
         for location in done.failed:
             yield Remaining("not-deleted", f"{location} could not be deleted", "erase again")
         for location in earlier.unread:
@@ -424,6 +439,27 @@ def _refs(metadata: Mapping[str, Any], branch: str) -> Iterator[Remaining]:
         if kind == "branch":
             remedy = f"erase the branch {name!r}, or {remedy}"
         yield Remaining(kind, f"the {kind} {name!r} keeps snapshot {ref['snapshot-id']}", remedy)
+
+
+def _empty_folders(table: Erasable) -> Iterator[Remaining]:
+    """Yield the empty folders of partitions on a local file system. Their names have values. They
+    stay, because a writer may be about to create a file in one."""
+    location = f"{str(table.version.json['location']).rstrip('/')}/_"
+    path = table.files.local_path(location)
+    if path is None or not table.folders.has(location):
+        return
+    empty = [
+        folder
+        for folder, folders, files in os.walk(os.path.dirname(path))
+        if not folders and not files and "=" in os.path.basename(folder)
+    ]
+    if empty:
+        yield Remaining(
+            "empty-folder",
+            f"{len(empty)} empty folders of partitions have values in their names, such as "
+            f"{empty[0]}",
+            "delete them while nobody writes to the table",
+        )
 
 
 def _is_staged(snapshot: Mapping[str, Any]) -> bool:
