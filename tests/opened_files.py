@@ -17,6 +17,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from manifests import DATA_FILE, FILE_PATH, KEY_METADATA, MANIFEST_KEY_METADATA, MANIFEST_PATH
 from manifests import records as records_of
 from pyarrow.parquet.encryption import create_decryption_properties
@@ -26,6 +27,7 @@ from ags1 import KeyMetadata
 from ags1.iceberg.formats.parquet_fields import ColumnMetaData, PageHeader
 from ags1.iceberg.formats.parquet_modules import ParquetSource, chunks, parsing
 from ags1.iceberg.formats.thrift import value
+from ags1.iceberg.storage.output import TableOutput
 from ags1.keys import EncryptionManager
 from ags1.kms import KmsClient
 
@@ -40,6 +42,18 @@ class OpenedFiles:
         self._kms = kms
         self._key_id = key_id
         self._keys: dict[Path, KeyMetadata] = {}
+        self._read: set[Path] = set()
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also learn the keys of all manifests and manifest lists that are written from now on,
+        even if no file has them in the end."""
+        write = TableOutput.write_encrypted
+
+        def noted(output: Any, location: str, plaintext: bytes, km: KeyMetadata) -> KeyMetadata:
+            self._keys[_path(location)] = written = write(output, location, plaintext, km)
+            return written
+
+        monkeypatch.setattr(TableOutput, "write_encrypted", noted)
 
     def holding(self, *values: bytes) -> dict[bytes, set[str]]:
         """Return the names of the files that have each value, after learning all keys that are
@@ -68,16 +82,17 @@ class OpenedFiles:
             )
             for snapshot in metadata.get("snapshots") or ():
                 listed = _path(snapshot["manifest-list"])
-                if listed in self._keys or not listed.exists():
-                    continue
-                self._keys[listed] = manager.manifest_list_key(snapshot["key-id"])
-                self._learn_manifests(listed)
+                if listed not in self._read and listed.exists():
+                    self._keys[listed] = manager.manifest_list_key(snapshot["key-id"])
+                    self._learn_manifests(listed)
 
     def _learn_manifests(self, listed: Path) -> None:
+        self._read.add(listed)
         for manifest in records_of(listed.read_bytes(), self._keys[listed]):
             path = _path(manifest[MANIFEST_PATH])
-            if path in self._keys or not path.exists():
+            if path in self._read or not path.exists():
                 continue
+            self._read.add(path)
             self._keys[path] = KeyMetadata.from_bytes(manifest[MANIFEST_KEY_METADATA])
             for entry in records_of(path.read_bytes(), self._keys[path]):
                 file = entry[DATA_FILE]

@@ -1,4 +1,4 @@
-"""The commands ``ags1 table migrate|rotate|rekey|relocate|expire|…``.
+"""The commands ``ags1 table migrate|rotate|rekey|relocate|expire|prune-keys``.
 
 Each command imports its libraries when it runs, because help has to be quick and PyIceberg is
 optional. It has a parameter for each of its options, so that some have more than eight.
@@ -6,9 +6,8 @@ optional. It has a parameter for each of its options, so that some have more tha
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,48 +20,20 @@ from ..report import bar
 from . import migrating, options, rekeying
 from .catalogs import ChangedCatalog
 from .migrating import MigrationOptions, migrate_and_report
+from .moments import Moment
 from .options import TableOptions
 from .rekeying import RekeyingOptions, rekey_and_report
 
 if TYPE_CHECKING:
     from ...iceberg import EncryptedCatalog, EncryptedTable
     from ...iceberg.operations.catalog_jobs import MigrationResult
-    from ...iceberg.operations.orphans import PrefixMismatchMode
     from ...iceberg.table import Rekeyed
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_MAX_DIGITS = 9
 
 _exposed = click.option(
     "--exposed",
     is_flag=True,
     help="Rewrite only files whose keys are in plaintext manifests, and encrypt those manifests.",
 )
-
-
-class _Moment(click.ParamType):  # type: ignore[type-arg]
-    """A time, or how long ago it is."""
-
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        match = re.fullmatch(rf"(\d{{1,{_MAX_DIGITS}}})([smhdw])", value)
-        try:
-            if match is not None:
-                ago = timedelta(**{_UNITS[match[2]]: int(match[1])})
-                return datetime.now(timezone.utc) - ago
-            # Before Python 3.11, Z is not understood.
-            moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", value))
-            # As the table's times are printed.
-            return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
-        except (ValueError, OverflowError):
-            self.fail(
-                f"{value!r} is neither an age such as 7d or 12h nor a time in ISO 8601.", param, ctx
-            )
 
 
 @click.command(cls=Command, short_help="Encrypt an unencrypted table in place.")
@@ -283,7 +254,7 @@ def relocate(
 @options.changing()
 @click.option(
     "--older-than",
-    type=_Moment(),
+    type=Moment(),
     metavar="AGE|TIME",
     help="Expire snapshots older than this: 7d, 12h, 30m, or a time in ISO 8601, in UTC if it has "
     "no offset.  [default: the table's history.expire.max-snapshot-age-ms, or 5d]",
@@ -353,88 +324,6 @@ def expire(
     out.result(facts, line)
 
 
-@click.command("remove-orphans", cls=Command, short_help="Delete files that nothing needs.")
-@options.changing()
-@click.option(
-    "--older-than",
-    type=_Moment(),
-    metavar="AGE|TIME",
-    help="Delete files last changed before this: 7d, 36h, or a time in ISO 8601, in UTC if it has "
-    "no offset.  [default: 3d]",
-)
-@click.option("--location", metavar="FOLDER", help="Delete only files below this folder.")
-@click.option(
-    "--prefix-mismatch",
-    type=click.Choice(["error", "ignore", "delete"]),
-    default="error",
-    help="If a file would be needed with another bucket or host: fail, leave it, or delete it.  "
-    "[default: error]",
-)
-@click.option(
-    "--no-other-writers",
-    is_flag=True,
-    help="Nobody else writes to the table: also delete files that are younger than 24 hours.",
-)
-@options.dry_run("Print what would be deleted.")
-@yes
-@output
-def remove_orphans(
-    where: TableOptions,
-    older_than: datetime | None,
-    location: str | None,
-    prefix_mismatch: PrefixMismatchMode,
-    no_other_writers: bool,
-    dry_run: bool,
-    yes: bool,
-    out: Output,
-) -> None:
-    """Delete the files in a table's folders that nothing needs. The command asks first.
-
-    Writers that failed or were killed leave such files. A file stays if any snapshot, branch or
-    tag has it, or the metadata log. If one manifest cannot be read, nothing is deleted. A file that
-    a commit under way has just written is not needed yet, so files younger than 24 hours are
-    refused.
-
-    Examples:
-      ags1 table remove-orphans db.flights --catalog prod --dry-run
-      ags1 table remove-orphans db.flights --catalog prod --older-than 7d --yes
-      ags1 table remove-orphans db.flights --catalog prod --location s3://lake/db/flights/data
-    """
-    table = ChangedCatalog(where).load()
-    name = ".".join(table.name())
-    if not dry_run:
-        confirm(f"Delete the files of {name} that nothing needs?", yes=yes)
-    found = table.remove_orphan_files(
-        older_than,
-        location=location,
-        prefix_mismatch_mode=prefix_mismatch,
-        no_other_writers=no_other_writers,
-        dry_run=dry_run,
-    )
-    facts: dict[str, Any] = {
-        "table": name,
-        "dry_run": dry_run,
-        "orphan_file_locations": list(found.orphan_file_locations),
-        "size": found.size,
-        "young_files": found.young_files,
-        "other_tables": list(found.other_tables),
-        "not_searched": list(found.not_searched),
-        "failed": list(found.failed),
-    }
-    would = "would be " if dry_run else ""
-    count = len(found.files) - len(found.failed)
-    line = f"{name}: {counted(count, 'orphan file')} {would}deleted, of {found.size} bytes in all"
-    if found.young_files:
-        line += f"; {counted(found.young_files, 'younger file')} left"
-    if found.other_tables:
-        line += f"; left: {', '.join(found.other_tables)}, which have metadata of other tables"
-    if found.not_searched:
-        line += f"; not searched: {', '.join(found.not_searched)}"
-    if found.failed:
-        line += f"; {counted(len(found.failed), 'file')} could not be deleted (--json lists them)"
-    out.result(facts, line)
-
-
 @click.command(
     "prune-keys", cls=Command, short_help="Remove the wrapped keys that nothing refers to."
 )
@@ -466,4 +355,4 @@ def prune_keys(where: TableOptions, dry_run: bool, yes: bool, out: Output) -> No
     out.result(facts, line)
 
 
-COMMANDS = (migrate, rotate, rekey, relocate, expire, remove_orphans, prune_keys)
+COMMANDS = (migrate, rotate, rekey, relocate, expire, prune_keys)

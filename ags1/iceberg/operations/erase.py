@@ -283,7 +283,8 @@ class _Erasing:
                 "statistics",
                 f"the statistics file {entry['statistics-path']} is not encrypted, and may have "
                 "been made before rows were deleted",
-                "remove it with table.update_statistics(allow_plaintext=True), and erase with orphans",
+                "remove it with table.update_statistics(allow_plaintext=True), and erase with "
+                "orphans",
             )
         if done.files or done.snapshot_ids:
             for location in files.left_behind:

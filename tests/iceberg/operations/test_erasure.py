@@ -158,6 +158,7 @@ def test_what_the_steps_are_for(catalog: EncryptedCatalog, monkeypatch: Any) -> 
         assert all(files.holding(*SECRETS[:3]).values())
         with monkeypatch.context() as patch:
             patch.setattr(erasing, name, nothing)
+            files.watch(patch)
             table.erase_deleted_rows()
         assert any(files.holding(*SECRETS[:3]).values()), name
         table.erase_deleted_rows(orphans_older_than=datetime.now(timezone.utc), **NOW)
