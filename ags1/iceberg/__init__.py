@@ -8,6 +8,8 @@ Needs ``ags1[iceberg]``. All results are of PyIceberg's own classes or subclasse
 from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
 from .operations.catalog_jobs import MigrationResult
 from .operations.compact import Compacted
+from .operations.erase import Erasure
+from .operations.orphans import OrphanFiles
 from .operations.relocation.relocate import RelocationResult
 from .operations.verify import verify_table
 from .operations.verify.findings import TableVerification
@@ -27,8 +29,10 @@ __all__ = [
     "EncryptedSnapshot",
     "EncryptedTable",
     "EncryptedTransaction",
+    "Erasure",
     "Expiry",
     "MigrationResult",
+    "OrphanFiles",
     "PlainTableWarning",
     "Rekeyed",
     "RelocationResult",

@@ -40,9 +40,11 @@ from .commit.session import TableSession, version_of
 from .maintenance import EncryptedMaintenance
 from .operations.compact import Compacted, Compaction, CompactionPlan, plan_compaction
 from .operations.compact_plan import FileGroup, RewriteOptions
+from .operations.erase import Erasure, RewriteHow, erase
 from .operations.expire import ExpiryPlan, expire
 from .operations.expired_files import ExpiredFiles
 from .operations.meter import Meter
+from .operations.orphans import OrphanFiles, PrefixMismatchMode, age_limit, find_orphans
 from .operations.rekey import Choice, Rekeying
 from .operations.rewrite import Rewriter
 from .pyiceberg.expressions import parse_row_filter
@@ -59,6 +61,7 @@ from .steps import ExpiryStep, KeyStep, RecomputedSnapshotStep, SnapshotStep
 from .storage.trust import Trust
 from .transaction import EncryptedTransaction
 from .write.executors import Identity, RewriteExecutor, RewriteThreads
+from .write.snapshot import FileChange
 from .write.view import TableView
 
 _log = logging.getLogger(__name__)
@@ -362,16 +365,103 @@ class EncryptedTable(TableSession):
             plan = plan_for(view.metadata)
             files = plan.find_files(view.files, folders)
             return Expiry(plan.snapshot_ids, plan.refs, files)
-        step = ExpiryStep(plan_for)
-        transaction = self.transaction()
-        transaction.stage_step(step)
-        transaction.commit_transaction()
+        step = self.commit_expiry(plan_for)
         plan, view = step.plan, step.view
         if not delete_files:
             return Expiry(plan.snapshot_ids, plan.refs, ExpiredFiles())
         files = plan.find_files(view.files, folders, TableView(self.version.json, self.files))
         failed = files.delete(self.output(), progress)
         return Expiry(plan.snapshot_ids, plan.refs, files, failed)
+
+    def commit_expiry(self, plan_for: Callable[[dict[str, Any]], ExpiryPlan]) -> ExpiryStep:
+        """Commit the expiry that ``plan_for`` returns for a version of the metadata. Deletes no
+        file."""
+        step = ExpiryStep(plan_for)
+        transaction = self.transaction()
+        transaction.stage_step(step)
+        transaction.commit_transaction()
+        return step
+
+    def commit_without_rows(
+        self, change: Callable[[TableView], FileChange], branch: str | None = MAIN_BRANCH
+    ) -> None:
+        """Commit a change of manifests that ``change`` returns for a version of the table, whatever
+        other writers do."""
+        transaction = self.transaction()
+        transaction.stage_step(RecomputedSnapshotStep(transaction.output, change, branch))
+        transaction.commit_transaction()
+
+    def erase_deleted_rows(
+        self,
+        *,
+        branch: str = MAIN_BRANCH,
+        remove_orphans: bool = False,
+        orphans_older_than: datetime | None = None,
+        no_other_writers: bool = False,
+        threads: int | None = None,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        executor: RewriteExecutor | None = None,
+    ) -> Erasure:
+        """Erase the deleted rows of a branch for good; return what was done, and what is left.
+
+        This rewrites the data files that have deleted rows, expires all earlier snapshots of the
+        branch and those that no branch or tag has, and deletes the files that only they needed,
+        with all earlier metadata files. Time travel ends. ``Erasure.remaining`` says what may still
+        have deleted rows, such as other branches and tags, and what to do about it. With
+        ``remove_orphans``, files of writers that failed are deleted too;
+        ``orphans_older_than`` and ``no_other_writers`` are those of ``remove_orphan_files``. With
+        ``dry_run``, nothing is changed. ``threads``, ``executor`` and ``progress`` are those of
+        ``rewrite_data_files``. If the call is interrupted or fails, call it again.
+
+        Raises ValidationException if ``gc.enabled`` is not true or another writer has changed a
+        rewritten file meanwhile, ValueError for a branch that does not exist, and what reading and
+        writing raises. Files that could not be deleted are in ``Erasure.failed``.
+        """
+        limit = None
+        if remove_orphans:
+            limit = age_limit(orphans_older_than, no_other_writers=no_other_writers)
+        how = RewriteHow(threads, executor, progress)
+        return erase(self, branch, how, orphans_older_than_ms=limit, dry_run=dry_run)
+
+    def remove_orphan_files(
+        self,
+        older_than: datetime | None = None,
+        *,
+        location: str | None = None,
+        prefix_mismatch_mode: PrefixMismatchMode = "error",
+        no_other_writers: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> OrphanFiles:
+        """Delete the files in the table's folders that nothing needs and that were last changed
+        before ``older_than``; return them. The arguments are those of Iceberg's procedure.
+
+        The default of ``older_than`` is three days ago. A file that a commit under way has written
+        is not distinguishable from an orphan file but by its age, so less than 24 hours are refused
+        unless ``no_other_writers`` is true. Files stay if any snapshot, any branch or tag, the
+        metadata log or the statistics have them, whether or not the location is spelled alike, and
+        if their age is unknown. Folders of other tables stay. ``location`` is a folder of the
+        table; only files below it are deleted. If an orphan file would be needed with another
+        host or bucket, ``prefix_mismatch_mode`` decides: ``error``, ``ignore`` (it stays) or
+        ``delete``. ``dry_run`` deletes nothing. ``progress`` is called with the number of deleted
+        files and the number of all. If the call is interrupted, call it again.
+
+        The table is loaded again, so it is at its newest version afterwards. Raises ValueError for
+        invalid arguments, ValidationException if ``gc.enabled`` is not true, and as
+        ``find_orphans``. If one manifest cannot be read, nothing is deleted. Files that could not
+        be deleted are in ``OrphanFiles.failed``.
+        """
+        limit = age_limit(older_than, no_other_writers=no_other_writers)
+        output = None if dry_run else self.output()
+        orphans = find_orphans(
+            self,
+            limit,
+            location=location,
+            prefix_mismatch_mode=prefix_mismatch_mode,
+            refresh=self.refresh,
+        )
+        return orphans if output is None else orphans.delete(output, self.folders, progress)
 
     def rekey(
         self,

@@ -700,6 +700,48 @@ def test_exposed_keys_are_told_and_mended(filled: EncryptedTable) -> None:
     assert "exposed keys" not in result.stdout
 
 
+def test_remove_orphans(filled: EncryptedTable) -> None:
+    data = Path(filled.location().removeprefix("file://")) / "data"
+    for name in ("old", "young"):
+        (data / name).write_bytes(b"AGS1")
+    os.utime(data / "old", (0, 0))
+    would = facts("remove-orphans", "db.t", "--dry-run")
+    assert would["orphan_file_locations"] == [str(data / "old")]
+    assert (would["size"], would["young_files"], would["failed"]) == (4, 1, [])
+    assert (data / "old").exists()
+    assert succeed("remove-orphans", "db.t", "--yes") == (
+        "db.t: 1 orphan file deleted, of 4 bytes in all; 1 younger file left\n"
+    )
+    assert "24 hours" in fail(2, "remove-orphans", "db.t", "--older-than", "1h", "--yes")
+    now = ("--older-than", "0s", "--no-other-writers", "--yes")
+    assert "folders" in fail(2, "remove-orphans", "db.t", *now, "--location", "/elsewhere")
+    inside = ("--location", f"{filled.location()}/metadata", "--prefix-mismatch", "ignore")
+    assert facts("remove-orphans", "db.t", *now, *inside)["orphan_file_locations"] == []
+    succeed("remove-orphans", "db.t", *now)
+    assert {path.name for path in data.rglob("*")} & {"old", "young"} == set()
+    assert ids() == [1, 2, 3, 4, 5]
+
+
+def test_erase(filled: EncryptedTable) -> None:
+    succeed("delete", "db.t", "id = 2")
+    would = facts("erase", "db.t", "--dry-run")
+    assert would["rewritten"]["rewritten_data_files_count"] == 1
+    assert [remaining["kind"] for remaining in would["remaining"]] == ["orphans"]
+    assert len(load().snapshots()) == 3
+    done, left = succeed("erase", "db.t", "--yes").splitlines()
+    assert done.startswith("db.t: 1 data file rewritten, 4 snapshots expired, ")
+    assert left.startswith("still there: files of writers that failed were not searched for.")
+    assert "--orphans" in left
+    assert len(load().snapshots()) == 1
+    assert ids() == [1, 3, 4, 5]
+    assert "need --orphans" in fail(2, "erase", "db.t", "--no-other-writers", "--yes")
+    now = ("--orphans", "--orphans-older-than", "0s")
+    assert "24 hours" in fail(2, "erase", "db.t", *now, "--yes")
+    assert "no branch 'x'" in fail(2, "erase", "db.t", "--branch", "x", "--yes")
+    assert facts("erase", "db.t", *now, "--no-other-writers", "--yes")["remaining"] == []
+    assert verify_table(load()).ok
+
+
 def test_relocate_copies_registers_and_moves(filled: EncryptedTable, home: Path) -> None:
     succeed("delete", "db.t", "id = 1")
     place = home.parent / "there"
@@ -806,6 +848,8 @@ ASKED = [
     (["delete", "id is not null"], "Delete all rows of db.t?"),
     (["expire", "--older-than", "0s"], "and delete the files that only they use?"),
     (["expire", "--older-than", "0s", "--keep-files"], "Remove old snapshots of db.t?"),
+    (["remove-orphans"], "Delete the files of db.t that nothing needs?"),
+    (["erase"], "Erase the deleted rows of db.t, with all its earlier snapshots?"),
     (["prune-keys"], "Remove the keys of db.t that nothing refers to?"),
     (["relocate", "/"], None),
     (["relocate", "/", "--move"], "and delete its old files?"),
@@ -928,6 +972,8 @@ CHANGES = {
     "rekey": [],
     "relocate": ["/tmp/there"],
     "expire": ["--yes"],
+    "remove-orphans": ["--yes"],
+    "erase": ["--yes"],
     "prune-keys": ["--yes"],
     "drop": ["--yes"],
 }
@@ -1101,6 +1147,8 @@ def test_no_key_is_ever_printed(
         say("rotate", "--rewrap", *more)
         say("rekey", *more)
         say("expire", "--older-than", "0s", "--yes", *more)
+        say("erase", "--yes", *more)
+        say("remove-orphans", "--older-than", "0s", "--no-other-writers", "--yes", *more)
         say("prune-keys", "--yes", *more)
         say("relocate", home.parent / f"copy{len(more)}", *more)
         keys |= {km.encryption_key for km in data_keys()}

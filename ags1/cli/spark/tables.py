@@ -1,5 +1,5 @@
-"""The commands ``ags1 spark verify-table|migrate|rekey|compact``: those of ``ags1 table``, but Spark's
-executors do the work."""
+"""The commands ``ags1 spark verify-table|migrate|rekey|compact``: those of ``ags1 table``, but
+Spark's executors do the work."""
 
 from __future__ import annotations
 

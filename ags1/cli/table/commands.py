@@ -1,5 +1,5 @@
 """The commands ``ags1 table …``: encrypted Iceberg tables described, read, listed and verified.
-Those that change a table are in ``creating``, ``writing`` and ``maintenance``."""
+Those that change a table are in ``creating``, ``writing``, ``maintenance`` and ``erasing``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...atomic import AtomicFile
 from ..console import BinaryOutput, Output, print_json, print_line
 from ..exits import Group, one_line
 from ..options import PATH, force, json_output, output, quiet
-from . import maintenance, options, verifying, writing
+from . import erasing, maintenance, options, verifying, writing
 from .creating import create
 from .facts import describe_table, file_line, files_of_snapshot, table_lines
 from .filters import parsed_filter
@@ -226,5 +226,5 @@ def _format_of(output: str | None) -> str:
     return known.get(suffix) or ("jsonl" if suffix in (".jsonl", ".ndjson", ".json") else "table")
 
 
-for _command in (create, *writing.COMMANDS, *maintenance.COMMANDS):
+for _command in (create, *writing.COMMANDS, *maintenance.COMMANDS, *erasing.COMMANDS):
     table.add_command(_command)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +17,7 @@ from . import compacting, migrating, options, rekeying
 from .catalogs import ChangedCatalog
 from .compacting import CompactionOptions, compact_and_report
 from .migrating import MigrationOptions, migrate_and_report
+from .moments import Moment
 from .options import TableOptions
 from .rekeying import RekeyingOptions, rekey_and_report
 
@@ -26,36 +26,10 @@ if TYPE_CHECKING:
     from ...iceberg.operations.catalog_jobs import MigrationResult
     from ...iceberg.table import Rekeyed
 
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_MAX_DIGITS = 9
-
 _exposed = flag(
     "--exposed",
     help="Rewrite only files whose keys are in plaintext manifests, and encrypt those manifests.",
 )
-
-
-class _Moment(click.ParamType):  # type: ignore[type-arg]
-    """A time, or how long ago it is."""
-
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        match = re.fullmatch(rf"(\d{{1,{_MAX_DIGITS}}})([smhdw])", value)
-        try:
-            if match is not None:
-                return datetime.now(timezone.utc) - timedelta(**{_UNITS[match[2]]: int(match[1])})
-            # Before Python 3.11, Z is not understood.
-            moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", value))
-            # As the table's times are printed.
-            return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
-        except (ValueError, OverflowError):
-            said = f"{value!r} is neither an age such as 7d or 12h nor a time in ISO 8601."
-            self.fail(said, param, ctx)
 
 
 @click.command(cls=Command, short_help="Encrypt an unencrypted table in place.")
@@ -284,7 +258,7 @@ def relocate(
 @options.changing()
 @click.option(
     "--older-than",
-    type=_Moment(),
+    type=Moment(),
     metavar="AGE|TIME",
     help="Expire snapshots older than this: 7d, 12h, 30m, or a time in ISO 8601, in UTC if it has "
     "no offset.  [default: the table's history.expire.max-snapshot-age-ms, or 5d]",

@@ -32,7 +32,7 @@ from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
 from ..storage.trust import Trust
 from ..write.executors import RewriteExecutor, RewriteThreads
-from .deletion import GC_ENABLED, may_share_files
+from .deletion import GC_ENABLED, logged_metadata, may_share_files
 from .meter import Meter, Progress
 from .migrate import Migration, MigrationPlan
 from .plaintext_files import PlaintextFiles, plaintext_files
@@ -183,7 +183,7 @@ class _PlaintextRemoval:
         encrypted under another master key, or if no unencrypted version is known."""
         stated = base.metadata["properties"][TABLE_KEY_ID]
         if stated == self.key_id:
-            logged = [entry["metadata-file"] for entry in base.metadata.get("metadata-log") or ()]
+            logged = logged_metadata(base.metadata)
             for location in reversed(self._folders(base).versions(logged)):
                 try:
                     metadata = read_metadata(self.output.io, location, Trust())

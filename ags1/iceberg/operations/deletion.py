@@ -36,6 +36,11 @@ def statistics_of(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[st
             yield name, entry
 
 
+def logged_metadata(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the locations of the earlier metadata files that the metadata log names."""
+    return [entry["metadata-file"] for entry in metadata.get("metadata-log") or ()]
+
+
 def statistics_updates(
     metadata: Mapping[str, Any], snapshot_ids: Collection[int] | None = None
 ) -> list[dict[str, Any]]:
@@ -72,10 +77,14 @@ def delete_files(
             return location
         return None
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
         for done, location in enumerate(pool.map(delete, locations), 1):
             if location is not None:
                 failed.append(location)
             if progress is not None:
                 progress(done, len(locations))
+    finally:
+        # After Ctrl-C, nothing more is deleted.
+        pool.shutdown(cancel_futures=True)
     return tuple(failed)

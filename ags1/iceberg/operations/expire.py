@@ -121,7 +121,7 @@ def expire(
         )
     if retain_last is None:
         retain_last = number_in(properties, MIN_SNAPSHOTS_TO_KEEP, _DEFAULTS[MIN_SNAPSHOTS_TO_KEEP])
-    snapshots = {s["snapshot-id"]: s for s in metadata.get("snapshots") or ()}
+    snapshots = by_id(metadata)
     refs = metadata.get("refs") or {}
     retained_refs = _retained_refs(
         refs, snapshots, now_ms, number_in(properties, MAX_REF_AGE_MS, _DEFAULTS[MAX_REF_AGE_MS])
@@ -136,9 +136,9 @@ def expire(
         age_ms, count = ref.get("max-snapshot-age-ms"), ref.get("min-snapshots-to-keep")
         oldest_ms = older_than_ms if age_ms is None else now_ms - age_ms
         count = retain_last if count is None else count
-        ancestors = list(_ancestors(ref["snapshot-id"], snapshots))
-        reached.update(s["snapshot-id"] for s in ancestors)
-        for number, snapshot in enumerate(ancestors):
+        line = list(ancestors(ref["snapshot-id"], snapshots))
+        reached.update(s["snapshot-id"] for s in line)
+        for number, snapshot in enumerate(line):
             if number >= count and snapshot["timestamp-ms"] < oldest_ms:
                 break
             retained.add(snapshot["snapshot-id"])
@@ -206,7 +206,12 @@ def _check_ids(
             )
 
 
-def _ancestors(snapshot_id: int | None, snapshots: Mapping[int, Any]) -> Iterator[Any]:
+def by_id(metadata: Mapping[str, Any]) -> dict[int, Any]:
+    """Return the snapshots of metadata by their IDs."""
+    return {snapshot["snapshot-id"]: snapshot for snapshot in metadata.get("snapshots") or ()}
+
+
+def ancestors(snapshot_id: int | None, snapshots: Mapping[int, Any]) -> Iterator[Any]:
     """Yield a snapshot and its ancestors, as far as the metadata has them."""
     seen: set[int] = set()
     while snapshot_id is not None and snapshot_id in snapshots and snapshot_id not in seen:

@@ -29,6 +29,7 @@ from ..storage.table_folders import TableFolders
 from ..write.view import TableView
 from .deletion import GC_ENABLED, delete_files, may_share_files, statistics_of
 from .plain_snapshots import plain_manifests
+from .reached_files import ReachedFiles
 
 _READ_THREADS = 16
 _UNREADABLE = (OSError, MetadataIntegrityError, NotImplementedError)
@@ -73,8 +74,8 @@ def plaintext_files(
     files of such a table too; and what reading the encrypted table's manifests raises.
     """
     _check_versions(before, after)
-    # Compare identities, because a needed file may also be listed by another name.
-    needed = {file_identity(location) for location in _reached(TableView(dict(after), files))}
+    needed = ReachedFiles(files, after["location"])
+    needed.add_version(TableView(dict(after), files))
     inside: dict[str, str] = {}
     outside: dict[str, str] = {}
     unreadable: list[str] = []
@@ -82,8 +83,8 @@ def plaintext_files(
         (inside if is_own else outside)[file_identity(location)] = location
     for location in _plaintext_files(before, files.inner, folders, unreadable):
         (inside if folders.has(location) else outside)[file_identity(location)] = location
-    for identity in needed & inside.keys():
-        del inside[identity]
+    # A needed file may also be listed by another name.
+    inside = {i: location for i, location in inside.items() if not needed.has(location)}
     with ThreadPoolExecutor(_READ_THREADS) as pool:
         results = pool.map(lambda location: _begins_as_tables(location, files), inside.values())
         for identity, is_tables in zip(list(inside), results, strict=True):
@@ -93,7 +94,7 @@ def plaintext_files(
                 outside[identity] = inside.pop(identity)
     return PlaintextFiles(
         tuple(inside.values()),
-        tuple(path for identity, path in outside.items() if identity not in needed | inside.keys()),
+        tuple(path for i, path in outside.items() if i not in inside and not needed.has(path)),
         tuple(unreadable),
         folders,
     )
@@ -144,19 +145,6 @@ def _begins_as_tables(location: str, files: TableFiles) -> bool | None:
         return None
     except (Ags1Error, OSError):
         return False
-
-
-def _reached(view: TableView) -> Iterator[str]:
-    """Yield the locations of all files that the snapshots of an encrypted table reach."""
-    read: set[str] = set()
-    for snapshot in view.parsed.snapshots:
-        yield snapshot.manifest_list
-        for manifest in snapshot.manifests(view.files):
-            yield manifest.manifest_path
-            if manifest.manifest_path not in read:
-                read.add(manifest.manifest_path)
-                for entry in read_entries(manifest, view.files):
-                    yield entry.file.file_path
 
 
 def _plaintext_files(

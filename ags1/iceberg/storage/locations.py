@@ -18,14 +18,17 @@ There are three forms because a mistake costs something else in each case:
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
+# So many folders of a table are remembered, with where links lead.
+_MAX_FOLDERS = 1 << 16
 _SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
 
 
@@ -60,18 +63,65 @@ def without_scheme(location: str) -> str:
     return f"/{path}" if scheme == "file" else path
 
 
-def file_identity(location: str) -> str:
+def file_identity(location: str, real_folder: Callable[[str], str] = os.path.realpath) -> str:
     """Return ``without_scheme(location)`` without ``.`` and ``..``. On local file systems, links in
-    the folder are followed. A link itself and the file that it leads to are two files, because
-    either can be deleted without the other."""
+    the folder are followed, by ``real_folder``. A link itself and the file that it leads to are two
+    files, because either can be deleted without the other."""
     path = without_scheme(location)
     if path.startswith("/"):
         folder, _, name = path.rpartition("/")
         if name not in ("", ".", ".."):
             # A name that no file can have raises ValueError; it is left as it is.
             with contextlib.suppress(ValueError):
-                return posixpath.join(os.path.realpath(folder or "/"), name)
+                return posixpath.join(real_folder(folder or "/"), name)
     return posixpath.normpath(path)
+
+
+def path_without_host(location: str) -> str:
+    """Return the path of a file, without the host, bucket or container before it."""
+    rest = split_location(location)[1]
+    if rest.startswith("//"):
+        rest = "/" + rest[2:].partition("/")[2]
+    return posixpath.normpath("/" + rest.lstrip("/"))
+
+
+def real_file(location: str) -> str | None:
+    """Return the path of the file to which a local link leads; None if ``location`` is no link."""
+    path = without_scheme(location)
+    with contextlib.suppress(ValueError):
+        if path.startswith("/") and os.path.islink(path):
+            return os.path.realpath(path)
+    return None
+
+
+class FileNames:
+    """Names of files for large sets: ``file_identity``, as bytes, and without the path of the
+    table's folder ``root``.
+
+    ``stored`` maps a location in the metadata to the present one. Where links lead is looked up
+    once for each folder. Any number of threads may use it.
+    """
+
+    def __init__(self, root: str, stored: Callable[[str], str] = str) -> None:
+        self._stored = stored
+        self._real_folder = functools.lru_cache(_MAX_FOLDERS)(os.path.realpath)
+        self._root = posixpath.dirname(self._identity(f"{stored(root).rstrip('/')}/_")) + "/"
+
+    def of(self, location: str) -> bytes:
+        """Return the name of the file with this ``location`` in the metadata. Raises as
+        ``stored``."""
+        return self.of_stored(self._stored(location))
+
+    def of_stored(self, location: str) -> bytes:
+        """Return the name of the file at this present location."""
+        return self._identity(location).removeprefix(self._root).encode("utf-8", "surrogatepass")
+
+    def is_below_root(self, location: str) -> bool:
+        """Return whether a file or folder at this present location is below the table's folder."""
+        return self._identity(location).startswith(self._root)
+
+    def _identity(self, location: str) -> str:
+        return file_identity(location, self._real_folder)
 
 
 # -- where a table is

@@ -39,7 +39,8 @@ FOLDER_PROPERTIES = (
 _STATISTICS = (PUFFIN_MAGIC, PARQUET_MAGIC, MAGIC, ENCRYPTED_PARQUET_MAGIC)
 # The endings of files in the metadata folder that are not statistics.
 _NO_STATISTICS = (".json", ".json.gz", ".avro")
-_METADATA_ENDINGS = (".metadata.json", ".metadata.json.gz")
+# The endings of metadata files.
+METADATA_ENDINGS = (".metadata.json", ".metadata.json.gz")
 
 
 class TableFolders:
@@ -120,8 +121,11 @@ class TableFolders:
     def versions(self, logged: Iterable[str]) -> list[str]:
         """Return the locations of a metadata log that may be deleted: versions of the metadata in
         the folder of the metadata.json in the catalog."""
-        named = [location for location in logged if location.endswith(_METADATA_ENDINGS)]
-        return list(filter(self.has_in_metadata_folder, named))
+        return [
+            location
+            for location in logged
+            if location.endswith(METADATA_ENDINGS) and self.has_in_metadata_folder(location)
+        ]
 
     def has_statistics(self, location: str, files: TableFiles) -> bool:
         """Return whether a file may be statistics of the table. Only metadata.json names those, so

@@ -63,7 +63,8 @@ class FileChange:
     that the table has already; they have the sequence number and first row ID of the files that
     they replace. ``deletes`` are new deletion vectors. ``removed`` are the entries of removed files
     of any content. If ``reseals`` is true, plaintext manifests are encrypted. If ``keeps_rows`` is
-    true, the table has the same rows before and after. ``read`` is what others must not have
+    true, the table has the same rows before and after. If ``forgets_removed`` is true, no manifest
+    lists files any more that earlier snapshots have removed. ``read`` is what others must not have
     changed meanwhile; None if the change has read nothing, as an append.
     """
 
@@ -73,17 +74,19 @@ class FileChange:
     removed: Sequence[ManifestEntry] = ()
     reseals: bool = False
     keeps_rows: bool = False
+    forgets_removed: bool = False
     read: Read | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing changes."""
-        return not (self.added or self.replaced or self.deletes or self.removed or self.reseals)
+        listed = self.added or self.replaced or self.deletes or self.removed
+        return not (listed or self.reseals or self.forgets_removed)
 
     @property
     def operation(self) -> str:
         """The ``operation`` of the snapshot's summary, as the specification defines it."""
-        if self.replaced or self.reseals or self.keeps_rows:
+        if self.replaced or self.reseals or self.keeps_rows or self.forgets_removed:
             return "replace"
         if not (self.removed or self.deletes):
             return "append"
@@ -123,7 +126,7 @@ class SnapshotProducer:
             view = view.exposed()
         _check_counters(view)
         check_definitions(view, change.added)
-        kept, rewritten = self._without(view, change.removed)
+        kept, rewritten = self._without(view, change)
         new = self._added_manifests(view, change)
         new += self._write(view, _as_added(change.deletes, self), DELETE_MANIFEST)
         for content in (DATA_MANIFEST, DELETE_MANIFEST):
@@ -190,25 +193,28 @@ class SnapshotProducer:
     # -- manifests
 
     def _without(
-        self, view: TableView, removed: Sequence[ManifestEntry]
+        self, view: TableView, change: FileChange
     ) -> tuple[list[EncryptedManifest], list[_Rewrite]]:
         """Return the head's manifests that are kept, and those to rewrite because they list removed
         files. Raises ConflictError if a file is in none."""
-        wanted = {entry.file.identity: entry.file for entry in removed}
+        wanted = {entry.file.identity: entry.file for entry in change.removed}
         listed: set[tuple[str, int | None]] = set()
         kept: list[EncryptedManifest] = []
         rewritten: list[_Rewrite] = []
-        contents = {_manifest_content(entry.file) for entry in removed}
+        contents = {_manifest_content(entry.file) for entry in change.removed}
         for manifest in view.manifests:
             if not manifest.live_files_count:
                 # Readers do not need a manifest that lists only deleted files.
                 continue
-            if manifest.content not in contents and not manifest.is_plaintext:
+            is_changed = manifest.is_plaintext or (
+                change.forgets_removed and lists_removed_files(manifest)
+            )
+            if manifest.content not in contents and not is_changed:
                 kept.append(manifest)
                 continue
             # All manifests are searched, because a table may have a file twice.
             here = {e.file.identity for e in read_entries(manifest, view.files)} & wanted.keys()
-            if not here and not manifest.is_plaintext:
+            if not here and not is_changed:
                 kept.append(manifest)
                 continue
             listed |= here
@@ -370,6 +376,11 @@ def _as_added(files: Iterable[ContentFile], producer: SnapshotProducer) -> list[
 
 def _manifest_content(file: ContentFile) -> int:
     return DATA_MANIFEST if file.content == DATA else DELETE_MANIFEST
+
+
+def lists_removed_files(manifest: EncryptedManifest) -> bool:
+    """Return whether a manifest may list files that a snapshot has removed, with their bounds."""
+    return manifest.deleted_files_count != 0
 
 
 def _manifest(manifest: EncryptedManifest | _Rewrite) -> EncryptedManifest:

@@ -42,6 +42,7 @@ from ...commit.metadata_file import (
 from ...commit.session import TableSession, version_of
 from ...storage.locations import checked_location, normalized
 from ...storage.trust import Trust
+from ..deletion import logged_metadata
 from ..verify import verify_table
 from ..verify.findings import Severity
 from ..verify.progress import EstimatedProgress
@@ -236,7 +237,7 @@ def _verify(relocation: Relocation, metadata: dict[str, Any], location: str) -> 
 def _result(
     relocation: Relocation, plan: Plan, copier: Copier, metadata_location: str | None
 ) -> RelocationResult:
-    logged = [entry["metadata-file"] for entry in relocation.metadata.get("metadata-log") or ()]
+    logged = logged_metadata(relocation.metadata)
     sources = set(plan.sources())
     unchanged = {c.source for c in plan.copies.values() if relocation.is_at_destination(c.source)}
     old = sources - unchanged

@@ -25,7 +25,7 @@ from ...._gcm import random_bytes
 from ....errors import MetadataIntegrityError
 from ....key_metadata import KeyMetadata
 from ...read.records import ContentFile
-from ...storage.locations import without_scheme
+from ...storage.locations import FileNames
 from ...storage.table_files import TableFiles
 from .findings import Findings
 
@@ -49,7 +49,7 @@ class FileIndex:
     def __init__(self, files: TableFiles, table_location: str, findings: Findings) -> None:
         self._files = files
         self._findings = findings
-        self._root = self._path(table_location).rstrip("/") + "/"
+        self._names = FileNames(table_location, self.stored)
         self._secret = random_bytes(32)
         self._by_name: dict[bytes, _IndexedFile] = {}
         self._name_of_key: dict[bytes, bytes] = {}
@@ -58,7 +58,7 @@ class FileIndex:
 
     def name(self, location: str) -> bytes:
         """Return the name by which the index knows the file at this location of the metadata."""
-        return self._below_root(self._path(location))
+        return self._names.of(location)
 
     def add(self, location: str, km: KeyMetadata | None, snapshot_ids: SnapshotIds) -> bool:
         """Add a file, with its key if it has one; return whether it is new."""
@@ -116,11 +116,15 @@ class FileIndex:
 
     def has_stored(self, location: str) -> bool:
         """Return whether the index has the file at this real location."""
-        return self._below_root(without_scheme(location)) in self._by_name
+        return self._names.of_stored(location) in self._by_name
 
-    def is_below_root(self, location: str) -> bool:
-        """Return whether a folder is below the table's folder."""
-        return self._path(location).startswith(self._root)
+    def stored(self, location: str) -> str:
+        """Return the present location of a file or folder of the metadata."""
+        try:
+            return self._files.stored_location(location)
+        except MetadataIntegrityError:
+            # The same error is a finding when the file is opened.
+            return location
 
     def _add(
         self, name: bytes, location: str, km: KeyMetadata | None, snapshot_ids: SnapshotIds
@@ -148,16 +152,6 @@ class FileIndex:
                 snapshot_ids,
             )
         return True
-
-    def _path(self, location: str) -> str:
-        try:
-            return without_scheme(self._files.stored_location(location))
-        except MetadataIntegrityError:
-            # The same error is a finding when the file is opened.
-            return without_scheme(location)
-
-    def _below_root(self, path: str) -> bytes:
-        return path.removeprefix(self._root).encode("utf-8", "surrogatepass")
 
 
 def _stated(file: ContentFile) -> tuple[Any, ...]:

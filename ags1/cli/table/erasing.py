@@ -1,0 +1,197 @@
+"""The commands ``ags1 table remove-orphans|erase``: they delete what a table does not need.
+
+Each command imports its libraries when it runs, because help has to be quick and PyIceberg is
+optional. It has a parameter for each of its options, so that some have more than eight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..console import Output, counted, print_line
+from ..exits import Command, one_line
+from ..options import confirm, output, yes
+from ..report import bar
+from . import options
+from .catalogs import ChangedCatalog
+from .moments import Moment
+from .options import TableOptions
+
+if TYPE_CHECKING:
+    from ...iceberg.operations.orphans import OrphanFiles, PrefixMismatchMode
+
+_no_other_writers = click.option(
+    "--no-other-writers",
+    is_flag=True,
+    help="Nobody else writes to the table: also delete orphan files younger than 24 hours.",
+)
+
+
+@click.command("remove-orphans", cls=Command, short_help="Delete files that nothing needs.")
+@options.changing()
+@click.option(
+    "--older-than",
+    type=Moment(),
+    metavar="AGE|TIME",
+    help="Delete files last changed before this: 7d, 36h, or a time in ISO 8601, in UTC if it has "
+    "no offset.  [default: 3d]",
+)
+@click.option("--location", metavar="FOLDER", help="Delete only files below this folder.")
+@click.option(
+    "--prefix-mismatch",
+    type=click.Choice(["error", "ignore", "delete"]),
+    default="error",
+    help="If a file would be needed with another bucket or host: fail, leave it, or delete it.  "
+    "[default: error]",
+)
+@_no_other_writers
+@options.dry_run("Print what would be deleted.")
+@yes
+@output
+def remove_orphans(
+    where: TableOptions,
+    older_than: datetime | None,
+    location: str | None,
+    prefix_mismatch: PrefixMismatchMode,
+    no_other_writers: bool,
+    dry_run: bool,
+    yes: bool,
+    out: Output,
+) -> None:
+    """Delete the files in a table's folders that nothing needs. The command asks first.
+
+    Writers that failed or were killed leave such files. A file stays if any snapshot, branch or
+    tag has it, or the metadata log. If one manifest cannot be read, nothing is deleted. A file that
+    a commit under way has just written is not needed yet, so files younger than 24 hours are
+    refused.
+
+    Examples:
+      ags1 table remove-orphans db.flights --catalog prod --dry-run
+      ags1 table remove-orphans db.flights --catalog prod --older-than 7d --yes
+      ags1 table remove-orphans db.flights --catalog prod --location s3://lake/db/flights/data
+    """
+    table = ChangedCatalog(where).load()
+    name = ".".join(table.name())
+    if not dry_run:
+        confirm(f"Delete the files of {name} that nothing needs?", yes=yes)
+    found = table.remove_orphan_files(
+        older_than,
+        location=location,
+        prefix_mismatch_mode=prefix_mismatch,
+        no_other_writers=no_other_writers,
+        dry_run=dry_run,
+    )
+    facts = {"table": name, "dry_run": dry_run, **_orphan_facts(found)}
+    would = "would be " if dry_run else ""
+    count = len(found.files) - len(found.failed)
+    line = f"{name}: {counted(count, 'orphan file')} {would}deleted, of {found.size} bytes in all"
+    if found.young_files:
+        line += f"; {counted(found.young_files, 'younger file')} left"
+    if found.other_tables:
+        line += f"; left: {', '.join(found.other_tables)}, which have metadata of other tables"
+    if found.not_searched:
+        line += f"; not searched: {', '.join(found.not_searched)}"
+    if found.failed:
+        line += f"; {counted(len(found.failed), 'file')} could not be deleted (--json lists them)"
+    out.result(facts, line)
+
+
+@click.command(cls=Command, short_help="Erase deleted rows for good.")
+@options.changing()
+@options.branch
+@options.threads
+@click.option("--orphans", is_flag=True, help="Also delete files of writers that failed.")
+@click.option(
+    "--orphans-older-than",
+    type=Moment(),
+    metavar="AGE|TIME",
+    help="With --orphans: only files last changed before this.  [default: 3d]",
+)
+@_no_other_writers
+@options.dry_run("Print what would be rewritten, expired and deleted.")
+@yes
+@output
+def erase(
+    where: TableOptions,
+    branch: str,
+    threads: int | None,
+    orphans: bool,
+    orphans_older_than: datetime | None,
+    no_other_writers: bool,
+    dry_run: bool,
+    yes: bool,
+    out: Output,
+) -> None:
+    """Erase the deleted rows of a table for good. The command asks first.
+
+    It rewrites the data files that have deleted rows, expires all earlier snapshots of the branch,
+    and deletes the files that only those needed, with all earlier metadata files. Time travel
+    ends. Then it prints what may still have deleted rows and what to do about it, such as tags.
+    Backups and versioned buckets are not seen from here. If a run was interrupted, repeat the
+    command.
+
+    Examples:
+      ags1 table erase db.flights --catalog prod --dry-run
+      ags1 table erase db.flights --catalog prod --yes
+      ags1 table erase db.flights --catalog prod --orphans --orphans-older-than 2d --json
+    """
+    if not orphans and (orphans_older_than is not None or no_other_writers):
+        raise click.UsageError("--orphans-older-than and --no-other-writers need --orphans")
+    table = ChangedCatalog(where).load()
+    name = ".".join(table.name())
+    if not dry_run:
+        question = f"Erase the deleted rows of {name}, with all its earlier snapshots?"
+        confirm(question, yes=yes)
+    with bar(name, out) as progress:
+        done = table.erase_deleted_rows(
+            branch=branch,
+            remove_orphans=orphans,
+            orphans_older_than=orphans_older_than,
+            no_other_writers=no_other_writers,
+            threads=threads,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    found = done.orphans
+    facts: dict[str, Any] = {
+        "table": name,
+        "branch": branch,
+        "dry_run": dry_run,
+        "rewritten": asdict(done.rewritten),
+        "snapshot_ids": list(done.snapshot_ids),
+        "files": list(done.files),
+        "metadata_files": list(done.metadata_files),
+        "orphans": None if found is None else _orphan_facts(found),
+        "failed": list(done.failed),
+        "remaining": [asdict(remaining) for remaining in done.remaining],
+    }
+    would = "would be " if dry_run else ""
+    files = len(done.files) + len(done.metadata_files)
+    files += 0 if found is None else len(found.files) - len(found.failed)
+    line = (
+        f"{name}: {counted(done.rewritten.rewritten_data_files_count, 'data file')} {would}"
+        f"rewritten, {counted(len(done.snapshot_ids), 'snapshot')} {would}expired, "
+        f"{counted(files, 'file')} {would}deleted"
+    )
+    out.result(facts, line)
+    if not out.as_json and not out.quiet:
+        for remaining in done.remaining:
+            print_line(one_line(f"still there: {remaining.message}. To do: {remaining.remedy}"))
+
+
+def _orphan_facts(found: OrphanFiles) -> dict[str, Any]:
+    return {
+        "orphan_file_locations": list(found.orphan_file_locations),
+        "size": found.size,
+        "young_files": found.young_files,
+        "other_tables": list(found.other_tables),
+        "not_searched": list(found.not_searched),
+        "failed": list(found.failed),
+    }
+
+
+COMMANDS = (remove_orphans, erase)
