@@ -197,6 +197,17 @@ def _rows() -> list[Target]:
             as_time=True,
         )
     )
+    rows.append(
+        Target(
+            f"{writes.COMPACTION}, time vs {writes.READ_AND_APPEND}",
+            writes.SUBJECT,
+            writes.COMPACTION,
+            writes.COMPACT,
+            writes.READ_AND_APPEND,
+            1.0,
+            as_time=True,
+        )
+    )
     label = f"{writes.BUCKETS}: {writes.PARTITIONED}, time vs {writes.UNPARTITIONED}"
     rows.append(
         Target(

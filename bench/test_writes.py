@@ -1,4 +1,4 @@
-"""Tables written, migrated, rotated and relocated."""
+"""Tables written, compacted, migrated, rotated and relocated."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from bench.subjects.writes import (
     PlainTable,
     RelocatedTable,
     RotatedTable,
+    SmallFiles,
     missing,
 )
 
@@ -72,6 +73,16 @@ def test_migrate(benchmark: BenchmarkFixture, lake: Lake, size: int) -> None:
 
     plain = PlainTable(lake, flights(size // BYTES_PER_FLIGHT, FILES), 2)
     benchmark(plain.migrate)
+
+
+@pytest.mark.parametrize("who", ["ags1.iceberg", "PyIceberg"])
+def test_compact(benchmark: BenchmarkFixture, lake: Lake, size: int, who: str) -> None:
+    from bench.flights import BYTES_PER_FLIGHT, flights
+
+    benchmark.group = f"write {FILES} files of {size // MIB} MiB again"
+    table = SmallFiles(lake, flights(size // BYTES_PER_FLIGHT, FILES), FILES, 128 * MIB)
+    table.check()
+    benchmark(table.compact if who == "ags1.iceberg" else table.read_and_append)
 
 
 def test_rotate(benchmark: BenchmarkFixture, lake: Lake) -> None:

@@ -14,6 +14,7 @@ from ..iceberg.formats.avro_container import AvroCodec
 from ..iceberg.formats.avro_schema import iceberg_schema_of_avro
 from ..iceberg.formats.avro_writer import AvroFileWriter
 from ..iceberg.operations.catalog_jobs import MigrationResult, migrate
+from ..iceberg.operations.compact import Compacted
 from ..iceberg.operations.meter import Progress
 from ..iceberg.operations.verify import verify_table
 from ..iceberg.operations.verify.checks import Check, CheckKind, FileChecker, Outcome, Tick
@@ -38,7 +39,8 @@ from ..iceberg.storage.table_files import TableFiles
 from ..iceberg.table import EncryptedTable, Rekeyed, open_table
 from ..iceberg.write.conversion import RowConversion
 from ..iceberg.write.data_files import write_rows
-from ..iceberg.write.executors import Done
+from ..iceberg.write.executors import Done, Merged
+from ..iceberg.write.merging import Merge, Merger, OnRead, Part
 from ..iceberg.write.plan import WritePlan
 from ..iceberg.write.reencryption import new_location, rewrite_file
 from ..iceberg.write.snapshot import FileChange

@@ -1,4 +1,4 @@
-"""Tables written, migrated, rotated and relocated, in a SQLite catalog on this machine.
+"""Tables written, compacted, migrated, rotated and relocated, in a SQLite catalog on this machine.
 
 The peers are PyIceberg, which writes the same rows to plain tables of format version 2 with the
 same properties in the same catalog, and ``cp``.
@@ -47,6 +47,9 @@ UPSERT = "upsert into a table of many manifests"
 MIGRATION = "migrate a plain table"
 ROTATION = "rotate the keys of a table of many files and snapshots"
 RELOCATION = "relocate a table of many files"
+COMPACTION = "compact files of 1 MB into files of 128 MiB"
+COMPACT = "rewrite_data_files, encrypted"
+READ_AND_APPEND = "PyIceberg, plain: read to Arrow, then append"
 
 # Both write with these; the compression and the target size are the defaults of both.
 _PROPERTIES = {
@@ -359,6 +362,79 @@ class RelocatedTable:
         shutil.rmtree(self._target)
 
 
+class SmallFiles:
+    """Tables of ``files`` data files each, encrypted and plain, whose rows are written again into
+    files of ``target`` bytes, again and again."""
+
+    def __init__(self, lake: Lake, rows: pa.Table, files: int, target: int) -> None:
+        self._lake = lake
+        self._target = target
+        self._rows = rows.num_rows
+        self._tables = {}
+        for encrypted in (True, False):
+            table = lake.create(encrypted=encrypted)
+            # Commits with thousands of snapshots take their time, and are not the subject.
+            for first in range(0, files, 50):
+                with table.transaction() as transaction:
+                    for number in range(first, min(files, first + 50)):
+                        start = number * rows.num_rows // files
+                        end = (number + 1) * rows.num_rows // files
+                        transaction.append(rows.slice(start, end - start))
+            self._tables[encrypted] = table
+        self._before = set(_files(_folder(self._tables[True])))
+        self.size = sum(path.stat().st_size for path in self._before if path.suffix == ".parquet")
+        self._files = files
+
+    def compact(self) -> float:
+        """Return the seconds that a compaction takes."""
+        table = self._tables[True]
+        before = table.current_snapshot().snapshot_id
+        begin = time.perf_counter()
+        done = table.rewrite_data_files(target_file_size_bytes=self._target)
+        seconds = time.perf_counter() - begin
+        if done.rewritten_data_files_count != self._files or table.scan().count() != self._rows:
+            raise RuntimeError(f"not all rows are there: {done}")
+        self._put_back(before)
+        return seconds
+
+    def read_and_append(self) -> float:
+        """Return the seconds in which PyIceberg reads the plain table and appends its rows to
+        another one."""
+        new = self._lake.create(
+            encrypted=False, **{"write.target-file-size-bytes": str(self._target)}
+        )
+        begin = time.perf_counter()
+        new.append(self._tables[False].scan().to_arrow())
+        seconds = time.perf_counter() - begin
+        if new.scan().count() != self._rows:
+            raise RuntimeError("not all rows are there")
+        self._lake.drop(new)
+        return seconds
+
+    def check(self) -> None:
+        """Raise RuntimeError unless the compacted table has the rows of the plain one."""
+        table = self._tables[True]
+        before = table.current_snapshot().snapshot_id
+        table.rewrite_data_files(target_file_size_bytes=self._target)
+        order = "scheduled_at", "fuel", "remark"
+        sorting = [(name, "ascending") for name in order]
+        read, expected = (
+            one.scan(selected_fields=order).to_arrow().sort_by(sorting)
+            for one in (table, self._tables[False])
+        )
+        if not read.cast(expected.schema).equals(expected):
+            raise RuntimeError("the rows did not come back")
+        self._put_back(before)
+
+    def _put_back(self, snapshot_id: int) -> None:
+        table = self._tables[True]
+        table.manage_snapshots().rollback_to_snapshot(snapshot_id).commit()
+        table.refresh()
+        for path in set(_files(_folder(table))) - self._before:
+            if path.suffix == ".parquet":
+                path.unlink()
+
+
 class ChangedTable:
     """Tables of ``count`` manifests, with a data file of two flights each, that are changed again
     and again and put back."""
@@ -456,6 +532,17 @@ def measure(settings: Settings, skipped: dict[str, str]) -> Iterator[Contest]:
             rounds,
             size=relocated.size,
             by_best=True,
+        )
+    with scratch_folder(settings.folder, 4 * settings.table_size) as folder:
+        # A flight takes half as many bytes in a file as in Arrow.
+        more = flights(2 * count, settings.table_files)
+        small = SmallFiles(Lake(folder), more, settings.table_files, 128 * MIB)
+        small.check()
+        yield _contest(
+            COMPACTION,
+            {COMPACT: small.compact, READ_AND_APPEND: small.read_and_append},
+            rounds,
+            size=small.size,
         )
     with scratch_folder(settings.folder, settings.table_files << 18) as folder:
         lake = Lake(folder)

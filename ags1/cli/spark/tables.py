@@ -1,4 +1,4 @@
-"""The commands ``ags1 spark verify-table|migrate|rekey``: a whole table, on Spark's executors.
+"""The commands ``ags1 spark verify-table|migrate|rekey|compact``: a whole table, on Spark.
 
 They are the commands of ``ags1 table``, but executors do the work. Each imports its libraries when
 it runs, because help has to be quick, and PySpark and PyIceberg are optional.
@@ -14,7 +14,8 @@ from ..console import Output
 from ..exits import Command
 from ..kms.options import KmsOptions
 from ..options import output
-from ..table import migrating, options, rekeying, verifying
+from ..table import compacting, migrating, options, rekeying, verifying
+from ..table.compacting import CompactionOptions, compact_and_report
 from ..table.migrating import MigrationOptions, migrate_and_report
 from ..table.options import TableOptions
 from ..table.rekeying import RekeyingOptions, rekey_and_report
@@ -22,7 +23,7 @@ from ..table.verifying import VerifyingOptions, verify_and_report
 from .session import kms_config, master, session
 
 if TYPE_CHECKING:
-    from ...iceberg import EncryptedCatalog, EncryptedTable
+    from ...iceberg import Compacted, EncryptedCatalog, EncryptedTable
     from ...iceberg.operations.catalog_jobs import MigrationResult
     from ...iceberg.operations.verify.findings import TableVerification
     from ...iceberg.table import Rekeyed
@@ -112,6 +113,33 @@ def rekey(where: TableOptions, asked: RekeyingOptions, master: str | None, out: 
     rekey_and_report(where, asked, work, out)
 
 
+@click.command(cls=Command, short_help="Rewrite small data files into larger ones.")
+@options.changing()
+@compacting.asking
+@master
+@output
+def compact(where: TableOptions, asked: CompactionOptions, master: str | None, out: Output) -> int:
+    """Rewrite small data files, and files with many deleted rows, into files of the target size, on
+    Spark.
+
+    The result is that of 'ags1 table compact'. The catalog, the storage and the KMS have to be
+    configured on the executors as they are here; no secret is sent.
+
+    Examples:
+      ags1 spark compact db.flights --catalog prod
+      ags1 spark compact db.flights --catalog prod --target-file-size 128MiB --partial-progress
+    """
+
+    def work(table: EncryptedTable, files: Any, **named: Any) -> Compacted:
+        known = _executors_options(where)
+        with session(master) as spark:
+            from ...spark.tables import compact_table
+
+            return compact_table(spark, table, known, files, **named)
+
+    return compact_and_report(where, asked, work, out)
+
+
 def _executors_options(where: TableOptions) -> dict[str, str]:
     """Return the options by which executors open what the command line has opened here, without
     the table's name. Raises KmsConfigurationError for one that is a secret."""
@@ -135,4 +163,4 @@ def _executors_options(where: TableOptions) -> dict[str, str]:
     return known
 
 
-COMMANDS = (verify_table, migrate, rekey)
+COMMANDS = (verify_table, migrate, rekey, compact)

@@ -1,7 +1,8 @@
 """``ags1 table …``: encrypted Iceberg tables.
 
 - ``commands``, ``creating``, ``writing``, ``maintenance``: what can be typed;
-- ``verifying``, ``migrating``, ``rekeying``: options and reports of work that Spark can do, too;
+- ``verifying``, ``migrating``, ``rekeying``, ``compacting``: options and reports of work that Spark
+  can do, too;
 - ``options``, ``opening``, ``catalogs``: which table is meant, and opening it;
 - ``inputs``, ``texts``, ``schemas``, ``filters``: what the user gives: rows, columns, conditions;
 - ``rows``, ``facts``, ``failures``: what the user sees.

@@ -1,4 +1,4 @@
-"""The commands ``ags1 table migrate|rotate|rekey|relocate|expire|prune-keys``.
+"""The commands ``ags1 table migrate|rotate|rekey|compact|relocate|expire|prune-keys``.
 
 Each command imports its libraries when it runs, because help has to be quick and PyIceberg is
 optional. It has a parameter for each of its options, so that some have more than eight.
@@ -17,15 +17,16 @@ from ..exits import Command
 from ..kms.options import Target, target
 from ..options import confirm, output, pairs, yes
 from ..report import bar
-from . import migrating, options, rekeying
+from . import compacting, migrating, options, rekeying
 from .catalogs import ChangedCatalog
+from .compacting import CompactionOptions, compact_and_report
 from .migrating import MigrationOptions, migrate_and_report
 from .moments import Moment
 from .options import TableOptions
 from .rekeying import RekeyingOptions, rekey_and_report
 
 if TYPE_CHECKING:
-    from ...iceberg import EncryptedCatalog, EncryptedTable
+    from ...iceberg import Compacted, EncryptedCatalog, EncryptedTable
     from ...iceberg.operations.catalog_jobs import MigrationResult
     from ...iceberg.table import Rekeyed
 
@@ -160,6 +161,31 @@ def rekey(
         return table.rekey(files, exposed=exposed, threads=threads, **named)
 
     rekey_and_report(where, asked, work, out)
+
+
+@click.command(cls=Command, short_help="Rewrite small data files into larger ones.")
+@options.changing()
+@options.threads
+@compacting.asking
+@output
+def compact(where: TableOptions, threads: int | None, asked: CompactionOptions, out: Output) -> int:
+    """Rewrite small data files, and files with many deleted rows, into files of the target size.
+
+    Deleted rows are not written again; other rows keep their ids and the sequence numbers of their
+    last change. What is rewritten and when is as in Iceberg's procedure rewrite_data_files. Earlier
+    snapshots still have the old files until 'ags1 table expire' removes those snapshots. If a run
+    was interrupted, repeat the command: it does what is left.
+
+    Examples:
+      ags1 table compact db.flights --catalog prod --dry-run
+      ags1 table compact db.flights --catalog prod --target-file-size 128MiB
+      ags1 table compact db.flights --catalog prod --filter "day = '2026-01-31'" --rewrite-all
+    """
+
+    def work(table: EncryptedTable, files: Any, **named: Any) -> Compacted:
+        return table.rewrite_data_files(files, threads=threads, **named)
+
+    return compact_and_report(where, asked, work, out)
 
 
 @click.command(cls=Command, short_help="Copy or move a table to another location.")
@@ -355,4 +381,4 @@ def prune_keys(where: TableOptions, dry_run: bool, yes: bool, out: Output) -> No
     out.result(facts, line)
 
 
-COMMANDS = (migrate, rotate, rekey, relocate, expire, prune_keys)
+COMMANDS = (migrate, rotate, rekey, compact, relocate, expire, prune_keys)

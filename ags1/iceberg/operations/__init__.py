@@ -1,1 +1,1 @@
-"""Work on whole tables: verify, expire, rekey, migrate, relocate."""
+"""Work on whole tables: verify, expire, rekey, compact, migrate, relocate."""

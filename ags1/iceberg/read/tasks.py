@@ -255,10 +255,13 @@ class TaskReader:
             return pa.repeat(pa.scalar(value, kind), count)
         if file.first_row_id is None:
             return pa.nulls(count, kind)
+        is_stored = any(field_id == stored.field_id for stored in rows.schema.fields)
         if field_id == ROW_ID:
             inherited = pc.add(rows.positions, file.first_row_id)
         else:
-            inherited = pa.scalar(file.sequence_number, kind)
+            inherited = pa.repeat(pa.scalar(file.sequence_number, kind), count)
+        if not is_stored:
+            return inherited
         # If rows were moved from another file, the file has their former values.
         return pc.coalesce(self._reader.project(Schema(field), rows).column(0), inherited)
 

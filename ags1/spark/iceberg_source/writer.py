@@ -38,6 +38,7 @@ from ..iceberg_api import (
     write_rows,
 )
 from ..tables.access import (
+    SENT_FIELDS,
     JobKey,
     SentRecord,
     new_job_id,
@@ -48,9 +49,6 @@ from ..tables.access import (
 from ..workers import end_of_task
 
 _log = logging.getLogger(__name__)
-
-# All fields of a record but its key, which is sent wrapped.
-_SENT = [*(name for name in ContentFile.names if name != "key_metadata"), "spec_id"]
 
 
 @dataclass
@@ -98,7 +96,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         )
         job = self._key.open(table.files.keys.cache)
         end_of_task()
-        return WrittenFiles([SentRecord.of_new(record, _SENT, job) for record in records])
+        return WrittenFiles([SentRecord.of_new(record, SENT_FIELDS, job) for record in records])
 
     def commit(self, messages: list[WrittenFiles | None]) -> None:
         """Commit what all tasks have written as one snapshot.

@@ -1,15 +1,17 @@
-"""Whole encrypted tables on Spark's executors: verified, migrated, rekeyed.
+"""Whole encrypted tables on Spark's executors: verified, migrated, rekeyed, compacted.
 
-The functions run the code of ``ags1.iceberg.verify_table``, ``EncryptedCatalog.migrate_table`` and
-``EncryptedTable.rekey``, and return the same. The driver plans, reports and commits; executors do
-the work on each data and delete file (``executors``, ``tasks``, ``waves``). A table is named as for
-the data source "ags1-iceberg": by its name in a catalog or the location of its metadata.json, and
-by options (``catalog``, ``catalog.<property>``, ``key``, ``keyring``, …, see ``access``). No option
-may be a secret: driver and executors open the table, its storage and its KMS each for themselves::
+The functions run the code of ``ags1.iceberg.verify_table``, ``EncryptedCatalog.migrate_table``,
+``EncryptedTable.rekey`` and ``EncryptedTable.rewrite_data_files``, and return the same. The driver
+plans, reports and commits; executors do the work on data and delete files (``executors``,
+``tasks``, ``waves``). A table is named as for the data source "ags1-iceberg": by its name in a
+catalog or the location of its metadata.json, and by options (``catalog``, ``catalog.<property>``,
+``key``, ``keyring``, …, see ``access``). No option may be a secret: driver and executors open the
+table, its storage and its KMS each for themselves::
 
     verify_table(spark, "db.flights", {"catalog": "prod"})
     migrate_table(spark, "db.flights", "tables", {"catalog": "prod"})
     rekey_table(spark, "db.flights", {"catalog": "prod"})
+    compact_table(spark, "db.flights", {"catalog": "prod"})
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from ...keys.manager import DEFAULT_DATA_KEY_LENGTH
 from .. import iceberg_api
 from ..iceberg_api import (
     MAIN_BRANCH,
+    Compacted,
     ContentFile,
     EncryptedCatalog,
     EncryptedTable,
@@ -39,7 +42,7 @@ from ..iceberg_api import (
 from .access import catalog_of_options, open_of_options
 from .executors import SparkChecks, SparkRewrites
 
-__all__ = ["migrate_table", "rekey_table", "verify_table"]
+__all__ = ["compact_table", "migrate_table", "rekey_table", "verify_table"]
 
 Options: TypeAlias = "Mapping[str, str]"
 
@@ -152,6 +155,28 @@ def rekey_table(
             progress=progress,
             executor=executor,
         )
+
+
+def compact_table(
+    spark: Any,
+    table: str | EncryptedTable,
+    options: Options | None = None,
+    row_filter: str | BooleanExpression = ALWAYS_TRUE,
+    *,
+    cores: int | None = None,
+    **rewriting: Any,
+) -> Compacted:
+    """Rewrite small data files of a table, and files with many deleted rows, into files of the
+    target size.
+
+    ``table`` and ``options`` are as for ``rekey_table``. ``rewriting`` are the other arguments of
+    ``EncryptedTable.rewrite_data_files``, without ``threads`` and ``executor``. The result and the
+    errors are the same, and besides KmsConfigurationError for an option that is a secret, and
+    TaskFailedError.
+    """
+    opened, known = _opened(table, options)
+    with SparkRewrites(spark, known, cores=cores) as executor:
+        return opened.rewrite_data_files(row_filter, executor=executor, **rewriting)
 
 
 def _opened(

@@ -38,6 +38,9 @@ JOB_KEY_SIZE = 32
 _JOB = b"\0ags1 spark job"
 _FILE = b"\0ags1 spark file\0"
 
+# All fields of a record but its key, which is sent wrapped.
+SENT_FIELDS = [*(name for name in ContentFile.names if name != "key_metadata"), "spec_id"]
+
 _CATALOG_PREFIX = "catalog."
 # Fields of a data file's record that no task needs.
 _METRICS = (

@@ -1,13 +1,13 @@
 """Lets Spark's executors, instead of threads, do the work on each file of a table.
 
-``verify_table`` checks files with ``SparkChecks``; migration and rekeying rewrite them with
-``SparkRewrites``. Planning, findings and the commit stay on the driver, as on one machine::
+``verify_table`` checks files with ``SparkChecks``; migration, rekeying and compaction rewrite them
+with ``SparkRewrites``. Planning, findings and the commit stay on the driver, as on one machine::
 
     driver                                            executor (``tasks``)
     opens the table by the job's options              opens it by the same options, once a process
     JobKey: a key of the job, wrapped         ----->  has the KMS unwrap it, once a process
     a file's record, its key wrapped          ----->  unwraps the file's key; checks the file, or
-       under the job's key                            rewrites it under a fresh key
+       under the job's key                            rewrites it under a fresh key, or merges it
     adds the findings; commits the new files  <-----  findings, or the new file's record with its
                                                       key wrapped under the job's key
 """
@@ -35,15 +35,30 @@ from ..iceberg_api import (
     ContentFile,
     Done,
     EncryptedTable,
+    Merge,
+    Merged,
+    OnRead,
     Outcome,
     TableFiles,
     TableOutput,
+    TableView,
     Tick,
     new_location,
 )
 from ..jobs.group import JobGroup
-from .access import JobKey, new_job_id
-from .tasks import Checking, Failed, JobTable, OldFile, Rewriting, Rewritten, SentCheck
+from .access import JobKey, new_job_id, without_history
+from .tasks import (
+    Checking,
+    Failed,
+    JobTable,
+    MergedFiles,
+    Merging,
+    OldFile,
+    Rewriting,
+    Rewritten,
+    SentCheck,
+    SentMerge,
+)
 from .waves import run_in_waves
 
 _log = logging.getLogger(__name__)
@@ -187,6 +202,54 @@ class SparkRewrites:
         if failure is not None:
             raise failure
 
+    def merge(
+        self,
+        merges: Sequence[Merge],
+        view: TableView,
+        output: TableOutput,
+        target_size: int,
+        on_done: Merged,
+        on_read: OnRead,
+    ) -> None:
+        output.check_process()
+        manager = view.manager
+        key = JobKey.by_kms(manager)
+        job = key.open(manager.cache)
+        key_size = len(manager.new_file_key().encryption_key)
+        self._folders[view.locations.data_path] = output
+        under_way = {merge.number: merge for merge in merges}
+        failure: Exception | None = None
+
+        def sent() -> Iterator[tuple[SentMerge, int]]:
+            for merge in sorted(merges, key=lambda m: m.size, reverse=True):
+                if failure is not None:
+                    return
+                yield SentMerge.of(merge, job), merge.size
+
+        work = Merging(
+            self._job_table,
+            manager.table_key_id,
+            key_size,
+            key,
+            without_history(view.metadata),
+            target_size,
+        )
+        with closing(run_in_waves(self._group, sent(), work, _nothing)) as results:
+            result: MergedFiles | Failed
+            for result in results:
+                if isinstance(result, Failed):
+                    failure = failure or result.error
+                    continue
+                merge = under_way.pop(result.number)
+                files = result.records(job)
+                for file in files:
+                    output.note(file.file_path)
+                    self._used.add(_name(file.file_path))
+                on_read(merge.size)
+                on_done(merge, files)
+        if failure is not None:
+            raise failure
+
     def __enter__(self) -> SparkRewrites:
         return self
 
@@ -209,9 +272,7 @@ class SparkRewrites:
         if listed is None:
             raise OSError(errno.ENOTSUP, "the storage cannot list files", folder)
         return [
-            path
-            for path in listed
-            if _name(path).startswith(self._job_id) and _name(path) not in self._used
+            path for path in listed if self._job_id in _name(path) and _name(path) not in self._used
         ]
 
 

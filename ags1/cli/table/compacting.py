@@ -1,0 +1,179 @@
+"""The commands that compact a table: their options, and what they print.
+
+Knows nothing of where the files are rewritten: ``ags1 table compact`` does it in this process, and
+``ags1 spark compact`` on Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..console import Output, counted
+from ..exits import Exit
+from ..options import grouped, size
+from ..report import bar
+from . import options
+from .catalogs import ChangedCatalog
+from .filters import parsed_filter
+from .options import TableOptions
+
+if TYPE_CHECKING:
+    from ...iceberg import Compacted
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionOptions:
+    """Which files of which branch are rewritten, and in how many commits."""
+
+    row_filter: str | None
+    target_file_size: int | None
+    min_file_size: int | None
+    max_file_size: int | None
+    min_input_files: int
+    delete_file_threshold: int | None
+    delete_ratio_threshold: float
+    rewrite_all: bool
+    max_file_group_size: int | None
+    remove_dangling_deletes: bool
+    partial_progress: bool
+    max_commits: int
+    branch: str
+    dry_run: bool
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``EncryptedTable.rewrite_data_files``, without the filter."""
+        named: dict[str, Any] = {
+            "target_file_size_bytes": self.target_file_size,
+            "min_file_size_bytes": self.min_file_size,
+            "max_file_size_bytes": self.max_file_size,
+            "min_input_files": self.min_input_files,
+            "delete_file_threshold": self.delete_file_threshold,
+            "delete_ratio_threshold": self.delete_ratio_threshold,
+            "rewrite_all": self.rewrite_all,
+            "remove_dangling_deletes": self.remove_dangling_deletes,
+            "partial_progress": self.partial_progress,
+            "partial_progress_max_commits": self.max_commits,
+            "branch": self.branch,
+            "dry_run": self.dry_run,
+        }
+        if self.max_file_group_size is not None:
+            named["max_file_group_size_bytes"] = self.max_file_group_size
+        return named
+
+
+asking = grouped(
+    "asked",
+    CompactionOptions,
+    click.option(
+        "--filter",
+        "row_filter",
+        metavar="EXPR",
+        help="Rewrite only data files that may have such rows, in PyIceberg's syntax.  "
+        "[default: all files]",
+    ),
+    click.option(
+        "--target-file-size",
+        callback=size(),
+        metavar="SIZE",
+        help="Size of the new files.  [default: the table's write.target-file-size-bytes]",
+    ),
+    click.option(
+        "--min-file-size",
+        callback=size(minimum=0),
+        metavar="SIZE",
+        help="Rewrite smaller files.  [default: 75 % of the target]",
+    ),
+    click.option(
+        "--max-file-size",
+        callback=size(),
+        metavar="SIZE",
+        help="Rewrite larger files.  [default: 180 % of the target]",
+    ),
+    click.option(
+        "--min-input-files",
+        type=click.IntRange(1),
+        default=5,
+        metavar="N",
+        help="Rewrite files together if there are N, or if they are larger than the target.  "
+        "[default: 5]",
+    ),
+    click.option(
+        "--delete-file-threshold",
+        type=click.IntRange(0),
+        metavar="N",
+        help="Rewrite data files to which N delete files apply.  [default: no such files]",
+    ),
+    click.option(
+        "--delete-ratio-threshold",
+        type=click.FloatRange(0, 1, min_open=True),
+        default=0.3,
+        metavar="RATIO",
+        help="Rewrite data files that have lost this part of their rows.  [default: 0.3]",
+    ),
+    click.option("--rewrite-all", is_flag=True, help="Rewrite files of any size."),
+    click.option(
+        "--max-file-group-size",
+        callback=size(),
+        metavar="SIZE",
+        help="Rewrite at most so much together.  [default: 100GiB]",
+    ),
+    click.option(
+        "--remove-dangling-deletes",
+        is_flag=True,
+        help="Remove delete files that apply to no data file any more.",
+    ),
+    click.option(
+        "--partial-progress",
+        is_flag=True,
+        help="Commit in several parts. If one fails, the others go on, and the exit status is 6.",
+    ),
+    click.option(
+        "--max-commits",
+        type=click.IntRange(1),
+        default=10,
+        metavar="N",
+        help="With --partial-progress, commit at most N times.  [default: 10]",
+    ),
+    options.branch,
+    options.dry_run("Print what would be rewritten."),
+)
+
+
+def compact_and_report(
+    where: TableOptions,
+    asked: CompactionOptions,
+    compact: Callable[..., Compacted],
+    out: Output,
+) -> int:
+    """Have a table compacted and print what was done.
+
+    ``compact`` gets the table, the filter and, by name, the arguments that all compactions take.
+    """
+    table = ChangedCatalog(where).load()
+    name = ".".join(table.name())
+    chosen = parsed_filter(
+        table, "true" if asked.row_filter is None else asked.row_filter, "--filter"
+    )
+    with bar(name, out) as progress:
+        done = compact(table, chosen, progress=progress, **asked.arguments())
+    facts: dict[str, Any] = {
+        "table": name,
+        "branch": asked.branch,
+        "dry_run": asked.dry_run,
+        **asdict(done),
+    }
+    would = "would be " if asked.dry_run else ""
+    line = (
+        f"{name}: {counted(done.rewritten_data_files_count, 'data file')} of "
+        f"{done.rewritten_bytes_count} bytes {would}rewritten into "
+        f"{done.added_data_files_count}, "
+        f"{counted(done.removed_delete_files_count, 'delete file')} {would}removed"
+    )
+    if done.failed_data_files_count:
+        line += f"; {counted(done.failed_data_files_count, 'data file')} failed"
+    out.result(facts, line)
+    return Exit.IO if done.failed_data_files_count else Exit.OK
