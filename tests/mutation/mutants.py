@@ -54,6 +54,9 @@ TESTS = {
     "keys/cache.py": t("format/key_use keys/manager keys/keychain", "keys/envelope"),
     "keys/keychain.py": t("keys/keychain", "cli/files"),
     "keys/manager.py": t("keys/manager", "format/key_use"),
+    "iceberg/operations/orphans.py": t("iceberg/operations/orphans"),
+    "iceberg/operations/reached_files.py": t("iceberg/operations/orphans"),
+    "iceberg/operations/erase.py": t("iceberg/operations/erasure"),
     "keys/sidecar.py": t("keys/keychain keys/envelope", "cli/files", "iceberg/trust"),
 }
 
@@ -1298,5 +1301,52 @@ faults(
         "            self.abort()\n            raise\n\n    def writable",
         "            raise\n\n    def writable",
         "a writer that could not be opened leaves its file",
+    ),
+)
+
+faults(
+    "iceberg/operations/orphans.py",
+    (
+        "                is_old = file.modified_ms is not None and file.modified_ms < self._older_than_ms\n"
+        "                (found",
+        "                is_old = True\n                (found",
+        "files of a commit under way are orphans",
+    ),
+    (
+        "            refresh()\n            self.reached.add_version(table.view(), table.metadata_location)\n",
+        "            refresh()\n",
+        "files that were committed during the search are orphans",
+    ),
+    (
+        "            self._pending.append(file.location)\n",
+        "            pass\n",
+        "files of a version that becomes current later are orphans",
+    ),
+)
+faults(
+    "iceberg/operations/reached_files.py",
+    (
+        "            if may_be_missing:\n",
+        "            if True:\n",
+        "what a missing manifest lists is an orphan",
+    ),
+)
+faults(
+    "iceberg/operations/erase.py",
+    (
+        "forgets_removed=any(map(lists_removed_files, view.manifests))",
+        "forgets_removed=False",
+        "manifests keep the bounds of removed files",
+    ),
+    (
+        "            if is_older and not is_seen and self._read(location) is not None:\n",
+        "            if is_older and not is_seen and (read := self._read(location)) is not None:\n"
+        "                self._merge(read)\n",
+        "the files of a commit that is tried again are deleted",
+    ),
+    (
+        "        if failed:\n            return tuple(deleted), failed\n",
+        "",
+        "what names an undeleted file is deleted before it",
     ),
 )

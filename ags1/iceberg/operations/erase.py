@@ -286,14 +286,13 @@ class _Erasing:
                 "remove it with table.update_statistics(allow_plaintext=True), and erase with "
                 "orphans",
             )
-        if done.files or done.snapshot_ids:
-            for location in files.left_behind:
-                if _exists(self._table.files, location):
-                    yield Remaining(
-                        "left-behind",
-                        f"{location} is not certainly the table's own, or cannot be read",
-                        "delete it by hand if nothing else needs it",
-                    )
+        for location in files.left_behind:
+            if _exists(self._table.files, location):
+                yield Remaining(
+                    "left-behind",
+                    f"{location} is not certainly the table's own, or cannot be read",
+                    "delete it by hand if nothing else needs it",
+                )
         yield from _empty_folders(self._table)
         for location in done.failed:
             yield Remaining("not-deleted", f"{location} could not be deleted", "erase again")
@@ -374,7 +373,10 @@ class EarlierVersions:
         names in the next one. So these files do not count as expired.
         """
         folder, _, name = self._table.metadata_location.rpartition("/")
-        version = version_of_name(name) or 0
+        version = version_of_name(name)
+        if version is None:
+            # It is not known which files are older. A REST server may not say where the file is.
+            return
         for location in list_files(self._table.files.inner, folder) or ():
             number = version_of_name(location.rpartition("/")[2])
             is_seen = file_identity(location) in self._seen

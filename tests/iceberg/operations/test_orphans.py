@@ -6,6 +6,7 @@ What stays is compared with the folder as it was, and with scans of every snapsh
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -497,6 +498,19 @@ def test_only_confirmed_folders_are_searched(
     assert isinstance(again, EncryptedTable)
     assert str(orphan) in again.remove_orphan_files().orphan_file_locations
     assert not orphan.exists()
+
+
+def test_if_the_current_metadata_file_is_not_known_none_is_an_orphan(
+    catalog: EncryptedCatalog, table: EncryptedTable
+) -> None:
+    """A REST server need not say where it is, and the metadata log does not have it."""
+    orphan = planted(folder_of(table) / "data" / "b.parquet")
+    catalog.properties["location"] = table.location()
+    base = dataclasses.replace(table.version.base, location="")
+    unknown = EncryptedTable(dataclasses.replace(table.version, base=base), catalog)
+    found = find_orphans(unknown, now_ms())
+    assert found.not_searched == ()
+    assert found_of(found) == locations(orphan)
 
 
 def test_another_table_in_the_same_folder_is_an_error(table: EncryptedTable) -> None:
