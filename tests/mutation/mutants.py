@@ -54,6 +54,10 @@ TESTS = {
     "keys/cache.py": t("format/key_use keys/manager keys/keychain", "keys/envelope"),
     "keys/keychain.py": t("keys/keychain", "cli/files"),
     "keys/manager.py": t("keys/manager", "format/key_use"),
+    "iceberg/operations/compact.py": t("iceberg/operations/compaction"),
+    "iceberg/operations/compact_plan.py": t("iceberg/operations/compaction"),
+    "iceberg/write/conflicts.py": t("iceberg/write/conflicts iceberg/operations/compaction"),
+    "iceberg/write/rolling_writer.py": t("iceberg/operations/compaction"),
     "keys/sidecar.py": t("keys/keychain keys/envelope", "cli/files", "iceberg/trust"),
 }
 
@@ -1298,5 +1302,45 @@ faults(
         "            self.abort()\n            raise\n\n    def writable",
         "            raise\n\n    def writable",
         "a writer that could not be opened leaves its file",
+    ),
+)
+
+faults(
+    "iceberg/operations/compact.py",
+    (
+        "        number = None if start is None else start.sequence_number\n",
+        "        number = None\n",
+        "equality deletes that others commit meanwhile do not apply to the new files",
+    ),
+    (
+        "        if conflict is not None:\n            raise ConflictError(conflict)\n",
+        "",
+        "rows that others deleted meanwhile come back",
+    ),
+    (
+        "                if name not in gone:\n",
+        "                if False:\n",
+        "deletes of files that stay are removed",
+    ),
+    (
+        "            _check_rows(group, [",
+        "            list([",
+        "lost rows are committed",
+    ),
+)
+faults(
+    "iceberg/write/conflicts.py",
+    (
+        "    changes_spec = any(entry.file.spec_id != new_spec_id for entry in rewritten)\n",
+        "    changes_spec = False\n",
+        "an equality delete of the new spec deletes rows to which it did not apply",
+    ),
+)
+faults(
+    "iceberg/write/rolling_writer.py",
+    (
+        "            self._file.is_sorted = False  # earlier rows may be greater\n",
+        "            pass\n",
+        "a file of several sorted runs is called sorted",
     ),
 )

@@ -87,6 +87,7 @@ def make():
 def append(table): table.append(rows(10, 11))
 def overwrite(table): table.overwrite(rows(3, 20), "id = 3")
 def rotate(table): table.rotate_keys()
+def compact(table): table.rewrite_data_files(rewrite_all=True)
 def create(table):
     key = {"encryption.key-id": "default"}
     table.catalog.create_table("db.new", table.schema(), properties=key)
@@ -100,6 +101,7 @@ OUTCOMES = {
     "append": ([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 4, 5, 6, 7, 8, 9, 10, 11]),
     "overwrite": ([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 4, 5, 6, 7, 8, 9, 20]),
     "several": ([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 5, 6, 7, 8, 9, 30]),
+    "compact": ([1, 3, 4, 5, 6, 7, 8, 9],) * 2,
     "rotate": ([1, 3, 4, 5, 6, 7, 8, 9],) * 2,
     "create": ([1, 3, 4, 5, 6, 7, 8, 9],) * 2,
 }
@@ -134,6 +136,7 @@ def state():
         table = opened.load_table("db.t")
         found = sorted(table.scan().to_arrow()["id"].to_pylist())
         keks = [key.key_id for key in table.files.keys.key_encryption_keys]
+        files = len(table.inspect.data_files())
         report = verify_table(table)
         assert report.ok, report.findings
         for name in tables:
@@ -150,7 +153,7 @@ def state():
         # And it goes on.
         table.append(rows(1000))
         assert table.scan().count() == len(found) + 1
-        return found, tables, len(lost), keks
+        return found, tables, len(lost), keks, files
 
 must(make)
 shutil.copytree(live, saved)
@@ -166,16 +169,16 @@ for point in range(total + 1):
     shutil.copytree(saved, live)
     status, _ = in_a_fork(lambda: killed_at(point))
     assert (status == signal.SIGKILL) or point == total, (point, status)
-    found, tables, lost, keks = must(state)
+    found, tables, lost, keks, files = must(state)
     assert found in (old, new), (point, found)
     # Each new KEK has a name of its own.
-    seen[json.dumps((found, tables, keks == saved_keys))] += 1
+    seen[json.dumps((found, tables, keks == saved_keys, files))] += 1
     left += lost > 0
 print(json.dumps({"points": total, "seen": dict(seen), "left": left}))
 '''
 
 
-@pytest.mark.parametrize("work", ["append", "overwrite", "several", "rotate", "create"])
+@pytest.mark.parametrize("work", ["append", "overwrite", "several", "compact", "rotate", "create"])
 def test_a_killed_writer_leaves_the_table_old_or_new(
     memory_folder: Path, run_python: RunPython, work: str
 ) -> None:
