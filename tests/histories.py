@@ -270,6 +270,7 @@ def make(properties: Mapping[str, str], name: str, location: str) -> None:
         modes = {
             f"write.{command}.mode": pick.choice(MODES) for command in ("delete", "update", "merge")
         }
+        modes["encryption.keys.prune-on-commit"] = pick.choice(("true", "false"))
         table = catalog.create_table(name, SCHEMA, location, properties=PROPERTIES | modes)
         with table.transaction() as transaction:
             for first in range(0, IDS, IDS // FILES):

@@ -55,6 +55,8 @@ TESTS = {
     "keys/keychain.py": t("keys/keychain", "cli/files"),
     "keys/manager.py": t("keys/manager", "format/key_use"),
     "keys/sidecar.py": t("keys/keychain keys/envelope", "cli/files", "iceberg/trust"),
+    "iceberg/steps.py": t("iceberg/operations/pruning"),
+    "iceberg/commit/rest.py": t("iceberg/operations/pruning", "iceberg/commit/commits"),
 }
 
 MUTANTS: list[Mutant] = []
@@ -1298,5 +1300,22 @@ faults(
         "            self.abort()\n            raise\n\n    def writable",
         "            raise\n\n    def writable",
         "a writer that could not be opened leaves its file",
+    ),
+)
+
+faults(
+    "iceberg/steps.py",
+    (
+        "            self._add(change.updates, unmoved_refs(self.committed.metadata), change.manager)",
+        "            self._add(change.updates, change.requirements, change.manager)",
+        "a commit that prunes requires refs where its own steps have moved them",
+    ),
+)
+faults(
+    "iceberg/commit/rest.py",
+    (
+        "                again = [*_replacing(metadata, lost), *restore(metadata, removed)]",
+        "                again = [*_replacing(metadata, lost)]",
+        "a pruned key that another writer's snapshot needs stays lost",
     ),
 )
