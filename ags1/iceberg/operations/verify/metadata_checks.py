@@ -27,7 +27,8 @@ def check_metadata(table: TableSession, findings: Findings, clock_ms: Clock) -> 
         findings.add(
             "metadata-not-pinned",
             "the metadata's schemas and list of snapshots are not authenticated: pass the "
-            "file's expected SHA-256, or load the table from a Hive or REST catalog",
+            "file's expected SHA-256, or load the table from a Hive, REST, Glue or DynamoDB "
+            "catalog",
             table.metadata_location,
         )
     _check_partition_fields(table.metadata, table.metadata_location, findings)
