@@ -8,6 +8,7 @@ refusal if the version is not the current one, as Glue documents it. It can be t
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -28,8 +29,8 @@ COMMITS = (
 
 
 class Aws:
-    """The server as a WSGI application. ``faults`` are what happens to the next commits: ``("before"
-    or "after" it is made, the error that is answered or None for no answer at all)``."""
+    """The server as a WSGI application. ``faults`` are what happens to the next commits:
+    ``("before" or "after" one is made, the error that is answered or None for no answer)``."""
 
     def __init__(self) -> None:
         from moto.moto_server.werkzeug_app import (
@@ -59,22 +60,23 @@ class Aws:
                 self.requests.append((action, json.loads(body)))
             when, error = self.faults.pop(0) if commits and self.faults else ("never", None)
             if when == "before":
-                return failed(error, start)
+                return failed(error, environ, start)
             if action == "AWSGlue.UpdateTable" and self.checks_versions:
                 asked = json.loads(body)
                 if asked.get("VersionId", current := version(asked)) != current:
-                    return failed("ConcurrentModificationException", start)
+                    return failed("ConcurrentModificationException", environ, start)
             if when == "never":
                 return list(self._moto(environ, start))
             answered: list[str] = []
             list(self._moto(environ, lambda status, *more: answered.append(status)))
             assert answered[0].startswith("200"), answered
-            return failed(error, start)
+            return failed(error, environ, start)
 
 
-def failed(error: str | None, start: Any) -> list[bytes]:
+def failed(error: str | None, environ: dict[str, Any], start: Any) -> list[bytes]:
     if error is None:
-        raise ConnectionAbortedError("told to")  # and the connection is closed
+        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+        raise ConnectionAbortedError("told to")
     status = "500 Error" if error.startswith("Internal") else "400 Error"
     body = json.dumps({"__type": error, "message": "told to"}).encode()
     start(status, [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-errortype", error)])

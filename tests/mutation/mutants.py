@@ -55,6 +55,9 @@ TESTS = {
     "keys/keychain.py": t("keys/keychain", "cli/files"),
     "keys/manager.py": t("keys/manager", "format/key_use"),
     "keys/sidecar.py": t("keys/keychain keys/envelope", "cli/files", "iceberg/trust"),
+    "iceberg/commit/aws.py": t("iceberg/commit/aws"),
+    "iceberg/commit/glue.py": t("iceberg/commit/aws"),
+    "iceberg/commit/dynamodb.py": t("iceberg/commit/aws"),
     "iceberg/steps.py": t("iceberg/operations/pruning"),
     "iceberg/commit/rest.py": t("iceberg/operations/pruning", "iceberg/commit/commits"),
 }
@@ -1317,5 +1320,21 @@ faults(
         "                again = [*_replacing(metadata, lost), *restore(metadata, removed)]",
         "                again = [*_replacing(metadata, lost)]",
         "a pruned key that another writer's snapshot needs stays lost",
+    ),
+)
+faults(
+    "iceberg/commit/glue.py",
+    (
+        '                VersionId=entry["VersionId"],\n',
+        "",
+        "a commit replaces that of another writer without a word",
+    ),
+)
+faults(
+    "iceberg/commit/dynamodb.py",
+    (
+        "                ConditionExpression=_IS_BASE,\n",
+        '                ConditionExpression="#location = #location OR :base = :base",\n',
+        "an update has no condition",
     ),
 )

@@ -108,9 +108,13 @@ class DynamoDbCommits(AwsCommits):
         }
         put = {"TableName": self._table, "Item": item, "ConditionExpression": _IS_NEW}
         try:
-            # botocore gives the transaction a token, so that a repetition is not another one.
             self._client.transact_write_items(TransactItems=[{"Delete": delete}, {"Put": put}])
         except ClientError as error:
+            # The first of two equal requests may have renamed the table.
+            both = base.identifier, name
+            found = map(self._current_location, both) if was_repeated(error) else ()
+            if list(found) == [None, base.location]:
+                return
             reasons = [r.get("Code") for r in error.response.get("CancellationReasons", ())]
             if reasons[:1] == ["ConditionalCheckFailed"]:
                 raise updated_by_another(base.identifier) from error
