@@ -412,7 +412,7 @@ class EncryptedCatalog(DelegatingCatalog):
             return self._opened(rest_base(self.inner, name, answer, Trust()))
         base = file_base(self.inner, name, metadata_location, Trust())
         is_encrypted = table_key_id(base.metadata, base.trust, metadata_location) is not None
-        if is_encrypted and not overwrite and self._is_one_of("SqlCatalog", *_WITH_PARAMETERS):
+        if is_encrypted and not overwrite and self._is_one_of(*_WITH_LOCATIONS):
             # Keep in the catalog what Java keeps in Hive's for an encrypted table (such as its
             # hash), and avoid PyIceberg's parser, which does not know all types.
             output = TableOutput(base.io(self.inner))
@@ -435,8 +435,7 @@ class EncryptedCatalog(DelegatingCatalog):
                 if table_key_id(base.metadata, base.trust, base.location) is not None:
                     encrypted = base
         with self._parsing_may_fail("SqlCatalog", "HiveCatalog", "RestCatalog"):
-            if encrypted is not None and self._is_one_of(*_OF_AWS):
-                # PyIceberg would lose a commit that another writer makes meanwhile.
+            if encrypted is not None and self._is_one_of(*_WITH_LOCATIONS):
                 self.commits().rename(encrypted, to_identifier)
             else:
                 self.inner.rename_table(from_identifier, to_identifier)
@@ -617,8 +616,8 @@ class EncryptedCatalog(DelegatingCatalog):
         return repr(self.inner) if self.kms is None else f"{self.inner!r}, keys of {self.kms!r}"
 
 
-_OF_AWS = ("GlueCatalog", "DynamoDbCatalog")
-_WITH_PARAMETERS = ("HiveCatalog", *_OF_AWS)
+# Catalogs that keep the location of a table's metadata, for which there are ``Commits``.
+_WITH_LOCATIONS = ("SqlCatalog", "HiveCatalog", "GlueCatalog", "DynamoDbCatalog")
 # PyIceberg raises these for metadata with a column of a type that it does not know.
 _UNPARSED = (PyIcebergValidationError, PydanticValidationError)
 

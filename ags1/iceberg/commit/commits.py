@@ -138,8 +138,11 @@ class Commits(ABC):
         self.catalog.register_table(identifier, location)
 
     def rename(self, base: Base, identifier: str | Identifier) -> None:
-        """Rename a table. Raises CommitFailedException if another writer has committed to it since
-        ``base``, TableAlreadyExistsError, NoSuchNamespaceError, and what the catalog raises."""
+        """Rename a table.
+
+        Raises TableAlreadyExistsError, NoSuchNamespaceError, what the catalog raises, and in Glue
+        and DynamoDB CommitFailedException if another writer has committed since ``base``.
+        """
         self.catalog.rename_table(base.identifier, identifier)
 
     def check(self, base: Base) -> None:
