@@ -112,7 +112,8 @@ class GlueCommits(AwsCommits):
                 error,
                 lambda: self._current_location(base.identifier) is None,
             ):
-                self.catalog.drop_table(name)
+                if self._current_location(name) == base.location:
+                    self.catalog.drop_table(name)
                 raise
         self.catalog.drop_table(base.identifier)
 
