@@ -57,7 +57,8 @@ from .spec import table_keys as rotation
 from .spec.column_types import as_stored, readable
 from .spec.constants import MAIN_BRANCH
 from .spec.table_keys import KeyChange
-from .steps import ExpiryStep, KeyStep, RecomputedSnapshotStep, SnapshotStep
+from .steps import Attempt, ExpiryStep, KeyStep, RecomputedSnapshotStep, SnapshotStep, Step
+from .storage.table_files import ManifestCache
 from .storage.trust import Trust
 from .transaction import EncryptedTransaction
 from .write.executors import Identity, RewriteExecutor, RewriteThreads
@@ -132,12 +133,14 @@ def kms_client(kms: KmsClient | Mapping[str, str] | None, key_id: str) -> KmsCli
 @dataclass(frozen=True, slots=True)
 class Expiry:
     """The result of an expiry: the snapshots, the names of branches and tags, and the files that it
-    removed. ``failed`` are the files that could not be deleted."""
+    removed. ``failed`` are the files that could not be deleted, ``key_ids`` the IDs of the keys
+    that were removed."""
 
     snapshot_ids: tuple[int, ...]
     refs: tuple[str, ...]
     files: ExpiredFiles
     failed: tuple[str, ...] = ()
+    key_ids: tuple[str, ...] = ()
 
     @property
     def left_behind(self) -> tuple[str, ...]:
@@ -339,6 +342,7 @@ class EncryptedTable(TableSession):
         snapshot_ids: Collection[int] = (),
         *,
         delete_files: bool = True,
+        prune_keys: bool = False,
         dry_run: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Expiry:
@@ -348,7 +352,9 @@ class EncryptedTable(TableSession):
         later. If an argument is None, the table's ``history.expire.*`` properties decide; their
         defaults are one snapshot and five days. ``snapshot_ids`` are removed as well. If
         ``dry_run`` is true, nothing is removed. ``progress`` is called with the number of deleted
-        files and the number of all. Keys stay: ``prune_keys`` removes them.
+        files and the number of all. If ``prune_keys`` is true, or the table's
+        ``encryption.keys.prune-on-commit``, the same commit removes the keys that nothing needs any
+        more. Otherwise keys stay.
 
         Raises ValueError for invalid arguments, and ValidationException if ``gc.enabled`` is not
         true. Files that could not be deleted are in ``Expiry.left_behind``.
@@ -360,18 +366,35 @@ class EncryptedTable(TableSession):
                 metadata, older_than_ms=moment, retain_last=retain_last, snapshot_ids=snapshot_ids
             )
 
-        view, folders = self.view(), self.folders
+        folders = self.folders
+        step = ExpiryStep(plan_for)
+        steps: list[Step] = [step, KeyStep(rotation.prune)] if prune_keys else [step]
         if dry_run:
-            plan = plan_for(view.metadata)
-            files = plan.find_files(view.files, folders)
-            return Expiry(plan.snapshot_ids, plan.refs, files)
-        step = self.commit_expiry(plan_for)
+            attempt = Attempt(self, ManifestCache())
+            attempt.apply(steps)
+            attempt.finish()
+            after = attempt.view.metadata
+        else:
+            transaction = self.transaction()
+            for each in steps:
+                transaction.stage_step(each)
+            transaction.commit_transaction()
+            after = self.version.json
         plan, view = step.plan, step.view
+        kept = {key["key-id"] for key in after.get("encryption-keys") or ()}
+        key_ids = (key.key_id for key in view.manager.encryption_keys)
+        done = Expiry(
+            plan.snapshot_ids,
+            plan.refs,
+            ExpiredFiles(),
+            key_ids=tuple(key_id for key_id in key_ids if key_id not in kept),
+        )
+        if dry_run:
+            return replace(done, files=plan.find_files(view.files, folders))
         if not delete_files:
-            return Expiry(plan.snapshot_ids, plan.refs, ExpiredFiles())
-        files = plan.find_files(view.files, folders, TableView(self.version.json, self.files))
-        failed = files.delete(self.output(), progress)
-        return Expiry(plan.snapshot_ids, plan.refs, files, failed)
+            return done
+        files = plan.find_files(view.files, folders, TableView(after, self.files))
+        return replace(done, files=files, failed=files.delete(self.output(), progress))
 
     def commit_expiry(self, plan_for: Callable[[dict[str, Any]], ExpiryPlan]) -> ExpiryStep:
         """Commit the expiry that ``plan_for`` returns for a version of the metadata. Deletes no
@@ -656,11 +679,10 @@ class EncryptedTable(TableSession):
         transaction = self.transaction()
         transaction.stage_step(step)
         transaction.commit_transaction()
-        updates = rotation.restore(self.version.json, step.removed)
-        if updates or rotation.snapshots_without_keys(self.version.json):
-            # Over REST, another writer may have added a snapshot that needs a removed key, or whose
-            # key is wrapped with the former master key. So add what it needs.
-            updates += rotation.adopt(self.version.json, before, self.view().manager)
+        if rotation.snapshots_without_keys(self.version.json):
+            # Over REST, another writer may have added a snapshot whose key is wrapped with the
+            # former master key.
+            updates = rotation.adopt(self.version.json, before, self.view().manager)
             uuid = {"type": "assert-table-uuid", "uuid": self.version.json["table-uuid"]}
             transaction = self.transaction()
             transaction.stage_updates(updates, [uuid])

@@ -826,8 +826,12 @@ def test_expire_by_age_number_and_id(filled: EncryptedTable) -> None:
     before = stored()
     assert expire("--snapshot", first)["files"] == would["files"]
     assert len(stored()) == len(before) - would["files"]
-    kept = expire("--older-than", "0s", "--keep-files")
+    would = facts("expire", "db.t", "--older-than", "0s", "--prune-keys", "--dry-run")["key_ids"]
+    kept = expire("--older-than", "0s", "--keep-files", "--prune-keys")
     assert (kept["snapshot_ids"], kept["files"]) == ([second], 0)
+    # The key of the first snapshot is pruned too.
+    assert (kept["key_ids"], len(would)) == (would, 2)
+    assert facts("prune-keys", "db.t", "--dry-run")["key_ids"] == []
     assert ids() == [1, 2, 3]
     for wrong in (["--older-than", "soon"], ["--older-than", "7x"], ["--retain-last", "0"]):
         fail(2, "expire", "db.t", *wrong)

@@ -62,6 +62,11 @@ TESTS = {
     "iceberg/write/conflicts.py": t("iceberg/write/conflicts iceberg/operations/compaction"),
     "iceberg/write/rolling_writer.py": t("iceberg/operations/compaction"),
     "keys/sidecar.py": t("keys/keychain keys/envelope", "cli/files", "iceberg/trust"),
+    "iceberg/commit/aws.py": t("iceberg/commit/aws"),
+    "iceberg/commit/glue.py": t("iceberg/commit/aws"),
+    "iceberg/commit/dynamodb.py": t("iceberg/commit/aws"),
+    "iceberg/steps.py": t("iceberg/operations/pruning"),
+    "iceberg/commit/rest.py": t("iceberg/operations/pruning", "iceberg/commit/commits"),
 }
 
 MUTANTS: list[Mutant] = []
@@ -1391,5 +1396,37 @@ faults(
         "            self._file.is_sorted = False  # earlier rows may be greater\n",
         "            pass\n",
         "a file of several sorted runs is called sorted",
+    ),
+)
+faults(
+    "iceberg/steps.py",
+    (
+        "            self._add(change.updates, unmoved_refs(self.committed.metadata), change.manager)",
+        "            self._add(change.updates, change.requirements, change.manager)",
+        "a commit that prunes requires refs where its own steps have moved them",
+    ),
+)
+faults(
+    "iceberg/commit/rest.py",
+    (
+        "                again = [*_replacing(metadata, lost), *restore(metadata, removed)]",
+        "                again = [*_replacing(metadata, lost)]",
+        "a pruned key that another writer's snapshot needs stays lost",
+    ),
+)
+faults(
+    "iceberg/commit/glue.py",
+    (
+        '                VersionId=entry["VersionId"],\n',
+        "",
+        "a commit replaces that of another writer without a word",
+    ),
+)
+faults(
+    "iceberg/commit/dynamodb.py",
+    (
+        "                ConditionExpression=_IS_BASE,\n",
+        '                ConditionExpression="#location = #location OR :base = :base",\n',
+        "an update has no condition",
     ),
 )
