@@ -10,6 +10,8 @@ from .operations.catalog_jobs import MigrationResult
 from .operations.relocation.relocate import RelocationResult
 from .operations.verify import verify_table
 from .operations.verify.findings import TableVerification
+from .read.changelog_planning import ChangelogScanTask
+from .read.changes import EncryptedChangelogScan
 from .read.records import ContentFile
 from .read.scan import EncryptedScan
 from .read.snapshots import EncryptedManifest, EncryptedSnapshot
@@ -18,8 +20,10 @@ from .table import EncryptedTable, Expiry, Rekeyed, open_table
 from .transaction import EncryptedTransaction
 
 __all__ = [
+    "ChangelogScanTask",
     "ContentFile",
     "EncryptedCatalog",
+    "EncryptedChangelogScan",
     "EncryptedManifest",
     "EncryptedScan",
     "EncryptedSnapshot",

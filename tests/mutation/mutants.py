@@ -55,6 +55,8 @@ TESTS = {
     "keys/keychain.py": t("keys/keychain", "cli/files"),
     "keys/manager.py": t("keys/manager", "format/key_use"),
     "keys/sidecar.py": t("keys/keychain keys/envelope", "cli/files", "iceberg/trust"),
+    "iceberg/read/changes.py": t("iceberg/read/changes"),
+    "iceberg/read/changelog_planning.py": t("iceberg/read/changes"),
 }
 
 MUTANTS: list[Mutant] = []
@@ -1298,5 +1300,38 @@ faults(
         "            self.abort()\n            raise\n\n    def writable",
         "            raise\n\n    def writable",
         "a writer that could not be opened leaves its file",
+    ),
+)
+
+faults(
+    "iceberg/read/changes.py",
+    (
+        "    chosen = (positions > np.repeat(zeros, lengths)) & (",
+        "    chosen = (positions >= 0) & (",
+        "a row that came, went and came back is a change of the first time",
+    ),
+    (
+        "        return of_columns(self.row_filter, names, case_sensitive=self.case_sensitive)\n",
+        "        return self.row_filter\n",
+        "a filter makes an update an insert",
+    ),
+    (
+        "        if first != len(is_change):\n            raise _changed(groups[-1])",
+        "        if False:\n            raise _changed(groups[-1])",
+        "a file that has lost rows between two reads is read",
+    ),
+)
+
+faults(
+    "iceberg/read/changelog_planning.py",
+    (
+        "entry.status != DELETED if not is_own else entry.status != ADDED",
+        "entry.status != DELETED",
+        "rows that a snapshot deletes are not there before it",
+    ),
+    (
+        "            if removed_by:\n",
+        "            if removed_by and kind == DELETE:\n",
+        "rows whose deletion is taken back are not inserted",
     ),
 )

@@ -6,9 +6,8 @@ optional. It has a parameter for each of its options, so that some have more tha
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,39 +28,11 @@ if TYPE_CHECKING:
     from ...iceberg.operations.catalog_jobs import MigrationResult
     from ...iceberg.table import Rekeyed
 
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_MAX_DIGITS = 9
-
 _exposed = click.option(
     "--exposed",
     is_flag=True,
     help="Rewrite only files whose keys are in plaintext manifests, and encrypt those manifests.",
 )
-
-
-class _Moment(click.ParamType):  # type: ignore[type-arg]
-    """A time, or how long ago it is."""
-
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        match = re.fullmatch(rf"(\d{{1,{_MAX_DIGITS}}})([smhdw])", value)
-        try:
-            if match is not None:
-                ago = timedelta(**{_UNITS[match[2]]: int(match[1])})
-                return datetime.now(timezone.utc) - ago
-            # Before Python 3.11, Z is not understood.
-            moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", value))
-            # As the table's times are printed.
-            return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
-        except (ValueError, OverflowError):
-            self.fail(
-                f"{value!r} is neither an age such as 7d or 12h nor a time in ISO 8601.", param, ctx
-            )
 
 
 @click.command(cls=Command, short_help="Encrypt an unencrypted table in place.")
@@ -282,7 +253,7 @@ def relocate(
 @options.changing()
 @click.option(
     "--older-than",
-    type=_Moment(),
+    type=options.Moment(),
     metavar="AGE|TIME",
     help="Expire snapshots older than this: 7d, 12h, 30m, or a time in ISO 8601, in UTC if it has "
     "no offset.  [default: the table's history.expire.max-snapshot-age-ms, or 5d]",

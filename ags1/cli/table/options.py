@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import click
@@ -28,6 +29,48 @@ _CHANGING_HELP = """\
     NAME is NAMESPACE.TABLE in the catalog that --catalog names in PyIceberg's configuration.
     Changes need a catalog; a table that is opened by its metadata.json or folder can only be read.
 """
+
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_MAX_DIGITS = 9
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg]
+    """A time, or how long ago it is."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        match = re.fullmatch(rf"(\d{{1,{_MAX_DIGITS}}})([smhdw])", value)
+        try:
+            if match is not None:
+                ago = timedelta(**{_UNITS[match[2]]: int(match[1])})
+                return datetime.now(timezone.utc) - ago
+            # Before Python 3.11, Z is not understood.
+            moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", value))
+            # As the table's times are printed.
+            return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{value!r} is neither an age such as 7d or 12h nor a time in ISO 8601.", param, ctx
+            )
+
+
+class Point(Moment):
+    """The ID of a snapshot, or a time."""
+
+    name = "point"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, int):
+            return value
+        if isinstance(value, str) and re.fullmatch(r"\d{1,19}", value, re.ASCII):
+            return int(value)
+        return super().convert(value, param, ctx)
 
 
 @dataclass(frozen=True, slots=True)

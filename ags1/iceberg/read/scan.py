@@ -34,14 +34,15 @@ from .metadata_columns import names_any, select, without_metadata_columns
 from .planning import EncryptedPlanner
 from .records import ContentFile
 from .snapshots import files_of
-from .tasks import TaskReader
+from .tasks import DifferenceTask, TaskReader
 
 # In stored bytes. A stream of batches reads small files ahead and holds them decoded, which takes a
 # few times as much memory. Larger files are not held: Arrow's threads read ahead inside them.
 _LARGE_FILE = 32 << 20
-_READ_AHEAD = 128 << 20
+READ_AHEAD = 128 << 20
 
 _T = TypeVar("_T")
+_Task = TypeVar("_Task", bound=FileScanTask)
 _Scan: TypeAlias = "EncryptedScan | EncryptedIncrementalScan"
 
 
@@ -70,7 +71,7 @@ class EncryptedScan(PlannedScan):
         NotEncryptedError, MetadataIntegrityError, AuthenticationError, TruncatedError, KmsError,
         and NotImplementedError for ORC files.
         """
-        return _mark_handed_out(self._tasks())
+        return mark_handed_out(self._tasks())
 
     def _tasks(self) -> list[FileScanTask]:
         return list(self.plan_locally())
@@ -115,7 +116,7 @@ class EncryptedIncrementalScan(IncrementalAppendScan):
 
     def plan_files(self) -> list[FileScanTask]:
         """Return the tasks of the appended files, as ``EncryptedScan.plan_files``."""
-        return _mark_handed_out(self._tasks())
+        return mark_handed_out(self._tasks())
 
     def _tasks(self) -> list[FileScanTask]:
         if (
@@ -246,9 +247,11 @@ def _is_large(task: FileScanTask) -> bool:
     return task.file.file_size_in_bytes > _LARGE_FILE
 
 
-def _mark_handed_out(tasks: list[FileScanTask]) -> list[FileScanTask]:
+def mark_handed_out(tasks: list[_Task]) -> list[_Task]:
+    """Note in the files of tasks that a caller gets them; return the tasks."""
     for task in tasks:
-        for file in (task.file, *task.delete_files):
+        removed_by = task.removed_by if isinstance(task, DifferenceTask) else ()
+        for file in (task.file, *task.delete_files, *removed_by):
             cast("ContentFile", file).is_handed_out = True
     return tasks
 
@@ -303,7 +306,7 @@ def _table(reader: ScanReader, tasks: list[FileScanTask]) -> pa.Table:
 
 def _batch_reader(reader: ScanReader, tasks: list[FileScanTask]) -> pa.RecordBatchReader:
     schema = schema_to_pyarrow(reader.projected)
-    batches = reader.batches(tasks, ahead=_READ_AHEAD)
+    batches = reader.batches(tasks, ahead=READ_AHEAD)
     first = next(batches, None)
     if first is None:
         return pa.RecordBatchReader.from_batches(schema, iter(()))
