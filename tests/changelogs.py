@@ -20,11 +20,13 @@ Rows = Counter[str]
 
 
 def rows_at(table: EncryptedTable, snapshot_id: int | None, row_filter: str = "true") -> Rows:
-    """Return how often each row is there; none before the first snapshot."""
+    """Return how often each row is there, in the table's present columns; none before the first
+    snapshot."""
     if snapshot_id is None:
         return Counter()
     found = table.scan(row_filter, snapshot_id=snapshot_id).to_arrow().to_pylist()
-    return Counter(map(repr, found))
+    names = [field.name for field in table.schema().fields]
+    return Counter(repr({name: row.get(name) for name in names}) for row in found)
 
 
 def without_labels(row: dict[str, Any]) -> str:

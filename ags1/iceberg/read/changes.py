@@ -381,7 +381,9 @@ def net_changes(digests: Digests, signs: npt.NDArray[np.int8]) -> npt.NDArray[np
 def _counts(values: npt.NDArray[Any], starts: _Numbers, lengths: _Numbers) -> _Numbers:
     """Return the sums of the values of each run from its start on."""
     sums = np.cumsum(values, dtype=np.int64)
-    return sums - np.repeat(np.concatenate(([0], sums))[starts], lengths)
+    before: _Numbers = np.concatenate(([0], sums))[starts]
+    counts: _Numbers = sums - np.repeat(before, lengths)
+    return counts
 
 
 def _updated(
