@@ -18,6 +18,7 @@ from .read.snapshots import EncryptedManifest, EncryptedSnapshot
 from .storage.table_files import TableFiles
 from .table import EncryptedTable, Expiry, Rekeyed, open_table
 from .transaction import EncryptedTransaction
+from .write.statistics import StatisticsBlob
 
 __all__ = [
     "ChangelogScanTask",
@@ -34,6 +35,7 @@ __all__ = [
     "PlainTableWarning",
     "Rekeyed",
     "RelocationResult",
+    "StatisticsBlob",
     "TableFiles",
     "TableVerification",
     "load_catalog",

@@ -6,7 +6,7 @@ the same methods as PyIceberg but none of its code, because that code would writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NoReturn
@@ -18,6 +18,7 @@ from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
 from pyiceberg.table.inspect import InspectTable
 from pyiceberg.table.maintenance import MaintenanceTable
 from pyiceberg.table.metadata import TableMetadataUtil
+from pyiceberg.table.puffin import PuffinFile
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
@@ -43,6 +44,7 @@ from .read.changes import EncryptedChangelogScan
 from .read.metadata import read_metadata, table_key_id
 from .read.records import ContentFile
 from .read.scan import EncryptedIncrementalScan, EncryptedScan
+from .read.statistics import read_statistics
 from .spec import table_keys as rotation
 from .spec.column_types import as_stored, readable
 from .spec.constants import MAIN_BRANCH
@@ -51,6 +53,7 @@ from .steps import ExpiryStep, KeyStep, RecomputedSnapshotStep
 from .storage.trust import Trust
 from .transaction import EncryptedTransaction
 from .write.reencryption import RewriteExecutor, RewriteThreads
+from .write.statistics import DRAFT, StatisticsBlob, StatisticsWriter
 from .write.view import TableView
 
 
@@ -356,6 +359,71 @@ class EncryptedTable(TableSession):
         ``allow_plaintext`` is true."""
         transaction = EncryptedTransaction(self, autocommit=True)
         return transaction.update_statistics(allow_plaintext=allow_plaintext)
+
+    def read_statistics(
+        self, snapshot_id: int | None = None, *, allow_plaintext: bool = False
+    ) -> PuffinFile:
+        """Return the statistics file of a snapshot, by default of the current one. Its
+        ``get_blob_payload`` returns a blob of its ``footer.blobs``.
+
+        Java up to 1.12 writes statistics unencrypted. Nothing authenticates them, so this raises
+        NotEncryptedError for them unless ``allow_plaintext`` is true. Encrypted statistics have a
+        ``key-id`` in the metadata, as in the open pull request apache/iceberg 17533. Raises
+        ValueError if the snapshot has no statistics; MetadataIntegrityError if the file is not what
+        the metadata says; AuthenticationError, TruncatedError, KmsError, FileNotFoundError.
+        """
+        entry = self._statistics_entry(snapshot_id)
+        if entry is None:
+            raise ValueError("the snapshot has no statistics file")
+        return read_statistics(entry, self.files, allow_plaintext=allow_plaintext)
+
+    def write_statistics(
+        self,
+        blobs: Iterable[StatisticsBlob],
+        snapshot_id: int | None = None,
+        *,
+        encrypted_statistics: str,
+    ) -> None:
+        """Write an encrypted statistics file for a snapshot, by default for the current one.
+
+        ``encrypted_statistics`` names the form, and must be ``"draft-17533"``. **The specification
+        is not final**: the form is that of the open pull request apache/iceberg 17533, and may
+        change. Java up to 1.12 reads such a table, and its next commit removes the ``key-id`` from
+        the statistics. They cannot be read then: write them again. ``StatisticsBlob.all_of`` takes
+        the blobs of a file that another writer has made. An earlier file of the snapshot is not
+        deleted; ``verify_table`` reports it.
+
+        Raises ValueError for another form or an unknown snapshot, NotImplementedError if the
+        catalog does not keep the ``key-id``, and what a commit raises.
+        """
+        if encrypted_statistics != DRAFT:
+            raise ValueError(
+                "encrypted statistics are a draft of the specification, which may change: pass "
+                f"encrypted_statistics={DRAFT!r}, not {encrypted_statistics!r}"
+            )
+        if snapshot_id is None:
+            snapshot_id = self.version.json.get("current-snapshot-id", -1)
+        transaction = self.transaction()
+        writer = StatisticsWriter(transaction.output, self.view(), snapshot_id)
+        writer.write(blobs)
+        transaction.stage_step(KeyStep(writer.change))
+        transaction.commit_transaction()
+        entry = self._statistics_entry(snapshot_id)
+        if entry is not None and entry.get("key-id") is None:
+            transaction = self.transaction()
+            remove = {"action": "remove-statistics", "snapshot-id": snapshot_id}
+            transaction.stage_updates([remove], [])
+            transaction.commit_transaction()
+            raise NotImplementedError(
+                "the catalog does not keep the key-id of statistics, so they cannot be encrypted: "
+                "they were removed again"
+            )
+
+    def _statistics_entry(self, snapshot_id: int | None) -> Mapping[str, Any] | None:
+        if snapshot_id is None:
+            snapshot_id = self.version.json.get("current-snapshot-id")
+        entries = self.version.json.get("statistics") or ()
+        return next((e for e in entries if e["snapshot-id"] == snapshot_id), None)
 
     def rotate_keys(self) -> None:
         """Make a new KEK, wrap the key of every snapshot with it, and remove the old KEKs.

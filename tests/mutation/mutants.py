@@ -55,6 +55,8 @@ TESTS = {
     "keys/keychain.py": t("keys/keychain", "cli/files"),
     "keys/manager.py": t("keys/manager", "format/key_use"),
     "keys/sidecar.py": t("keys/keychain keys/envelope", "cli/files", "iceberg/trust"),
+    "iceberg/read/statistics.py": t("iceberg/statistics"),
+    "iceberg/write/statistics.py": t("iceberg/statistics"),
     "iceberg/read/changes.py": t("iceberg/read/changes"),
     "iceberg/read/changelog_planning.py": t("iceberg/read/changes"),
 }
@@ -1333,5 +1335,28 @@ faults(
         "            if removed_by:\n",
         "            if removed_by and kind == DELETE:\n",
         "rows whose deletion is taken back are not inserted",
+    ),
+)
+
+faults(
+    "iceberg/read/statistics.py",
+    (
+        "    elif allow_plaintext:\n",
+        "    elif True:\n",
+        "unencrypted statistics are taken for authentic ones",
+    ),
+    (
+        "    if found != stated:\n",
+        "    if False:\n",
+        "statistics that the metadata does not describe are read",
+    ),
+)
+
+faults(
+    "iceberg/write/statistics.py",
+    (
+        "            *key_updates(manager, key_id),\n",
+        "",
+        "the key of statistics is not committed with them",
     ),
 )
