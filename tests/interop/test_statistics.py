@@ -6,13 +6,13 @@ its ``StandardEncryptionManager`` has for manifest lists, so the released one ju
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from iceberg_tables import rewritten
 from pyiceberg.schema import Schema
 from pyiceberg.table.puffin import PuffinFile
 from pyiceberg.types import LongType, NestedField, StringType
@@ -24,7 +24,7 @@ from ags1.kms import KmsClient
 from .java import Java
 from .metastore import served_metastore
 from .reading import opened
-from .spark import UNITEST_KMS, SparkTables
+from .spark import UNITEST_KMS, SparkTables, path_of
 from .table_keys import JavaKeys
 from .writing import Shared
 
@@ -119,10 +119,12 @@ def test_the_keys_are_those_of_java(shared: Shared, java: Java) -> None:
     # The other way: Java wraps the file's key.
     added = of_java.add(keys, km)
 
-    def named(metadata: dict[str, Any]) -> None:
-        metadata["encryption-keys"] = encryption_keys_to_dicts(added.keys)
-        metadata["statistics"][0]["key-id"] = added.key_id
-
-    changed = rewritten(table, named)
+    metadata = dict(table.version.json) | {
+        "encryption-keys": encryption_keys_to_dicts(added.keys),
+        "statistics": [{**entry, "key-id": added.key_id}],
+    }
+    path_of(table.metadata_location).write_text(json.dumps(metadata))
+    changed = table.catalog.load_table(table.name())
+    assert isinstance(changed, EncryptedTable)
     assert payloads(changed.read_statistics()) == [BLOB.payload]
     assert verify_table(changed).ok

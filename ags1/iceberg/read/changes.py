@@ -65,7 +65,8 @@ _Numbers: TypeAlias = "npt.NDArray[np.int64]"
 class EncryptedChangelogScan(BaseScan):
     """A scan of the rows that were inserted, deleted and updated between two snapshots.
 
-    See ``EncryptedTable.changelog_scan``. Filters are those of ``EncryptedScan``.
+    See ``EncryptedTable.changelog_scan``. Filters are those of ``EncryptedScan``. Each choice is a
+    parameter and an attribute, because PyIceberg's ``update`` demands that.
     """
 
     def __init__(
@@ -85,7 +86,6 @@ class EncryptedChangelogScan(BaseScan):
         compute_updates: bool | None = None,
         identifier_columns: Sequence[str] | None = None,
     ) -> None:
-        # PyIceberg's ``update`` demands that each choice is a parameter and an attribute.
         super().__init__(
             table_metadata, io, row_filter, selected_fields, case_sensitive, options, limit
         )
