@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyiceberg.expressions.visitors import extract_field_ids
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
@@ -56,7 +55,7 @@ UPDATE_BEFORE, UPDATE_AFTER = "UPDATE_BEFORE", "UPDATE_AFTER"
 _TYPES = pa.array([DELETE, INSERT, UPDATE_BEFORE, UPDATE_AFTER])
 _DELETE, _INSERT, _BEFORE, _AFTER = range(4)
 
-# In stored bytes. Units up to this size are held in memory between the two reads.
+# In bytes of memory. The rows of units up to this size are held between the two reads.
 _HELD = 32 << 20
 
 _Numbers: TypeAlias = "npt.NDArray[np.int64]"
@@ -186,7 +185,9 @@ class EncryptedChangelogScan(BaseScan):
             self.to_timestamp_ms,
         )
         # An unknown column is an error even if nothing has changed.
-        bound_filter(self.row_filter, self._columns, case_sensitive=self.case_sensitive)
+        bound = bound_filter(self.row_filter, self._columns, case_sensitive=self.case_sensitive)
+        if bound == AlwaysFalse():
+            return []
         early = self._early_filter()
         planner = ChangelogPlanner(
             table_metadata=self.table_metadata,
@@ -238,31 +239,32 @@ class EncryptedChangelogScan(BaseScan):
         reader = self._reader(self._columns, self._early_filter())
         schema = schema_to_pyarrow(reader.projected, include_field_ids=False)
         identifiers = [field.name for field in self._identifiers()]
-        is_held = sum(task.file.file_size_in_bytes for task in unit) <= _HELD
         groups = list(_groups(unit))
-        held: list[list[pa.RecordBatch]] = []
+        held: list[list[pa.RecordBatch]] | None = [[] for _ in groups]
+        size = 0
         rows, keys, signs = _Digested(), _Digested(), _Signs()
 
         def read(group: _Group) -> Iterator[pa.RecordBatch]:
             batches = reader.batches(group.tasks, ahead=READ_AHEAD)
             return (batch.select(schema.names).cast(schema) for batch in batches)
 
-        for group in groups:
-            if is_held:
-                held.append([])
+        for number, group in enumerate(groups):
             for batch in read(group):
                 rows.add(row_digests(batch.columns))
                 signs.add(-1 if group.kind == _DELETE else 1, batch.num_rows)
                 if identifiers:
                     keys.add(row_digests(batch.select(identifiers).columns))
-                if is_held:
-                    held[-1].append(batch)
+                size += batch.nbytes
+                if held is not None and size <= _HELD:
+                    held[number].append(batch)
+                else:
+                    held = None
         is_change = net_changes(rows.all(), signs.all())
         updated = _updated(keys.all(), signs.all(), is_change, identifiers)
         late = self._late_filter() if identifiers else None
         first = 0
         for number, group in enumerate(groups):
-            for batch in held[number] if is_held else read(group):
+            for batch in read(group) if held is None else held[number]:
                 here = slice(first, first + batch.num_rows)
                 first = here.stop
                 if first > len(is_change):
@@ -281,8 +283,7 @@ class EncryptedChangelogScan(BaseScan):
 
     def _late_filter(self) -> RowFilter | None:
         bound = bound_filter(self.row_filter, self._columns, case_sensitive=self.case_sensitive)
-        is_early = self._early_filter() == self.row_filter
-        if is_early or bound == AlwaysTrue() or not extract_field_ids(bound):
+        if bound == AlwaysTrue() or self._early_filter() == self.row_filter:
             return None
         return RowFilter(bound, self._columns)
 

@@ -271,6 +271,8 @@ def test_updates(catalog: EncryptedCatalog, mode: str) -> None:
     assert updates(table, "id", row_filter="v = 'new'") == [("UPDATE_AFTER", 2, "new")]
     assert updates(table, "id", row_filter="id = 2") == expected[2:]
     assert updates(table, "id", row_filter="id = 2 and v = 'a'") == expected[3:]
+    assert updates(table, "m", row_filter="id is not null") == expected
+    assert updates(table, "m", row_filter="id > 99999999999999999999999") == []
     with pytest.raises(ValueError, match="multiple rows with the same identifier"):
         updates(table, "v")
     with pytest.raises(ValueError, match="identifier columns are not set"):
