@@ -7,7 +7,7 @@ the same methods as PyIceberg but none of its code, because that code would writ
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NoReturn
@@ -20,6 +20,7 @@ from pyiceberg.table import ALWAYS_TRUE, Table, Transaction
 from pyiceberg.table.inspect import InspectTable
 from pyiceberg.table.maintenance import MaintenanceTable
 from pyiceberg.table.metadata import TableMetadataUtil
+from pyiceberg.table.puffin import PuffinFile
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.table.update.statistics import UpdateStatistics
@@ -50,9 +51,11 @@ from .operations.rewrite import Rewriter
 from .pyiceberg.expressions import parse_row_filter
 from .pyiceberg.redirection import refuse_redirection
 from .pyiceberg.tables import ReusingUpdateSpec, check_uuid
+from .read.changes import EncryptedChangelogScan
 from .read.metadata import read_metadata, table_key_id
 from .read.records import ContentFile
 from .read.scan import EncryptedIncrementalScan, EncryptedScan
+from .read.statistics import read_statistics
 from .spec import table_keys as rotation
 from .spec.column_types import as_stored, readable
 from .spec.constants import MAIN_BRANCH
@@ -63,6 +66,7 @@ from .storage.trust import Trust
 from .transaction import EncryptedTransaction
 from .write.executors import Identity, RewriteExecutor, RewriteThreads
 from .write.snapshot import FileChange
+from .write.statistics import DRAFT, StatisticsBlob, StatisticsWriter
 from .write.view import TableView
 
 _log = logging.getLogger(__name__)
@@ -209,6 +213,71 @@ class EncryptedTable(TableSession):
             to_snapshot_id=to_snapshot_id_inclusive,
         )
 
+    def changelog_scan(
+        self,
+        *,
+        from_snapshot_id_exclusive: int | None = None,
+        to_snapshot_id_inclusive: int | None = None,
+        from_time_exclusive: datetime | None = None,
+        to_time_inclusive: datetime | None = None,
+        row_filter: str | BooleanExpression = ALWAYS_TRUE,
+        selected_fields: tuple[str, ...] = ("*",),
+        case_sensitive: bool = True,
+        options: Properties | None = None,
+        limit: int | None = None,
+        net_changes: bool = False,
+        compute_updates: bool | None = None,
+        identifier_columns: Sequence[str] | None = None,
+    ) -> EncryptedChangelogScan:
+        """Return a scan of the rows that were inserted and deleted between two snapshots.
+
+        Beside the table's columns it has ``_change_type`` (INSERT, DELETE, UPDATE_BEFORE or
+        UPDATE_AFTER), ``_change_ordinal``, which counts the snapshots from 0, and
+        ``_commit_snapshot_id``. Changes come in the order of the snapshots; those of one snapshot
+        begin with its deleted rows. Snapshots that only rewrite files are no changes.
+
+        The range of snapshots is that of Java's ``IncrementalChangelogScan``: without a start, it
+        begins with the oldest known snapshot, and without an end, it ends with the current one.
+        Times are those of Spark's ``start-timestamp`` and ``end-timestamp``. All else is that of
+        Spark's procedure ``create_changelog_view``: a row that a snapshot deletes and inserts is no
+        change. With ``net_changes``, this holds for the whole range. With ``compute_updates``, a
+        deleted and an inserted row of one snapshot are an update if they have equal values in
+        ``identifier_columns``, by default the schema's identifier fields. If these columns are
+        given, updates are computed by default.
+
+        It differs from Java in this: Tables with deletion vectors, position deletes and equality
+        deletes are read; Java refuses them. Maps and binary values are compared by value. Equal
+        rows that several snapshots inserted keep their own ``_change_ordinal`` in net changes; in
+        Java they get that of the first. A range from a snapshot to the same snapshot has no
+        changes; Java refuses it.
+
+        Raises ValueError if the range or the columns are not valid, or if a snapshot deletes two
+        rows with the same identifier. The scan raises what reading raises, and FileNotFoundError if
+        a removed file is gone because earlier snapshots were expired.
+
+        There are many parameters, all by name: each is an option of Java's scan or procedure.
+        """
+
+        def milliseconds(moment: datetime | None) -> int | None:
+            return None if moment is None else round(moment.timestamp() * 1000)
+
+        return EncryptedChangelogScan(
+            table_metadata=self.metadata,
+            io=self.io,
+            row_filter=row_filter,
+            selected_fields=selected_fields,
+            case_sensitive=case_sensitive,
+            options=options or {},
+            limit=limit,
+            from_snapshot_id=from_snapshot_id_exclusive,
+            to_snapshot_id=to_snapshot_id_inclusive,
+            from_timestamp_ms=milliseconds(from_time_exclusive),
+            to_timestamp_ms=milliseconds(to_time_inclusive),
+            net_changes=net_changes,
+            compute_updates=compute_updates,
+            identifier_columns=identifier_columns,
+        )
+
     @property
     def inspect(self) -> InspectTable:
         """PyIceberg's metadata tables, without metrics of columns whose type PyIceberg lacks."""
@@ -303,6 +372,71 @@ class EncryptedTable(TableSession):
         ``allow_plaintext`` is true."""
         transaction = EncryptedTransaction(self, autocommit=True)
         return transaction.update_statistics(allow_plaintext=allow_plaintext)
+
+    def read_statistics(
+        self, snapshot_id: int | None = None, *, allow_plaintext: bool = False
+    ) -> PuffinFile:
+        """Return the statistics file of a snapshot, by default of the current one. Its
+        ``get_blob_payload`` returns a blob of its ``footer.blobs``.
+
+        Java up to 1.12 writes statistics unencrypted. Nothing authenticates them, so this raises
+        NotEncryptedError for them unless ``allow_plaintext`` is true. Encrypted statistics have a
+        ``key-id`` in the metadata, as in the open pull request apache/iceberg 17533. Raises
+        ValueError if the snapshot has no statistics; MetadataIntegrityError if the file is not what
+        the metadata says; AuthenticationError, TruncatedError, KmsError, FileNotFoundError.
+        """
+        entry = self._statistics_entry(snapshot_id)
+        if entry is None:
+            raise ValueError("the snapshot has no statistics file")
+        return read_statistics(entry, self.files, allow_plaintext=allow_plaintext)
+
+    def write_statistics(
+        self,
+        blobs: Iterable[StatisticsBlob],
+        snapshot_id: int | None = None,
+        *,
+        encrypted_statistics: str,
+    ) -> None:
+        """Write an encrypted statistics file for a snapshot, by default for the current one.
+
+        ``encrypted_statistics`` names the form, and must be ``"draft-17533"``. **The specification
+        is not final**: the form is that of the open pull request apache/iceberg 17533, and may
+        change. Java up to 1.12 reads such a table, and its next commit removes the ``key-id`` from
+        the statistics. They cannot be read then: write them again. ``StatisticsBlob.all_of`` takes
+        the blobs of a file that another writer has made. An earlier file of the snapshot is not
+        deleted; ``verify_table`` reports it.
+
+        Raises ValueError for another form or an unknown snapshot, NotImplementedError if the
+        catalog does not keep the ``key-id``, and what a commit raises.
+        """
+        if encrypted_statistics != DRAFT:
+            raise ValueError(
+                "encrypted statistics are a draft of the specification, which may change: pass "
+                f"encrypted_statistics={DRAFT!r}, not {encrypted_statistics!r}"
+            )
+        if snapshot_id is None:
+            snapshot_id = self.version.json.get("current-snapshot-id", -1)
+        transaction = self.transaction()
+        writer = StatisticsWriter(transaction.output, self.view(), snapshot_id)
+        writer.write(blobs)
+        transaction.stage_step(KeyStep(writer.change))
+        transaction.commit_transaction()
+        entry = self._statistics_entry(snapshot_id)
+        if entry is not None and entry.get("key-id") is None:
+            transaction = self.transaction()
+            remove = {"action": "remove-statistics", "snapshot-id": snapshot_id}
+            transaction.stage_updates([remove], [])
+            transaction.commit_transaction()
+            raise NotImplementedError(
+                "the catalog does not keep the key-id of statistics, so they cannot be encrypted: "
+                "they were removed again"
+            )
+
+    def _statistics_entry(self, snapshot_id: int | None) -> Mapping[str, Any] | None:
+        if snapshot_id is None:
+            snapshot_id = self.version.json.get("current-snapshot-id")
+        entries = self.version.json.get("statistics") or ()
+        return next((e for e in entries if e["snapshot-id"] == snapshot_id), None)
 
     def rotate_keys(self) -> None:
         """Make a new KEK, wrap the key of every snapshot with it, and remove the old KEKs.

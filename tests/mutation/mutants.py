@@ -67,6 +67,10 @@ TESTS = {
     "iceberg/commit/dynamodb.py": t("iceberg/commit/aws"),
     "iceberg/steps.py": t("iceberg/operations/pruning"),
     "iceberg/commit/rest.py": t("iceberg/operations/pruning", "iceberg/commit/commits"),
+    "iceberg/read/statistics.py": t("iceberg/statistics"),
+    "iceberg/write/statistics.py": t("iceberg/statistics"),
+    "iceberg/read/changes.py": t("iceberg/read/changes"),
+    "iceberg/read/changelog_planning.py": t("iceberg/read/changes"),
 }
 
 MUTANTS: list[Mutant] = []
@@ -1428,5 +1432,60 @@ faults(
         "                ConditionExpression=_IS_BASE,\n",
         '                ConditionExpression="#location = #location OR :base = :base",\n',
         "an update has no condition",
+    ),
+)
+faults(
+    "iceberg/read/changes.py",
+    (
+        "    chosen = (positions > np.repeat(zeros, lengths)) & (",
+        "    chosen = (positions >= 0) & (",
+        "a row that came, went and came back is a change of the first time",
+    ),
+    (
+        "        return of_columns(self.row_filter, names, case_sensitive=self.case_sensitive)\n",
+        "        return self.row_filter\n",
+        "a filter makes an update an insert",
+    ),
+    (
+        "        if first != len(is_change):\n            raise _changed(groups[-1])",
+        "        if False:\n            raise _changed(groups[-1])",
+        "a file that has lost rows between two reads is read",
+    ),
+)
+
+faults(
+    "iceberg/read/changelog_planning.py",
+    (
+        "entry.status != DELETED if not is_own else entry.status != ADDED",
+        "entry.status != DELETED",
+        "rows that a snapshot deletes are not there before it",
+    ),
+    (
+        "            if removed_by:\n",
+        "            if removed_by and kind == DELETE:\n",
+        "rows whose deletion is taken back are not inserted",
+    ),
+)
+
+faults(
+    "iceberg/read/statistics.py",
+    (
+        "    elif allow_plaintext:\n",
+        "    elif True:\n",
+        "unencrypted statistics are taken for authentic ones",
+    ),
+    (
+        "    if found != stated:\n",
+        "    if False:\n",
+        "statistics that the metadata does not describe are read",
+    ),
+)
+
+faults(
+    "iceberg/write/statistics.py",
+    (
+        "            *key_updates(manager, key_id),\n",
+        "",
+        "the key of statistics is not committed with them",
     ),
 )

@@ -35,6 +35,7 @@ from ...errors import Ags1Error
 from ...keys.manager import EncryptionManager
 from ..commit.session import Version
 from ..read.metadata import read_metadata
+from ..read.statistics import statistics_of
 from ..storage.listing import list_files
 from ..storage.locations import file_identity
 from ..storage.output import TableOutput
@@ -46,7 +47,7 @@ from ..write.executors import RewriteExecutor
 from ..write.snapshot import FileChange, lists_removed_files
 from ..write.view import TableView
 from .compact import Compacted
-from .deletion import delete_files, logged_metadata, statistics_of
+from .deletion import delete_files, logged_metadata
 from .expire import ExpiryPlan, ancestors, by_id, expire_chosen
 from .expired_files import ExpiredFiles, find_expired_files
 from .meter import Progress
