@@ -102,6 +102,10 @@ def rekey(table: EncryptedTable, note: Note, mark: dict[str, str]) -> None:
     table.rekey(f"id = {note['id']}")
 
 
+def compact(table: EncryptedTable, note: Note, mark: dict[str, str]) -> None:
+    table.rewrite_data_files(min_input_files=2)
+
+
 def rotate(table: EncryptedTable, note: Note, mark: dict[str, str]) -> None:
     table.rotate_keys()
 
@@ -110,7 +114,7 @@ KINDS = {
     work.__name__: (work, weight)
     for work, weight in (
         *((append, 5), (delete, 2), (clear, 3), (increase, 6), (move, 4), (upsert, 5)),
-        *((rekey, 2), (rotate, 1)),
+        *((rekey, 2), (compact, 2), (rotate, 1)),
     )
 }
 

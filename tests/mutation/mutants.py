@@ -57,6 +57,10 @@ TESTS = {
     "iceberg/operations/orphans.py": t("iceberg/operations/orphans"),
     "iceberg/operations/reached_files.py": t("iceberg/operations/orphans"),
     "iceberg/operations/erase.py": t("iceberg/operations/erasure"),
+    "iceberg/operations/compact.py": t("iceberg/operations/compaction"),
+    "iceberg/operations/compact_plan.py": t("iceberg/operations/compaction"),
+    "iceberg/write/conflicts.py": t("iceberg/write/conflicts iceberg/operations/compaction"),
+    "iceberg/write/rolling_writer.py": t("iceberg/operations/compaction"),
     "keys/sidecar.py": t("keys/keychain keys/envelope", "cli/files", "iceberg/trust"),
 }
 
@@ -1348,5 +1352,44 @@ faults(
         "        if failed:\n            return tuple(deleted), failed\n",
         "",
         "what names an undeleted file is deleted before it",
+    ),
+)
+faults(
+    "iceberg/operations/compact.py",
+    (
+        "        number = None if start is None else start.sequence_number\n",
+        "        number = None\n",
+        "equality deletes that others commit meanwhile do not apply to the new files",
+    ),
+    (
+        "        if conflict is not None:\n            raise ConflictError(conflict)\n",
+        "",
+        "rows that others deleted meanwhile come back",
+    ),
+    (
+        "                if name not in gone:\n",
+        "                if False:\n",
+        "deletes of files that stay are removed",
+    ),
+    (
+        "            _check_rows(group, [",
+        "            list([",
+        "lost rows are committed",
+    ),
+)
+faults(
+    "iceberg/write/conflicts.py",
+    (
+        "    changes_spec = any(entry.file.spec_id != new_spec_id for entry in rewritten)\n",
+        "    changes_spec = False\n",
+        "an equality delete of the new spec deletes rows to which it did not apply",
+    ),
+)
+faults(
+    "iceberg/write/rolling_writer.py",
+    (
+        "            self._file.is_sorted = False  # earlier rows may be greater\n",
+        "            pass\n",
+        "a file of several sorted runs is called sorted",
     ),
 )

@@ -291,8 +291,8 @@ def test_an_interrupt_leaves_the_table_whole_and_the_next_run_goes_on(
         time.sleep(0.01)
         delete(self, location)
 
-    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        patch.setattr(TableOutput, "delete", slow)
+    monkeypatch.setattr(TableOutput, "delete", slow)
+    with pytest.raises(KeyboardInterrupt):
         table.remove_orphan_files(progress=interrupted)
     left = {path for path in data if path.exists()}
     assert 0 < len(left) < 200  # the rest was not deleted all the same
