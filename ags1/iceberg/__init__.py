@@ -6,6 +6,7 @@ Needs ``ags1[iceberg]``. All results are of PyIceberg's own classes or subclasse
 """
 
 from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
+from .maintained_table import Expiry, Rekeyed
 from .operations.catalog_jobs import MigrationResult
 from .operations.compact import Compacted
 from .operations.erase import Erasure
@@ -19,7 +20,7 @@ from .read.records import ContentFile
 from .read.scan import EncryptedScan
 from .read.snapshots import EncryptedManifest, EncryptedSnapshot
 from .storage.table_files import TableFiles
-from .table import EncryptedTable, Expiry, Rekeyed, open_table
+from .table import EncryptedTable, open_table
 from .transaction import EncryptedTransaction
 from .write.statistics import StatisticsBlob
 
