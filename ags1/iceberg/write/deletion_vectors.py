@@ -40,8 +40,8 @@ def write_deletion_vectors(
     """Write a Puffin file of deletion vectors under a fresh key; return the vectors' records.
     ``vectors`` has by a data file's path the positions of its deleted rows and its record, in the
     order in which they are written; each vector is in the partition of its data file. If there are
-    no vectors, no file is written. Raises ValueError if a record is not of the file that its key names, and what
-    ``TableOutput.write_encrypted`` raises."""
+    no vectors, no file is written. Raises ValueError if a record is not of the file that its key
+    names, and what ``TableOutput.write_encrypted`` raises."""
     if not vectors:
         return []
     payload = bytearray(PUFFIN_MAGIC)
