@@ -485,7 +485,8 @@ class EncryptedCatalog(DelegatingCatalog):
         ``threads`` files at a time. Then one commit makes the table an encrypted one of format
         version 3. Rows keep their order, sequence numbers and row IDs. Only the current snapshot
         stays: the older ones are not encrypted. If the table has other branches or tags than main,
-        it is refused unless ``drop_refs`` is true. If a run is killed, the next one continues.
+        it is refused unless ``drop_refs`` is true. If a run is killed, the next one continues its
+        work.
 
         If ``delete_plaintext`` is true, the unencrypted files are deleted after the new table is
         committed and verified. If not, the result lists them, and another call for the same table

@@ -2,7 +2,8 @@
 
 A wrapped key is what ``transit/encrypt`` returns, Vault's own text ``vault:v1:<base64>``. Whoever
 may use the master key can also open it with Vault's command line. The client uses Vault's HTTP API
-over requests. Its exceptions contain the request with key and token, so none is chained to ours.
+over the library requests, whose exceptions contain the request with key and token. So none of them
+is chained to an exception of ours.
 """
 
 from __future__ import annotations
