@@ -10,8 +10,9 @@ from pyiceberg.table.metadata import TableMetadata
 from ....errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError
 from ....keys.envelope import EncryptedKey, KeyEncryptionKey
 from ....keys.manager import CLOCK_SKEW_MS, KEK_LIFETIME_MS, Clock, EncryptionManager
+from ...commit.metadata_file import print_metadata
 from ...commit.session import TableSession
-from ...spec.table_keys import needed_keys
+from ...spec.table_keys import prune
 from .findings import Findings
 
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -26,7 +27,8 @@ def check_metadata(table: TableSession, findings: Findings, clock_ms: Clock) -> 
         findings.add(
             "metadata-not-pinned",
             "the metadata's schemas and list of snapshots are not authenticated: pass the "
-            "file's expected SHA-256, or load the table from a Hive or REST catalog",
+            "file's expected SHA-256, or load the table from a Hive, REST, Glue or DynamoDB "
+            "catalog",
             table.metadata_location,
         )
     _check_partition_fields(table.metadata, table.metadata_location, findings)
@@ -65,25 +67,35 @@ def _check_keys(table: TableSession, findings: Findings, clock_ms: Clock) -> Non
         else:
             readable.append(entry)
     keks = EncryptionManager(manager.kms, manager.table_key_id, readable).key_encryption_keys
-    needed = needed_keys(table.version.json)
-    for entry in readable:
-        if entry not in keks and entry.key_id not in needed:
-            findings.add(
-                "orphan-key", f"nothing needs the key {entry.key_id!r}: prune_keys removes it"
-            )
     for kek in keks:
         _check_kek(kek, table, findings, clock_ms)
-        if kek.key_id not in needed and len(keks) > 1:
-            findings.add(
-                "orphan-key",
-                f"the KEK {kek.key_id!r} wraps no key that is needed: prune_keys removes it",
-            )
+    _check_unneeded_keys(table, findings)
     if len(keks) > 1:
         findings.add(
             "several-keks",
             f"the table has {len(keks)} KEKs, and Java's next commit may use any of them: "
             "rotate_keys leaves one",
         )
+
+
+def _check_unneeded_keys(table: TableSession, findings: Findings) -> None:
+    """Say what ``prune_keys`` would remove, and how much smaller metadata.json would be."""
+    metadata = table.version.json
+    try:
+        removed = {key.key_id for key in prune(metadata, table.files.keys).removed}
+    except KeyMetadataError:
+        return  # other findings say what is wrong with the keys
+    if not removed:
+        return
+    kept = [entry for entry in metadata["encryption-keys"] if entry["key-id"] not in removed]
+    size = len(print_metadata(metadata))
+    saved = size - len(print_metadata({**metadata, "encryption-keys": kept}))
+    findings.add(
+        "orphan-key",
+        f"{len(removed)} of {len(metadata['encryption-keys'])} keys are not needed, such as "
+        f"{min(removed)!r}. They are {saved} of the {size} bytes of metadata.json: prune_keys, or "
+        "'ags1 table prune-keys', removes them",
+    )
 
 
 def _check_kek(kek: EncryptedKey, table: TableSession, findings: Findings, clock_ms: Clock) -> None:
