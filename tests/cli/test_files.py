@@ -551,6 +551,21 @@ def test_a_longer_pipe_fails(home: Path) -> None:
     assert "standard input" in fail(4, "verify", "-", "--sidecar", "s", data=sealed + b"x")
 
 
+@pytest.mark.parametrize("output", [["-o", "a.ags1"], ["--sidecar", "s"]], ids=["file", "pipe"])
+def test_a_pipe_that_has_no_data_yet_is_not_at_its_end(home: Path, output: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.write(writing, TEXT)
+    try:
+        code, _, errors = execute("encrypt", "-", *output, stdin=reading)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert code == 6, errors
+    assert errors.startswith(b"ags1: standard input: there is no data now")
+    assert names(home) == []
+
+
 def test_the_sidecar_is_there_before_the_last_bytes(home: Path) -> None:
     with start(
         "encrypt", "-", "--sidecar", "s", stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -194,9 +194,13 @@ def _pipe_source(job: Job) -> Iterator[Iterator[bytes]]:
 
         def read() -> bytes:
             try:
-                return file.read(_CHUNK_SIZE)
+                chunk: bytes | None = file.read(_CHUNK_SIZE)
             except OSError as error:
                 raise OSError(error.errno, error.strerror, job.source_name) from None
+            if chunk is None:  # not the end: a descriptor in non-blocking mode has no data yet
+                said = "there is no data now, and it would block: give one in blocking mode"
+                raise BlockingIOError(errno.EAGAIN, said, job.source_name)
+            return chunk
 
         yield iter(read, b"")
 

@@ -70,19 +70,10 @@ def decrypt(job: Job, km: KeyMetadata, how: Reading, *, durable: bool, overwrite
         return size
     if job.is_pipe:
         with AtomicFile(target, overwrite=overwrite, durable=durable) as out:
-            return copy_out(job, km, how, lambda data: _write(out.fd, target, data))
+            return copy_out(job, km, how, out.write)
     return decrypt_file(
         job.source, target, km, **how._asdict(), durable=durable, overwrite=overwrite
     )
-
-
-def _write(fd: int, name: str, data: memoryview) -> None:
-    """Write to an open file; errors have the file's name."""
-    try:
-        while data:
-            data = data[os.write(fd, data) :]
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, name) from None
 
 
 def verify(job: Job, km: KeyMetadata, how: Reading) -> int:

@@ -12,6 +12,7 @@ import io
 import itertools
 import json
 import os
+import queue
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -882,6 +883,28 @@ def test_a_file_io_that_cannot_list_is_told(made: Made) -> None:
         "folder-not-listed": 1,
         "metadata-not-pinned": 1,
     }
+
+
+def test_no_error_of_a_file_io_is_taken_for_a_file_that_verified(made: Made) -> None:
+    made.maker.commit(made.parquet())
+    table = open_table(made.maker.write(), memory_kms())
+    assert isinstance(table, EncryptedTable)
+
+    class NoConnection:
+        """A FileIO of somebody's that waits in a queue for a connection to the data files."""
+
+        def __init__(self, inner: Any) -> None:
+            self.properties = inner.properties
+            self.inner = inner
+
+        def new_input(self, location: str) -> Any:
+            if "/data/" in location:
+                raise queue.Empty
+            return self.inner.new_input(location)
+
+    table.files.inner = NoConnection(table.files.inner)  # type: ignore[assignment]
+    with pytest.raises(queue.Empty):
+        verify_table(table)
 
 
 def test_kms_configuration_errors_are_raised() -> None:

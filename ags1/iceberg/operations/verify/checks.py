@@ -14,7 +14,7 @@ import stat
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
@@ -122,8 +122,11 @@ def run_each(
 
     def finished() -> Iterator[_Result]:
         nonlocal running
-        with suppress(Empty):
+        try:
             future = done.get(timeout=TICK_SECONDS)
+        except Empty:
+            pass
+        else:  # outside the try: ``work`` may have raised Empty
             running -= 1
             yield future.result()
         tick()
