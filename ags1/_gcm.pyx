@@ -522,7 +522,8 @@ cdef class Checksum:
     If two texts differ, their checksums under a random ``key`` of 32 bytes are equal only with a
     probability of n / 2**128, where n is the longer text's size in blocks of 16 bytes. This holds
     for texts of an attacker who knows neither the key nor a checksum. All checksums use the same
-    nonce. So use a key for one comparison in one process, and show none of them to anybody.
+    nonce. So use a key for one comparison in one process, and show neither the key nor a checksum
+    to anybody.
     """
 
     cdef EVP_CIPHER_CTX *_ctx

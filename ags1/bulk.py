@@ -110,7 +110,8 @@ def decrypt_file(
     No block is written before its tag is verified. The target gets its name after the last block,
     and the source's permission bits, less the umask. Arguments as in ``encrypt_file`` and
     ``decrypt``. Raises AuthenticationError, TruncatedError, FormatError, MissingFileLengthError,
-    FileExistsError, shutil.SameFileError and OSError. There are ten parameters, as there.
+    FileExistsError, shutil.SameFileError and OSError. There are ten parameters, as in
+    ``encrypt_file``.
     """
     with regular_file(source) as (fd, status):
         _refuse_same_file(source, status, target)

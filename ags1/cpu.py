@@ -32,7 +32,7 @@ def _cgroup_quota(otherwise: int) -> int:
     quotas = [otherwise]
     folder = Path("/sys/fs/cgroup") / group.lstrip("/")
     for level in (folder, *folder.parents):
-        with contextlib.suppress(OSError, ValueError):  # the second for "max"
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the quota is "max"
             quota, period = map(int, (level / "cpu.max").read_text().split())
             quotas.append(-(-quota // period))
         if level == Path("/sys/fs/cgroup"):

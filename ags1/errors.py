@@ -9,10 +9,12 @@ from __future__ import annotations
 
 
 class Ags1Error(Exception):
-    """The base class of all exceptions of ags1. ``file`` is the name of the file concerned.
-    ``block`` is the number of the block, and ``offset`` the position in the encrypted file (bytes)
-    where that block begins. ``index`` is the number of the message if the call had many. Each of
-    them is None if it is not known."""
+    """The base class of all exceptions of ags1.
+
+    ``file`` is the name of the file concerned. ``block`` is the number of the block, and ``offset``
+    the position in the encrypted file (bytes) where that block begins. ``index`` is the number of
+    the message if the call had many. Each of them is None if it is not known.
+    """
 
     def __init__(
         self,
@@ -35,7 +37,7 @@ class Ags1Error(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Worker processes (multiprocessing, Spark) pickle exceptions. Attributes that others have
-        # added stay here, because they may be secret.
+        # added are not pickled, because they may be secret.
         ours = ("file", "block", "offset", "index")
         return type(self), (self.message,), {name: getattr(self, name) for name in ours}
 

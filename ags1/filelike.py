@@ -33,6 +33,7 @@ class Stream:
         check_open(self)
         return False
 
+    # A stream says no to all four. Reader and Writer override what they can do.
     writable = seekable = isatty = readable
 
     def fileno(self) -> int:

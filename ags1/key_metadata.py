@@ -117,8 +117,8 @@ class KeyMetadata:
         return taken or self._process != process_number()
 
     def claim(self) -> bool:
-        """Mark the key as used, before its first block. Return whether this call was the first,
-        even if several threads try."""
+        """Mark the key as used; a writer does so before its first block. Return whether this call
+        was the first, even if several threads try."""
         try:
             self._ticket.pop()
         except IndexError:
@@ -128,12 +128,13 @@ class KeyMetadata:
     def to_bytes(self) -> bytes:
         """Return Java's ``StandardKeyMetadata`` bytes. They contain the plaintext key: wrap them
         before you store them."""
+        _, encode = _codec()
         fields = {
             "encryption_key": self._encryption_key,
             "aad_prefix": self._aad_prefix,
             "file_length": self._file_length,
         }
-        return _VERSION + _codec()[1](fields)
+        return _VERSION + encode(fields)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> KeyMetadata:

@@ -44,11 +44,13 @@ def encrypt(
     threads: int = 1,
     reuse_key: bool = False,
 ) -> Sealed:
-    """Encrypt ``data`` (any C-contiguous buffer) as a whole AGS1 file in memory. The call makes a
-    fresh key of ``key_size`` bytes, unless ``km`` gives one. If that key may have encrypted a file
-    before, the call raises KeyReuseError, unless ``reuse_key`` is set. The returned key metadata
-    has the file's length. Java and iceberg-rust read only the default ``block_size`` (bytes). If a
-    call fails because of its arguments, it does not use up ``km``."""
+    """Encrypt ``data`` (any C-contiguous buffer) as a whole AGS1 file in memory.
+
+    The call makes a fresh key of ``key_size`` bytes, unless ``km`` gives one. If that key may have
+    encrypted a file before, the call raises KeyReuseError, unless ``reuse_key`` is set. The
+    returned key metadata has the file's length. Java and iceberg-rust read only the default
+    ``block_size`` (bytes). If a call fails because of its arguments, it does not use up ``km``.
+    """
     if threads == 1:
         return _sealed(seal_stream(data, NEW_BYTES, km, key_size, block_size, reuse_key))
     text = flat(data)
@@ -66,11 +68,14 @@ def encrypt_into(
     threads: int = 1,
     reuse_key: bool = False,
 ) -> KeyMetadata:
-    """Encrypt ``data`` into the beginning of ``out``, as ``encrypt`` does. ``out`` is a writable
-    buffer of at least ``layout.encrypted_size(len(data), block_size)`` bytes. Returns the key
-    metadata; its ``file_length`` is the number of bytes written. A buffer that is used again costs
-    far less than a fresh one. Also raises TypeError for a read-only ``out``, and ValueError if it
-    is too small or overlaps ``data``."""
+    """Encrypt ``data`` into the beginning of ``out``, as ``encrypt`` does.
+
+    ``out`` is a writable buffer of at least ``layout.encrypted_size(len(data), block_size)`` bytes.
+    Returns the key metadata; its ``file_length`` is the number of bytes written. A buffer that is
+    used again costs far less than a fresh one. Arguments and errors are those of ``encrypt``; also
+    raises TypeError for a read-only ``out``, and ValueError if it is too small or overlaps
+    ``data``.
+    """
     if threads == 1:
         return seal_stream(data, out, km, key_size, block_size, reuse_key)[1]
     text = flat(data)
@@ -87,10 +92,12 @@ def decrypt(
     trust_file_size: bool = False,
     threads: int = 1,
 ) -> bytes:
-    """Return the plaintext of a whole AGS1 file in memory. ``block_size`` is the block size to
-    expect (bytes). If it is None, the header's is used, up to ``max_block_size``. Raises
-    AuthenticationError, TruncatedError or FormatError. Raises MissingFileLengthError if ``km`` has
-    no file length and ``trust_file_size`` is not set."""
+    """Return the plaintext of a whole AGS1 file in memory.
+
+    ``block_size`` is the block size to expect (bytes). If it is None, the header's is used, up to
+    ``max_block_size``. Raises AuthenticationError, TruncatedError or FormatError. Raises
+    MissingFileLengthError if ``km`` has no file length and ``trust_file_size`` is not set.
+    """
     check_km(km)
     if threads == 1:
         plaintext: bytes | None = open_stream(sealed, NEW_BYTES, km, block_size, max_block_size)
@@ -115,8 +122,8 @@ def decrypt_into(
     threads: int = 1,
 ) -> int:
     """Decrypt into the beginning of ``out`` as ``decrypt`` does; return the plaintext's size
-    (bytes). Errors of ``out`` are those of ``encrypt_into``. If the call fails after the sizes are
-    known, it zeroes the bytes of ``out`` that it would have written."""
+    (bytes). Raises as ``decrypt``, and for a wrong ``out`` as ``encrypt_into``. If the call fails
+    after the sizes are known, it zeroes the bytes of ``out`` that it would have written."""
     check_km(km)
     if threads == 1:
         size: int | None = open_stream(sealed, out, km, block_size, max_block_size)

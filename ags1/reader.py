@@ -61,11 +61,11 @@ DEFAULT_CACHE_SIZE = 4 << 20
 class Reader(FastReader, Stream):
     """An encrypted file, open for reading: made by ``open``.
 
-    It is an ``io.BufferedIOBase``, is seekable if its source is, and also has ``pread`` and
-    ``readv``. Any number of threads may use one reader. They share one position, which ``pread``
-    and ``readv`` neither use nor move. If a read from the position meets a wrong tag, a truncated
-    source or a format error, every later read from the position and every ``seek`` raises that
-    error again. An error of ``pread`` or ``readv`` fails only that call.
+    It is registered as an ``io.BufferedIOBase``, is seekable if its source is, and also has
+    ``pread`` and ``readv``. Any number of threads may use one reader. They share one position,
+    which ``pread`` and ``readv`` neither use nor move. If a read from the position meets a wrong
+    tag, a truncated source or a format error, every later read from the position and every ``seek``
+    raises that error again. An error of ``pread`` or ``readv`` fails only that call.
     """
 
     __slots__ = ()
@@ -294,8 +294,8 @@ class ReaderCore:
         return True
 
     def _open_straight(self, position: int, out: memoryview) -> int:
-        """Decrypt the whole blocks that are wanted directly into the caller's memory; return their
-        plaintext size."""
+        """Decrypt whole blocks directly into the caller's memory; return their plaintext size, 0 if
+        no whole block is wanted."""
         blocks = self._blocks
         count = blocks.whole_blocks(position, out.nbytes)
         if not count:

@@ -140,8 +140,8 @@ def open(
     Reading needs ``km`` with its file length. If it has none, ``trust_file_size=True`` uses the
     source's size. ``block_size`` is the block size to expect (bytes). If it is None, the header's
     is used, up to ``max_block_size``. ``pread`` and ``readv`` cache the last blocks that they read
-    in part, up to ``cache_size`` bytes until ``close``. 0 turns the cache off. Raises FormatError,
-    TruncatedError, MissingFileLengthError.
+    in part, up to ``cache_size`` bytes (4 MiB by default) until ``close``. A larger block is not
+    cached, and 0 turns the cache off. Raises FormatError, TruncatedError, MissingFileLengthError.
 
     Writing makes a fresh key of ``key_size`` bytes, unless ``km`` gives one. If that key may have
     encrypted a file before, the call raises KeyReuseError, unless ``reuse_key`` is set. The
@@ -156,8 +156,8 @@ def open(
     after the written bytes.
 
     With ``threads`` above 1, background threads decrypt ahead of the reader or encrypt behind the
-    writer. There are fourteen parameters, as in ``gzip.open``: each optional one is a choice by
-    itself, and is given by name.
+    writer. There are fourteen parameters, because one function reads and writes bytes and text, as
+    ``gzip.open`` does. Each optional one is a choice by itself, and is given by name.
     """
     if not isinstance(mode, str):
         raise TypeError(f"mode must be a str, not {type(mode).__name__}")

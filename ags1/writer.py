@@ -41,11 +41,13 @@ if TYPE_CHECKING:
 class Writer(FastWriter, Stream):
     """An encrypted file, open for writing: made by ``open``.
 
-    It is an ``io.BufferedIOBase``. It cannot seek, and its target does not have to. A block is
-    written when it is full. ``close`` writes the last block and gives a path its file. No file is
-    left if an exception leaves the ``with`` block, if ``abort`` is called, or if the object is
-    dropped without ``close``. After an error in writing, every later call raises that error again.
-    Raises KeyReuseError in a forked child. The nine parameters are those of ``open`` for writing.
+    It is registered as an ``io.BufferedIOBase``. It cannot seek, and its target does not have to. A
+    block is written when it is full. ``close`` writes the last block and gives a path its file. No
+    file is left if an exception leaves the ``with`` block, if ``abort`` is called, or if the object
+    is dropped without ``close``. After an error in writing, every later call raises that error
+    again. Raises KeyReuseError in a forked child.
+
+    The nine parameters are those of ``open`` for writing.
     """
 
     __slots__ = ()
@@ -142,11 +144,12 @@ class WriterCore:
     @property
     def key_metadata(self) -> KeyMetadata:
         if self._finished is None:
-            why = (
-                "the stream is not closed yet, and the file's length is part of it: close it first"
+            if self.closed:
+                raise ValueError("there is no key metadata: the stream was closed without a file")
+            raise ValueError(
+                "there is no key metadata: the stream is not closed yet, and the file's length is "
+                "part of it: close it first"
             )
-            why = "the stream was closed without a file" if self.closed else why
-            raise ValueError(f"there is no key metadata: {why}")
         return self._finished
 
     def write(self, data: Buffer) -> int:
@@ -205,7 +208,8 @@ class WriterCore:
         return text.nbytes
 
     def _emit(self) -> None:
-        """Seal the current batch and send it. With threads, one seals it, and earlier ones go."""
+        """Seal the current batch and send it. With threads, send earlier ones, and let a thread
+        seal this one."""
         slots, used = self._filling, self.batch.used
         first, self._next_block = self._next_block, self._next_block + self._chunk
         if self._threads == 1:

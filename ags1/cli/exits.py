@@ -153,7 +153,7 @@ def describe(error: BaseException, file: str | None = None) -> Failure:
     return Failure(Exit.IO, cause if file is None else f"{file}: {cause}", kind, file)
 
 
-# The first that an error is an instance of tells its exit code.
+# The first class in this list that an error belongs to gives its exit code.
 _CODES = (
     (errors.AuthenticationError, Exit.AUTHENTICATION),
     (errors.MetadataIntegrityError, Exit.AUTHENTICATION),  # the catalog contradicts it

@@ -103,7 +103,8 @@ def as_text(facts: dict[str, Any]) -> str:
         ("keyring", facts["keyring"]["path"] + missing),
     ]
     if "speed" in facts:
-        seal, unseal = (rate / 1e9 for rate in facts["speed"].values())
+        seal = facts["speed"]["encrypt_bytes_per_second"] / 1e9
+        unseal = facts["speed"]["decrypt_bytes_per_second"] / 1e9
         how = "AES-256, 1 MiB blocks, memory to memory, one thread"
         lines.append(("speed", f"encrypt {seal:.2f} GB/s, decrypt {unseal:.2f} GB/s ({how})"))
     return "\n".join(f"{name:<11}{value}" for name, value in lines)

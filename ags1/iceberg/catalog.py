@@ -263,8 +263,10 @@ class EncryptedCatalog(DelegatingCatalog):
 
         Raises TableAlreadyExistsError; NoSuchNamespaceError; KmsError; KmsConfigurationError if no
         KMS is configured; ValueError for invalid properties; NotEncryptedError for an unencrypted
-        table if this catalog requires encryption; NotImplementedError if it does not keep keys.
+        table if this catalog requires encryption; NotImplementedError if the catalog does not keep
+        keys.
         """
+        # The parameters of all three methods below, in PyIceberg's order.
         wanted = identifier, schema, location, partition_spec, sort_order, properties
         if not self._is_encrypted(properties, location):
             table = self.inner.create_table(*wanted)
@@ -283,6 +285,7 @@ class EncryptedCatalog(DelegatingCatalog):
         properties: Properties = EMPTY_DICT,
     ) -> CreateTableTransaction:
         """Return a transaction whose commit creates the table. Raises as ``create_table``."""
+        # The parameters of both methods below, in PyIceberg's order.
         wanted = identifier, schema, location, partition_spec, sort_order, properties
         if not self._is_encrypted(properties, location):
             plain = self.inner.create_table_transaction(*wanted)
@@ -302,8 +305,9 @@ class EncryptedCatalog(DelegatingCatalog):
 
     def _is_encrypted(self, properties: Properties, location: str | None) -> bool:
         """Return whether a table with these properties will be encrypted. Raises NotEncryptedError
-        if it must be, ValueError for properties of encryption without a key ID, and
-        MetadataIntegrityError if those of an unencrypted table contradict the catalog's."""
+        if it will not and this catalog requires it, ValueError for properties of encryption without
+        a key ID, and MetadataIntegrityError if the properties or the location of an unencrypted
+        table contradict the catalog's."""
         if properties.get(TABLE_KEY_ID):
             return True
         misspelt = [name for name in properties if name.startswith("encryption.")]
@@ -385,7 +389,7 @@ class EncryptedCatalog(DelegatingCatalog):
         self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
     ) -> Table:
         """Register the metadata.json at ``metadata_location`` as a table of this catalog. Raises as
-        ``load_table``. Unless this is a REST catalog, that is before the table is registered."""
+        ``load_table``; unless this is a REST catalog, it does so before the table is registered."""
         name = self.identifier_to_tuple(identifier)
         if is_a(self.inner, "RestCatalog"):
             answer = register_rest_table(self.inner, identifier, metadata_location, overwrite)
@@ -450,9 +454,10 @@ class EncryptedCatalog(DelegatingCatalog):
         )
 
     def purge_table(self, identifier: str | Identifier) -> None:
-        """Drop a table and delete its files. Files that its metadata does not reach stay, as those
-        of failed commits do, and files outside its folders. If ``gc.enabled`` is not true, this
-        raises ValidationException. Then, or if reading raises, nothing is dropped."""
+        """Drop a table and delete its files. Files that its metadata does not reach stay, for
+        example those of failed commits, and so do files outside its folders. Raises
+        ValidationException if ``gc.enabled`` is not true, and what reading the table raises. In
+        both cases nothing is dropped."""
         table = self.load_table(identifier)
         if not isinstance(table, EncryptedTable):
             self.inner.purge_table(identifier)
@@ -488,7 +493,8 @@ class EncryptedCatalog(DelegatingCatalog):
         ``threads`` files at a time. Then one commit makes the table an encrypted one of format
         version 3. Rows keep their order, sequence numbers and row IDs. Only the current snapshot
         stays: the older ones are not encrypted. If the table has other branches or tags than main,
-        it is refused unless ``drop_refs`` is true. If a run is killed, the next one continues.
+        it is refused unless ``drop_refs`` is true. If a run is killed, the next one continues its
+        work.
 
         If ``delete_plaintext`` is true, the unencrypted files are deleted after the new table is
         committed and verified. If not, the result lists them, and another call for the same table

@@ -256,8 +256,8 @@ class MaintainedTable(TableSession):
     def commit_without_rows(
         self, change: Callable[[TableView], FileChange], branch: str | None = MAIN_BRANCH
     ) -> None:
-        """Commit a change of manifests that ``change`` returns for a version of the table, whatever
-        other writers do."""
+        """Commit a change that adds and deletes no rows. If another writer commits first,
+        ``change`` is called again for the new version of the table, so there are no conflicts."""
         transaction = self.transaction()
         transaction.stage_step(RecomputedSnapshotStep(transaction.output, change, branch))
         transaction.commit_transaction()
@@ -308,15 +308,16 @@ class MaintainedTable(TableSession):
         """Delete the files in the table's folders that nothing needs and that were last changed
         before ``older_than``; return them. The arguments are those of Iceberg's procedure.
 
-        The default of ``older_than`` is three days ago. A file that a commit under way has written
-        is not distinguishable from an orphan file but by its age, so less than 24 hours are refused
-        unless ``no_other_writers`` is true. Files stay if any snapshot, any branch or tag, the
-        metadata log or the statistics have them, whether or not the location is spelled alike, and
-        if their age is unknown. Folders of other tables stay. ``location`` is a folder of the
-        table; only files below it are deleted. If an orphan file would be needed with another
-        host or bucket, ``prefix_mismatch_mode`` decides: ``error``, ``ignore`` (it stays) or
-        ``delete``. ``dry_run`` deletes nothing. ``progress`` is called with the number of deleted
-        files and the number of all. If the call is interrupted, call it again.
+        The default of ``older_than`` is three days ago. Only its age distinguishes a file of a
+        commit that is under way from an orphan file, so a limit of less than 24 hours is refused
+        unless ``no_other_writers`` is true. A file stays if a snapshot, a branch or tag, the
+        metadata log or the statistics have it, even under another spelling of its location. It also
+        stays if its age is unknown. Folders of other tables stay. ``location`` is a folder of the
+        table; only files below it are deleted. If the table needs a file with the same path in
+        another bucket or on another host, ``prefix_mismatch_mode`` decides: ``error`` (raise),
+        ``ignore`` (the file stays) or ``delete``. ``dry_run`` deletes nothing. ``progress`` is
+        called with the number of deleted files and the number of all. If the call is interrupted,
+        call it again.
 
         The table is loaded again, so it is at its newest version afterwards. Raises ValueError for
         invalid arguments, ValidationException if ``gc.enabled`` is not true, and as

@@ -19,11 +19,13 @@ class EncryptedMaintenance(MaintenanceTable):
 
     def expire_snapshots(self) -> ExpireSnapshots:
         """Return PyIceberg's builder: ``by_id``, ``by_ids``, ``older_than``, then ``commit``.
+
         ``commit`` removes the chosen snapshots from the metadata and deletes no file.
         ``EncryptedTable.expire_snapshots`` also deletes the files that no snapshot needs any more.
         If a branch or tag refers to a snapshot at the time of the commit, the snapshot stays.
         Raises ValidationException if ``gc.enabled`` is not true, and NotImplementedError as
-        ``EncryptedTable.transaction`` does."""
+        ``EncryptedTable.transaction`` does.
+        """
         return _ExpireSnapshots(EncryptedTransaction(self.tbl, autocommit=True))  # type: ignore[arg-type]
 
 

@@ -108,10 +108,12 @@ def kms_client(kms: KmsClient | Mapping[str, str] | None, key_id: str) -> KmsCli
 
 
 class EncryptedTable(MaintainedTable):
-    """An encrypted table with the methods of PyIceberg's ``Table``. ``inspect`` shows null for key
-    metadata. ``to_daft``, ``to_bodo`` and DataFusion would open the files without keys, so they
-    raise NotImplementedError. Writing raises NotImplementedError if the table was opened without a
-    catalog, or from a catalog that does not keep keys."""
+    """An encrypted table with the methods of PyIceberg's ``Table``.
+
+    ``inspect`` shows null for key metadata. ``to_daft``, ``to_bodo`` and DataFusion would open the
+    files without keys, so they raise NotImplementedError. Writing raises NotImplementedError if the
+    table was opened without a catalog, or from a catalog that does not keep keys.
+    """
 
     def scan(
         self,

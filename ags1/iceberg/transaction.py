@@ -194,10 +194,12 @@ class EncryptedTransaction(BuiltTransaction):
         branch: str | None = MAIN_BRANCH,
     ) -> None:
         """Delete the rows that match and append the rows of ``df``, in one snapshot. Warns if no
-        file can have a row that matches. The commit raises ValidationException if another writer
-        has added, removed or deleted rows that may match since the table was loaded. If
-        ``write.update.isolation-level`` is ``snapshot`` instead of ``serializable``, added rows are
-        not a conflict; they stay."""
+        file can have a row that matches.
+
+        The commit raises ValidationException if another writer has added, removed or deleted rows
+        that may match since the table was loaded. If ``write.update.isolation-level`` is
+        ``snapshot`` instead of ``serializable``, added rows are not a conflict; they stay.
+        """
         row_filter = parse_row_filter(overwrite_filter)
         files = self._write_rows(df)
         step = self._snapshot(
@@ -247,8 +249,11 @@ class EncryptedTransaction(BuiltTransaction):
     ) -> None:
         """Delete the rows for which the filter is true. Files that lose all rows are removed. The
         others get deletion vectors, or are rewritten if ``write.delete.mode`` says so. Warns if no
-        file can have a row that matches. The commit raises as that of ``overwrite``, even if no row
-        matched; ``write.delete.isolation-level`` decides."""
+        file can have a row that matches.
+
+        The commit raises ValidationException as that of ``overwrite`` does, even if no row matched.
+        Here ``write.delete.isolation-level`` is the property that decides.
+        """
         row_filter = parse_row_filter(delete_filter)
         operation = _isolation_operation or Operation.DELETE
         step = self._snapshot(
@@ -269,10 +274,12 @@ class EncryptedTransaction(BuiltTransaction):
         snapshot_properties: dict[str, str] = EMPTY_DICT,
     ) -> UpsertResult:
         """Write the rows of ``df`` in one snapshot: if the table has a row with the same key, that
-        row is updated, otherwise the new row is inserted. The arguments are PyIceberg's. The commit
-        raises ValidationException as that of ``overwrite`` does, for the updated rows. It also
-        raises if another writer has inserted a key that this upsert inserts. With PyIceberg the
-        table would then have that key twice."""
+        row is updated, otherwise the new row is inserted. The arguments are PyIceberg's.
+
+        The commit raises ValidationException as that of ``overwrite`` does, for the updated rows.
+        It also raises if another writer has inserted a key that this upsert inserts. With PyIceberg
+        the table would then have that key twice.
+        """
         upsert = Upsert(
             df,
             join_cols,
@@ -565,7 +572,8 @@ def _setting(properties: Mapping[str, str], name: str, default: int, most: int) 
 
 class EncryptedCreateTransaction(EncryptedTransaction):
     """A transaction that creates a table and commits its further changes in the same commit.
-    ``create`` creates the table from updates. It raises CommitFailedException if that exists."""
+    ``create`` creates the table from updates. The commit raises CommitFailedException if a table of
+    that name exists by then."""
 
     def __init__(
         self,

@@ -51,7 +51,8 @@ class EncryptedKey:
         if not isinstance(entry, dict):
             raise KeyMetadataError("an entry of encryption-keys is not an object")
         properties = {} if entry.get("properties") is None else entry["properties"]
-        if not isinstance(properties, dict) or {*map(type, properties.values())} - {str}:
+        texts = properties.values() if isinstance(properties, dict) else ()
+        if not isinstance(properties, dict) or not all(isinstance(text, str) for text in texts):
             raise KeyMetadataError("'properties' of an encrypted key is not a map of strings")
         encrypted_by_id = entry.get("encrypted-by-id")
         if encrypted_by_id is not None and not isinstance(encrypted_by_id, str):
@@ -100,9 +101,12 @@ class EncryptedKey:
 
 class KeyEncryptionKey(Secret):
     """An unwrapped KEK and its entry. The key is never printed, pickled or copied, and is wiped
-    when its last user is done. ``made_here`` says that ``generate`` made it, and not a KMS that
-    unwrapped a stored entry. It encrypts with AES-GCM under random nonces, so that many processes
-    can use one KEK. A forked child asks the KMS for its own."""
+    when its last user is done.
+
+    ``made_here`` says that ``generate`` made it, and not a KMS that unwrapped a stored entry. It
+    encrypts with AES-GCM under random nonces, so that many processes can use one KEK. A forked
+    child asks the KMS for its own.
+    """
 
     __slots__ = ("_aad", "_key", "_process", "entry", "made_here")
 
@@ -193,8 +197,11 @@ class KeyEncryptionKey(Secret):
         """Return the same KEK, with its ID and timestamp, wrapped under another master key of
         ``kms``, or under the newest version of its own. ``same_kms`` says that ``kms`` has wrapped
         the KEK so far, and not another keyring, account or server, where the same name is another
-        key. There are two KMS calls. The second one unwraps what the first one wrapped, because the
-        old master key may be destroyed next. Raises KmsError."""
+        key.
+
+        There are two KMS calls. The second one unwraps what the first one wrapped, because the old
+        master key may be destroyed next. Raises KmsError.
+        """
         entry = self.entry
         if same_kms and isinstance(kms, Rewrapper) and master_key_id == entry.encrypted_by_id:
             wrapped_key = _bytes(kms.rewrap_key(entry.encrypted_key_metadata, master_key_id))

@@ -22,10 +22,13 @@ FILE_KEY_SIZE = 32
 
 
 class Keychain:
-    """Makes and opens sidecars with the master keys of a KMS. ``master_key_id`` is the master key
-    for new sidecars. A sidecar itself says which master key wrapped it, and may come from a place
-    where others can write. ``trusted_key_ids`` are therefore the master keys to accept; None stands
-    for ``default_trust``."""
+    """Makes and opens sidecars with the master keys of a KMS.
+
+    ``master_key_id`` is the master key for new sidecars. A sidecar itself says which master key
+    wrapped it, and may come from a place where others can write. ``trusted_key_ids`` are therefore
+    the master keys to accept; None stands for ``default_trust``: all keys of a KMS that has only
+    its owner's, and otherwise ``master_key_id`` alone.
+    """
 
     def __init__(
         self,
@@ -46,8 +49,8 @@ class Keychain:
         )
 
     def prepare(self) -> None:
-        """Make the KEK for new sidecars, as ``seal`` does, to learn before long work if the KMS
-        cannot be used; one KMS call. Raises KmsError."""
+        """Make the KEK for new sidecars; one KMS call. ``seal`` does it too. Call this before long
+        work, to learn at once if the KMS cannot be used. Raises KmsError."""
         self._new_kek.get()
 
     def seal(self, km: KeyMetadata) -> Sidecar:

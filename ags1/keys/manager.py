@@ -94,11 +94,13 @@ class EncryptionManager:
         clock_ms: Clock = now_ms,
         cache: KekCache | None = None,
     ) -> EncryptionManager:
-        """Return the manager for a table's parsed metadata.json. ``table_key_id`` is the key ID
-        that the catalog, or the caller, expects. None uses the one in the metadata, and is refused
-        if it may name another user's key (``KmsClient.accepts_foreign_keys``). Raises
-        KeyMetadataError if the two differ, the table is not encrypted, or its keys are
-        malformed."""
+        """Return the manager for a table's parsed metadata.json.
+
+        ``table_key_id`` is the key ID that the catalog, or the caller, expects. None uses the one
+        in the metadata, and is refused if a key ID may name another user's key
+        (``KmsClient.accepts_foreign_keys``). Raises KeyMetadataError if the two differ, the table
+        is not encrypted, or its keys are malformed.
+        """
         properties = metadata.get("properties") or {}
         stated = properties.get(TABLE_KEY_ID)
         if stated is None:
@@ -137,11 +139,13 @@ class EncryptionManager:
 
     def _kek_length(self) -> int:
         if self._newest_kek_length is None:
-            keks = map(self._usable_kek, self._usable_keks()[:1])
-            self._newest_kek_length = max((kek.key_size for kek in keks if kek), default=0)
+            newest = self._usable_keks()[:1]
+            kek = self._usable_kek(newest[0]) if newest else None
+            self._newest_kek_length = 0 if kek is None else kek.key_size
         return self._newest_kek_length
 
     def _usable_kek(self, entry: EncryptedKey) -> KeyEncryptionKey | None:
+        """Return an unwrapped KEK; if everybody can wrap keys, only one in the cache, else None."""
         if wraps_with_public_key(self.kms):
             return self.cache.peek(entry, self.table_key_id)
         return self._unwrap(entry)
@@ -198,7 +202,7 @@ class EncryptionManager:
 
         Java uses any unexpired KEK for its next commit, so the old KEKs are removed. What
         ``rewrap`` says about IDs and catalogs is true here too. If others may have learned a KEK,
-        disable its master key's version too: they could put it back into the list. Raises
+        disable its master key's version too: they could put the KEK back into the list. Raises
         KeyMetadataError or AuthenticationError if an entry does not open, so that no key is lost.
         """
         kek = self._new_kek()
@@ -213,11 +217,13 @@ class EncryptionManager:
     def prune(
         self, live_key_ids: Collection[str], others: Collection[str] = ()
     ) -> EncryptionManager:
-        """Return a manager without the entries that nothing needs. ``live_key_ids`` are the
-        ``key-id``s of the snapshots that stay. ``others`` are the IDs of other entries to keep, if
-        they are in the list. A KEK stays if a live key needs it, or if the next commit would use
-        it. Java never drops any. Raises KeyMetadataError if one of ``live_key_ids`` or its KEK is
-        not in the list."""
+        """Return a manager without the entries that nothing needs.
+
+        ``live_key_ids`` are the ``key-id``s of the snapshots that stay. ``others`` are the IDs of
+        other entries to keep, if they are in the list. A KEK stays if a live key needs it, or if
+        the next commit would use it. Java never drops any. Raises KeyMetadataError if one of
+        ``live_key_ids`` or its KEK is not in the list.
+        """
         live = [self._entry(key_id) for key_id in live_key_ids]
         needed = {*others, *(entry.key_id for entry in live)}
         needed.update(self._kek_entry(entry).key_id for entry in live)

@@ -94,7 +94,8 @@ _working: contextvars.ContextVar[bool] = contextvars.ContextVar("ags1.kms.aws", 
 
 
 def _hide(record: logging.LogRecord) -> bool:
-    """A filter for those loggers. It changes only what they log for a call of ours."""
+    """A filter for the loggers in ``_TALKATIVE``. It changes only what they log in a thread during
+    a call of ours."""
     if _working.get():
         record.msg = "<hidden by ags1: it may hold a key or a credential>"
         record.args = ()
@@ -159,9 +160,8 @@ class AwsKms(SdkClient[Any]):
         )
         given.choice("kms.data-key-spec", default=_DATA_KEY_SPECS[0], choices=_DATA_KEY_SPECS)
         kind = given.choice("http-client.type", default="apache", choices=_HTTP_CLIENTS)
-        connect, read = (
-            f"http-client.{kind}.{what}-timeout-ms" for what in ("connection", "socket")
-        )
+        connect = f"http-client.{kind}.connection-timeout-ms"
+        read = f"http-client.{kind}.socket-timeout-ms"
         self._timeout_s = (
             given.number(connect, default=given.connect_timeout_ms) / 1000,
             given.number(read, default=given.read_timeout_ms) / 1000,
@@ -209,9 +209,13 @@ class AwsKms(SdkClient[Any]):
     def rewrap_key(self, wrapped_key: bytes, key_id: str) -> bytes:
         """Return the same key wrapped under the newest version of ``key_id``; it does not leave
         KMS. The caller needs the permission ``kms:ReEncrypt*`` besides those for wrapping."""
-        request: dict[str, Any] = {"CiphertextBlob": _checked_wrapped_key(wrapped_key)}
-        for side in ("Source", "Destination"):
-            request |= {f"{side}KeyId": key_id, f"{side}EncryptionAlgorithm": self._algorithm}
+        request = {
+            "CiphertextBlob": _checked_wrapped_key(wrapped_key),
+            "SourceKeyId": key_id,
+            "DestinationKeyId": key_id,
+            "SourceEncryptionAlgorithm": self._algorithm,
+            "DestinationEncryptionAlgorithm": self._algorithm,
+        }
         return self._bytes(self._ask("re_encrypt", key_id, request), "CiphertextBlob")
 
     def close(self) -> None:
@@ -311,7 +315,7 @@ def _assuming(
     role: Mapping[str, Any], profile: str | None, session: Any, make_client: Callable[..., Any]
 ) -> Any:
     """Return a session with the credentials of the role. botocore asks STS for them with those of
-    ``session``, and again before they expire. ``role`` is the request."""
+    ``session``, and again before they expire. ``role`` is the request for AssumeRole."""
     import boto3
     import botocore.session
     from botocore import credentials, exceptions

@@ -309,7 +309,7 @@ def _parse(keys: Mapping[str, Any], path: str) -> Mapping[str, MasterKey]:
             versions = {
                 int(number): KeyringVersion(
                     base64.b64decode(version["key"], validate=True),
-                    made if type(made := version.get("created-ms")) is int else None,
+                    _epoch_ms(version.get("created-ms")),
                 )
                 for number, version in entry["versions"].items()
             }
@@ -329,6 +329,10 @@ def _parse(keys: Mapping[str, Any], path: str) -> Mapping[str, MasterKey]:
             raise KmsError(f"the keyring {path} is damaged: its key {name!r} is not complete")
         master_keys[name] = MasterKey(current, versions)
     return master_keys
+
+
+def _epoch_ms(value: object) -> int | None:
+    return value if type(value) is int else None
 
 
 def _header(protection: Protection) -> bytes:

@@ -82,12 +82,12 @@ class LocalKms(WrapsOnly):
 
     A keyring with a passphrase needs ``passphrase_file`` (as private as the keyring; one newline at
     its end is not part of the passphrase) or ``passphrase``: bytes, or a function that asks for
-    them. It is called when a protected keyring is first read, and again only after ``close``, a
-    fork or a change of the passphrase, even if the answer was wrong.
+    them. The function is called when a protected keyring is first read, and again only after
+    ``close``, a fork or a change of the passphrase, even if the answer was wrong.
 
-    With a file or bytes, a keyring that is not protected is refused, and so is always one that was
-    protected when this client first read it: somebody may have put it there to have keys wrapped
-    under their own master key.
+    With a file or bytes, a keyring that is not protected is refused: somebody may have put it there
+    to have keys wrapped under their own master key. A keyring that was protected when this client
+    first read it, and is not now, is always refused.
 
     The master keys, and the key derived from the passphrase, stay in memory until ``close``.
     Nothing secret is pickled. A client whose passphrase is not in a file cannot be pickled.
@@ -162,11 +162,13 @@ class LocalKms(WrapsOnly):
         return [_describe(name, keys[name]) for name in sorted(keys)]
 
     def describe_key(self, key_id: str) -> KeyInfo:
-        """Return a master key's versions with their times and fingerprints. A fingerprint is the
-        first 8 bytes of HMAC-SHA-256 under the master key over a fixed label, in hex. HMAC is a
-        pseudorandom function of its key. So a fingerprint shows which copies hold the same key, and
-        nothing else. It is no proof against somebody who chooses keys: they find two with one
-        fingerprint in 2**32 tries."""
+        """Return a master key's versions with their times and fingerprints.
+
+        A fingerprint is the first 8 bytes of HMAC-SHA-256 under the master key over a fixed label,
+        in hex. HMAC is a pseudorandom function of its key. So a fingerprint shows which copies hold
+        the same key, and nothing else. It is no proof against somebody who chooses keys: they find
+        two with one fingerprint in 2**32 tries.
+        """
         return _describe(key_id, self._master_key(key_id, fresh=True))
 
     def create_key(self, key_id: str) -> KeyInfo:
@@ -244,8 +246,9 @@ class LocalKms(WrapsOnly):
 def create_key(
     path: str, name: str, *, passphrase: bytes | Callable[[], bytes] | None = None
 ) -> int:
-    """Do what ``LocalKms(path, passphrase=passphrase).create_key(name)`` does, and return the key's
-    version."""
+    """Add a new master key to the keyring at ``path``, and make the keyring if there is none.
+    Returns the key's version. ``passphrase`` is that of ``LocalKms``; errors are those of its
+    ``create_key``."""
     return int(LocalKms(path, passphrase=passphrase).create_key(name).versions[-1].version)
 
 
@@ -257,8 +260,11 @@ def set_passphrase(
 ) -> bool:
     """Protect the keyring at ``path`` by the passphrase ``new``. ``old`` is its passphrase so far,
     if it has one. Returns whether it had one. If both are functions, ``old`` is called first, and
-    only if it is needed. Raises as ``LocalKms`` does. Older copies of the file (backups) do not
-    change. If somebody else has got one, rotate the master keys."""
+    only if it is needed. Raises as ``LocalKms`` does.
+
+    Older copies of the file (backups) do not change. If somebody else has got one, rotate the
+    master keys.
+    """
     keyring, source = Keyring(path, passphrase_source(old, None)), passphrase_source(new, None)
     had_one = keyring.is_protected()
     new_seal = sealing(checked(source and source.ask()))

@@ -93,7 +93,7 @@ def passphrase_source(
 
 @discreet
 def encoded(text: str) -> bytes:
-    """Return the property as bytes. Raises KmsConfigurationError."""
+    """Return a passphrase that is given as text. Raises KmsConfigurationError."""
     try:
         return text.encode()
     except UnicodeEncodeError:

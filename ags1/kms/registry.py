@@ -66,8 +66,9 @@ def from_properties(properties: Mapping[str, str]) -> KmsClient:
     client. No other callable is called: ``subprocess:Popen`` would run the properties as a command.
 
     The properties must come from the caller, and never from a table or a catalog server, because
-    they name code to run. Raises KmsConfigurationError if neither or both are given, a type is
-    unknown or registered twice, a library is not installed, or a property is missing or wrong.
+    they name code to run. Raises KmsConfigurationError if neither or both of the two are given, a
+    type is unknown or registered by two packages, a library is not installed, or a property is
+    missing or wrong.
     """
     checked = Properties(properties)
     kms_type, impl = checked.get(KMS_TYPE), checked.get(KMS_IMPL)

@@ -56,7 +56,8 @@ class Layer:
         return kms_type.lower() if kms_type else None
 
     def over(self, beneath: Layer) -> Layer:
-        """Return this layer over ``beneath``; this one alone if they are for two KMSs."""
+        """Return both layers as one, in which this one overrides ``beneath``; this one alone if
+        they are for two KMSs."""
         if self.kind is not None and beneath.kind not in (None, self.kind):
             return self
         key_id = beneath.key_id if self.key_id is None else self.key_id
@@ -216,11 +217,12 @@ def read_file(environ: Mapping[str, str]) -> Layer:
     try:
         data, status = private_file.read(path, _MAX_FILE_SIZE)
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        if not named and (missing or isinstance(error, NotADirectoryError)):
+        if not named and isinstance(error, (FileNotFoundError, NotADirectoryError)):
             return Layer()
-        why = f"cannot read the configuration: {error.strerror}"
-        why = "AGS1_CONFIG names a file that does not exist" if missing else why
+        if isinstance(error, FileNotFoundError):
+            why = "AGS1_CONFIG names a file that does not exist"
+        else:
+            why = f"cannot read the configuration: {error.strerror}"
         raise KmsConfigurationError(why, file=path) from None
     check_owner(status, path, "configuration")
     if status.st_mode & 0o022:

@@ -2,7 +2,8 @@
 
 A wrapped key is what ``transit/encrypt`` returns, Vault's own text ``vault:v1:<base64>``. Whoever
 may use the master key can also open it with Vault's command line. The client uses Vault's HTTP API
-over requests, whose exceptions contain the request with key and token: none is chained to ours.
+over the library requests, whose exceptions contain the request with key and token. So none of them
+is chained to an exception of ours.
 """
 
 from __future__ import annotations
@@ -429,8 +430,8 @@ class VaultKms(ServiceClient["_Connection"]):
         opens: bool = False,
         quote: bool = False,
     ) -> KmsError:
-        """Return the error for an answer. ``quote`` its text only if the request has no secret:
-        the text may repeat it."""
+        """Return the error for an answer. ``quote`` says whether to quote Vault's text, which may
+        repeat the request. So it is true only if the request has no secret."""
         status, text = answer.status, " ".join(answer.errors)
         where = self._where
         if status in _TRANSIENT and "failed to RSA decrypt" not in text:
@@ -522,7 +523,7 @@ class _Answer(Secret):
 
 
 class _Connection(Secret):
-    """One process's HTTP session, and the token in use, which the lock is held to replace. Threads
+    """One process's HTTP session and its token. A thread replaces the token under the lock. Threads
     share the session. All that requests changes in a session while asking is its cookies, which are
     refused here. The pools of urllib3 are made for threads."""
 

@@ -21,7 +21,8 @@ from ..kms.settings import Layer, Settings
 from .keys import FileKeys, KmsConfig
 
 _KMS_PREFIXES = ("encryption.kms", "kms.", "client.", "http-client.")
-_UNITS = {u + b: 1 << 10 * power for power, u in enumerate(("", *"kmg")) for b in ("", "b")}
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_UNITS |= {f"{unit}b": size for unit, size in _UNITS.items()}
 
 
 def refuse_secrets(options: Mapping[str, str]) -> None:

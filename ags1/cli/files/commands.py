@@ -149,8 +149,14 @@ def encrypt(
         keychain.prepare()
 
     def work(job: Job, report: Report) -> None:
-        durable = not no_fsync
-        how = Sealing(block_size, threads, durable, force, report.progress, skip_existing)
+        how = Sealing(
+            block_size,
+            threads,
+            durable=not no_fsync,
+            overwrite=force,
+            progress=report.progress,
+            takes_orphans=skip_existing,
+        )
         try:
             km, sealed = seal(job, keychain, how)
         except FileExistsError as error:

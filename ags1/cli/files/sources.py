@@ -27,9 +27,9 @@ STREAM = "-"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One file's work. ``target`` is None if nothing is written; its folder may have to be made.
-    ``size`` is the source's in bytes, 0 if only reading tells. ``is_pipe``: the source can only be
-    read from its beginning to its end."""
+    """One file's work. ``target`` is None if nothing is written. With ``makes_folder``, its folder
+    is made if it is missing. ``size`` is the source's in bytes, 0 if it is not known before it is
+    read. ``is_pipe``: the source can only be read from its beginning to its end."""
 
     source: str
     target: str | None
@@ -203,10 +203,11 @@ def _find(
             size = 0 if is_pipe else status.st_size
             yield _Source(source, os.path.basename(source), size, is_pipe, is_named=True)
             continue
-        file: _Source | None = None
+        is_empty = True
         for file in _walk(source, plan, passed_over, reason):
+            is_empty = False
             yield file
-        if file is None:
+        if is_empty:
             kind = kind or ("file to encrypt" if reason else f"{SUFFIX} file")
             error = FileNotFoundError(errno.ENOENT, f"no {kind} in this folder", source)
             plan.problems.append((source, error))

@@ -1,6 +1,6 @@
 """``ags1 table …``: encrypted Iceberg tables.
 
-- ``commands``, ``creating``, ``writing``, ``maintenance``: what can be typed;
+- ``commands``, ``creating``, ``writing``, ``maintenance``, ``erasing``: what can be typed;
 - ``verifying``, ``migrating``, ``rekeying``, ``compacting``: options and reports of work that Spark
   can do, too;
 - ``options``, ``opening``, ``catalogs``: which table is meant, and opening it;

@@ -1,8 +1,4 @@
-"""The commands ``ags1 table remove-orphans|erase``: they delete what a table does not need.
-
-Each command imports its libraries when it runs, because help has to be quick and PyIceberg is
-optional. It has a parameter for each of its options, so that some have more than eight.
-"""
+"""The commands ``ags1 table remove-orphans|erase``: they delete what a table does not need."""
 
 from __future__ import annotations
 
@@ -45,8 +41,8 @@ _no_other_writers = click.option(
     "--prefix-mismatch",
     type=click.Choice(["error", "ignore", "delete"]),
     default="error",
-    help="If a file would be needed with another bucket or host: fail, leave it, or delete it.  "
-    "[default: error]",
+    help="If the table needs a file with the same path in another bucket or on another host: fail, "
+    "leave the file, or delete it.  [default: error]",
 )
 @_no_other_writers
 @options.dry_run("Print what would be deleted.")
@@ -65,9 +61,9 @@ def remove_orphans(
     """Delete the files in a table's folders that nothing needs. The command asks first.
 
     Writers that failed or were killed leave such files. A file stays if any snapshot, branch or
-    tag has it, or the metadata log. If one manifest cannot be read, nothing is deleted. A file that
-    a commit under way has just written is not needed yet, so files younger than 24 hours are
-    refused.
+    tag has it, or the metadata log. If one manifest cannot be read, nothing is deleted. Nothing
+    needs the files of a commit that is under way yet. So --older-than must be at least 24 hours
+    ago, unless --no-other-writers is given.
 
     Examples:
       ags1 table remove-orphans db.flights --catalog prod --dry-run

@@ -89,8 +89,8 @@ def json_value(value: Any) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
-    is_odd = isinstance(value, float) and not math.isfinite(value)
-    if is_odd or isinstance(value, (decimal.Decimal, uuid.UUID)):
+    is_not_finite = isinstance(value, float) and not math.isfinite(value)
+    if is_not_finite or isinstance(value, (decimal.Decimal, uuid.UUID)):
         return str(value)
     if isinstance(value, dict):
         return {name: json_value(inner) for name, inner in value.items()}

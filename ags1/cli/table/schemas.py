@@ -160,8 +160,8 @@ def sort_order(terms: Sequence[str], schema: Schema) -> SortOrder:
         assert match is not None  # it matches everything
         transform, source, _ = _parse_term(match["term"], schema)
         direction = SortDirection((match["direction"] or "asc").lower())
-        first = "first" if direction == SortDirection.ASC else "last"
-        nulls = NullOrder(f"nulls-{(match['nulls'] or first).lower()}")
+        default = "first" if direction == SortDirection.ASC else "last"
+        nulls = NullOrder(f"nulls-{(match['nulls'] or default).lower()}")
         fields.append(SortField(source.field_id, transform, direction, nulls))
     return SortOrder(*fields)
 

@@ -253,8 +253,8 @@ def _write(
 
 def _java_hash(text: bytes, base: Base | None) -> str:
     """Return Hive's hash of printed metadata. Java hashes the fields that it knows. If the hash of
-    ``base`` covers fields that are unknown here, a later Java wrote it, and the new one does
-    too."""
+    ``base`` covers fields that are unknown here, a later Java wrote it, and the new hash covers
+    them too."""
     known, whole = java_hash(text), hash_of(text)
     stated = None if base is None else base.trust.java_hash
     if base is None or stated is None or known == whole:

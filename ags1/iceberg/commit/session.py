@@ -109,7 +109,8 @@ class TableSession(BuiltTable):
 
     @property
     def metadata_is_confirmed(self) -> bool:
-        """Whether a hash or a REST server confirms the whole metadata: nobody changed the file."""
+        """Whether a hash or a REST server confirms the whole metadata. Otherwise somebody who can
+        write to the storage may have changed it."""
         return self.version.base.trust.confirms_metadata
 
     @property

@@ -46,7 +46,8 @@ class SqlCommits(FileCommits):
             try:
                 changed: int = session.execute(statement).rowcount  # type: ignore[attr-defined]
                 if not self._engine.dialect.supports_sane_rowcount:
-                    # The number of changed rows is unknown, so read the row: a change locked it.
+                    # The number of changed rows is unknown, so read the row. If it was changed, it
+                    # is locked.
                     row = select(IcebergTables).where(
                         self._is_row_of(base.identifier),
                         IcebergTables.metadata_location == staged.location,

@@ -379,7 +379,9 @@ class _Table:
         self._is_changed = True
 
     def _remove_statistics(self, update: Mapping[str, Any]) -> None:
-        name, snapshot_id = update["action"].lower()[len("remove-") :], whole(update, "snapshot-id")
+        """Remove ``statistics`` or ``partition-statistics``, as the action says."""
+        name = update["action"].lower().removeprefix("remove-")
+        snapshot_id = whole(update, "snapshot-id")
         self._set(name, [x for x in self._table[name] if x["snapshot-id"] != snapshot_id])
 
     # Keys
@@ -449,7 +451,8 @@ class _Table:
                 if entry["snapshot-id"] not in passed:
                     log.append(entry)
             elif self._snapshots_removed:
-                # A gap would extend the time of the snapshot before it, wrong for time travel.
+                # A gap would extend the time of the snapshot before it, and time travel would read
+                # wrong data.
                 log.clear()
         had_log = bool(self._table["snapshot-log"])
         if current is not None and had_log and (not log or log[-1]["snapshot-id"] != current):

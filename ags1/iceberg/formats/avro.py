@@ -55,7 +55,7 @@ class SeekableReader(Protocol):
 
 def read_avro(source: SeekableReader, schema: Schema, **options: Any) -> Iterator[pa.RecordBatch]:
     """Yield the rows of an Avro data file, in their order, as rows of ``schema``. ``options`` are
-    those of ``AvroFile.read``. Raises as that, and FormatError for another file than Avro's."""
+    those of ``AvroFile.read``. Raises as that, and FormatError if this is not an Avro file."""
     for _, batch in AvroFile(source).read(schema, positions=False, **options):
         yield batch
 

@@ -66,7 +66,8 @@ class Container:
         self._decompress = CODECS[self.codec]
 
     def blocks(self, start: int, end: int) -> Iterator[tuple[int, Buffer]]:
-        """Yield the blocks of the split from ``start`` to ``end``: number of rows, plain bytes."""
+        """Yield the blocks of the split from ``start`` to ``end``: the number of rows, and their
+        bytes, decompressed."""
         window = _Window(self._pread, self._size)
         marker = self._data_start - SYNC_SIZE
         if start > marker:

@@ -115,7 +115,8 @@ class Projection:
     ``name_mapping`` gives ids to the fields of a file that has none. ``missing_values`` has, by
     field id, values of fields that the file lacks (identity partition values). If it has no value
     for a field, the field has its initial default or, without a default, null. Raises FormatError
-    if the file's schema is not one of Avro and of Iceberg, or cannot be read as the table's.
+    if the file's schema is not an Avro schema, is not one that Iceberg writes, or cannot be read as
+    the table's.
     """
 
     def __init__(

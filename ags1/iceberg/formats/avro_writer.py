@@ -85,7 +85,7 @@ class AvroFileWriter:
             block = records[start : start + self._block_rows]
             buffer = io.BytesIO()
             fastavro.schemaless_writer(buffer, self._rows_schema, block)
-            # This is an array: without its count and the zero at its end, it is the rows.
+            # fastavro encodes an array: the number of rows, the rows, a zero. Keep only the rows.
             data = buffer.getvalue()[len(long(len(block))) : -1]
             self._stream.write(self._container.block(len(block), data))
             start += len(block)

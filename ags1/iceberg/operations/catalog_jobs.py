@@ -66,10 +66,13 @@ _WAIT_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class MigrationResult:
-    """The result of a migration, or of its ``dry_run``. ``files`` is the number of encrypted files,
-    ``size`` their bytes, ``rows`` their rows. ``dropped_refs`` are the removed branches and tags.
-    ``plaintext`` are the unencrypted files of the table before the migration; it is None after a
-    dry run. ``failed`` are those that could not be deleted."""
+    """The result of a migration, or of its ``dry_run``.
+
+    ``files`` is the number of encrypted files, ``size`` their bytes, ``rows`` their rows.
+    ``dropped_refs`` are the removed branches and tags. ``plaintext`` are the unencrypted files of
+    the table before the migration; it is None after a dry run. ``failed`` are those that could not
+    be deleted.
+    """
 
     files: int
     size: int

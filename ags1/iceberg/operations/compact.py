@@ -61,6 +61,7 @@ class Compacted:
     failed_data_files_count: int = 0
 
     def __add__(self, other: Compacted) -> Compacted:
+        """Return the sums of the fields, for a compaction in several commits."""
         return Compacted(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 

@@ -2,15 +2,16 @@
 
 With a target of 128 MiB, files of less than 96 MiB or more than 230 MiB are candidates::
 
-    files of a partition, MiB   40  128  60  20  9  300  70       in the order of their rows
-    candidates                  40       60  20  9  300  70       128 is near enough to the target
-    a group                     40       60  20  9  300  70       enough files, or enough bytes
-    merges of about 128 MiB     [40      60  20  9] [128] [128] [44 70]  300 has row groups of 4
+    files of a partition, MiB   40  128  60  20  8  300  70       in the order of their rows
+    candidates                  40       60  20  8  300  70       128 is near enough to the target
+    a group                     40       60  20  8  300  70       enough files, or enough bytes
+    merges of about 128 MiB     [40      60  20  8] [128] [128] [44 70]  300 is cut
 
-Each merge becomes a file of about the target size. Files of an older partition spec are one group
-and one merge, because their rows may belong to any partition. Options, defaults and rules are those
-of Java's ``SizeBasedFileRewritePlanner`` and ``BinPackRewriteFilePlanner``. Unlike Java's, the
-plan is in the order in which the rows were added. This module opens no file.
+Each merge becomes a file of about the target size. A large file is cut between row groups. Files of
+an older partition spec are one group and one merge, because their rows may belong to any partition.
+Options, defaults and rules are those of Java's ``SizeBasedFileRewritePlanner`` and
+``BinPackRewriteFilePlanner``. Unlike Java's, the plan is in the order in which the rows were added.
+This module opens no file.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class RewriteOptions:
     than ``max_file_size_bytes``, or a file with too many deletes. With ``rewrite_all``, all files
     are rewritten.
 
-    With ``remove_dangling_deletes``, also the position and equality delete files are removed that
-    apply to no data file any more. Deletion vectors of rewritten files always are.
+    Deletion vectors of rewritten files are always removed. With ``remove_dangling_deletes``, so are
+    position and equality delete files that apply to no data file any more.
 
     Raises ValueError for an impossible value.
     """
@@ -85,7 +86,8 @@ class RewriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that decide (stored bytes). Raises ValueError unless target lies between the other
+    """The sizes that decide (stored bytes): of new files, and the smallest and the largest that a
+    file may have without being rewritten. Raises ValueError unless the target lies between these
     two: otherwise each run would rewrite the files of the last one."""
 
     target: int

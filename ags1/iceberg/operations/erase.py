@@ -140,8 +140,8 @@ def erase(
     dry_run: bool = False,
 ) -> Erasure:
     """Erase the deleted rows of a branch. Orphan files are removed if ``orphans_older_than_ms``
-    (epoch ms) is given. ``table`` is ``Erasable``. ``EncryptedTable.erase_deleted_rows`` has the
-    rest and the errors."""
+    (epoch ms) is given. ``table`` is ``Erasable``. ``EncryptedTable.erase_deleted_rows`` documents
+    the rest and the errors."""
     return _Erasing(table, branch, how, orphans_older_than_ms).run(dry_run=dry_run)
 
 

@@ -132,15 +132,15 @@ def find_orphans(
 ) -> OrphanFiles:
     """Return the orphan files of ``table`` that are older than ``older_than_ms`` (epoch ms).
 
-    ``location`` is a folder of the table; only files below it count. If an orphan file would be
-    needed with another host or bucket, ``prefix_mismatch_mode`` decides: raise, do not count it, or
-    count it. ``refresh`` loads ``table`` again, after the folders were listed; without it, files of
-    commits made meanwhile may be in the result.
+    ``location`` is a folder of the table; only files below it count. If the table needs a file with
+    the path of an orphan file in another bucket or on another host, ``prefix_mismatch_mode``
+    decides: raise, do not count the orphan file, or count it. ``refresh`` loads ``table`` again,
+    after the folders were listed; without it, files of commits made meanwhile may be in the result.
 
-    Raises ValidationException if ``gc.enabled`` is not true, for such a needed file, and if another
-    table has its metadata in the same folder. Raises ValueError for a ``location`` outside the
-    table's folders, NotImplementedError if the storage cannot list files, KmsError, OSError, and
-    what reading a snapshot raises.
+    Raises ValidationException if ``gc.enabled`` is not true, for such a file in the mode ``error``,
+    and if another table has its metadata in the same folder. Raises ValueError for a ``location``
+    outside the table's folders, NotImplementedError if the storage cannot list files, KmsError,
+    OSError, and what reading a snapshot raises.
     """
     if may_share_files(table.version.json.get("properties")):
         raise ValidationException(
@@ -283,7 +283,7 @@ class _Search:
             if (
                 not self.reached.has_stored(_needed_as(file.location))
                 and (self._within is None or self._within.is_below_root(file.location))
-                and not any(name.startswith(b"%b/" % o if o else b"") for o in self._other_tables)
+                and not any(_is_below(name, folder) for folder in self._other_tables)
             ):
                 yield file
 
@@ -342,10 +342,15 @@ def _without_mismatches(
 
 
 def _needed_as(location: str) -> str:
-    """Return the location of the file that must be needed so that this one is: the file itself, or
-    the one that a checksum file of Hadoop is for."""
+    """Return the location that decides whether a file is needed: its own, or for a checksum file of
+    Hadoop that of the file with this checksum."""
     folder, slash, name = location.rpartition("/")
     return folder + slash + (with_checksum(name) or name)
+
+
+def _is_below(name: bytes, folder: bytes) -> bool:
+    """Return whether a file is below a folder. The table's own folder has the empty name."""
+    return not folder or name.startswith(folder + b"/")
 
 
 def _folder(name: bytes) -> bytes:

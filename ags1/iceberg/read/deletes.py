@@ -226,7 +226,8 @@ def positions_by_path(batches: Iterable[pa.RecordBatch]) -> dict[str, BitMap64]:
 
 
 def not_deleted(deleted: BitMap64, first: int, count: int) -> pa.Array | None:
-    """Return a mask of the rows not deleted among ``count`` from ``first`` on; None for all."""
+    """Return a mask of the rows that are not deleted, among ``count`` rows from ``first`` on; None
+    if no row is deleted."""
     if not deleted.range_cardinality(first, first + count):
         return None
     mask = bytearray(b"\x01") * count

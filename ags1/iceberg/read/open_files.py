@@ -82,8 +82,9 @@ class OpenParquet:
         with _arrow_errors(self._file):
             fragment = self._fragment
             if split is not None:
+                begin, end = split[0], split[0] + split[1]
                 starts = enumerate(row_group_starts(fragment.metadata))
-                groups = [n for n, start in starts if split[0] <= start < split[0] + split[1]]
+                groups = [number for number, start in starts if begin <= start < end]
                 fragment = fragment.subset(row_group_ids=groups)
             batches = ds.Scanner.from_fragment(
                 fragment,

@@ -177,8 +177,9 @@ class ContentFile(_KeyedRecord, DataFile):
 
 
 class ManifestEntry(NamedRecord, PyIcebergEntry):
-    """A file's entry in a manifest: EXISTING, ADDED or DELETED. ``sequence_number`` (of the data)
-    and ``file_sequence_number`` are None if they will be that of the snapshot after its commit."""
+    """A file's entry in a manifest. ``status`` is EXISTING, ADDED or DELETED. ``sequence_number``
+    (of the data) and ``file_sequence_number`` are None if they will be that of the snapshot after
+    its commit."""
 
     names = MANIFEST_ENTRY
 

@@ -27,8 +27,8 @@ def splits_of(
     A Parquet file is split where its manifest entry says that a row group begins. An Avro file is
     split anywhere, but only if it is encrypted: then its blocks prove that none is missing, while
     otherwise only the count of all rows does. Its plaintext is a little shorter than the stored
-    bytes, so the last split is a little shorter, too. ``counted``: the rows' positions are asked
-    for.
+    bytes, so the last split is a little shorter, too. ``counted`` says that the caller needs the
+    positions of the rows.
     """
     file = cast("ContentFile", task.file)
     size = file.file_size_in_bytes

@@ -118,8 +118,8 @@ class TaskReader:
         )
 
     def share(self, tasks: int) -> None:
-        """Divide the CPUs among this number of tasks: a few Avro files are read in parallel pieces.
-        Parquet files use Arrow's own threads."""
+        """Divide the CPUs among this number of tasks. If there are few Avro files, each is read in
+        parallel pieces. Parquet files use Arrow's own threads."""
         self._reader.threads = max(1, usable_cpus() // max(1, tasks))
 
     def batches(

@@ -214,7 +214,8 @@ def schema_in_java_order(schema: Any) -> Any:
 
 
 def with_unknown_fields(schema: Any, before: Any) -> Any:
-    """Return a schema's JSON with the unknown fields of ``before``, of which PyIceberg made it."""
+    """Return a schema's JSON with the unknown fields that its columns have in ``before``. PyIceberg
+    made ``schema`` from ``before`` and dropped these fields."""
     unknown = {column["id"]: _COLUMN.unknown(column) for column in fields_in(before)}
     for column in fields_in(schema):
         column.update(unknown.get(column["id"], {}))
@@ -222,7 +223,8 @@ def with_unknown_fields(schema: Any, before: Any) -> Any:
 
 
 def partition_fields_like(fields: list[Any], before: list[Any]) -> list[Any]:
-    """Return a partition spec's fields, with the unknown fields that those in ``before`` have."""
+    """Return a partition spec's fields. Each gets the unknown fields of the field in ``before``
+    that has the same id."""
     unknown = {field["field-id"]: _PARTITION_FIELD.unknown(field) for field in before}
     return [{**field, **unknown.get(field["field-id"], {})} for field in fields]
 
@@ -239,8 +241,9 @@ def fields_in(kind: Any) -> Iterator[dict[str, Any]]:
 
 
 def java_print(metadata: Mapping[str, Any], *, known_only: bool = False) -> bytes:
-    """Return the metadata.json that Java would print: compact, in UTF-8, of ``in_java_order``.
-    Raises ValueError for what JSON does not have: NaN, infinities, text that is not Unicode."""
+    """Return the metadata.json that Java would print: compact, in UTF-8, in the order of
+    ``in_java_order``. Raises ValueError for what JSON does not have: NaN, infinities, text that is
+    not Unicode."""
     ordered = in_java_order(metadata, known_only=known_only)
     members = []
     for name, value in ordered.items():
@@ -298,8 +301,8 @@ def _default(value: float, *, is_single: bool) -> _Float:
 
 
 def _java_float(value: float, *, is_single: bool) -> str:
-    """Return a number as Double.toString and Float.toString of JDK 19 print it. Older JDKs print
-    some large numbers with more digits than needed."""
+    """Return a number as Double.toString and Float.toString of JDK 19 and later print it. Older
+    JDKs print some large numbers with more digits than needed."""
     if not math.isfinite(value):
         raise ValueError(f"a column's default is {value}, which JSON cannot express")
     sign = "-" if math.copysign(1, value) < 0 else ""

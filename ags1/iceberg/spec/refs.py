@@ -16,8 +16,9 @@ def refs_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     refs = metadata.get("refs")
     if refs is None:
         current = metadata.get("current-snapshot-id")
-        refs = {MAIN_BRANCH: {"snapshot-id": current, "type": "branch"}}
-        return {} if current in (None, -1) else refs
+        if current in (None, -1):
+            return {}
+        return {MAIN_BRANCH: {"snapshot-id": current, "type": "branch"}}
     return dict(refs)
 
 

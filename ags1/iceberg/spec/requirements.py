@@ -42,7 +42,8 @@ def check_requirements(
             raise ValueError(f"unknown requirement: {kind!r}")
 
 
-# By the type of a requirement: the field of the metadata, and the requirement's with its value.
+# By the type of a requirement: the field of the metadata, and the field of the requirement with the
+# expected value.
 _ASSERTED = {
     "assert-last-assigned-field-id": ("last-column-id", "last-assigned-field-id"),
     "assert-current-schema-id": ("current-schema-id", "current-schema-id"),

@@ -21,7 +21,7 @@ from .locations import split_location, without_scheme
 if TYPE_CHECKING:
     from pyiceberg.io.fsspec import FsspecFileIO
 
-# What the file systems of S3, Azure, Google and others, and the local one, call it.
+# What fsspec's file systems (S3, Azure, Google, local and others) call the time of the last change.
 _MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified")
 
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-# So many folders of a table are remembered, with where links lead.
+# For how many folders of a table ``FileNames`` remembers where links lead.
 _MAX_FOLDERS = 1 << 16
 _SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
 

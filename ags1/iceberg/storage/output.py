@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 
 class TableOutput:
     """Writes the files of a table. ``location`` is always the location in the table's metadata.
-    ``io`` is PyIceberg's FileIO, ``location_map`` that of ``open_table``. Any thread may write."""
+    ``io`` is PyIceberg's FileIO, ``location_map`` that of ``open_table``. Any number of threads may
+    write. ``written`` has the locations of the completed files."""
 
     def __init__(self, io: FileIO, location_map: Mapping[str, str] | None = None) -> None:
         self.io = io

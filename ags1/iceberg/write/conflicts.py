@@ -156,7 +156,8 @@ def find_rewrite_conflict(
 
 
 def added_rows(changes: Changes, may_match: MayMatch) -> str | None:
-    """Find added rows that the change would have read later. A rewrite (REPLACE) adds none."""
+    """Find added rows that the change would have read if it had run later. A rewrite (REPLACE)
+    adds no rows."""
     if changes.operation not in (Operation.APPEND, Operation.OVERWRITE):
         return None
     return _first("another writer added the data file", filter(may_match, changes.added))

@@ -86,9 +86,9 @@ class DeletePlan:
 def find_deletes(
     view: TableView, row_filter: BooleanExpression, *, case_sensitive: bool = True
 ) -> DeletePlan:
-    """Return what changes in the view's snapshot, if there is one, if the rows for which
-    ``row_filter`` (unbound) is true are deleted. Raises ValueError if the table does not have a
-    column of the filter, NotEncryptedError, MetadataIntegrityError, AuthenticationError,
+    """Return what changes in the view's snapshot if the rows for which ``row_filter`` (unbound) is
+    true are deleted. If there is no snapshot, nothing changes. Raises ValueError if the table does
+    not have a column of the filter, NotEncryptedError, MetadataIntegrityError, AuthenticationError,
     TruncatedError and KmsError as reading does, and NotImplementedError for ORC."""
     as_meant = as_sql(row_filter, view.schema, case_sensitive=case_sensitive)
     bound = bind(view.schema, as_meant, case_sensitive=case_sensitive)

@@ -36,9 +36,9 @@ def write_deletion_vectors(
 ) -> list[ContentFile]:
     """Write a Puffin file of deletion vectors under a fresh key; return the vectors' records.
     ``vectors`` has by a data file's path the positions of its deleted rows and its record, in the
-    order in which they are written; each vector is in the partition of its data file. No vectors
-    need no file. Raises ValueError if a record is not of the file that its key names, and what
-    ``TableOutput.write_encrypted`` raises."""
+    order in which they are written; each vector is in the partition of its data file. If there are
+    no vectors, no file is written. Raises ValueError if a record is not of the file that its key
+    names, and what ``TableOutput.write_encrypted`` raises."""
     if not vectors:
         return []
     payload = PuffinPayload()

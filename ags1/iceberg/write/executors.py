@@ -39,8 +39,8 @@ class RewriteExecutor(Protocol):
     """Rewrites many files, in any order and in any process.
 
     ``output`` records each new file. The functions that are passed are called by one thread at a
-    time. If one of the files or merges fails, a method raises what its work has raised, and no
-    other is begun. Those under way are completed and reported, or leave no file.
+    time. If a file or merge fails, the method raises that exception and begins no other. Those
+    under way are completed and reported, or leave no file.
     """
 
     def rewrite(
@@ -115,7 +115,7 @@ class RewriteThreads:
             with self._lock:
                 on_done(one, files)
 
-        # So that no large one is left for the end.
+        # The largest merges begin first, so that none of them is left for the end.
         largest_first = sorted(merges, key=lambda one: one.size, reverse=True)
         _run(merge, largest_first, at_once, merger.stop)
 
@@ -126,8 +126,8 @@ def _run(
     threads: int,
     stop: Callable[[], None],
 ) -> None:
-    """Call ``work`` for each item, on a few threads. Raises what the first call has raised that
-    fails; no other one is begun then. ``stop`` is called before this waits for those under way."""
+    """Call ``work`` for each item, on a few threads. If a call fails, this raises its exception,
+    and begins no other call. ``stop`` is called before this waits for those under way."""
     pool = ThreadPoolExecutor(max(1, threads), "ags1-rewrite")
     try:
         for done in as_completed([pool.submit(work, item) for item in items]):

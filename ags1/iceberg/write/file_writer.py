@@ -123,11 +123,16 @@ class FileWriter:
             partition=self._partition,
             record_count=self._row_count,
             file_size_in_bytes=km.file_length,
+            column_sizes=metrics.column_sizes,
+            value_counts=metrics.value_counts,
+            null_value_counts=metrics.null_value_counts,
+            nan_value_counts=metrics.nan_value_counts,
+            lower_bounds=metrics.lower_bounds,
+            upper_bounds=metrics.upper_bounds,
             key_metadata=km.to_bytes(),
             split_offsets=split_offsets,
             sort_order_id=order.order_id if order is not None and self.is_sorted else 0,
             spec_id=self._plan.spec.spec_id,
-            **metrics._asdict(),
         )
 
     def abort(self) -> None:

@@ -73,8 +73,8 @@ class NewManifests:
 
 @dataclass(frozen=True, slots=True)
 class NewSnapshot:
-    """A new snapshot, for its manifest list. ``first_row_id`` is the table's ``next-row-id``
-    before."""
+    """A new snapshot, for its manifest list. ``first_row_id`` is the table's ``next-row-id`` before
+    the snapshot."""
 
     snapshot_id: int
     parent_snapshot_id: int | None

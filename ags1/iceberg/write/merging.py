@@ -39,7 +39,7 @@ _MIB = 1 << 20
 # or is being written.
 _READ_AHEAD = 32 * _MIB
 _MAX_WAITING = 256 * _MIB
-# Up to so much is sorted at once.
+# The same for a sorted table; half of it is sorted at once.
 _MAX_WAITING_SORTED = 512 * _MIB
 
 # Called with a number of stored bytes that have been read.
@@ -57,8 +57,8 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Parts of data files whose rows are written together, in this order. ``number`` tells the
-    merges of one operation apart."""
+    """Parts of data files whose rows are written together, in this order. ``number``
+    distinguishes the merges of one operation."""
 
     number: int
     parts: tuple[Part, ...]

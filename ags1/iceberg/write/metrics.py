@@ -46,7 +46,8 @@ _FIRST_SURROGATE, _LAST_SURROGATE = 0xD800, 0xDFFF
 
 
 class ColumnMetrics(NamedTuple):
-    """A file's metrics by field id. Bounds have the form of the specification's Appendix D."""
+    """A file's metrics by field id. Bounds are serialized as in the specification, "Appendix D:
+    Single-value serialization"."""
 
     column_sizes: Mapping[int, int] | None
     value_counts: Mapping[int, int]

@@ -58,7 +58,8 @@ _NANOSECONDS = (types.TimestampNanoType, types.TimestamptzNanoType)
 
 @dataclass(frozen=True)
 class RowsPartition(PartitionKey):
-    """A partition for PyIceberg's location providers. ``values`` are those of manifests."""
+    """A partition for PyIceberg's location providers. ``values`` are those of manifests, in the
+    order of the spec's fields."""
 
     values: tuple[Any, ...] = ()
 

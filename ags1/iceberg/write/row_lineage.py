@@ -22,7 +22,7 @@ def schema_with_lineage(schema: Schema, way: str | None = None) -> Schema:
     """Return the schema to read rows that will be written to other files.
 
     ``way`` is what errors advise. Raises UnsupportedTypeError if a column has a type that is not
-    read here, and NotImplementedError if the table has a column with the name of one of lineage.
+    read here, and NotImplementedError if the table has a column with the name of a lineage column.
     """
     check_readable(schema, way)
     for field in LINEAGE:

@@ -63,9 +63,9 @@ class FileChange:
     that the table has already; they have the sequence number and first row ID of the files that
     they replace. ``deletes`` are new deletion vectors. ``removed`` are the entries of removed files
     of any content. If ``reseals`` is true, plaintext manifests are encrypted. If ``keeps_rows`` is
-    true, the table has the same rows before and after. If ``forgets_removed`` is true, no manifest
-    lists files any more that earlier snapshots have removed. ``read`` is what others must not have
-    changed meanwhile; None if the change has read nothing, as an append.
+    true, the table has the same rows before and after. If ``forgets_removed`` is true, manifests
+    that list files which earlier snapshots have removed are rewritten without these. ``read`` is
+    what others must not have changed meanwhile; None if the change has read nothing, as an append.
     """
 
     added: Sequence[ContentFile] = ()
@@ -119,9 +119,9 @@ class SnapshotProducer:
 
     def produce(self, view: TableView, change: FileChange) -> list[Update]:
         """Write the manifests and manifest list of ``change``, based on ``view``; return the
-        updates to commit: keys, snapshot and branch. Raises ConflictError if the branch does not
-        have a file to remove any more, or the table the partition spec or sort order of an added
-        file; and what reading and writing raises."""
+        updates to commit: keys, snapshot and branch. Raises ConflictError if a file to remove is
+        not in the branch's head any more, or if the table does not have the partition spec or sort
+        order of an added file any more; and what reading and writing raises."""
         if change.reseals:
             view = view.exposed()
         _check_counters(view)
@@ -379,7 +379,8 @@ def _manifest_content(file: ContentFile) -> int:
 
 
 def lists_removed_files(manifest: EncryptedManifest) -> bool:
-    """Return whether a manifest may list files that a snapshot has removed, with their bounds."""
+    """Return whether a manifest may list files that a snapshot has removed. Such an entry still has
+    the bounds of the file's columns."""
     return manifest.deleted_files_count != 0
 
 

@@ -125,7 +125,8 @@ class Upsert:
         return upsert_util.create_match_filter(self._in_numbers(rows), self._keys)
 
     def _in_numbers(self, rows: pa.Table) -> pa.Table:
-        """Return rows with nanosecond keys as numbers: PyIceberg would compare Python's times."""
+        """Return rows in which keys in nanoseconds are numbers. PyIceberg would compare them as
+        Python's times, which have no nanoseconds."""
         for name in self._nanoseconds:
             index = rows.schema.get_field_index(name)
             kind = pa.timestamp("ns", rows.schema.field(name).type.tz)

@@ -40,7 +40,7 @@ class WriterThreads:
         self._max_queued_size = max_queued_size
         # The work for each writer that a thread works for. None is to complete its file.
         self._queues: dict[RollingWriter, deque[pa.Table | None]] = {}
-        # KeyboardInterrupt cannot leave these locked, as it can the conditions in futures.
+        # KeyboardInterrupt cannot leave these two locked. It could with the conditions in futures.
         self._lock = threading.Lock()
         self._done: SimpleQueue[_Done] = SimpleQueue()
         self._pending = self._pending_finishes = self._queued_size = 0

@@ -117,8 +117,10 @@ class Csv:
             escapechar=self.escape or None,
             quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
         )
-        named = [(self.header and name) or f"_c{n}" for n, name in enumerate(next(rows, []))]
-        return named, end if self.header else 0
+        first = next(rows, [])
+        if self.header:
+            return [name or f"_c{n}" for n, name in enumerate(first)], end
+        return [f"_c{n}" for n in range(len(first))], 0
 
     def _parse(self, data: bytes, names: list[str], types: dict[str, pa.DataType]) -> pa.Table:
         try:

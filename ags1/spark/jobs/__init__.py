@@ -136,8 +136,8 @@ def verify_files(
     with Job(spark, VERIFY, "", _named(ledger, "ledger"), False, cores, progress) as job:
         items: list[Item] = []
         for (path, name, size, version), row in job.selection.encrypted(paths):
-            work = row.source_size, row.key_metadata
-            items.append(Item(len(items), path, "", name, size, version, *work))
+            text_size, wrapped = row.source_size, row.key_metadata
+            items.append(Item(len(items), path, "", name, size, version, text_size, wrapped))
         job.run(items, Verifying, keys, None)
     return job.summary
 

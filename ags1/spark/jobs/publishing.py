@@ -31,7 +31,7 @@ def settle_pending(ledger: Ledger, *, durable: bool = True, root: str | None = N
     yet. If files of such a batch are in ``root`` (None: anywhere), a new job must not write there:
     raises OSError or UnknownOutcomeError. Raises FormatError."""
     killed = ledger.killed()
-    below = "" if root is None else root.rstrip("/") + "/"
+    below = "" if root is None else root.rstrip("/") + "/"  # every path begins with ""
     unsettled: set[str] = set()
     first_error: OSError | UnknownOutcomeError | None = None
     for batch in ledger.pending():

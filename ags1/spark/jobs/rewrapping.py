@@ -50,9 +50,12 @@ def rewrap_ledger(
     durable: bool = True,
 ) -> Summary:
     """Wrap the KEKs of a ledger under the master key ``to_key_id``, of ``to_kms`` if that is given.
-    By default each is wrapped under the newest version of its own master key. ``key_ids`` are the
-    master keys to accept, as in ``decrypt_files``. Keys that cannot be unwrapped are failures and
-    do not change. Copies of the ledger do not change. Raises KmsError, OSError, FormatError."""
+    By default each is wrapped under the newest version of its own master key.
+
+    ``key_ids`` are the master keys to accept, as in ``decrypt_files``. Keys that cannot be
+    unwrapped are failures and do not change. Copies of the ledger do not change. Raises KmsError,
+    OSError, FormatError.
+    """
     accepted = frozenset(key_ids)
     if accepted and to_key_id is not None and to_kms is None:
         accepted |= {to_key_id}  # what an earlier run has done

@@ -142,7 +142,8 @@ class LocalStorage:
     def output(self, piece: Piece, attempt: Attempt, mode: int, begin: int) -> Iterator[Output]:
         """Open what an attempt writes to. The first attempt at a range writes to the file of all
         ranges. Every other one writes, at the same offset, to a file of its own, because the first
-        may still be writing although it was given up. So a range's claim stays to the job's end."""
+        may still be writing although it was given up. So the claim of a range stays until the job
+        ends."""
         path = files.staged_path(piece.target, attempt.job_id, attempt.name)
         shared = piece.shared
         if shared is not None and _claims(_claim_path(shared, piece.first_block)):

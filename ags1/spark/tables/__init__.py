@@ -139,8 +139,8 @@ def rekey_table(
     """Rewrite files of a table under fresh keys, in one snapshot; return how many.
 
     ``table`` and ``options`` are as for ``verify_table``, but not a metadata.json, which has no
-    catalog to commit to. The other arguments and the errors are those of ``EncryptedTable.rekey``,
-    and besides KmsConfigurationError for an option that is a secret, and TaskFailedError.
+    catalog to commit to. The other arguments and the errors are those of ``EncryptedTable.rekey``;
+    also raises KmsConfigurationError for an option that is a secret, and TaskFailedError.
 
     There are more than eight arguments, because each is an option of the rekeying or of Spark.
     """
@@ -171,8 +171,8 @@ def compact_table(
 
     ``table`` and ``options`` are as for ``rekey_table``. ``rewriting`` are the other arguments of
     ``EncryptedTable.rewrite_data_files``, without ``threads`` and ``executor``. The result and the
-    errors are the same, and besides KmsConfigurationError for an option that is a secret, and
-    TaskFailedError.
+    errors are those of that method; also raises KmsConfigurationError for an option that is a
+    secret, and TaskFailedError.
     """
     opened, known = _opened(table, options)
     with SparkRewrites(spark, known, cores=cores) as executor:

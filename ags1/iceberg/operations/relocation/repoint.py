@@ -244,8 +244,8 @@ def _bounds(paths: Any) -> Paths:
 
 
 def with_bound(bounds: Any, value: bytes | None) -> Any:
-    """Return a manifest's bounds in Avro's form, with ``value`` as that of paths; None removes
-    it."""
+    """Return a manifest's bounds in Avro's form, with ``value`` as the bound of the column of
+    paths; None removes that bound."""
     others: list[Mapping[str, Any]] = [b for b in bounds if b["key"] != PATH_FIELD_ID]
     if value is not None:
         others.append({"key": PATH_FIELD_ID, "value": value})

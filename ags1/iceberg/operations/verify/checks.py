@@ -2,7 +2,8 @@
 
 A ``Check`` says which file to check and what it must be. An ``Outcome`` has the findings. Checks do
 not depend on each other. Threads of this process do them, or another ``CheckExecutor``, such as
-Spark. A damaged file is a finding. This module does not know snapshots, and compares no files.
+Spark. A damaged file is a finding. This module does not know snapshots, and does not compare
+files with each other.
 """
 
 from __future__ import annotations

@@ -80,11 +80,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class TableVerification:
-    """The result of ``verify_table``. The numbers count each file once, even if several snapshots
-    share it. ``verified_size`` is the number of bytes of stored files whose tags were checked.
-    ``exposed_files`` counts the encrypted files of all snapshots whose keys are in a plaintext
-    manifest; ``exposed_current_files`` counts those in the current snapshot. ``findings`` keeps at
-    most 10,000 of a kind; ``finding_counts`` counts all of each kind."""
+    """The result of ``verify_table``.
+
+    The numbers count each file once, even if several snapshots share it. ``verified_size`` is the
+    number of bytes of stored files whose tags were checked. ``exposed_files`` counts the encrypted
+    files of all snapshots whose keys are in a plaintext manifest; ``exposed_current_files`` counts
+    those in the current snapshot. ``findings`` keeps at most 10,000 of a kind; ``finding_counts``
+    counts all of each kind.
+    """
 
     metadata_location: str
     table_uuid: str

@@ -261,7 +261,8 @@ class TableWalk:
         ids: SnapshotIds,
         exposed: set[bytes] | None = None,
     ) -> Iterator[Check]:
-        """Yield the checks of its files. ``exposed`` collects the names of those with keys."""
+        """Yield the checks of a manifest's files. ``exposed`` collects the names of all files whose
+        key the manifest has."""
         counts = dict.fromkeys(ManifestEntryStatus, 0)
         vectors: dict[str, list[ContentFile]] = {}
         is_current = self._metadata.current_snapshot_id in ids
