@@ -8,6 +8,8 @@ Needs ``ags1[iceberg]``. All results are of PyIceberg's own classes or subclasse
 from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
 from .operations.catalog_jobs import MigrationResult
 from .operations.compact import Compacted
+from .operations.doctor import examine_table
+from .operations.doctor.findings import TableHealth
 from .operations.erase import Erasure
 from .operations.orphans import OrphanFiles
 from .operations.relocation.relocate import RelocationResult
@@ -37,7 +39,9 @@ __all__ = [
     "Rekeyed",
     "RelocationResult",
     "TableFiles",
+    "TableHealth",
     "TableVerification",
+    "examine_table",
     "load_catalog",
     "open_table",
     "verify_table",
