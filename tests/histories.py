@@ -102,6 +102,10 @@ def rekey(table: EncryptedTable, note: Note, mark: dict[str, str]) -> None:
     table.rekey(f"id = {note['id']}")
 
 
+def compact(table: EncryptedTable, note: Note, mark: dict[str, str]) -> None:
+    table.rewrite_data_files(min_input_files=2)
+
+
 def rotate(table: EncryptedTable, note: Note, mark: dict[str, str]) -> None:
     table.rotate_keys()
 
@@ -110,7 +114,7 @@ KINDS = {
     work.__name__: (work, weight)
     for work, weight in (
         *((append, 5), (delete, 2), (clear, 3), (increase, 6), (move, 4), (upsert, 5)),
-        *((rekey, 2), (rotate, 1)),
+        *((rekey, 2), (compact, 2), (rotate, 1)),
     )
 }
 
@@ -264,12 +268,13 @@ def loaded(catalog: EncryptedCatalog, name: str) -> EncryptedTable:
 
 def make(properties: Mapping[str, str], name: str, location: str) -> None:
     with catalog_of(properties) as catalog:
-        if properties["type"] == "sql":
+        if properties["type"] != "rest":
             catalog.create_namespace_if_not_exists("db")
         pick = random.Random(name)
         modes = {
             f"write.{command}.mode": pick.choice(MODES) for command in ("delete", "update", "merge")
         }
+        modes["encryption.keys.prune-on-commit"] = pick.choice(("true", "false"))
         table = catalog.create_table(name, SCHEMA, location, properties=PROPERTIES | modes)
         with table.transaction() as transaction:
             for first in range(0, IDS, IDS // FILES):
@@ -323,13 +328,27 @@ def must(work: Callable[[], object]) -> None:
 
 @contextmanager
 def catalogs(kind: str, folder: Path) -> Iterator[dict[str, str]]:
-    """Give the properties of a catalog in a folder: ``sql``, ``rest``, or such as are given."""
+    """Give the properties of a catalog in a folder: ``sql``, ``rest``, ``glue``, ``dynamodb``, or
+    such as are given."""
     if kind == "sql":
         yield {
             "type": "sql",
             "uri": f"sqlite:///{folder}/catalog.db",
             "warehouse": f"file://{folder}",
         }
+        return
+    if kind in ("glue", "dynamodb"):
+        from aws_catalogs import Aws, aws_catalog_server, environment
+        from aws_catalogs import properties as aws_properties
+
+        aws = Aws()
+        child = in_a_fork(aws_catalog_server(aws).serve_forever)
+        os.environ |= environment(aws.url)
+        try:
+            yield aws_properties(kind, aws.url, f"file://{folder}")
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
         return
     if kind != "rest":
         yield json.loads(kind)

@@ -6,6 +6,7 @@ Needs ``ags1[iceberg]``. All results are of PyIceberg's own classes or subclasse
 """
 
 from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
+from .maintained_table import Expiry, Rekeyed
 from .operations.catalog_jobs import MigrationResult
 from .operations.compact import Compacted
 from .operations.doctor import examine_table
@@ -15,17 +16,22 @@ from .operations.orphans import OrphanFiles
 from .operations.relocation.relocate import RelocationResult
 from .operations.verify import verify_table
 from .operations.verify.findings import TableVerification
+from .read.changelog_planning import ChangelogScanTask
+from .read.changes import EncryptedChangelogScan
 from .read.records import ContentFile
 from .read.scan import EncryptedScan
 from .read.snapshots import EncryptedManifest, EncryptedSnapshot
 from .storage.table_files import TableFiles
-from .table import EncryptedTable, Expiry, Rekeyed, open_table
+from .table import EncryptedTable, open_table
 from .transaction import EncryptedTransaction
+from .write.statistics import StatisticsBlob
 
 __all__ = [
+    "ChangelogScanTask",
     "Compacted",
     "ContentFile",
     "EncryptedCatalog",
+    "EncryptedChangelogScan",
     "EncryptedManifest",
     "EncryptedScan",
     "EncryptedSnapshot",
@@ -38,6 +44,7 @@ __all__ = [
     "PlainTableWarning",
     "Rekeyed",
     "RelocationResult",
+    "StatisticsBlob",
     "TableFiles",
     "TableHealth",
     "TableVerification",

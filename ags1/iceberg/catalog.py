@@ -1,9 +1,10 @@
 """``load_catalog``: PyIceberg's catalogs, able to open and write encrypted tables.
 
 ``EncryptedCatalog`` wraps a catalog of PyIceberg. Its ``load_table`` returns an ``EncryptedTable``
-if the table has the property ``encryption.key-id``. What the catalog says of a table (Hive's
-parameters, a REST server's answer) is trusted more than the metadata file. Only the caller and the
-configuration file choose the KMS, never a server: ``encryption.kms-impl`` names code.
+if the table has the property ``encryption.key-id``. What the catalog says of a table is trusted
+more than the metadata file: the parameters of Hive, Glue and DynamoDB, and a REST server's answer.
+Only the caller and the configuration file choose the KMS, never a server, because
+``encryption.kms-impl`` names code to run.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
 
     ``encryption.trusted-key-ids`` lists the master keys that a table may name, separated by commas.
     Set it if the KMS would also unwrap with another user's key (AWS, GCP), unless the catalog
-    itself keeps the key IDs of its tables (Hive, REST).
+    itself keeps the key IDs of its tables (Hive, REST, Glue, DynamoDB).
     ``encryption.require-encrypted=true`` sets ``require_encrypted`` for every table: unencrypted
     tables and unencrypted data files are refused.
 
@@ -128,8 +129,8 @@ class EncryptedCatalog(DelegatingCatalog):
 
     A table that is created with the property ``encryption.key-id`` is encrypted. Namespaces, views
     and all other methods and attributes are those of the inner catalog. ``isinstance`` is true for
-    the inner catalog's class. SQL, Hive and REST catalogs keep the keys of a table. With any other
-    catalog, writing an encrypted table raises NotImplementedError.
+    the inner catalog's class. SQL, Hive, REST, Glue and DynamoDB catalogs keep the keys of a table.
+    With any other catalog, writing an encrypted table raises NotImplementedError.
     """
 
     def __init__(
@@ -170,8 +171,8 @@ class EncryptedCatalog(DelegatingCatalog):
     ) -> Table:
         """Return an ``EncryptedTable`` if the table is encrypted, else PyIceberg's ``Table``.
 
-        The arguments after ``identifier`` are those of ``open_table``. If a Hive metastore has
-        ``metadata_hash``, ``encryption.key-id`` or ``encryption.data-key-length``, the metadata
+        The arguments after ``identifier`` are those of ``open_table``. If Hive, Glue or DynamoDB
+        has ``metadata_hash``, ``encryption.key-id`` or ``encryption.data-key-length``, the metadata
         must agree with them. If a REST server answers with metadata, that is used and not the
         metadata file, unless a SHA-256 of the file is expected.
 
@@ -391,9 +392,8 @@ class EncryptedCatalog(DelegatingCatalog):
             return self._opened(rest_base(self.inner, name, answer, Trust()))
         base = file_base(self.inner, name, metadata_location, Trust())
         is_encrypted = table_key_id(base.metadata, base.trust, metadata_location) is not None
-        keeps_locations = is_a(self.inner, "HiveCatalog") or is_a(self.inner, "SqlCatalog")
-        if is_encrypted and not overwrite and keeps_locations:
-            # Keep in Hive's metastore what Java keeps there for an encrypted table (such as its
+        if is_encrypted and not overwrite and self._is_one_of(*_WITH_LOCATIONS):
+            # Keep in the catalog what Java keeps in Hive's for an encrypted table (such as its
             # hash), and avoid PyIceberg's parser, which does not know all types.
             output = TableOutput(base.io(self.inner))
             self.commits().register(identifier, metadata_location, output)
@@ -408,18 +408,26 @@ class EncryptedCatalog(DelegatingCatalog):
         """Rename a table. Raises as ``load_table``. Unless the catalog is a REST catalog, metadata
         is refused before the table is renamed."""
         # If the table does not exist, the inner catalog raises its own error below.
+        encrypted: Base | None = None
         with suppress(NoSuchTableError):
             if not is_a(self.inner, "RestCatalog"):
                 base = load_base(self.inner, from_identifier, Trust())
-                table_key_id(base.metadata, base.trust, base.location)
+                if table_key_id(base.metadata, base.trust, base.location) is not None:
+                    encrypted = base
         with self._parsing_may_fail("SqlCatalog", "HiveCatalog", "RestCatalog"):
-            self.inner.rename_table(from_identifier, to_identifier)
+            if encrypted is not None and self._is_one_of(*_WITH_LOCATIONS):
+                self.commits().rename(encrypted, to_identifier)
+            else:
+                self.inner.rename_table(from_identifier, to_identifier)
         return self.load_table(to_identifier)
+
+    def _is_one_of(self, *kinds: str) -> bool:
+        return any(is_a(self.inner, kind) for kind in kinds)
 
     def _parsing_may_fail(self, *kinds: str) -> AbstractContextManager[None]:
         """Ignore in catalogs of these kinds that PyIceberg cannot parse a table with a type that it
         does not know. They parse the table after they have registered or renamed it."""
-        return suppress(*_UNPARSED) if any(is_a(self.inner, k) for k in kinds) else nullcontext()
+        return suppress(*_UNPARSED) if self._is_one_of(*kinds) else nullcontext()
 
     def commit_table(
         self,
@@ -584,5 +592,7 @@ class EncryptedCatalog(DelegatingCatalog):
         return repr(self.inner) if self.kms is None else f"{self.inner!r}, keys of {self.kms!r}"
 
 
+# Catalogs that keep the location of a table's metadata, for which there are ``Commits``.
+_WITH_LOCATIONS = ("SqlCatalog", "HiveCatalog", "GlueCatalog", "DynamoDbCatalog")
 # PyIceberg raises these for metadata with a column of a type that it does not know.
 _UNPARSED = (PyIcebergValidationError, PydanticValidationError)

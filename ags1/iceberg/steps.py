@@ -7,9 +7,11 @@ read earlier, and ``stage`` adds the step's updates. The rules of a conflict are
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from ..errors import KeyMetadataError
 from ..keys.envelope import EncryptedKey
 from ..keys.manager import EncryptionManager, now_ms
 from .commit.session import TableSession
@@ -18,12 +20,14 @@ from .operations.expire import ExpiryPlan
 from .spec.column_types import check_sources
 from .spec.constants import MAIN_BRANCH
 from .spec.requirements import check_requirements
-from .spec.table_keys import KeyChange
+from .spec.table_keys import KeyChange, prune, prunes_on_commit, unmoved_refs
 from .storage.output import TableOutput
 from .storage.table_files import ManifestCache
 from .write.history import check_unchanged
 from .write.snapshot import FileChange, SnapshotProducer
 from .write.view import TableView
+
+_log = logging.getLogger(__name__)
 
 Update: TypeAlias = "dict[str, Any]"
 Staged: TypeAlias = "tuple[list[Update], list[Update]]"
@@ -232,20 +236,44 @@ class Attempt:
     def _stage(self, step: Step) -> None:
         updates, requirements = step.stage(self.view)
         check_requirements(self.view.metadata, requirements)
+        self._add(updates, requirements, step.manager)
+
+    def _add(
+        self,
+        updates: list[Update],
+        requirements: list[Update],
+        manager: EncryptionManager | None,
+    ) -> None:
         # Requirements are about the committed version, so the first of each kind counts.
         asserted = {(r["type"], r.get("ref")) for r in self.requirements}
         self.requirements += [r for r in requirements if (r["type"], r.get("ref")) not in asserted]
         if not updates:
             return
         metadata = apply_updates(self.view.metadata, updates, now_ms=now_ms())
-        self._manager = step.manager or self._manager
+        self._manager = manager or self._manager
         self.view = self._view_of(
             metadata, manager=self._manager, committed_refs=self.view.committed_refs
         )
         self.updates += updates
 
+    def finish(self) -> None:
+        """Remove the keys that nothing needs after the steps, if the table's properties say so.
+        Raises ValueError if the property is neither true nor false."""
+        if not prunes_on_commit(self.view.properties):
+            return
+        try:
+            change = prune(self.view.metadata, self.view.manager)
+        except KeyMetadataError as error:
+            # The table is damaged. That must not prevent a commit, which may be the repair.
+            _log.warning("%s: no key is removed: %s", self.base.location, error.message)
+            return
+        if change.updates:
+            # The steps may have moved refs without a requirement, so the committed ones count.
+            self._add(change.updates, unmoved_refs(self.committed.metadata), change.manager)
+
     def commit(self, output: TableOutput) -> None:
-        """Make one try to commit. Raises as ``Commits.commit`` does."""
+        """Make one try to commit. Raises as ``finish`` and ``Commits.commit`` do."""
+        self.finish()
         self._table.commit_updates(
             self.base, self.updates, self.requirements, output, self._manager
         )

@@ -396,13 +396,13 @@ class EncryptedTransaction(BuiltTransaction):
         )
 
     def update_statistics(self, *, allow_plaintext: bool = False) -> UpdateStatistics:
-        """Set or remove statistics files. They reveal something of the data and are not encrypted,
-        because the metadata would have their keys. Raises NotEncryptedError unless
-        ``allow_plaintext`` is true."""
+        """Set or remove statistics files. They are not encrypted and reveal something of the data,
+        so this raises NotEncryptedError unless ``allow_plaintext`` is true. The table's
+        ``write_statistics`` encrypts them."""
         if not allow_plaintext:
             raise NotEncryptedError(
                 "statistics files are not encrypted and reveal something of an encrypted table's "
-                "data: pass allow_plaintext=True to allow them"
+                "data: use the table's write_statistics, or pass allow_plaintext=True"
             )
         self._allows_plaintext = True
         return UpdateStatistics(transaction=self)

@@ -11,6 +11,7 @@ from ..iceberg.formats.avro import AvroFile
 from ..iceberg.formats.avro_container import AvroCodec
 from ..iceberg.formats.avro_schema import iceberg_schema_of_avro
 from ..iceberg.formats.avro_writer import AvroFileWriter
+from ..iceberg.maintained_table import Rekeyed
 from ..iceberg.operations.catalog_jobs import MigrationResult, migrate
 from ..iceberg.operations.compact import Compacted
 from ..iceberg.operations.meter import Progress
@@ -34,7 +35,7 @@ from ..iceberg.steps import SnapshotStep
 from ..iceberg.storage.byte_meter import ByteMeter
 from ..iceberg.storage.output import TableOutput
 from ..iceberg.storage.table_files import TableFiles
-from ..iceberg.table import EncryptedTable, Rekeyed, open_table
+from ..iceberg.table import EncryptedTable, open_table
 from ..iceberg.write.conversion import RowConversion
 from ..iceberg.write.data_files import write_rows
 from ..iceberg.write.executors import Done, Merged

@@ -155,6 +155,13 @@ def ids(name: str = "db.t", **scan: Any) -> list[int]:
     return [row["id"] for row in rows(name, **scan)]
 
 
+def listed(name: str = "db.t") -> list[dict[str, Any]]:
+    """Return the data files that the command ``files`` lists."""
+    lines = succeed("files", name, "--json").splitlines()
+    found = [json.loads(line) for line in lines]
+    return [file for file in found if file["content"] == "data"]
+
+
 def data_keys(name: str = "db.t") -> list[KeyMetadata]:
     return [task.file.key for task in load(name).scan().plan_files()]  # type: ignore[attr-defined]
 
@@ -591,6 +598,7 @@ def test_a_filter_that_is_none(filled: EncryptedTable) -> None:
         ("delete", ["{}"]),
         ("overwrite", ["a.jsonl", "--filter", "{}"]),
         ("rekey", ["--filter", "{}"]),
+        ("compact", ["--filter", "{}"]),
     ):
         for text, what in (("id > > 3", "character"), ("zz = 3", "zz"), ("", "character")):
             given = [text if a == "{}" else a for a in arguments]
@@ -678,6 +686,49 @@ def test_rekey_takes_fresh_keys_and_keeps_the_rows(filled: EncryptedTable) -> No
     assert facts("rekey", "db.t")["files"] == 2
     assert not keys() & before
     assert ids() == [1, 2, 3, 4, 5]
+
+
+def test_compact_rewrites_small_files(filled: EncryptedTable) -> None:
+    size = sum(file["size"] for file in listed())
+    nothing = facts("compact", "db.t")
+    assert (nothing["rewritten_data_files_count"], nothing["added_data_files_count"]) == (0, 0)
+    asked = ["--min-input-files", "2", "--target-file-size", "1MiB"]
+    would = facts("compact", "db.t", *asked, "--dry-run")
+    assert len(listed()) == 2
+    done = facts("compact", "db.t", *asked)
+    assert done == would | {"dry_run": False}
+    assert done | {"table": "db.t", "branch": "main"} == done
+    assert (done["rewritten_data_files_count"], done["added_data_files_count"]) == (2, 1)
+    assert (done["rewritten_bytes_count"], done["failed_data_files_count"]) == (size, 0)
+    assert [file["rows"] for file in listed()] == [5]
+    assert ids() == [1, 2, 3, 4, 5]
+    succeed("delete", "db.t", "id in (1, 2)")
+    line = succeed("compact", "db.t", "--filter", "id < 4")
+    assert "1 data file of" in line
+    assert "rewritten into 1, 1 delete file removed" in line
+    assert [file["rows"] for file in listed()] == [3]
+    assert "128XB" in fail(2, "compact", "db.t", "--target-file-size", "128XB")
+    assert "min_file_size_bytes" in fail(
+        2, "compact", "db.t", "--target-file-size", "1M", "--min-file-size", "2M"
+    )
+    assert "absent" in fail(2, "compact", "db.t", "--branch", "absent")
+
+
+def test_compact_exits_with_6_if_a_part_fails(filled: EncryptedTable) -> None:
+    jsonl("b.jsonl", *({"id": number} for number in range(10, 13)))
+    for _ in range(2):
+        succeed("append", "db.t", "b.jsonl")
+    sizes = [file["size"] for file in listed()]
+    damaged = Path(listed()[0]["path"].removeprefix("file://"))
+    data = bytearray(damaged.read_bytes())
+    data[60] ^= 1
+    damaged.chmod(0o644)
+    damaged.write_bytes(data)
+    options = ["--rewrite-all", "--max-file-group-size", str(max(sizes)), "--partial-progress"]
+    result = table("compact", "db.t", *options, "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 6
+    assert (found["failed_data_files_count"], found["rewritten_data_files_count"]) == (1, 3)
 
 
 def test_exposed_keys_are_told_and_mended(filled: EncryptedTable) -> None:
@@ -775,8 +826,12 @@ def test_expire_by_age_number_and_id(filled: EncryptedTable) -> None:
     before = stored()
     assert expire("--snapshot", first)["files"] == would["files"]
     assert len(stored()) == len(before) - would["files"]
-    kept = expire("--older-than", "0s", "--keep-files")
+    would = facts("expire", "db.t", "--older-than", "0s", "--prune-keys", "--dry-run")["key_ids"]
+    kept = expire("--older-than", "0s", "--keep-files", "--prune-keys")
     assert (kept["snapshot_ids"], kept["files"]) == ([second], 0)
+    # The key of the first snapshot is pruned too.
+    assert (kept["key_ids"], len(would)) == (would, 2)
+    assert facts("prune-keys", "db.t", "--dry-run")["key_ids"] == []
     assert ids() == [1, 2, 3]
     for wrong in (["--older-than", "soon"], ["--older-than", "7x"], ["--retain-last", "0"]):
         fail(2, "expire", "db.t", *wrong)
@@ -970,6 +1025,7 @@ CHANGES = {
     "migrate": ["--key", "default"],
     "rotate": [],
     "rekey": [],
+    "compact": [],
     "relocate": ["/tmp/there"],
     "expire": ["--yes"],
     "remove-orphans": ["--yes"],
@@ -999,7 +1055,7 @@ def test_without_the_master_key(filled: EncryptedTable, home: Path) -> None:
     other = home / "other.json"
     create_key(str(other), "default")
     before = stored()
-    for command in ("append", "overwrite", "delete", "rekey", "rotate"):
+    for command in ("append", "overwrite", "delete", "rekey", "compact", "rotate"):
         fail(5, command, "db.t", *CHANGES[command], "--keyring", other)
         fail(7, command, "db.t", *CHANGES[command], "--key", "another")
         assert "empty" in fail(2, command, "db.t", *CHANGES[command], "--key", "")
@@ -1146,6 +1202,7 @@ def test_no_key_is_ever_printed(
         say("rotate", *more)
         say("rotate", "--rewrap", *more)
         say("rekey", *more)
+        say("compact", "--rewrite-all", *more)
         say("expire", "--older-than", "0s", "--yes", *more)
         say("erase", "--yes", *more)
         say("remove-orphans", "--older-than", "0s", "--no-other-writers", "--yes", *more)

@@ -28,8 +28,10 @@ from pyiceberg.types import (
 )
 from unknown_fields import objects, strewn, unknown_fields
 
+import ags1
 from ags1 import KeyMetadata
 from ags1.iceberg import EncryptedCatalog, EncryptedTable, verify_table
+from ags1.iceberg.write.puffin import PuffinPayload
 from ags1.keys.envelope import encryption_keys_to_dicts
 
 Json = dict[str, Any]
@@ -171,19 +173,33 @@ def test_unknown_fields_survive(
 def with_statistics_key(table: EncryptedTable) -> tuple[EncryptedTable, str]:
     """Give one statistics file, and something unknown, keys as pull request 17533 has them."""
     manager = table.view().manager
-    sealed = [
+    unknown, unused = (
         manager.add_manifest_list_key(KeyMetadata.generate(16).with_file_length(99))
-        for _ in range(3)
-    ]
+        for _ in range(2)
+    )
 
     def change(metadata: Json) -> None:
+        entry = metadata["statistics"][-1]
+        [blob] = entry["blob-metadata"]
+        entry["blob-metadata"].append(blob | {"type": "from-the-future"})
+        payload = PuffinPayload()
+        for blob in entry["blob-metadata"]:
+            payload.add(
+                b"",
+                type=blob["type"],
+                fields=blob["fields"],
+                snapshot_id=blob["snapshot-id"],
+                sequence_number=blob["sequence-number"],
+                properties=blob.get("properties") or {},
+            )
+        data, km = ags1.encrypt(payload.finish()[0])
+        Path(entry["statistics-path"].removeprefix("file://")).write_bytes(data)
+        entry["file-size-in-bytes"] = len(data)
+        entry["key-id"] = manager.add_manifest_list_key(km)
         metadata["encryption-keys"] = encryption_keys_to_dicts(manager.encryption_keys)
-        metadata["statistics"][-1]["key-id"] = sealed[0]
-        [blob] = metadata["statistics"][-1]["blob-metadata"]
-        metadata["statistics"][-1]["blob-metadata"].append(blob | {"type": "from-the-future"})
-        metadata["from-the-future"] = [{"needs": {sealed[1]: None}}]
+        metadata["from-the-future"] = [{"needs": {unknown: None}}]
 
-    return rewritten(table, change), sealed[2]
+    return rewritten(table, change), unused
 
 
 def keys_of(table: EncryptedTable) -> set[str]:
@@ -201,8 +217,8 @@ def test_keys_that_anything_refers_to_stay(
     assert {f.kind for f in verify_table(table).findings} >= {"orphan-key"}
     table = change(catalog, table, tmp_path)
     assert named <= keys_of(table)
-    for key_id in named:
-        assert table.view().manager.manifest_list_key(key_id).file_length == 99
+    lengths = {table.view().manager.manifest_list_key(key_id).file_length for key_id in named}
+    assert lengths == {99, table.view().metadata["statistics"][-1]["file-size-in-bytes"]}
     if change is not relocate:
         table.prune_keys()
     assert named <= keys_of(table)

@@ -146,16 +146,27 @@ def test_spark_goes_on_after_keys_were_pruned(
     table = create(shared)
     name = shared.shown(table)
     spark.sql(f"INSERT INTO {name} VALUES (10, 'spark')")
-    spark.sql(
+    expire = (
         f"CALL enc.system.expire_snapshots(table => '{name.removeprefix('enc.')}', "
         "older_than => TIMESTAMP '2100-01-01', retain_last => 1)"
     )
+    spark.sql(expire)
     table = shared.taken_back(name)
     assert len(table.prune_keys()) == 2
     [kek] = keks(spark.metadata(name))
     assert len(spark.metadata(name)["encryption-keys"]) == 2
     assert insert(spark, name, 11) == kek
     assert len(spark.rows(name)) == 4
+    # The same, if each of our commits prunes.
+    spark.sql(expire)
+    with shared.taken_back(name).transaction() as transaction:
+        transaction.set_properties({"encryption.keys.prune-on-commit": "true"})
+        transaction.append(pa.table({"id": [20], "v": ["ours"]}))
+    metadata = spark.metadata(name)
+    snapshots = {snapshot["key-id"] for snapshot in metadata["snapshots"]}
+    assert {key["key-id"] for key in metadata["encryption-keys"]} == {kek} | snapshots
+    assert insert(spark, name, 12) == kek
+    assert len(spark.rows(name)) == 6
     check_history(spark, name, opened(spark, name, kms))
 
 

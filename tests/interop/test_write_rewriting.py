@@ -1,8 +1,9 @@
-"""Migrated and rekeyed tables in Spark: the same rows with the same ids, and it goes on."""
+"""Migrated, rekeyed and compacted tables in Spark: the same rows and ids, and it goes on."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from ags1.iceberg.commit.metadata_file import print_metadata
 from ags1.iceberg.commit.updates import apply_updates
+from ags1.iceberg.operations.compact import Compaction, plan_compaction
+from ags1.iceberg.operations.compact_plan import RewriteOptions
 from ags1.iceberg.operations.migrate import Migration
 from ags1.iceberg.operations.rekey import Choice, Rekeying
 from ags1.iceberg.operations.rewrite import Rewriter
 from ags1.iceberg.operations.verify import verify_table
 from ags1.iceberg.storage.output import TableOutput
 from ags1.iceberg.storage.table_files import TableFiles
+from ags1.iceberg.write.executors import RewriteThreads
 from ags1.iceberg.write.snapshot import SnapshotProducer
 from ags1.iceberg.write.view import TableView
 from ags1.keys.manager import EncryptionManager, now_ms
@@ -176,4 +180,73 @@ def test_a_table_of_spark_is_rekeyed(
     assert len(now) == len(files)
     assert 0 < len(set(now) & set(files)) < len(files)
     check_same(spark, after, opened(spark, after, kms).scan())
+    check_goes_on(spark, after, kms)
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_a_table_of_spark_is_compacted_as_spark_does_it(
+    spark: SparkTables, kms: KmsClient, tmp_path: Path, file_format: str
+) -> None:
+    name = f"enc.db.compacted_{file_format}"
+    twin = f"enc.db.compacted_twin_{file_format}"
+    properties = MERGE_ON_READ | {"write.format.default": file_format}
+    spark.create(name, "id BIGINT, p INT, v STRING", tmp_path / "t", **properties)
+    listed = ", ".join(
+        f"'{key}' = '{value}'" for key, value in ({"format-version": "3"} | properties).items()
+    )
+    spark.sql(
+        f"CREATE TABLE {twin} (id BIGINT, p INT, v STRING) USING iceberg "
+        f"LOCATION 'file:{tmp_path}/twin' TBLPROPERTIES ({listed})"
+    )
+    for one in (name, twin):
+        # The first files have another partition spec than the later ones.
+        spark.sql(f"INSERT INTO {one} SELECT id, CAST(id % 3 AS INT), 'old' FROM range(30)")
+        spark.sql(f"ALTER TABLE {one} ADD PARTITION FIELD p")
+        for first in range(100, 600, 100):
+            spark.sql(
+                f"INSERT INTO {one} SELECT id, CAST(id % 3 AS INT), concat('v', id) "
+                f"FROM range({first}, {first + 60})"
+            )
+        spark.sql(f"DELETE FROM {one} WHERE id IN (3, 101, 202, 303)")
+        spark.sql(f"UPDATE {one} SET v = 'changed' WHERE id BETWEEN 400 AND 410")
+    rows = spark.rows(name, LINEAGE)
+
+    metadata = spark.metadata(name)
+    manager = EncryptionManager.from_metadata(metadata, kms, table_key_id="keyA")
+    view = TableView(metadata, TableFiles(IO, manager))
+    output = TableOutput(IO)
+    plan = plan_compaction(view, RewriteOptions(min_input_files=2, delete_file_threshold=1))
+    compaction = Compaction(plan, plan.groups, output, RewriteThreads(), lambda _: None)
+    after = f"{name}_after"
+    updates = SnapshotProducer(output).produce(view, compaction.change(view))
+    registered(spark, after, metadata, updates)
+    assert spark.rows(after, LINEAGE) == rows
+    assert len({row[-2] for row in rows}) == len(rows)
+    files = spark.rows(f"{after}.files", "content, spec_id, record_count", "content")
+    assert {(content, spec_id) for content, spec_id, _ in files} == {(0, 1)}
+    assert sum(count for *_, count in files) == len(rows)
+    check_same(spark, after, opened(spark, after, kms).scan())
+
+    # Spark's own outcome on the plain twin.
+    (theirs,) = spark.sql(
+        f"CALL enc.system.rewrite_data_files(table => '{twin.removeprefix('enc.')}', "
+        "options => map('min-input-files', '2', 'delete-file-threshold', '1'))"
+    )
+    ours = asdict(compaction.done)
+    for count in ("rewritten_data_files_count", "added_data_files_count"):
+        assert ours[count] == theirs[count], (ours, theirs)
+    assert ours["removed_delete_files_count"] == theirs["removed_delete_files_count"]
+    plain = spark.rows(f"{twin}.snapshots", "operation, summary", "committed_at")[-1]
+    new = spark.rows(f"{after}.snapshots", "operation, summary", "committed_at")[-1]
+    assert new[0] == plain[0] == "replace"
+    for key in (
+        "added-records",
+        "deleted-records",
+        "total-records",
+        "total-delete-files",
+        "removed-dvs",
+        "deleted-data-files",
+        "added-data-files",
+    ):
+        assert new[1].get(key) == plain[1].get(key), key
     check_goes_on(spark, after, kms)

@@ -54,7 +54,23 @@ TESTS = {
     "keys/cache.py": t("format/key_use keys/manager keys/keychain", "keys/envelope"),
     "keys/keychain.py": t("keys/keychain", "cli/files"),
     "keys/manager.py": t("keys/manager", "format/key_use"),
+    "iceberg/operations/orphans.py": t("iceberg/operations/orphans"),
+    "iceberg/operations/reached_files.py": t("iceberg/operations/orphans"),
+    "iceberg/operations/erase.py": t("iceberg/operations/erasure"),
+    "iceberg/operations/compact.py": t("iceberg/operations/compaction"),
+    "iceberg/operations/compact_plan.py": t("iceberg/operations/compaction"),
+    "iceberg/write/conflicts.py": t("iceberg/write/conflicts iceberg/operations/compaction"),
+    "iceberg/write/rolling_writer.py": t("iceberg/operations/compaction"),
     "keys/sidecar.py": t("keys/keychain keys/envelope", "cli/files", "iceberg/trust"),
+    "iceberg/commit/aws.py": t("iceberg/commit/aws"),
+    "iceberg/commit/glue.py": t("iceberg/commit/aws"),
+    "iceberg/commit/dynamodb.py": t("iceberg/commit/aws"),
+    "iceberg/steps.py": t("iceberg/operations/pruning"),
+    "iceberg/commit/rest.py": t("iceberg/operations/pruning", "iceberg/commit/commits"),
+    "iceberg/read/statistics.py": t("iceberg/statistics"),
+    "iceberg/write/statistics.py": t("iceberg/statistics"),
+    "iceberg/read/changes.py": t("iceberg/read/changes"),
+    "iceberg/read/changelog_planning.py": t("iceberg/read/changes"),
 }
 
 MUTANTS: list[Mutant] = []
@@ -1298,5 +1314,178 @@ faults(
         "            self.abort()\n            raise\n\n    def writable",
         "            raise\n\n    def writable",
         "a writer that could not be opened leaves its file",
+    ),
+)
+
+faults(
+    "iceberg/operations/orphans.py",
+    (
+        "                is_old = file.modified_ms is not None and file.modified_ms < self._older_than_ms\n"
+        "                (found",
+        "                is_old = True\n                (found",
+        "files of a commit under way are orphans",
+    ),
+    (
+        "            refresh()\n            self.reached.add_version(table.view(), table.metadata_location)\n",
+        "            refresh()\n",
+        "files that were committed during the search are orphans",
+    ),
+    (
+        "            self._pending.append(file.location)\n",
+        "            pass\n",
+        "files of a version that becomes current later are orphans",
+    ),
+)
+faults(
+    "iceberg/operations/reached_files.py",
+    (
+        "            if may_be_missing:\n",
+        "            if True:\n",
+        "what a missing manifest lists is an orphan",
+    ),
+)
+faults(
+    "iceberg/operations/erase.py",
+    (
+        "forgets_removed=any(map(lists_removed_files, view.manifests))",
+        "forgets_removed=False",
+        "manifests keep the bounds of removed files",
+    ),
+    (
+        "            if is_older and not is_seen and self._read(location) is not None:\n",
+        "            if is_older and not is_seen and (read := self._read(location)) is not None:\n"
+        "                self._merge(read)\n",
+        "the files of a commit that is tried again are deleted",
+    ),
+    (
+        "        if failed:\n            return tuple(deleted), failed\n",
+        "",
+        "what names an undeleted file is deleted before it",
+    ),
+)
+faults(
+    "iceberg/operations/compact.py",
+    (
+        "        number = None if start is None else start.sequence_number\n",
+        "        number = None\n",
+        "equality deletes that others commit meanwhile do not apply to the new files",
+    ),
+    (
+        "        if conflict is not None:\n            raise ConflictError(conflict)\n",
+        "",
+        "rows that others deleted meanwhile come back",
+    ),
+    (
+        "                if name not in gone:\n",
+        "                if False:\n",
+        "deletes of files that stay are removed",
+    ),
+    (
+        "            _check_rows(group, [",
+        "            list([",
+        "lost rows are committed",
+    ),
+)
+faults(
+    "iceberg/write/conflicts.py",
+    (
+        "    changes_spec = any(entry.file.spec_id != new_spec_id for entry in rewritten)\n",
+        "    changes_spec = False\n",
+        "an equality delete of the new spec deletes rows to which it did not apply",
+    ),
+)
+faults(
+    "iceberg/write/rolling_writer.py",
+    (
+        "            self._file.is_sorted = False  # earlier rows may be greater\n",
+        "            pass\n",
+        "a file of several sorted runs is called sorted",
+    ),
+)
+faults(
+    "iceberg/steps.py",
+    (
+        "            self._add(change.updates, unmoved_refs(self.committed.metadata), change.manager)",
+        "            self._add(change.updates, change.requirements, change.manager)",
+        "a commit that prunes requires refs where its own steps have moved them",
+    ),
+)
+faults(
+    "iceberg/commit/rest.py",
+    (
+        "                again = [*_replacing(metadata, lost), *restore(metadata, removed)]",
+        "                again = [*_replacing(metadata, lost)]",
+        "a pruned key that another writer's snapshot needs stays lost",
+    ),
+)
+faults(
+    "iceberg/commit/glue.py",
+    (
+        '                VersionId=entry["VersionId"],\n',
+        "",
+        "a commit replaces that of another writer without a word",
+    ),
+)
+faults(
+    "iceberg/commit/dynamodb.py",
+    (
+        "                ConditionExpression=_IS_BASE,\n",
+        '                ConditionExpression="#location = #location OR :base = :base",\n',
+        "an update has no condition",
+    ),
+)
+faults(
+    "iceberg/read/changes.py",
+    (
+        "    chosen = (positions > np.repeat(zeros, lengths)) & (",
+        "    chosen = (positions >= 0) & (",
+        "a row that came, went and came back is a change of the first time",
+    ),
+    (
+        "        return of_columns(self.row_filter, names, case_sensitive=self.case_sensitive)\n",
+        "        return self.row_filter\n",
+        "a filter makes an update an insert",
+    ),
+    (
+        "        if first != len(is_change):\n            raise _changed(groups[-1])",
+        "        if False:\n            raise _changed(groups[-1])",
+        "a file that has lost rows between two reads is read",
+    ),
+)
+
+faults(
+    "iceberg/read/changelog_planning.py",
+    (
+        "entry.status != DELETED if not is_own else entry.status != ADDED",
+        "entry.status != DELETED",
+        "rows that a snapshot deletes are not there before it",
+    ),
+    (
+        "            if removed_by:\n",
+        "            if removed_by and kind == DELETE:\n",
+        "rows whose deletion is taken back are not inserted",
+    ),
+)
+
+faults(
+    "iceberg/read/statistics.py",
+    (
+        "    elif allow_plaintext:\n",
+        "    elif True:\n",
+        "unencrypted statistics are taken for authentic ones",
+    ),
+    (
+        "    if found != stated:\n",
+        "    if False:\n",
+        "statistics that the metadata does not describe are read",
+    ),
+)
+
+faults(
+    "iceberg/write/statistics.py",
+    (
+        "            *key_updates(manager, key_id),\n",
+        "",
+        "the key of statistics is not committed with them",
     ),
 )

@@ -21,9 +21,9 @@ from .session import kms_config, master, session
 
 if TYPE_CHECKING:
     from ...iceberg import Compacted, EncryptedCatalog, EncryptedTable
+    from ...iceberg.maintained_table import Rekeyed
     from ...iceberg.operations.catalog_jobs import MigrationResult
     from ...iceberg.operations.verify.findings import TableVerification
-    from ...iceberg.table import Rekeyed
 
 
 @click.command(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
+from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
@@ -12,27 +14,92 @@ import click
 from ...atomic import AtomicFile
 from ..console import BinaryOutput, Output, print_json, print_line
 from ..exits import Group, one_line
-from ..options import PATH, force, json_output, output, quiet
+from ..options import PATH, force, grouped, json_output, output, quiet
 from . import erasing, maintenance, options, verifying, writing
 from .creating import create
 from .doctoring import doctor
 from .facts import describe_table, file_line, files_of_snapshot, table_lines
 from .filters import parsed_filter
+from .moments import Point
 from .opening import open_table
 from .options import TableOptions
 from .verifying import VerifyingOptions, verify_and_report
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
     from ...iceberg import EncryptedTable
     from ...iceberg.operations.verify.findings import TableVerification
 
+
+@dataclass(frozen=True, slots=True)
+class RowsTarget:
+    """Where rows are written, and in which format."""
+
+    format_: str | None
+    output: str | None
+    force: bool
+
+    @property
+    def chosen(self) -> str:
+        """The format. Raises click.UsageError if it is not for the terminal."""
+        from .rows import BINARY
+
+        format_ = self.format_ or _format_of(self.output)
+        if self.output is None and format_ in BINARY and sys.stdout and sys.stdout.isatty():
+            raise click.UsageError(
+                f"{format_} is not written to a terminal: give -o FILE, or use a pipe"
+            )
+        return format_
+
+    def write(self, reader: pa.RecordBatchReader) -> None:
+        """Write rows as they are read."""
+        from .rows import WRITERS
+
+        write = WRITERS[self.chosen]
+        if self.output is None:
+            stdout = cast("IO[bytes]", BinaryOutput())
+            write(reader, stdout)
+            stdout.flush()
+            return
+        with (
+            AtomicFile(self.output, overwrite=self.force) as target,
+            os.fdopen(target.fd, "wb", closefd=False) as file,
+        ):
+            write(reader, file)
+
+
 _at_snapshot = click.option(
     "--snapshot", "snapshot_id", type=int, metavar="ID", help="Read this snapshot."
 )
 _at_ref = click.option("--ref", metavar="NAME", help="Read this branch or tag.")
+_filter = click.option(
+    "--filter",
+    "row_filter",
+    metavar="EXPR",
+    help="Read only these rows, in PyIceberg's syntax: \"id > 7 and (s = 'a' or s is null)\".",
+)
+_limit = click.option("--limit", type=click.IntRange(0), metavar="N", help="Stop after N rows.")
+_written = grouped(
+    "target",
+    RowsTarget,
+    click.option(
+        "--format",
+        "format_",
+        type=click.Choice(["table", "jsonl", "csv", "arrow", "parquet"]),
+        help="[default: by the end of the output's name, or table]",
+    ),
+    click.option(
+        "-o",
+        "--output",
+        type=PATH,
+        metavar="FILE",
+        help="Write to this file, unencrypted. It appears when it is complete.",
+    ),
+    force,
+)
 
 
 @click.group("table", cls=Group)
@@ -43,6 +110,7 @@ def table() -> None:
       ags1 table info warehouse/db/flights
       ags1 table verify s3://lake/db/flights --kms aws --key alias/tables
       ags1 table scan db.flights --catalog prod --filter "day = '2026-01-31'"
+      ags1 table changes db.flights --catalog prod --from 7d
       ags1 table create db.flights --catalog prod --like flights.parquet
       ags1 table append db.flights --catalog prod flights.parquet
     """
@@ -68,35 +136,17 @@ def info(where: TableOptions, out: Output) -> None:
 
 @table.command()
 @options.opening
-@click.option(
-    "--filter",
-    "row_filter",
-    metavar="EXPR",
-    help="Read only these rows, in PyIceberg's syntax: \"id > 7 and (s = 'a' or s is null)\".",
-)
+@_filter
 @click.option(
     "--columns",
     metavar="A,B",
     help="Columns to read; of an encrypted table also _file, _pos, _spec_id, _row_id and "
     "_last_updated_sequence_number, with * for all others.  [default: all]",
 )
-@click.option("--limit", type=click.IntRange(0), metavar="N", help="Stop after N rows.")
+@_limit
 @_at_snapshot
 @_at_ref
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "jsonl", "csv", "arrow", "parquet"]),
-    help="[default: by the end of the output's name, or table]",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=PATH,
-    metavar="FILE",
-    help="Write to this file, unencrypted. It appears when it is complete.",
-)
-@force
+@_written
 @options.require_encrypted
 @quiet
 def scan(
@@ -106,9 +156,7 @@ def scan(
     limit: int | None,
     snapshot_id: int | None,
     ref: str | None,
-    format_: str | None,
-    output: str | None,
-    force: bool,
+    target: RowsTarget,
     require_encrypted: bool,
     out: Output,
 ) -> None:
@@ -125,12 +173,7 @@ def scan(
           --format jsonl | jq .id
       ags1 table scan warehouse/db/flights --ref audit -o /secure/flights.parquet
     """
-    from .rows import BINARY, WRITERS
-
-    format_ = format_ or _format_of(output)
-    if output is None and format_ in BINARY and sys.stdout is not None and sys.stdout.isatty():
-        said = f"{format_} is not written to a terminal: give -o FILE, or use a pipe"
-        raise click.UsageError(said)
+    _ = target.chosen
     opened = open_table(where, out.note, require_encrypted=require_encrypted)
     chosen = _snapshot(opened, snapshot_id, ref)
     reader = opened.scan(
@@ -139,17 +182,94 @@ def scan(
         snapshot_id=None if chosen is None else chosen.snapshot_id,
         limit=limit,
     ).to_arrow_batch_reader()
-    write = WRITERS[format_]
-    if output is None:
-        stdout = cast("IO[bytes]", BinaryOutput())
-        write(reader, stdout)
-        stdout.flush()
-        return
-    with (
-        AtomicFile(output, overwrite=force) as target,
-        os.fdopen(target.fd, "wb", closefd=False) as file,
-    ):
-        write(reader, file)
+    target.write(reader)
+
+
+@table.command(short_help="Print the changes between two snapshots.")
+@options.opening
+@click.option(
+    "--from",
+    "start",
+    type=Point(),
+    metavar="SNAPSHOT|TIME",
+    help="Print the changes after this snapshot's ID, or after a time: 7d, 12h, 30m ago, or in ISO "
+    "8601, in UTC if it has no offset.  [default: from the oldest snapshot on]",
+)
+@click.option(
+    "--to",
+    "end",
+    type=Point(),
+    metavar="SNAPSHOT|TIME",
+    help="Print the changes up to this snapshot, with its own, or up to a time.  [default: the "
+    "current snapshot]",
+)
+@_filter
+@click.option(
+    "--columns",
+    metavar="A,B",
+    help="Columns to print, also _change_type, _change_ordinal and _commit_snapshot_id.  "
+    "[default: all]",
+)
+@_limit
+@click.option("--net", is_flag=True, help="Leave out rows that come and go in the range.")
+@click.option(
+    "--identifier",
+    metavar="A,B",
+    help="Print a deleted and an inserted row of one snapshot as an update if these columns have "
+    "the same values.",
+)
+@_written
+@options.require_encrypted
+@quiet
+def changes(
+    where: TableOptions,
+    start: int | datetime | None,
+    end: int | datetime | None,
+    row_filter: str | None,
+    columns: str | None,
+    limit: int | None,
+    net: bool,
+    identifier: str | None,
+    target: RowsTarget,
+    require_encrypted: bool,
+    out: Output,
+) -> None:
+    """Print the rows that were inserted and deleted between two snapshots.
+
+    Each row has _change_type (INSERT, DELETE, UPDATE_BEFORE or UPDATE_AFTER), _change_ordinal,
+    which counts the snapshots from 0, and _commit_snapshot_id. Rows that a snapshot only wrote
+    again are left out, as by Spark's create_changelog_view. A damaged file ends the output: it is
+    complete only if the exit status is 0.
+
+    Examples:
+      ags1 table changes db.flights --catalog prod --from 7d --format jsonl
+      ags1 table changes warehouse/db/flights --from 5390529835796506035 --net
+      ags1 table changes db.flights --catalog prod --identifier id --columns id,day,_change_type
+    """
+    from ...errors import NotEncryptedError
+    from ...iceberg import EncryptedTable
+
+    _ = target.chosen
+    opened = open_table(where, out.note, require_encrypted=require_encrypted)
+    if not isinstance(opened, EncryptedTable):
+        raise NotEncryptedError(
+            "the table is not encrypted, and only the changes of encrypted tables can be read",
+            file=where.table,
+        )
+    if isinstance(start, datetime) and isinstance(end, datetime) and start >= end:
+        raise click.UsageError("the time of --from is not before that of --to")
+    scan = opened.changelog_scan(
+        from_snapshot_id_exclusive=start if isinstance(start, int) else None,
+        to_snapshot_id_inclusive=end if isinstance(end, int) else None,
+        from_time_exclusive=start if isinstance(start, datetime) else None,
+        to_time_inclusive=end if isinstance(end, datetime) else None,
+        row_filter=parsed_filter(opened, row_filter or "true", "--filter"),
+        selected_fields=tuple(columns.split(",")) if columns else ("*",),
+        limit=limit,
+        net_changes=net,
+        identifier_columns=identifier.split(",") if identifier else None,
+    )
+    target.write(scan.to_arrow_batch_reader())
 
 
 @table.command(short_help="List a snapshot's data and delete files.")
@@ -189,7 +309,8 @@ def verify(where: TableOptions, asked: VerifyingOptions, threads: int | None, ou
     needs.
 
     The metadata.json itself (schemas, which snapshots there are) is not authenticated by the
-    table's keys. A note says so, unless --expect-sha256 or a Hive or REST catalog confirms it.
+    table's keys. A note says so, unless --expect-sha256 or a Hive, REST, Glue or DynamoDB catalog
+    confirms it.
 
     Examples:
       ags1 table verify warehouse/db/flights

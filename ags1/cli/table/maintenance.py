@@ -23,8 +23,8 @@ from .rekeying import RekeyingOptions, rekey_and_report
 
 if TYPE_CHECKING:
     from ...iceberg import Compacted, EncryptedCatalog, EncryptedTable
+    from ...iceberg.maintained_table import Rekeyed
     from ...iceberg.operations.catalog_jobs import MigrationResult
-    from ...iceberg.table import Rekeyed
 
 _exposed = flag(
     "--exposed",
@@ -288,6 +288,12 @@ def relocate(
     help="Also expire this snapshot, however young it is; may be repeated.",
 )
 @flag("--keep-files", help="Delete no files.")
+@flag(
+    "--prune-keys",
+    help="In the same commit, remove the wrapped keys that nothing needs any more. Without this, "
+    "keys stay until 'ags1 table prune-keys' removes them, unless the table's "
+    "encryption.keys.prune-on-commit is true.",
+)
 @options.dry_run("Print what would be expired and deleted.")
 @yes
 @output
@@ -297,17 +303,16 @@ def expire(
     retain_last: int | None,
     snapshot_ids: tuple[int, ...],
     keep_files: bool,
+    prune_keys: bool,
     dry_run: bool,
     yes: bool,
     out: Output,
 ) -> None:
     """Remove old snapshots, and delete the files that only they use. The command asks first.
 
-    The snapshots' keys stay in the metadata until 'ags1 table prune-keys' removes them.
-
     Examples:
       ags1 table expire db.flights --catalog prod --older-than 7d --retain-last 10 --dry-run
-      ags1 table expire db.flights --catalog prod --older-than 2026-01-31T12:00:00Z
+      ags1 table expire db.flights --catalog prod --older-than 2026-01-31T12:00:00Z --prune-keys
       ags1 table expire db.flights --catalog prod --snapshot 4530519338837612000 --yes
     """
     table = ChangedCatalog(where).load()
@@ -316,17 +321,25 @@ def expire(
         deleting = "" if keep_files else " and delete the files that only they use"
         confirm(f"Remove old snapshots of {name}{deleting}?", yes=yes)
     done = table.expire_snapshots(
-        older_than, retain_last, snapshot_ids, delete_files=not keep_files, dry_run=dry_run
+        older_than,
+        retain_last,
+        snapshot_ids,
+        delete_files=not keep_files,
+        prune_keys=prune_keys,
+        dry_run=dry_run,
     )
     files = 0 if keep_files else len(done.files.locations) - len(done.failed)
     facts: dict[str, Any] = {"table": name, "dry_run": dry_run}
     facts |= {"snapshot_ids": list(done.snapshot_ids), "refs": list(done.refs)}
-    facts |= {"files": files, "left_behind": list(done.left_behind)}
+    facts |= {"files": files, "key_ids": list(done.key_ids)}
+    facts["left_behind"] = list(done.left_behind)
     would = "would be " if dry_run else ""
     line = f"{name}: {counted(len(done.snapshot_ids), 'snapshot')} {would}expired"
     if done.refs:
         line += f" (with {', '.join(done.refs)})"
     line += f", {counted(files, 'file')} {would}deleted"
+    if done.key_ids:
+        line += f", {counted(len(done.key_ids), 'key')} {would}removed"
     if done.left_behind:
         line += f", {counted(len(done.left_behind), 'file')} left behind (--json lists them)"
     out.result(facts, line)

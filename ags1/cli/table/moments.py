@@ -1,4 +1,4 @@
-"""A time on the command line: as it is, or how long ago it was."""
+"""Times on the command line: as they are, or how long ago they were; and snapshots."""
 
 from __future__ import annotations
 
@@ -35,3 +35,16 @@ class Moment(click.ParamType):  # type: ignore[type-arg]
             self.fail(
                 f"{value!r} is neither an age such as 7d or 12h nor a time in ISO 8601.", param, ctx
             )
+
+
+class Point(Moment):
+    """The ID of a snapshot, or a time."""
+
+    name = "point"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, int):
+            return value
+        if isinstance(value, str) and re.fullmatch(r"\d{1,19}", value, re.ASCII):
+            return int(value)
+        return super().convert(value, param, ctx)

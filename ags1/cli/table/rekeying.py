@@ -18,7 +18,7 @@ from .filters import parsed_filter
 from .options import TableOptions
 
 if TYPE_CHECKING:
-    from ...iceberg.table import Rekeyed
+    from ...iceberg.maintained_table import Rekeyed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """``Base``: a table's current metadata as its catalog has it, which a commit is built upon.
 
 ``load_base`` reads it in every kind of catalog. What the catalog knows of a table is trusted more
-than the metadata file: Hive's parameters and a REST server's answer become part of the ``Trust``.
+than the metadata file: the parameters of Hive, Glue and DynamoDB, and a REST server's answer become
+part of the ``Trust``.
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ from pyiceberg.typedef import Identifier, Properties
 from ...errors import MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID
 from ..pyiceberg.catalogs import is_a
+from ..pyiceberg.dynamodb import dynamodb_item, dynamodb_parameters
+from ..pyiceberg.glue import glue_table
 from ..pyiceberg.hive import hive_parameters
 from ..pyiceberg.redirection import refuse_redirection
 from ..pyiceberg.rest import RestTable, ask_rest_server, snapshot_loading_mode
 from ..pyiceberg.sql import sql_metadata_location
 from ..read.metadata import read_metadata
-from ..storage.trust import ICEBERG, METADATA_LOCATION, TABLE_TYPE, Trust, hive_trust, rest_trust
+from ..storage.trust import (
+    ICEBERG,
+    METADATA_LOCATION,
+    TABLE_TYPE,
+    Trust,
+    parameters_trust,
+    rest_trust,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +89,16 @@ def load_base(
             # Keys whose snapshots are missing from the answer would be pruned.
             answer = ask_rest_server(catalog, identifier)
         return rest_base(catalog, name, answer, trust)
-    if is_a(catalog, "HiveCatalog"):
-        parameters = hive_parameters(catalog, identifier, shared_client=as_pyiceberg)
+    parameters = _parameters(catalog, identifier, shared_client=as_pyiceberg)
+    if parameters is not None:
         location = parameters.get(METADATA_LOCATION, "")
         if not location or parameters.get(TABLE_TYPE, "").lower() != ICEBERG:
             catalog.load_table(identifier)  # raises PyIceberg's own errors
             raise MetadataIntegrityError(
-                f"the Hive metastore gave two different answers about {'.'.join(name)}: "
+                f"the catalog gave two different answers about {'.'.join(name)}: "
                 "load the table again"
             )
-        trust = hive_trust(trust, parameters)
+        trust = parameters_trust(trust, parameters)
     elif is_a(catalog, "SqlCatalog"):
         location = sql_metadata_location(catalog, identifier)
     else:
@@ -96,6 +106,20 @@ def load_base(
         name, location = table.name(), table.metadata_location
         config = TableConfig(table.config, table.config)
     return file_base(catalog, name, location, trust, config)
+
+
+def _parameters(
+    catalog: Catalog, identifier: str | Identifier, *, shared_client: bool
+) -> Properties | None:
+    """Return the parameters of a table in a catalog that has such; None for other catalogs. Raises
+    NoSuchTableError."""
+    if is_a(catalog, "HiveCatalog"):
+        return hive_parameters(catalog, identifier, shared_client=shared_client)
+    if is_a(catalog, "GlueCatalog"):
+        return dict(glue_table(catalog, identifier).get("Parameters", {}))
+    if is_a(catalog, "DynamoDbCatalog"):
+        return dynamodb_parameters(dynamodb_item(catalog, identifier))
+    return None
 
 
 def rest_base(catalog: Catalog, identifier: Identifier, answer: RestTable, trust: Trust) -> Base:

@@ -20,7 +20,16 @@ def commits_for(catalog: Catalog) -> Commits:
         return HiveCommits(catalog)
     if is_a(catalog, "RestCatalog"):
         return RestCommits(catalog)
+    # These need boto3, which only their users have.
+    if is_a(catalog, "GlueCatalog"):
+        from .glue import GlueCommits
+
+        return GlueCommits(catalog)
+    if is_a(catalog, "DynamoDbCatalog"):
+        from .dynamodb import DynamoDbCommits
+
+        return DynamoDbCommits(catalog)
     raise NotImplementedError(
         f"encrypted tables cannot be written to {catalog.name!r}, a {type(catalog).__name__}: only "
-        "SQL, Hive and REST catalogs are known to keep a table's keys"
+        "SQL, Hive, REST, Glue and DynamoDB catalogs are known to keep a table's keys"
     )

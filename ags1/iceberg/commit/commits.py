@@ -9,8 +9,8 @@ The way of a commit, from ``table.append(rows)`` to the catalog's answer::
       TableSession.commit_updates       one try; then the table object has the new version
         Commits.commit                    applies the updates, refuses a loss of encryption, and
           RestCommits                       sends the updates to the server, which applies them; or
-          SqlCommits, HiveCommits           writes the metadata.json (FileCommits) and makes it
-                                            current if the catalog still has the base's location
+          SqlCommits, HiveCommits,          writes the metadata.json (FileCommits) and makes it
+          GlueCommits, DynamoDbCommits      current if the catalog still has the base's location
           was_committed                   THE UNKNOWN OUTCOME: asks again if the answer was lost
 
 Exceptions say what became of it. CommitFailedException: another writer was first, and a retry may
@@ -128,6 +128,14 @@ class Commits(ABC):
         """Register the metadata.json at ``location`` as a table. ``output`` reads it. Raises
         TableAlreadyExistsError, NoSuchNamespaceError and MetadataIntegrityError."""
         self.catalog.register_table(identifier, location)
+
+    def rename(self, base: Base, identifier: str | Identifier) -> None:
+        """Rename a table.
+
+        Raises TableAlreadyExistsError, NoSuchNamespaceError, what the catalog raises, and in Glue
+        and DynamoDB CommitFailedException if another writer has committed since ``base``.
+        """
+        self.catalog.rename_table(base.identifier, identifier)
 
     def check(self, base: Base) -> None:
         """Raise MetadataIntegrityError or NotEncryptedError if the table must not be written to:

@@ -22,12 +22,20 @@ from pyiceberg.exceptions import (
 from pyiceberg.io import FileIO
 from pyiceberg.typedef import Identifier
 
-from ...keys.manager import TABLE_KEY_ID, now_ms
+from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
 from ..read.metadata import MAX_METADATA_SIZE, read_metadata
 from ..spec.java_json import hash_of, java_hash
 from ..spec.requirements import check_requirements
 from ..storage.output import TableOutput
-from ..storage.trust import Trust
+from ..storage.trust import (
+    HASH_LOCATION,
+    ICEBERG,
+    METADATA_HASH,
+    METADATA_LOCATION,
+    PREVIOUS_METADATA_LOCATION,
+    TABLE_TYPE,
+    Trust,
+)
 from .base import Base, TableConfig
 from .commits import Commits, NewLocation, Update, check_still_encrypted, plain_dicts
 from .metadata_file import (
@@ -56,7 +64,10 @@ class Staged:
 
 
 class FileCommits(Commits):
-    """Commits to a catalog that keeps the location of a table's metadata.json."""
+    """Commits to a catalog that keeps the location of a table's metadata.json, and its hash if
+    ``keeps_hash`` is true."""
+
+    keeps_hash = False
 
     def commit(
         self,
@@ -164,7 +175,7 @@ class FileCommits(Commits):
         trust = replace(
             base.trust,
             metadata_sha256=base.trust.metadata_sha256 and staged.sha256,
-            java_hash=None,
+            java_hash=staged.java_hash if self.keeps_hash else None,
             data_key_length=None,
         )
         return replace(base, metadata=staged.metadata, location=staged.location, trust=trust)
@@ -207,6 +218,20 @@ class FileCommits(Commits):
             return False if is_new or base.location in locations else None
 
         return was_committed(base.identifier, staged.metadata, error, ask)
+
+
+def parameters_of(staged: Staged, base: Base | None) -> dict[str, str]:
+    """Return what a catalog of parameters keeps of a table after ``staged`` becomes its metadata:
+    where that is, and what ``parameters_trust`` believes. ``base`` is None for a new table."""
+    properties = staged.metadata.get("properties") or {}
+    return {
+        TABLE_TYPE: ICEBERG.upper(),
+        METADATA_LOCATION: staged.location,
+        PREVIOUS_METADATA_LOCATION: base.location if base else "",
+        METADATA_HASH: staged.java_hash,
+        HASH_LOCATION: staged.location,
+        **{n: properties[n] for n in (TABLE_KEY_ID, DATA_KEY_LENGTH) if n in properties},
+    }
 
 
 def _read_staged(location: str, io: FileIO, base: Base | None) -> Staged:

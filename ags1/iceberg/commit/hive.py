@@ -14,7 +14,6 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -47,7 +46,13 @@ from ...errors import MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID
 from ..pyiceberg.hive import hive_client, hive_table_lock
 from ..spec.column_types import parse_schema
-from ..storage.trust import ICEBERG, METADATA_HASH, METADATA_LOCATION, TABLE_TYPE
+from ..storage.trust import (
+    ICEBERG,
+    METADATA_HASH,
+    METADATA_LOCATION,
+    PREVIOUS_METADATA_LOCATION,
+    TABLE_TYPE,
+)
 from .base import Base
 from .file_commits import FileCommits, Staged
 
@@ -86,9 +91,7 @@ class HiveCommits(FileCommits):
     """Commits to the tables of a HiveCatalog. Without Hive's lock, the metastore must be one that
     compares the expected location. With an older one, a commit could silently replace another."""
 
-    def _after(self, base: Base, staged: Staged) -> Base:
-        after = super()._after(base, staged)
-        return replace(after, trust=replace(after.trust, java_hash=staged.java_hash))
+    keeps_hash = True
 
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
         database, name = base.identifier
@@ -238,7 +241,7 @@ class HiveCommits(FileCommits):
             "snapshot-count": str(len(metadata.get("snapshots") or ())),
         }
         if base is not None:
-            parameters["previous_metadata_location"] = base.location
+            parameters[PREVIOUS_METADATA_LOCATION] = base.location
         if TABLE_KEY_ID in parameters:
             parameters[METADATA_HASH] = staged.java_hash
         parameters.pop("COLUMN_STATS_ACCURATE", None)

@@ -16,9 +16,11 @@ from ..read.metadata import FORMAT_VERSION
 from ..spec.column_types import check_writable
 from ..spec.java_json import schema_in_java_order
 from ..spec.properties import FORMAT_VERSION_PROPERTY, property_text, refuse_reserved
+from ..spec.table_keys import PRUNE_ON_COMMIT, prunes_on_commit
 from .metadata_file import PREVIOUS_VERSIONS_MAX, without_trailing_slash
 from .updates import LAST_ADDED
 
+_OF_ENCRYPTION = (TABLE_KEY_ID, DATA_KEY_LENGTH, PRUNE_ON_COMMIT)
 _FILE_FORMAT = "write.format.default"
 _PARQUET_CODEC = "write.parquet.compression-codec"
 _METRICS_OF_COLUMN = "write.metadata.metrics.column."
@@ -42,11 +44,11 @@ def check_encryption(properties: Mapping[str, str]) -> int:
             f"property {FORMAT_VERSION_PROPERTY!r}"
         )
     for name in properties:
-        if name.startswith("encryption.") and name not in (TABLE_KEY_ID, DATA_KEY_LENGTH):
+        if name.startswith("encryption.") and name not in _OF_ENCRYPTION:
             raise ValueError(
-                f"the table property {name!r} does not exist: use {TABLE_KEY_ID!r} or "
-                f"{DATA_KEY_LENGTH!r}"
+                f"the table property {name!r} does not exist: use {', '.join(_OF_ENCRYPTION)}"
             )
+    prunes_on_commit(properties)  # raises for other text than true and false
     file_format = properties.get(_FILE_FORMAT, "parquet")
     if file_format.lower() not in ("parquet", "avro"):
         raise ValueError(

@@ -7,7 +7,8 @@ every commit is built and checked like this::
              2. snapshots and their keys        as a commit
     commit   1. the table's first keys alone    are they in the answer? if not, refuse
              2. keys that wrap the sent keys, then the updates
-             3. are all needed keys in the answer? if another writer removed one, add it again
+             3. are all needed keys in the answer? if another writer or this commit removed one,
+                add it again
 
 If an answer was lost, the server is asked for the table: snapshot IDs and sequence numbers show
 whether the commit was made. Follows the REST specification and Java's ``RESTTableOperations`` and
@@ -33,6 +34,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.typedef import Identifier, Properties
 
+from ...keys.envelope import EncryptedKey
 from ...keys.manager import TABLE_KEY_ID, now_ms
 from ..pyiceberg.rest import (
     NotSentError,
@@ -45,7 +47,7 @@ from ..pyiceberg.rest import (
 from ..read.metadata import table_key_id
 from ..spec.constants import MAIN_BRANCH
 from ..spec.requirements import check_requirements
-from ..spec.table_keys import needed_keys
+from ..spec.table_keys import needed_keys, restore
 from ..storage.output import TableOutput
 from ..storage.trust import Trust
 from .base import Base, TableConfig
@@ -66,6 +68,8 @@ _DONE = (200, 201)
 _NOT_FOUND, _CONFLICT, _TOO_MANY = 404, 409, 429
 # Some servers answer with these if the updates fitted the base, but another commit came first.
 _MAY_BE_CONFLICTS = (400, 422)
+# How often keys that a server's answer lacks are looked for and added again.
+_TRIES = 4
 
 
 class RestCommits(Commits):
@@ -120,9 +124,7 @@ class RestCommits(Commits):
                 self._commit_first_keys(base, first)
         sent = [*_wrapping_keys(base.metadata, sent), *sent]
         current = self._send(base, sent, required)
-        return self._confirmed(
-            replace(base, trust=trust), current, expected, set(_added_keys(sent))
-        )
+        return self._confirmed(replace(base, trust=trust), current, expected, sent)
 
     def create(
         self,
@@ -250,20 +252,33 @@ class RestCommits(Commits):
             raise _server_loses_keys(base.identifier)
 
     def _confirmed(
-        self, base: Base, current: _Current, expected: Mapping[str, Any], sent: set[str]
+        self, base: Base, current: _Current, expected: Mapping[str, Any], sent: list[Update]
     ) -> Base:
-        """Return the base after a commit, once its keys are seen in the answer ``current``: those
-        of the IDs ``sent``, and those that snapshots need. ``expected`` is the metadata that the
-        commit was to make. Another writer may have removed a key that this commit relied on; then
-        it is added again. Raises CommitStateUnknownException, because the commit was made."""
+        """Return the base after the commit ``sent`` upon ``base``, once its keys are seen in the
+        answer ``current``: the sent ones, and those that snapshots need.
+
+        ``expected`` is the metadata that the commit was to make. Another writer may have removed a
+        key that this commit relied on, or may need one that this commit has removed; then it is
+        added again. Raises CommitStateUnknownException, because the commit was made.
+        """
         metadata, location = current
+        added = set(_added_keys(sent))
+        kept = {entry["key-id"] for entry in expected.get("encryption-keys") or ()}
+        entries = base.metadata.get("encryption-keys") or ()
+        removed = [EncryptedKey.from_dict(e) for e in entries if e["key-id"] not in kept]
         with after_commit(base.identifier):
-            lost = _lost_keys(metadata, expected, sent)
-            if lost:
-                again = list(_replacing(metadata, lost))
-                metadata, location = self._send(base, again, _same_table(metadata, []))
-                if _lost_keys(metadata, expected, sent):
-                    raise _server_loses_keys(base.identifier)
+            for _ in range(_TRIES):
+                lost = _lost_keys(metadata, expected, added)
+                again = [*_replacing(metadata, lost), *restore(metadata, removed)]
+                if not again:
+                    break
+                try:
+                    metadata, location = self._send(base, again, _same_table(metadata, []))
+                except CommitFailedException:
+                    # Another writer was first. The keys may be needed by its snapshot only.
+                    metadata, location = self._ask(base.identifier)
+            else:
+                raise _server_loses_keys(base.identifier)
             trust = replace(base.trust, metadata_sha256=None, is_from_server=True)
             table_key_id(metadata, trust, location)
         return replace(base, metadata=metadata, location=location, trust=trust)

@@ -371,6 +371,9 @@ class _Table:
         snapshot_id = whole(statistics, "snapshot-id")
         string(statistics, "statistics-path")
         whole(statistics, "file-size-in-bytes")
+        key_id = statistics.get("key-id")
+        if key_id is not None and key_id not in self._keys:
+            raise ValueError(f"statistics name the key {key_id!r}, which the table does not have")
         others = [x for x in self._table[name] if x["snapshot-id"] != snapshot_id]
         self._table[name] = [*others, dict(statistics)]
         self._is_changed = True

@@ -7,16 +7,16 @@ may be deleted. A file is deleted only if it is in the table's folders at the ti
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
+from ..read.statistics import statistics_of
 from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
 
 GC_ENABLED = "gc.enabled"
 _THREADS = 4
-_STATISTICS = ("statistics", "partition-statistics")
 
 # Called with the number of deleted files and the number of all.
 DeletionProgress: TypeAlias = "Callable[[int, int], None]"
@@ -27,13 +27,6 @@ _log = logging.getLogger(__name__)
 def may_share_files(properties: Mapping[str, str] | None) -> bool:
     """Return whether other tables may have files of a table with these properties."""
     return (properties or {}).get(GC_ENABLED, "true").lower() != "true"
-
-
-def statistics_of(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the entries of all statistics files in the metadata, each after its list's name."""
-    for name in _STATISTICS:
-        for entry in metadata.get(name) or ():
-            yield name, entry
 
 
 def logged_metadata(metadata: Mapping[str, Any]) -> list[str]:

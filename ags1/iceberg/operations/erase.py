@@ -35,6 +35,7 @@ from ...errors import Ags1Error
 from ...keys.manager import EncryptionManager
 from ..commit.session import Version
 from ..read.metadata import read_metadata
+from ..read.statistics import statistics_of
 from ..storage.listing import list_files
 from ..storage.locations import file_identity
 from ..storage.output import TableOutput
@@ -46,7 +47,7 @@ from ..write.executors import RewriteExecutor
 from ..write.snapshot import FileChange, lists_removed_files
 from ..write.view import TableView
 from .compact import Compacted
-from .deletion import delete_files, logged_metadata, statistics_of
+from .deletion import delete_files, logged_metadata
 from .expire import ExpiryPlan, ancestors, by_id, expire_chosen
 from .expired_files import ExpiredFiles, find_expired_files
 from .meter import Progress
@@ -286,14 +287,13 @@ class _Erasing:
                 "remove it with table.update_statistics(allow_plaintext=True), and erase with "
                 "orphans",
             )
-        if done.files or done.snapshot_ids:
-            for location in files.left_behind:
-                if _exists(self._table.files, location):
-                    yield Remaining(
-                        "left-behind",
-                        f"{location} is not certainly the table's own, or cannot be read",
-                        "delete it by hand if nothing else needs it",
-                    )
+        for location in files.left_behind:
+            if _exists(self._table.files, location):
+                yield Remaining(
+                    "left-behind",
+                    f"{location} is not certainly the table's own, or cannot be read",
+                    "delete it by hand if nothing else needs it",
+                )
         yield from _empty_folders(self._table)
         for location in done.failed:
             yield Remaining("not-deleted", f"{location} could not be deleted", "erase again")
@@ -374,7 +374,10 @@ class EarlierVersions:
         names in the next one. So these files do not count as expired.
         """
         folder, _, name = self._table.metadata_location.rpartition("/")
-        version = version_of_name(name) or 0
+        version = version_of_name(name)
+        if version is None:
+            # It is not known which files are older. A REST server may not say where the file is.
+            return
         for location in list_files(self._table.files.inner, folder) or ():
             number = version_of_name(location.rpartition("/")[2])
             is_seen = file_identity(location) in self._seen

@@ -9,7 +9,8 @@ and finds the files that no snapshot reaches any more (``expired_files``). For e
                              s2 is removed
     s5                       no branch or tag reaches it: it is removed
 
-This follows Java's ``RemoveSnapshots``. Keys stay: ``spec.table_keys.prune`` removes them.
+This follows Java's ``RemoveSnapshots``. Keys stay, unless the same commit prunes them
+(``spec.table_keys.prune``).
 
 The plan requires that no branch or tag has moved (``spec.table_keys`` has that rule). So a branch
 that was rolled back meanwhile cannot lose its head.

@@ -27,11 +27,12 @@ from pyiceberg.manifest import DataFileContent, ManifestFile
 
 from ...errors import Ags1Error, KmsError
 from ..read.snapshots import EncryptedSnapshot
+from ..read.statistics import statistics_of
 from ..storage.locations import file_identity
 from ..storage.output import TableOutput
 from ..storage.table_folders import TableFolders
 from ..write.view import TableView
-from .deletion import DeletionProgress, delete_files, statistics_of
+from .deletion import DeletionProgress, delete_files
 
 _THREADS = 4
 _OUTSIDE = "it is not in the table's folders"

@@ -289,10 +289,12 @@ class _Search:
 
     def _may_go(self, file: ListedFile) -> bool:
         """Return whether a file is the table's to delete. A link is not, and neither is Hadoop's
-        file that names the newest metadata."""
+        file that names the newest metadata. If a REST server does not say which metadata file is
+        the current one, none is."""
         name = file.location.rpartition("/")[2]
         return (
             name != VERSION_HINT
+            and bool(self._table.metadata_location or not _is_version(file.location))
             and self._folders.has(file.location)
             and real_file(file.location) is None
         )

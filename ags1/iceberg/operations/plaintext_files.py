@@ -21,13 +21,14 @@ from pyiceberg.io import FileIO
 from ...errors import Ags1Error, MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID
 from ..read.records import read_entries
+from ..read.statistics import statistics_of
 from ..spec.constants import AVRO_MAGIC, ORC_MAGIC, PARQUET_MAGIC, PUFFIN_MAGIC
 from ..storage.locations import file_identity
 from ..storage.output import TableOutput
 from ..storage.table_files import TableFiles
 from ..storage.table_folders import TableFolders
 from ..write.view import TableView
-from .deletion import GC_ENABLED, delete_files, may_share_files, statistics_of
+from .deletion import GC_ENABLED, delete_files, may_share_files
 from .plain_snapshots import plain_manifests
 from .reached_files import ReachedFiles
 

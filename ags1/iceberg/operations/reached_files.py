@@ -19,10 +19,11 @@ from pyiceberg.manifest import ManifestFile
 
 from ...errors import MetadataIntegrityError
 from ..read.snapshots import EncryptedSnapshot
+from ..read.statistics import statistics_of
 from ..storage.locations import FileNames, path_without_host, real_file
 from ..storage.table_files import TableFiles
 from ..write.view import TableView
-from .deletion import logged_metadata, statistics_of
+from .deletion import logged_metadata
 
 _THREADS = 16
 

@@ -24,6 +24,15 @@ class UnneededKeys:
     size: int
     metadata_size: int
 
+    @property
+    def message(self) -> str:
+        """What they are, if there are any."""
+        return (
+            f"{len(self.key_ids)} of {self.total} keys are not needed, such as "
+            f"{min(self.key_ids)!r}. They are {self.size} of the {self.metadata_size} bytes of "
+            "metadata.json"
+        )
+
 
 def unneeded_keys(metadata: Mapping[str, Any], manager: EncryptionManager) -> UnneededKeys:
     """Return the keys of ``metadata`` that pruning would remove. ``manager`` has all of them.

@@ -5,10 +5,10 @@ that decides about keys is compared with ``Trust``, which is what the caller or 
 
     statement of metadata.json       compared with, if that is known           in
     the whole file                   the SHA-256 of its bytes                  read_metadata
-    the whole content                the hash in the Hive metastore            read_metadata
+    the whole content                the hash in Hive, Glue or DynamoDB        read_metadata
     the table's master key           the key ID                                table_key_id
     "the table is not encrypted"     the key ID; keys left in the metadata     table_key_id
-    the length of data keys          the length in the Hive metastore          table_key_id
+    the length of data keys          the length in Hive, Glue or DynamoDB      table_key_id
     the branches and snapshots       each other                                parse_metadata
     which manifest list is whose     the header of the manifest list           snapshots
 
@@ -80,7 +80,7 @@ def _check_sha256(stored: bytes, trust: Trust, location: str) -> None:
 def _check_java_hash(text: bytes, metadata: dict[str, Any], trust: Trust, location: str) -> None:
     if trust.java_hash is not None and trust.java_hash not in _java_hashes(text, metadata):
         raise MetadataIntegrityError(
-            "the metadata does not have the hash that the Hive metastore keeps of it "
+            "the metadata does not have the hash that the catalog keeps of it "
             "(metadata_hash): it was changed outside the catalog. Restore the file",
             file=location,
         )

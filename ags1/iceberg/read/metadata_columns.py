@@ -8,7 +8,7 @@ column of the same name, the name means that column.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Not, Or, UnboundPredicate
@@ -17,7 +17,16 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from ..pyiceberg.expressions import BooleanRewriter
-from ..spec.constants import FILE_ID, LAST_UPDATED_ID, POSITION_ID, ROW_ID, SPEC_ID
+from ..spec.constants import (
+    CHANGE_ORDINAL_ID,
+    CHANGE_TYPE_ID,
+    COMMIT_SNAPSHOT_ID,
+    FILE_ID,
+    LAST_UPDATED_ID,
+    POSITION_ID,
+    ROW_ID,
+    SPEC_ID,
+)
 
 _FIELDS = (
     (FILE_ID, "_file", StringType(), "Path of the file in which a row is stored"),
@@ -31,11 +40,21 @@ _FIELDS = (
         "Sequence number when the row was last updated",
     ),
 )
+_CHANGE_FIELDS = (
+    (CHANGE_TYPE_ID, "_change_type", StringType(), "Record type in changelog"),
+    (CHANGE_ORDINAL_ID, "_change_ordinal", IntegerType(), "Change ordinal in changelog"),
+    (COMMIT_SNAPSHOT_ID, "_commit_snapshot_id", LongType(), "Commit snapshot ID"),
+)
 # The metadata columns that data files may contain.
 LINEAGE_IDS = frozenset((ROW_ID, LAST_UPDATED_ID))
 METADATA_COLUMNS = {
     i: NestedField(i, name, kind, required=i not in LINEAGE_IDS, doc=doc)
     for i, name, kind, doc in _FIELDS
+}
+# The columns that say what a change of a row is. Only a scan of changes has them.
+CHANGE_COLUMNS = {
+    i: NestedField(i, name, kind, required=i == CHANGE_TYPE_ID, doc=doc)
+    for i, name, kind, doc in _CHANGE_FIELDS
 }
 _NAMES = frozenset(field.name for field in METADATA_COLUMNS.values())
 
@@ -45,10 +64,17 @@ def names_any(names: Iterable[str]) -> bool:
     return any(name in _NAMES or name.lower() in _NAMES for name in names)
 
 
-def select(schema: Schema, names: Iterable[str], *, case_sensitive: bool = True) -> Schema:
+def select(
+    schema: Schema,
+    names: Iterable[str],
+    *,
+    case_sensitive: bool = True,
+    beside: Mapping[int, NestedField] = METADATA_COLUMNS,
+) -> Schema:
     """Return the table's columns with these names, as PyIceberg does (``*`` means all), then the
-    metadata columns in the order of ``names``. Raises ValueError for an unknown name."""
-    columns = _columns_beside(schema, case_sensitive)
+    metadata columns ``beside`` them in the order of ``names``. Raises ValueError for an unknown
+    name."""
+    columns = _columns_beside(schema, case_sensitive, beside)
     own: list[str] = []
     chosen: dict[int, NestedField] = {}
     for name in names:
@@ -87,24 +113,42 @@ def without_metadata_columns(
     if not names_any(_names_in(row_filter)):
         return row_filter
     columns = _columns_beside(schema, case_sensitive)
-    return visit(rewrite_not(row_filter), _OwnColumns(columns, case_sensitive))
+    return _without(row_filter, lambda name: name in columns, case_sensitive)
 
 
-class _OwnColumns(BooleanRewriter):
-    def __init__(self, columns: dict[str, NestedField], case_sensitive: bool) -> None:
-        self._columns = columns
+def of_columns(
+    row_filter: BooleanExpression, names: Iterable[str], *, case_sensitive: bool = True
+) -> BooleanExpression:
+    """Return a filter on the columns ``names`` alone that is true wherever ``row_filter`` is."""
+    wanted = {name if case_sensitive else name.lower() for name in names}
+    return _without(row_filter, lambda name: name not in wanted, case_sensitive)
+
+
+def _without(
+    row_filter: BooleanExpression, is_left_out: Callable[[str], bool], case_sensitive: bool
+) -> BooleanExpression:
+    return visit(rewrite_not(row_filter), _SomeColumns(is_left_out, case_sensitive))
+
+
+class _SomeColumns(BooleanRewriter):
+    def __init__(self, is_left_out: Callable[[str], bool], case_sensitive: bool) -> None:
+        self._is_left_out = is_left_out
         self._case_sensitive = case_sensitive
 
     def visit_unbound_predicate(self, predicate: UnboundPredicate) -> BooleanExpression:
         name = _name_in(predicate)
         name = name if self._case_sensitive else name.lower()
-        return AlwaysTrue() if name in self._columns else predicate
+        return AlwaysTrue() if self._is_left_out(name) else predicate
 
 
-def _columns_beside(schema: Schema, case_sensitive: bool) -> dict[str, NestedField]:
+def _columns_beside(
+    schema: Schema,
+    case_sensitive: bool,
+    beside: Mapping[int, NestedField] = METADATA_COLUMNS,
+) -> dict[str, NestedField]:
     """Return the metadata columns by name, without those whose names the table's columns have."""
     own = {field.name if case_sensitive else field.name.lower() for field in schema.fields}
-    return {f.name: f for f in METADATA_COLUMNS.values() if f.name not in own}
+    return {f.name: f for f in beside.values() if f.name not in own}
 
 
 def _names_in(expression: BooleanExpression) -> Iterator[str]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
+from pyiceberg.expressions import BooleanExpression
 from pyiceberg.expressions.visitors import ResidualEvaluator
 from pyiceberg.manifest import (
     INITIAL_SEQUENCE_NUMBER,
@@ -137,9 +138,11 @@ class EncryptedPlanner(ManifestPlanner):
             yield entries
 
     def matching_entries(
-        self, manifests: Iterable[ManifestFile]
+        self, manifests: Iterable[ManifestFile], *, with_removed: bool = False
     ) -> Iterator[tuple[ManifestFile, list[ManifestEntry]]]:
-        """Yield each manifest that passes the partition filter, with its matching entries."""
+        """Yield each manifest that passes the partition filter, with its matching entries. If
+        ``with_removed``, these include the entries of removed files and the delete files that apply
+        to no live file."""
         evaluators = KeyDefaultDict(self.manifest_evaluator)
         manifests = [m for m in manifests if evaluators[m.partition_spec_id](m)]
         partitions = KeyDefaultDict(self.partition_evaluator)
@@ -150,12 +153,13 @@ class EncryptedPlanner(ManifestPlanner):
             partition = partitions[manifest.partition_spec_id]
             return [
                 entry
-                for entry in manifest.fetch_manifest_entry(self.io)
+                for entry in manifest.fetch_manifest_entry(self.io, not with_removed)
                 if partition(entry.data_file)
                 and (entry.data_file.content != DataFileContent.DATA or metrics(entry.data_file))
             ]
 
-        wanted = [m for m in manifests if self.is_new_enough(first, m)]
+        # The numbers of a manifest are those of its live files alone.
+        wanted = [m for m in manifests if with_removed or self.is_new_enough(first, m)]
         for manifest in wanted:
             # The evaluators are made here, because many threads at once would make several.
             _ = partitions[manifest.partition_spec_id]
@@ -169,31 +173,42 @@ class EncryptedPlanner(ManifestPlanner):
         """Return the tasks. Each has a data file and the delete files that apply to it. Raises
         NotEncryptedError if a data file is not encrypted and the table's io says
         ``require_encrypted``, and NotImplementedError for ORC files."""
-        specs = self.table_metadata.specs()
-        deletes = DeleteIndex(lambda spec_id: partition_spec_is_void(specs[spec_id]))
+        deletes = self.delete_index()
         data: list[ManifestEntry] = []
         for entry in itertools.chain.from_iterable(self.plan_manifest_entries(manifests)):
             if entry.data_file.content != DataFileContent.DATA:
                 deletes.add(entry)
             elif manifest_entry_filter(entry):
-                self._check(cast("ContentFile", entry.data_file))
+                self.check(cast("ContentFile", entry.data_file))
                 data.append(entry)
-        schema = self.table_metadata.schema()
-        residuals = KeyDefaultDict[int, ResidualEvaluator](
-            lambda spec_id: residual_evaluator(
-                specs[spec_id], self.row_filter, self.case_sensitive, schema
-            )
-        )
+        residual_of = self.residuals()
         return [
             FileScanTask(
                 entry.data_file,
                 delete_files=deletes.of(entry),
-                residual=residuals[entry.data_file.spec_id].residual_for(entry.data_file.partition),
+                residual=residual_of(entry.data_file),
             )
             for entry in data
         ]
 
-    def _check(self, file: ContentFile) -> None:
+    def delete_index(self) -> DeleteIndex:
+        """Return an index without delete files."""
+        specs = self.table_metadata.specs()
+        return DeleteIndex(lambda spec_id: partition_spec_is_void(specs[spec_id]))
+
+    def residuals(self) -> Callable[[DataFile], BooleanExpression]:
+        """Return a function from a data file to the part of the filter that its partition does not
+        decide."""
+        schema, specs = self.table_metadata.schema(), self.table_metadata.specs()
+        evaluators = KeyDefaultDict[int, ResidualEvaluator](
+            lambda spec_id: residual_evaluator(
+                specs[spec_id], self.row_filter, self.case_sensitive, schema
+            )
+        )
+        return lambda file: evaluators[file.spec_id].residual_for(file.partition)
+
+    def check(self, file: ContentFile) -> None:
+        """Raise NotEncryptedError or NotImplementedError if ``plan_files`` does for this file."""
         if not file.is_encrypted and files_of(self.io).require_encrypted:
             raise NotEncryptedError(
                 "this data file is not encrypted, and the caller requires encryption: rewrite it "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
@@ -29,11 +29,12 @@ from .metadata_columns import names_any, select, without_metadata_columns
 from .planning import EncryptedPlanner
 from .records import ContentFile
 from .snapshots import files_of
-from .tasks import TaskReader
+from .tasks import DifferenceTask, TaskReader
 
 # What a stream of batches reads ahead, in stored bytes.
-_READ_AHEAD = 128 << 20
+READ_AHEAD = 128 << 20
 
+_Task = TypeVar("_Task", bound=FileScanTask)
 _Scan: TypeAlias = "EncryptedScan | EncryptedIncrementalScan"
 
 
@@ -62,7 +63,7 @@ class EncryptedScan(PlannedScan):
         NotEncryptedError, MetadataIntegrityError, AuthenticationError, TruncatedError, KmsError,
         and NotImplementedError for ORC files.
         """
-        return _mark_handed_out(self._tasks())
+        return mark_handed_out(self._tasks())
 
     def _tasks(self) -> list[FileScanTask]:
         return list(self.plan_locally())
@@ -105,7 +106,7 @@ class EncryptedIncrementalScan(IncrementalAppendScan):
 
     def plan_files(self) -> list[FileScanTask]:
         """Return the tasks of the appended files, as ``EncryptedScan.plan_files``."""
-        return _mark_handed_out(self._tasks())
+        return mark_handed_out(self._tasks())
 
     def _tasks(self) -> list[FileScanTask]:
         is_open = self.from_snapshot_id is None and self.to_snapshot_id is None
@@ -200,9 +201,11 @@ def _size(task: FileScanTask) -> int:
     return task.file.file_size_in_bytes
 
 
-def _mark_handed_out(tasks: list[FileScanTask]) -> list[FileScanTask]:
+def mark_handed_out(tasks: list[_Task]) -> list[_Task]:
+    """Note in the files of tasks that a caller gets them; return the tasks."""
     for task in tasks:
-        for file in (task.file, *task.delete_files):
+        removed_by = task.removed_by if isinstance(task, DifferenceTask) else ()
+        for file in (task.file, *task.delete_files, *removed_by):
             cast("ContentFile", file).is_handed_out = True
     return tasks
 
@@ -257,7 +260,7 @@ def _table(reader: ScanReader, tasks: list[FileScanTask]) -> pa.Table:
 
 def _batch_reader(reader: ScanReader, tasks: list[FileScanTask]) -> pa.RecordBatchReader:
     schema = schema_to_pyarrow(reader.projected)
-    batches = reader.batches(tasks, ahead=_READ_AHEAD)
+    batches = reader.batches(tasks, ahead=READ_AHEAD)
     first = next(batches, None)
     if first is None:
         return pa.RecordBatchReader.from_batches(schema, iter(()))

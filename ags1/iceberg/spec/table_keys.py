@@ -28,9 +28,12 @@ So the rule needs four parts there:
    commit also requires that the branch or tag with the snapshot's parent has not moved: otherwise
    the parent could expire meanwhile.
 4. Parts 2 and 3 do not detect a branch that was moved and moved back, or writers that do not follow
-   the rule. So the server's answer is checked: ``snapshots_without_keys`` finds the snapshots, and
-   ``restore`` adds the keys that the change has removed. If the process is killed before that, the
-   keys are still in the previous metadata file.
+   the rule. So after every commit that removes keys, the server's answer is checked, and
+   ``restore`` adds those that are needed again. If the process is killed before that, the keys are
+   still in the previous metadata file.
+
+A commit that also changes rows or expires snapshots may prune keys too. Parts 2 and 4 hold for
+every commit that removes a key, whatever else it does.
 
 A change of the master key over REST has one more risk: a later commit may add a KEK that is wrapped
 under the old master key. The new master key does not unwrap it. ``adopt`` wraps it under the new
@@ -45,6 +48,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyiceberg.utils.properties import property_as_bool
+
 from ...errors import KeyMetadataError
 from ...keys.envelope import EncryptedKey, parse_encryption_keys
 from ...keys.manager import TABLE_KEY_ID, EncryptionManager
@@ -55,6 +60,14 @@ Update = dict[str, Any]
 Requirement = dict[str, Any]
 
 _KEYS = "encryption-keys"
+# A property of a table: whether each commit removes the keys that nothing needs.
+PRUNE_ON_COMMIT = "encryption.keys.prune-on-commit"
+
+
+def prunes_on_commit(properties: Mapping[str, str]) -> bool:
+    """Return whether the table's commits prune its keys. The default is false. Raises ValueError if
+    the property is neither true nor false."""
+    return property_as_bool(dict(properties), PRUNE_ON_COMMIT, False)
 
 
 def named_keys(metadata: Mapping[str, Any], key_ids: Collection[str]) -> set[str]:

@@ -11,9 +11,12 @@ from pyiceberg.typedef import Properties
 from ...errors import MetadataIntegrityError
 from ...keys.manager import DATA_KEY_LENGTH, TABLE_KEY_ID
 
-# Parameters of a table in a Hive metastore.
+# Parameters of a table in a Hive metastore, in AWS Glue and in DynamoDB.
 METADATA_LOCATION = "metadata_location"
+PREVIOUS_METADATA_LOCATION = "previous_metadata_location"
 METADATA_HASH = "metadata_hash"
+# Ours: the metadata that the hash is of. Not every writer of Glue replaces the hash.
+HASH_LOCATION = "ags1.metadata-hash-location"
 TABLE_TYPE = "table_type"
 ICEBERG = "iceberg"
 
@@ -23,9 +26,9 @@ class Trust:
     """What the caller or the catalog knows of a table's metadata. None means unknown.
 
     ``key_id`` is the table's master key. ``metadata_sha256`` is the SHA-256 of the file's bytes, in
-    hex. ``java_hash`` and ``data_key_length`` are Hive's ``metadata_hash`` and
-    ``encryption.data-key-length``. If ``is_from_server`` is true, the metadata is a REST server's
-    answer and not that of a file.
+    hex. ``java_hash`` and ``data_key_length`` are the parameters ``metadata_hash`` and
+    ``encryption.data-key-length`` in Hive, Glue or DynamoDB. If ``is_from_server`` is true, the
+    metadata is a REST server's answer and not that of a file.
     """
 
     key_id: str | None = None
@@ -50,16 +53,19 @@ def rest_trust(trust: Trust, metadata: Mapping[str, Any]) -> Trust:
     return replace(trust, key_id=trust.key_id or stated or None, is_from_server=True)
 
 
-def hive_trust(trust: Trust, parameters: Properties) -> Trust:
-    """Add what the Hive metastore knows of a table. Raises MetadataIntegrityError if that
-    contradicts what the caller expects."""
+def parameters_trust(trust: Trust, parameters: Properties) -> Trust:
+    """Add what a catalog's parameters of a table say: those of a Hive metastore, of AWS Glue or of
+    DynamoDB. Raises MetadataIntegrityError if that contradicts what the caller expects."""
     key_id = parameters.get(TABLE_KEY_ID)
     if None not in (key_id, trust.key_id) and key_id != trust.key_id:
         raise MetadataIntegrityError(
-            f"the Hive metastore has {key_id!r} as the table's key, but {trust.key_id!r} was "
-            "expected"
+            f"the catalog has {key_id!r} as the table's key, but {trust.key_id!r} was expected"
         )
     java_hash = parameters.get(METADATA_HASH)
+    location = parameters.get(METADATA_LOCATION)
+    if parameters.get(HASH_LOCATION, location) != location:
+        # A writer that does not know the hash has committed since.
+        java_hash = None
     # The hash covers the whole metadata. Without one, Java compares the two properties.
     length = None if java_hash else parameters.get(DATA_KEY_LENGTH)
     return Trust(trust.key_id or key_id, trust.metadata_sha256, java_hash, length)

@@ -1,6 +1,5 @@
 """Writes the deletion vectors of a commit into one encrypted Puffin file.
 
-    plaintext   PFA1 | blob | blob | ... | PFA1 | footer (JSON) | footer length | flags | PFA1
     blob        length | magic | 64-bit Roaring bitmap of positions | CRC-32
 
 The layout is that of Java's ``BaseDVFileWriter`` and ``BitmapPositionDeleteIndex``: one blob for
@@ -11,7 +10,6 @@ the records are those of the plaintext. This follows the Iceberg specification, 
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from collections.abc import Mapping
@@ -20,14 +18,13 @@ from typing import Any
 from pyiceberg.table.deletion_vector import PROPERTY_REFERENCED_DATA_FILE
 from pyroaring import BitMap64
 
-from ... import __version__
 from ...keys.manager import EncryptionManager
 from ..read.deletes import CARDINALITY, VECTOR_MAGIC, VECTOR_TYPE
 from ..read.records import POSITION_DELETES, ContentFile
-from ..spec.constants import POSITION_ID, PUFFIN_MAGIC
+from ..spec.constants import POSITION_ID
 from ..storage.output import TableOutput
+from .puffin import PuffinPayload
 
-_NO_FLAGS = b"\0\0\0\0"
 _INHERITED = -1  # the snapshot ID or sequence number is that of the manifest entry
 
 
@@ -44,31 +41,28 @@ def write_deletion_vectors(
     ``TableOutput.write_encrypted`` raises."""
     if not vectors:
         return []
-    payload = bytearray(PUFFIN_MAGIC)
+    payload = PuffinPayload()
     blobs: list[dict[str, Any]] = []
     for path, (positions, data_file) in vectors.items():
         if data_file.file_path != path:
             raise ValueError(
                 f"the deletion vector of {path} has the record of {data_file.file_path}"
             )
-        blob = vector_blob(positions)
-        properties = {PROPERTY_REFERENCED_DATA_FILE: path, CARDINALITY: str(len(positions))}
         blobs.append(
-            {
-                "type": VECTOR_TYPE,
-                "fields": [POSITION_ID],
-                "snapshot-id": _INHERITED,
-                "sequence-number": _INHERITED,
-                "offset": len(payload),
-                "length": len(blob),
-                "properties": properties,
-            }
+            payload.add(
+                vector_blob(positions),
+                type=VECTOR_TYPE,
+                fields=[POSITION_ID],
+                snapshot_id=_INHERITED,
+                sequence_number=_INHERITED,
+                properties={
+                    PROPERTY_REFERENCED_DATA_FILE: path,
+                    CARDINALITY: str(len(positions)),
+                },
+            )
         )
-        payload += blob
-    footer = {"blobs": blobs, "properties": {"created-by": f"ags1 {__version__}"}}
-    text = json.dumps(footer, separators=(",", ":"), ensure_ascii=False).encode()
-    payload += PUFFIN_MAGIC + text + struct.pack("<i", len(text)) + _NO_FLAGS + PUFFIN_MAGIC
-    km = output.write_encrypted(location, bytes(payload), manager.new_file_key())
+    data, _ = payload.finish()
+    km = output.write_encrypted(location, data, manager.new_file_key())
     assert km.file_length is not None
     return [
         ContentFile.of(

@@ -17,12 +17,14 @@ histories.main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]
 """
 
 
-@pytest.mark.parametrize("kind", ["sql", "rest"])
+@pytest.mark.parametrize("kind", ["sql", "rest", "glue", "dynamodb"])
 # `python tests/histories.py sql FOLDER 1000 SEED` takes longer.
 @pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
 def test_every_history_is_explained(
     memory_folder: Path, run_python: RunPython, kind: str, kills: int
 ) -> None:
+    if kind in ("glue", "dynamodb"):
+        pytest.importorskip("moto")
     done = run_python(
         SCRIPT.format(broken=""), kind, memory_folder, kills, 1, timeout=60 + 5 * kills
     )

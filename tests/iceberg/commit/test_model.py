@@ -236,6 +236,8 @@ class Model:
 
     def _attempt(self, base: World, kind: str, snapshot_id: int) -> Attempt:
         metadata = base.metadata
+        if kind.startswith("pruner"):
+            return self._append_and_prune(base, kind, snapshot_id)
         if _is_writer(kind):
             return self._append(base, kind, snapshot_id)
         if kind == "rollback":
@@ -287,6 +289,16 @@ class Model:
         kept = Files() if kind == "overwrite" or parent is None else world.reached[parent]
         reached = {snapshot_id: kept | {snapshot_id}}
         return Attempt(changes, requirements, None, {snapshot_id: secret}, reached)
+
+    def _append_and_prune(self, world: World, kind: str, snapshot_id: int) -> Attempt:
+        append = self._append(world, kind, snapshot_id)
+        after = apply_updates(world.metadata, append.updates, now_ms=NOW)
+        change = prune(after, manager_of(after))
+        requirements = append.requirements
+        if self.rules.refs_unmoved and change.updates:
+            requirements = unmoved_refs(world.metadata) + requirements
+        updates = append.updates + change.updates
+        return replace(append, updates=updates, requirements=requirements, outcome=change)
 
     # -- the catalogs, and what follows a commit
 
@@ -383,7 +395,7 @@ def _as_server(metadata: dict[str, Any], changes: list[dict[str, Any]]) -> dict[
 
 
 def _is_writer(kind: str) -> bool:
-    return kind.startswith(("append", "overwrite", "stage", "java"))
+    return kind.startswith(("append", "overwrite", "stage", "java", "pruner"))
 
 
 def _branch(kind: str) -> str | None:
@@ -434,6 +446,10 @@ def test_two_writers_rotation_pruning_and_expiry(catalog: str, writers: tuple[st
         ("append", "rotate", "rotate", "prune"),
         ("java", "append", "rotate", "prune"),
         ("java", "append b", "rotate"),
+        ("pruner", "append", "rotate", "expire"),
+        ("pruner", "append b", "rollback", "rotate"),
+        ("pruner b", "pruner", "rotate", "expire"),
+        ("java", "pruner", "pruner b", "rotate"),
     ],
     ids=" ".join,
 )

@@ -5,7 +5,10 @@ PyIceberg reads a plain twin of the table, and row IDs are read from the stored 
 
 from __future__ import annotations
 
+import _thread
+import logging
 import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,17 +19,20 @@ from iceberg_tables import memory_kms
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 from row_lineage import again, check_whole, entries, lineage, raw
 from table_maker import TableMaker
 
+from ags1.errors import AuthenticationError, MetadataIntegrityError
 from ags1.iceberg import Compacted, EncryptedCatalog, EncryptedTable
 from ags1.iceberg.operations import compact
 from ags1.iceberg.operations.compact_plan import RewriteOptions, Sizes, plan_groups
-from ags1.iceberg.read.records import ContentFile
+from ags1.iceberg.read.records import ContentFile, ManifestEntry
 from ags1.iceberg.write import merging
+from ags1.iceberg.write.conflicts import Changes, find_rewrite_conflict
 from ags1.iceberg.write.executors import RewriteThreads
 
 pytestmark = pytest.mark.filterwarnings(
@@ -39,6 +45,7 @@ SCHEMA = Schema(
     NestedField(2, "v", StringType(), required=False),
 )
 BY_V = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "v"))
+BY_BUCKET = PartitionSpec(PartitionField(1, 1001, BucketTransform(3), "b"))
 QUICK = {"commit.retry.min-wait-ms": "1", "commit.retry.max-wait-ms": "5"}
 ENCRYPTED = {"format-version": "3", "encryption.key-id": "keyA"} | QUICK
 
@@ -588,3 +595,204 @@ def test_the_first_attempt_sees_what_was_committed_since_the_plan(
     with pytest.raises(ValidationException, match="added the delete file"):
         six.rewrite_data_files()
     assert 11 not in ids(six)
+
+
+# -- other writers, who write equality deletes
+
+
+def changes(*deletes: ContentFile, removed: Sequence[ContentFile] = ()) -> Changes:
+    return Changes(7, Operation.OVERWRITE, removed=removed, deletes=deletes)
+
+
+def delete_file(content: int, spec_id: int = 0, partition: Any = (), **more: Any) -> ContentFile:
+    file = ContentFile.of(
+        content=content,
+        file_path="delete",
+        file_format="PARQUET",
+        partition=partition,
+        spec_id=spec_id,
+        **more,
+    )
+    file.sequence_number = 9
+    return file
+
+
+EQUALITY, POSITION = 2, 1
+
+
+def test_what_is_a_conflict_with_a_rewrite() -> None:
+    specs = {0: PartitionSpec(), 1: replace_spec(BY_V, 1), 2: replace_spec(BY_BUCKET, 2)}
+
+    def conflict(spec_id: int, new_spec_id: int, found: Changes) -> bool:
+        file = FakeTask(0, 10, spec_id=spec_id, partition=("a",) if spec_id else ()).file
+        entry = ManifestEntry(1, 5, 1, 1, file)
+        return find_rewrite_conflict([entry], [found], specs, new_spec_id) is not None
+
+    old = FakeTask(0, 10).file
+    assert conflict(0, 0, changes(removed=[old]))
+    assert not conflict(0, 0, changes(removed=[FakeTask(1, 10).file]))
+    assert conflict(0, 0, changes(delete_file(POSITION, referenced_data_file=old.file_path)))
+    assert not conflict(0, 0, changes(delete_file(POSITION, referenced_data_file="other")))
+    assert conflict(1, 1, changes(delete_file(POSITION, 1, ("a",))))
+    assert not conflict(1, 1, changes(delete_file(POSITION, 1, ("b",))))
+    # Their sequence number is greater than that of the new files, so they apply to these.
+    assert not conflict(0, 0, changes(delete_file(EQUALITY)))
+    assert not conflict(1, 1, changes(delete_file(EQUALITY, 1, ("a",))))
+    # In another spec they would not, or they would apply to rows to which they did not.
+    assert conflict(1, 2, changes(delete_file(EQUALITY, 1, ("a",))))
+    assert not conflict(1, 2, changes(delete_file(EQUALITY, 1, ("b",))))
+    assert conflict(1, 2, changes(delete_file(EQUALITY, 2, (0,))))
+    assert not conflict(1, 2, changes(delete_file(EQUALITY, 0)))
+
+
+def replace_spec(spec: PartitionSpec, spec_id: int) -> PartitionSpec:
+    return PartitionSpec(*spec.fields, spec_id=spec_id)
+
+
+# -- several commits, failures
+
+
+def damage(file: ContentFile) -> None:
+    path = Path(file.file_path.removeprefix("file://"))
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1  # in the first page
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def parts_of(table: EncryptedTable) -> dict[str, Any]:
+    """Return options by which the six files are three groups."""
+    sizes = [file.file_size_in_bytes for file in data_files(table)]
+    return {
+        "min_input_files": 2,
+        "max_file_group_size_bytes": 2 * max(sizes),
+        "partial_progress": True,
+    }
+
+
+def test_partial_progress_commits_each_group(six: EncryptedTable) -> None:
+    before, snapshots = lineage(six), len(six.snapshots())
+    done = six.rewrite_data_files(**parts_of(six))
+    assert (done.rewritten_data_files_count, done.added_data_files_count) == (6, 3)
+    assert done.removed_delete_files_count == 2
+    assert len(six.snapshots()) == snapshots + 3
+    assert lineage(six) == before
+    check_whole(six)
+
+
+def test_partial_progress_makes_no_more_commits_than_asked(six: EncryptedTable) -> None:
+    snapshots = len(six.snapshots())
+    six.rewrite_data_files(**parts_of(six), partial_progress_max_commits=2)
+    assert len(six.snapshots()) == snapshots + 2
+
+
+def test_a_part_that_fails_is_left_out(
+    six: EncryptedTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = parts_of(six)
+    bad = next(file for file in data_files(six) if file.first_row_id == 20)
+    damage(bad)
+    with caplog.at_level(logging.WARNING):
+        done = six.rewrite_data_files(**options)
+    assert (done.rewritten_data_files_count, done.failed_data_files_count) == (4, 2)
+    assert "2 files were not rewritten" in caplog.text
+    assert sorted(file.record_count for file in data_files(six)) == [10, 10, 18, 20]
+    # What is left is done when it can be done.
+    damage(bad)
+    done = six.rewrite_data_files(**options)
+    assert done.failed_data_files_count == 0
+    assert ids(six) == sorted(set(range(60)) - {3, 4, 25})
+    check_whole(six)
+
+
+def test_a_conflict_costs_only_its_part(
+    six: EncryptedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = again(six)
+    meanwhile(monkeypatch, lambda: other.delete("id = 11"))
+    done = six.rewrite_data_files(**parts_of(six))
+    assert (done.rewritten_data_files_count, done.failed_data_files_count) == (4, 2)
+    assert ids(six) == sorted(set(range(60)) - {3, 4, 11, 25})
+    check_whole(six)
+
+
+def test_it_raises_if_no_part_was_done(six: EncryptedTable) -> None:
+    options = parts_of(six)
+    for file in data_files(six):
+        damage(file)
+    before = again(six).current_snapshot()
+    with pytest.raises(AuthenticationError):
+        six.rewrite_data_files(**options)
+    with pytest.raises(AuthenticationError):
+        six.rewrite_data_files()
+    assert again(six).current_snapshot() == before
+
+
+def files_below(table: EncryptedTable) -> set[Path]:
+    folder = Path(table.location().removeprefix("file://")) / "data"
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_damaged_file_leaves_everything_as_it_was(six: EncryptedTable) -> None:
+    before, found = again(six).current_snapshot(), files_below(six)
+    damage(data_files(six)[3])
+    with pytest.raises(AuthenticationError):
+        six.rewrite_data_files()
+    assert again(six).current_snapshot() == before
+    assert files_below(six) == found
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_an_interrupt_leaves_no_files(six: EncryptedTable, partial: bool) -> None:
+    before, found = lineage(six), files_below(six)
+    options = parts_of(six) if partial else {}
+
+    def interrupt(done: int, total: int) -> None:
+        if done > total / 2:
+            _thread.interrupt_main()
+            time.sleep(0.2)
+
+    with pytest.raises(KeyboardInterrupt):
+        six.rewrite_data_files(progress=interrupt, **options)
+    assert lineage(six) == before
+    check_whole(six)
+    if not partial:
+        assert files_below(six) == found
+
+
+def test_new_files_with_other_rows_are_not_committed(
+    six: EncryptedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = merging.TaskReader.batches
+    monkeypatch.setattr(
+        merging.TaskReader,
+        "batches",
+        lambda *arguments: (batch.slice(1) for batch in batches(*arguments)),
+    )
+    found = files_below(six)
+    with pytest.raises(MetadataIntegrityError, match=r"57 rows .* but 51"):
+        six.rewrite_data_files()
+    assert files_below(six) == found
+
+
+def test_rows_stream_through_bounded_memory(
+    catalog: EncryptedCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = create(catalog)
+    text = "some text of a row that takes its place in memory " * 4
+    for first in range(0, 400_000, 20_000):
+        table.append(rows(range(first, first + 20_000), v=text))
+    total = again(table).scan().to_arrow().nbytes
+    monkeypatch.setattr(merging, "_READ_AHEAD", 1)
+    monkeypatch.setattr(merging, "_MAX_WAITING", 8 << 20)
+    held: list[int] = []
+    before = pa.total_allocated_bytes()
+
+    def progress(done: int, size: int) -> None:
+        held.append(pa.total_allocated_bytes() - before)
+
+    table.rewrite_data_files(progress=progress, threads=1)
+    assert len(data_files(table)) == 1
+    assert len(held) == 20
+    assert total > 80 << 20
+    assert max(held) < total // 2

@@ -711,7 +711,7 @@ def test_a_stream_of_large_files_opens_them_one_after_another(
     for large, ahead, most in ((least - 1, 10 * size, 1), (size, 2 * size, 2), (size, 1, 1)):
         monkeypatch.setattr(ahead_module, "_LARGE_FILE", large)
         opened.clear()
-        monkeypatch.setattr(scan_module, "_READ_AHEAD", ahead)
+        monkeypatch.setattr(scan_module, "READ_AHEAD", ahead)
         stream = table.scan().to_arrow_batch_reader()
         assert 1 <= len(opened) <= most
         assert sorted(stream.read_all()["id"].to_pylist()) == list(range(60))

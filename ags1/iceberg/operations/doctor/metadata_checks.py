@@ -11,8 +11,9 @@ from ....keys.envelope import EncryptedKey
 from ....keys.manager import Clock
 from ...commit.session import TableSession
 from ...pyiceberg.catalogs import is_a
+from ...read.statistics import statistics_of
 from ...spec.table_keys import snapshots_without_keys
-from ..deletion import GC_ENABLED, may_share_files, statistics_of
+from ..deletion import GC_ENABLED, may_share_files
 from ..expire import by_id, expire
 from ..unneeded_keys import unneeded_keys
 from ..verify.findings import Findings
@@ -32,6 +33,8 @@ _KEY_REMEDIES = dict.fromkeys(
 )
 _PARTITIONS = "partitions."
 _MAX_NAMED = 20
+# These catalogs keep the hash of the metadata.
+_WITH_HASH = ("HiveCatalog", "GlueCatalog", "DynamoDbCatalog")
 
 
 def check_without_keys(table: TableSession, clock_ms: Clock) -> Iterator[HealthFinding]:
@@ -78,8 +81,7 @@ def _unneeded_keys(table: TableSession) -> Iterator[HealthFinding]:
     if keys.key_ids:
         yield HealthFinding(
             "orphan-key",
-            f"nothing needs {len(keys.key_ids)} of {keys.total} keys: they are {keys.size} of the "
-            f"{keys.metadata_size} bytes of metadata.json",
+            keys.message,
             len(keys.key_ids),
             keys.size,
             examples_of(keys.key_ids),
@@ -144,7 +146,7 @@ def _snapshots(table: TableSession, clock_ms: Clock) -> Iterator[HealthFinding]:
 
 
 def _statistics(metadata: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    files = [entry for _, entry in statistics_of(metadata)]
+    files = [entry for _, entry in statistics_of(metadata) if entry.get("key-id") is None]
     if files:
         yield HealthFinding(
             "plain-statistics",
@@ -176,11 +178,11 @@ def _catalog(table: TableSession) -> Iterator[HealthFinding]:
         yield HealthFinding("catalog-loses-keys", str(error))
         return
     trust = table.version.base.trust
-    if is_a(catalog, "HiveCatalog") and trust.java_hash is None:
+    if trust.java_hash is None and any(is_a(catalog, kind) for kind in _WITH_HASH):
         yield HealthFinding(
             "no-metadata-hash",
-            "the Hive metastore has no metadata_hash of the table, so a change of metadata.json "
-            "would not be detected: the next commit writes one",
+            "the catalog has no metadata_hash of the table's present metadata.json, so a change of "
+            "that file would not be detected: the next commit of ags1 writes one",
         )
 
 

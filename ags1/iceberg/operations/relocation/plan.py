@@ -23,13 +23,13 @@ from ....errors import MetadataIntegrityError, NotEncryptedError
 from ....key_metadata import KeyMetadata
 from ...read.records import ContentFile
 from ...read.snapshots import EncryptedManifest, EncryptedSnapshot
+from ...read.statistics import STATISTICS
 from ...storage.byte_meter import ByteMeter
 from ...storage.locations import Location, normalized
 from ...storage.table_files import TableFiles
 from .relocation import Relocation
 
 # The fields of metadata.json that name statistics files.
-STATISTICS = ("statistics", "partition-statistics")
 
 
 class Copy(NamedTuple):
@@ -169,7 +169,8 @@ def _add_statistics(plan: Plan, relocation: Relocation) -> None:
             except FileNotFoundError:
                 is_usable = False
             if is_usable:
-                plan.add(Copy(location, int(entry["file-size-in-bytes"]), False))
+                is_encrypted = entry.get("key-id") is not None
+                plan.add(Copy(location, int(entry["file-size-in-bytes"]), is_encrypted))
                 usable.append(entry)
             else:
                 # No reader needs statistics: Java reads the table without them if they are missing.

@@ -299,7 +299,10 @@ class FileChecker:
         else:
             if head in (MAGIC, ENCRYPTED_PARQUET_MAGIC):
                 kind = "unauthenticated-bytes"
-                message = "the statistics file is encrypted and was not verified"
+                message = (
+                    "the statistics file is encrypted and was not verified: the metadata has no "
+                    "key for it, as after a commit of Java up to 1.12"
+                )
             else:
                 kind = "plain-statistics"
                 message = "the statistics file is not encrypted: it reveals values of the data"

@@ -13,7 +13,7 @@ from ....errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError
 from ....keys.envelope import EncryptedKey, KeyEncryptionKey
 from ....keys.manager import CLOCK_SKEW_MS, KEK_LIFETIME_MS, Clock, EncryptionManager
 from ...commit.session import TableSession
-from ...spec.table_keys import needed_keys
+from ..unneeded_keys import unneeded_keys
 from .findings import Findings
 
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -28,7 +28,8 @@ def check_metadata(table: TableSession, findings: Findings, clock_ms: Clock) -> 
         findings.add(
             "metadata-not-pinned",
             "the metadata's schemas and list of snapshots are not authenticated: pass the "
-            "file's expected SHA-256, or load the table from a Hive or REST catalog",
+            "file's expected SHA-256, or load the table from a Hive, REST, Glue or DynamoDB "
+            "catalog",
             table.metadata_location,
         )
     check_partition_fields(table.metadata, table.metadata_location, findings)
@@ -71,21 +72,10 @@ def readable_keys(manager: EncryptionManager, findings: Findings) -> EncryptionM
 
 
 def _check_keys(table: TableSession, findings: Findings, clock_ms: Clock) -> None:
-    manager = readable_keys(table.files.keys, findings)
-    readable, keks = manager.encryption_keys, manager.key_encryption_keys
-    needed = needed_keys(table.version.json)
-    for entry in readable:
-        if entry not in keks and entry.key_id not in needed:
-            findings.add(
-                "orphan-key", f"nothing needs the key {entry.key_id!r}: prune_keys removes it"
-            )
+    keks = readable_keys(table.files.keys, findings).key_encryption_keys
     for kek in keks:
         _check_kek(kek, table, findings, clock_ms)
-        if kek.key_id not in needed and len(keks) > 1:
-            findings.add(
-                "orphan-key",
-                f"the KEK {kek.key_id!r} wraps no key that is needed: prune_keys removes it",
-            )
+    _check_unneeded_keys(table, findings)
     check_several(keks, findings)
 
 
@@ -97,6 +87,17 @@ def check_several(keks: Sequence[EncryptedKey], findings: Findings) -> None:
             f"the table has {len(keks)} KEKs, and Java's next commit may use any of them: "
             "rotate_keys leaves one",
         )
+
+
+def _check_unneeded_keys(table: TableSession, findings: Findings) -> None:
+    """Say what ``prune_keys`` would remove, and how much smaller metadata.json would be."""
+    try:
+        keys = unneeded_keys(table.version.json, table.files.keys)
+    except KeyMetadataError:
+        return  # other findings say what is wrong with the keys
+    if keys.key_ids:
+        remedy = "prune_keys, or 'ags1 table prune-keys', removes them"
+        findings.add("orphan-key", f"{keys.message}: {remedy}")
 
 
 def _check_kek(kek: EncryptedKey, table: TableSession, findings: Findings, clock_ms: Clock) -> None:

@@ -24,6 +24,7 @@ from ...read.snapshots import (
     EncryptedSnapshot,
     parsed,
 )
+from ...read.statistics import read_statistics, statistics_key, statistics_of
 from .checks import TICK_SECONDS, Check, CheckKind, Tick
 from .file_index import FileIndex, SnapshotIds
 from .findings import Finding, Findings, finding_of
@@ -83,6 +84,7 @@ class TableWalk:
         require_encrypted: bool,
     ) -> None:
         self._metadata = table.metadata
+        self._json = table.version.json
         self._files = table.files
         self._index = index
         self._findings = findings
@@ -128,11 +130,31 @@ class TableWalk:
         """Read the manifests; yield the checks of the files that they and the metadata name."""
         yield from self._read_plaintext_manifests()
         yield from self._read_encrypted_manifests()
-        for statistics in (*self._metadata.statistics, *self._metadata.partition_statistics):
-            location, ids = statistics.statistics_path, (statistics.snapshot_id,)
-            if self._index.add(location, None, ids):
-                self.counts["statistics_files"] += 1
+        for name, entry in statistics_of(self._json):
+            location, ids = entry["statistics-path"], (entry["snapshot-id"],)
+            try:
+                km = statistics_key(entry, self._files)
+            except KMS_UNUSABLE:
+                raise
+            except Ags1Error as error:
+                self._index.add_unreadable(location)
+                self._findings.append(finding_of(error, location, ids))
+                continue
+            if not self._index.add(location, km, ids):
+                continue
+            self.counts["statistics_files"] += 1
+            if km is None:
                 yield Check(CheckKind.STATISTICS, location, ids)
+                continue
+            try:
+                if name == "statistics":
+                    read_statistics(entry, self._files)
+                else:
+                    self._files.read_encrypted(location, km)
+            except (Ags1Error, OSError) as error:
+                self._findings.append(finding_of(error, location, ids))
+            else:
+                self.verified_size += cast("int", km.file_length)
 
     def _open_manifest_list(
         self, snapshot: EncryptedSnapshot

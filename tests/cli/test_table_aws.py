@@ -1,0 +1,61 @@
+"""The commands that change a table, in Glue and DynamoDB catalogs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("moto")
+pytest.importorskip("werkzeug")
+pytest.importorskip("boto3")
+pytest.importorskip("pyiceberg")
+
+from aws_catalogs import aws_catalogs, environment, properties
+
+from .test_files import home, succeed
+
+__all__ = ["home"]
+
+
+@pytest.fixture(params=["glue", "dynamodb"])
+def kind(
+    request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """A catalog 'prod' of that kind in PyIceberg's configuration."""
+    from pyiceberg.catalog import _ENV_CONFIG
+
+    kind = str(request.param)
+    with aws_catalogs() as aws:
+        for name, value in environment(aws.url).items():
+            monkeypatch.setenv(name, value)
+        found = properties(kind, aws.url, f"file://{home.parent}/lake")
+        monkeypatch.setattr(_ENV_CONFIG, "config", {"catalog": {"prod": found}})
+        yield kind
+
+
+def table(command: str, name: str, *arguments: object, data: bytes = b"") -> dict[str, Any]:
+    more = ("--catalog", "prod", *arguments, "--json")
+    said: dict[str, Any] = json.loads(succeed("table", command, name, *more, data=data).stdout)
+    assert said["ok"]
+    return said
+
+
+def test_a_table_from_its_creation_to_its_purge(kind: str) -> None:
+    table("create", "db.t", "--column", "id long", "--create-namespace", "--key", "default")
+    for number in (1, 2):
+        Path("rows.jsonl").write_text(json.dumps({"id": number}))
+        table("append", "db.t", "rows.jsonl")
+    table("delete", "db.t", "id = 1")
+    table("rotate", "db.t")
+    done = table("expire", "db.t", "--older-than", "0s", "--prune-keys", "--yes")
+    assert (len(done["snapshot_ids"]), len(done["key_ids"])) == (2, 2)
+    found = table("verify", "db.t")
+    assert (found["errors"], found["warnings"], found["notes"]) == (0, 0, 0)
+    text = succeed("table", "scan", "db.t", "--catalog", "prod", "--format", "jsonl").stdout
+    assert [json.loads(line) for line in text.splitlines()] == [{"id": 2}]
+    table("drop", "db.t", "--purge", "--yes")
+    assert not [path for path in Path("../lake").rglob("*") if path.is_file()]
