@@ -194,6 +194,8 @@ def test_without_the_key_the_metadata_is_examined(filled: EncryptedTable, home: 
     assert "left out: manifests, compaction" in result.stderr
     assert result.stderr.count("\n") == 1
     doctor("db.t", "--strict", code=5)
+    result = run("table", "doctor", str(folder(filled)))
+    assert result.stderr.count("reading ") == 1
 
 
 def test_with_a_wrong_key_the_metadata_is_examined(filled: EncryptedTable, home: Path) -> None:

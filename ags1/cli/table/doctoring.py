@@ -67,10 +67,17 @@ def doctor(where: TableOptions, strict: bool, no_list: bool, out: Output) -> int
 
 def _open(where: TableOptions, out: Output) -> tuple[Table, str | None]:
     """Open the table; if the KMS cannot be used, without keys. Return why not, too."""
+    said: set[str] = set()
+
+    def note(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            out.note(text)
+
     try:
-        return open_table(where, out.note), None
+        return open_table(where, note), None
     except KmsError as error:
-        return open_table(where, out.note, keys=False), error.message
+        return open_table(where, note, keys=False), error.message
 
 
 def _print(where: TableOptions, health: TableHealth, out: Output) -> None:
