@@ -9,6 +9,8 @@ from .catalog import EncryptedCatalog, PlainTableWarning, load_catalog
 from .maintained_table import Expiry, Rekeyed
 from .operations.catalog_jobs import MigrationResult
 from .operations.compact import Compacted
+from .operations.doctor import examine_table
+from .operations.doctor.findings import TableHealth
 from .operations.erase import Erasure
 from .operations.orphans import OrphanFiles
 from .operations.relocation.relocate import RelocationResult
@@ -44,7 +46,9 @@ __all__ = [
     "RelocationResult",
     "StatisticsBlob",
     "TableFiles",
+    "TableHealth",
     "TableVerification",
+    "examine_table",
     "load_catalog",
     "open_table",
     "verify_table",

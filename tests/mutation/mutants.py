@@ -57,6 +57,9 @@ TESTS = {
     "iceberg/operations/orphans.py": t("iceberg/operations/orphans"),
     "iceberg/operations/reached_files.py": t("iceberg/operations/orphans"),
     "iceberg/operations/erase.py": t("iceberg/operations/erasure"),
+    "iceberg/operations/doctor/__init__.py": t("iceberg/operations/doctor"),
+    "iceberg/operations/doctor/content_checks.py": t("iceberg/operations/doctor"),
+    "iceberg/operations/doctor/metadata_checks.py": t("iceberg/operations/doctor"),
     "iceberg/operations/compact.py": t("iceberg/operations/compaction"),
     "iceberg/operations/compact_plan.py": t("iceberg/operations/compaction"),
     "iceberg/write/conflicts.py": t("iceberg/write/conflicts iceberg/operations/compaction"),
@@ -1487,5 +1490,37 @@ faults(
         "            *key_updates(manager, key_id),\n",
         "",
         "the key of statistics is not committed with them",
+    ),
+)
+
+faults(
+    "iceberg/operations/doctor/content_checks.py",
+    (
+        "        deletes = any(hiding.values()) or any(map(",
+        "        deletes = any(hiding.values()) and any(map(",
+        "rows deleted by copy-on-write are not told",
+    ),
+    (
+        '        ids -= {ref["snapshot-id"] for ref in refs.values() if _is_branch(ref)}\n',
+        '        ids -= {ref["snapshot-id"] for ref in refs.values()}\n',
+        "plaintext manifests that only a tag keeps are not told",
+    ),
+)
+
+faults(
+    "iceberg/operations/doctor/metadata_checks.py",
+    (
+        "    chosen = sorted(snapshot_ids - heads)\n",
+        "    chosen = sorted(snapshot_ids)\n",
+        "the command names a snapshot that cannot be expired",
+    ),
+)
+
+faults(
+    "iceberg/operations/doctor/__init__.py",
+    (
+        "            reason = reason or error.message\n        else:\n            return None\n",
+        "            reason = None\n        else:\n            return None\n",
+        "a KMS that refuses is found out by every file",
     ),
 )

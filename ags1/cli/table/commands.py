@@ -17,6 +17,7 @@ from ..exits import Group, one_line
 from ..options import PATH, force, grouped, json_output, output, quiet
 from . import erasing, maintenance, options, verifying, writing
 from .creating import create
+from .doctoring import doctor
 from .facts import describe_table, file_line, files_of_snapshot, table_lines
 from .filters import parsed_filter
 from .moments import Point
@@ -347,5 +348,5 @@ def _format_of(output: str | None) -> str:
     return known.get(suffix) or ("jsonl" if suffix in (".jsonl", ".ndjson", ".json") else "table")
 
 
-for _command in (create, *writing.COMMANDS, *maintenance.COMMANDS, *erasing.COMMANDS):
+for _command in (create, doctor, *writing.COMMANDS, *maintenance.COMMANDS, *erasing.COMMANDS):
     table.add_command(_command)

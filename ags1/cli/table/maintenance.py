@@ -31,6 +31,8 @@ _exposed = flag(
     help="Rewrite only files whose keys are in plaintext manifests, and encrypt those manifests.",
 )
 
+_unencrypted = flag("--unencrypted", help="Rewrite only files that are not encrypted.")
+
 
 @click.command(cls=Command, short_help="Encrypt an unencrypted table in place.")
 @migrating.opening
@@ -121,11 +123,17 @@ def rotate(where: TableOptions, rewrap: bool, target: Target, dry_run: bool, out
 @click.command(cls=Command)
 @options.changing()
 @_exposed
+@_unencrypted
 @options.threads
 @rekeying.asking
 @output
 def rekey(
-    where: TableOptions, exposed: bool, threads: int | None, asked: RekeyingOptions, out: Output
+    where: TableOptions,
+    exposed: bool,
+    unencrypted: bool,
+    threads: int | None,
+    asked: RekeyingOptions,
+    out: Output,
 ) -> None:
     """Rewrite files under fresh keys, in one commit. Unencrypted files are encrypted.
 
@@ -140,9 +148,10 @@ def rekey(
       ags1 table rekey db.flights --catalog prod --filter "day < '2026-01-31'" --dry-run
       ags1 table rekey db.flights --catalog prod --exposed
     """
+    select = (lambda file: not file.is_encrypted) if unencrypted else None
 
     def work(table: EncryptedTable, files: Any, **named: Any) -> Rekeyed:
-        return table.rekey(files, exposed=exposed, threads=threads, **named)
+        return table.rekey(files, select=select, exposed=exposed, threads=threads, **named)
 
     rekey_and_report(where, asked, work, out)
 

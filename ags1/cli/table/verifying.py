@@ -3,7 +3,7 @@ Knows nothing of where the files are looked at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,9 @@ _EXIT = {
     "kek-near-expiry": Exit.KEYS,
     "kek-timestamp": Exit.KEYS,
     "kek-other-master-key": Exit.KEYS,
+    "missing-snapshot-key": Exit.KEYS,
+    "catalog-loses-keys": Exit.KEYS,
+    "impossible-setting": Exit.FORMAT,
     "missing-file": Exit.IO,
     "missing-statistics": Exit.IO,
     "unreadable-file": Exit.IO,
@@ -96,11 +99,15 @@ def verify_and_report(
 def exit_code(result: TableVerification, *, strict: bool) -> Exit:
     """Return the code of the gravest finding. With ``strict``, warnings count too. If nothing
     counts, return OK."""
-    from ...iceberg.operations.verify.findings import SEVERITIES, Severity
+    from ...iceberg.operations.verify.findings import SEVERITIES
 
-    grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
-    kinds = (kind for kind in result.finding_counts if SEVERITIES[kind] in grave)
-    codes = [_EXIT.get(kind, Exit.AUTHENTICATION) for kind in kinds]
+    return gravest(result.finding_counts, SEVERITIES, strict=strict)
+
+
+def gravest(kinds: Iterable[str], severities: Mapping[str, str], *, strict: bool) -> Exit:
+    """Return the code of the gravest of some kinds of findings, as ``exit_code``."""
+    grave = ("error", "warning") if strict else ("error",)
+    codes = [_EXIT.get(kind, Exit.AUTHENTICATION) for kind in kinds if severities[kind] in grave]
     if Exit.AUTHENTICATION in codes:
         return Exit.AUTHENTICATION
     return min(codes, default=Exit.OK)

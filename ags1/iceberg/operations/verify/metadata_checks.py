@@ -5,14 +5,15 @@ They read no other file of the table. Each KEK is unwrapped once by the KMS.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyiceberg.table.metadata import TableMetadata
 
 from ....errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError
 from ....keys.envelope import EncryptedKey, KeyEncryptionKey
 from ....keys.manager import CLOCK_SKEW_MS, KEK_LIFETIME_MS, Clock, EncryptionManager
-from ...commit.metadata_file import print_metadata
 from ...commit.session import TableSession
-from ...spec.table_keys import prune
+from ..unneeded_keys import unneeded_keys
 from .findings import Findings
 
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -31,11 +32,11 @@ def check_metadata(table: TableSession, findings: Findings, clock_ms: Clock) -> 
             "catalog",
             table.metadata_location,
         )
-    _check_partition_fields(table.metadata, table.metadata_location, findings)
+    check_partition_fields(table.metadata, table.metadata_location, findings)
     _check_keys(table, findings, clock_ms)
 
 
-def _check_partition_fields(metadata: TableMetadata, location: str, findings: Findings) -> None:
+def check_partition_fields(metadata: TableMetadata, location: str, findings: Findings) -> None:
     """Find partition fields with one name and several IDs. As in Java, a field's latest name
     counts."""
     names: dict[int, str] = {}
@@ -56,8 +57,9 @@ def _check_partition_fields(metadata: TableMetadata, location: str, findings: Fi
             )
 
 
-def _check_keys(table: TableSession, findings: Findings, clock_ms: Clock) -> None:
-    manager = table.files.keys
+def readable_keys(manager: EncryptionManager, findings: Findings) -> EncryptionManager:
+    """Return a manager with those keys of a table whose entries can be read. Each other one is a
+    finding."""
     readable = []
     for entry in manager.encryption_keys:
         try:
@@ -66,10 +68,19 @@ def _check_keys(table: TableSession, findings: Findings, clock_ms: Clock) -> Non
             findings.add("kek-unusable", error.message)
         else:
             readable.append(entry)
-    keks = EncryptionManager(manager.kms, manager.table_key_id, readable).key_encryption_keys
+    return EncryptionManager(manager.kms, manager.table_key_id, readable)
+
+
+def _check_keys(table: TableSession, findings: Findings, clock_ms: Clock) -> None:
+    keks = readable_keys(table.files.keys, findings).key_encryption_keys
     for kek in keks:
         _check_kek(kek, table, findings, clock_ms)
     _check_unneeded_keys(table, findings)
+    check_several(keks, findings)
+
+
+def check_several(keks: Sequence[EncryptedKey], findings: Findings) -> None:
+    """Say that a table has more than one KEK."""
     if len(keks) > 1:
         findings.add(
             "several-keks",
@@ -80,41 +91,41 @@ def _check_keys(table: TableSession, findings: Findings, clock_ms: Clock) -> Non
 
 def _check_unneeded_keys(table: TableSession, findings: Findings) -> None:
     """Say what ``prune_keys`` would remove, and how much smaller metadata.json would be."""
-    metadata = table.version.json
     try:
-        removed = {key.key_id for key in prune(metadata, table.files.keys).removed}
+        keys = unneeded_keys(table.version.json, table.files.keys)
     except KeyMetadataError:
         return  # other findings say what is wrong with the keys
-    if not removed:
-        return
-    kept = [entry for entry in metadata["encryption-keys"] if entry["key-id"] not in removed]
-    size = len(print_metadata(metadata))
-    saved = size - len(print_metadata({**metadata, "encryption-keys": kept}))
-    findings.add(
-        "orphan-key",
-        f"{len(removed)} of {len(metadata['encryption-keys'])} keys are not needed, such as "
-        f"{min(removed)!r}. They are {saved} of the {size} bytes of metadata.json: prune_keys, or "
-        "'ags1 table prune-keys', removes them",
-    )
+    if keys.key_ids:
+        remedy = "prune_keys, or 'ags1 table prune-keys', removes them"
+        findings.add("orphan-key", f"{keys.message}: {remedy}")
 
 
 def _check_kek(kek: EncryptedKey, table: TableSession, findings: Findings, clock_ms: Clock) -> None:
-    name = f"the KEK {kek.key_id!r}"
-    master_key_id = table.key_id
-    if kek.encrypted_by_id != master_key_id:
-        findings.add(
-            "kek-other-master-key",
-            f"{name} says that it is wrapped with {kek.encrypted_by_id!r}, but the table's "
-            f"master key is {master_key_id!r}",
-        )
+    check_master_key(kek, table.key_id, findings)
     try:
-        KeyEncryptionKey.unwrap(table.files.keys.kms, kek, master_key_id)
-        timestamp = kek.timestamp
+        KeyEncryptionKey.unwrap(table.files.keys.kms, kek, table.key_id)
     except KMS_UNUSABLE:
         raise
     except Ags1Error as error:
-        findings.add("kek-unusable", f"{name} cannot be used: {error.message}")
+        findings.add("kek-unusable", f"the KEK {kek.key_id!r} cannot be used: {error.message}")
         return
+    check_age(kek, findings, clock_ms)
+
+
+def check_master_key(kek: EncryptedKey, master_key_id: str, findings: Findings) -> None:
+    """Compare the master key that a KEK names with the table's."""
+    if kek.encrypted_by_id != master_key_id:
+        findings.add(
+            "kek-other-master-key",
+            f"the KEK {kek.key_id!r} says that it is wrapped with {kek.encrypted_by_id!r}, but the "
+            f"table's master key is {master_key_id!r}",
+        )
+
+
+def check_age(kek: EncryptedKey, findings: Findings, clock_ms: Clock) -> None:
+    """Compare the age of a KEK with its lifetime. Raises KeyMetadataError if the entry cannot be
+    read."""
+    name, timestamp = f"the KEK {kek.key_id!r}", kek.timestamp
     try:
         age_ms = clock_ms() - int(timestamp or "")
     except ValueError:

@@ -1,0 +1,46 @@
+"""Counts the keys of a table that nothing needs, and what they cost.
+
+``EncryptedTable.prune_keys`` removes them. This changes nothing and needs no KMS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...keys.manager import EncryptionManager
+from ..commit.metadata_file import print_metadata
+from ..spec.table_keys import prune
+
+
+@dataclass(frozen=True, slots=True)
+class UnneededKeys:
+    """The IDs of the keys that nothing needs, of ``total`` keys in all. They take ``size`` bytes of
+    the ``metadata_size`` bytes of metadata.json, before compression."""
+
+    key_ids: tuple[str, ...]
+    total: int
+    size: int
+    metadata_size: int
+
+    @property
+    def message(self) -> str:
+        """What they are, if there are any."""
+        return (
+            f"{len(self.key_ids)} of {self.total} keys are not needed, such as "
+            f"{min(self.key_ids)!r}. They are {self.size} of the {self.metadata_size} bytes of "
+            "metadata.json"
+        )
+
+
+def unneeded_keys(metadata: Mapping[str, Any], manager: EncryptionManager) -> UnneededKeys:
+    """Return the keys of ``metadata`` that pruning would remove. ``manager`` has all of them.
+    Raises KeyMetadataError if a snapshot's key or its KEK is missing, and ValueError as
+    ``table_keys.prune``."""
+    removed = tuple(key.key_id for key in prune(metadata, manager).removed)
+    entries = metadata.get("encryption-keys") or []
+    size = len(print_metadata(dict(metadata)))
+    kept = [entry for entry in entries if entry["key-id"] not in removed]
+    smaller = len(print_metadata({**metadata, "encryption-keys": kept})) if removed else size
+    return UnneededKeys(removed, len(entries), size - smaller, size)
