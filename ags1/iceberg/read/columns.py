@@ -54,6 +54,16 @@ class Rows(NamedTuple):
         return self._replace(batch=self.batch.filter(mask), positions=positions)
 
 
+class _Unchanged(NamedTuple):
+    """Batches of files whose columns are ``of_file`` and that have the schema ``stored`` are, as
+    they are, the columns of ``wanted``, with the schema ``projected``."""
+
+    wanted: Schema
+    of_file: Schema
+    stored: pa.Schema
+    projected: pa.Schema
+
+
 class FileReader:
     """Opens files of one table and reads their columns. Any number of threads may use it at once.
     ``projected`` is the schema of the rows that the caller wants. Each Avro file is read by
@@ -71,6 +81,8 @@ class FileReader:
         self._file_columns: Once[tuple[bytes, frozenset[int]], FileColumns] = Once(
             self._find_file_columns
         )
+        # The last one by the identity of ``of_file``, which it keeps alive.
+        self._unchanged: dict[int, _Unchanged] = {}
 
     def table_columns(self, field_ids: Iterable[int]) -> Schema:
         """Return the table's columns with these IDs, also those that it has dropped. If there are
@@ -106,7 +118,25 @@ class FileReader:
 
     def project(self, schema: Schema, rows: Rows) -> pa.RecordBatch:
         """Return rows in the columns of ``schema``."""
-        return project(schema, rows.schema, rows.batch, self._downcasts, rows.missing)
+        batch = rows.batch
+        same = self._unchanged.get(id(rows.schema))
+        if same is not None and same.wanted is schema and same.stored.equals(batch.schema):
+            columns = batch.columns[: len(same.projected)]
+            return pa.RecordBatch.from_arrays(columns, schema=same.projected)
+        result = project(schema, rows.schema, batch, self._downcasts, rows.missing)
+        # PyIceberg walks both schemas for each batch. With small files that takes a notable time.
+        count = len(schema.fields)
+        if (
+            count
+            and schema.fields == rows.schema.fields[:count]
+            and all(
+                a.type.equals(b.type, check_metadata=True)
+                for a, b in zip(result, batch, strict=False)
+            )
+        ):
+            found = _Unchanged(schema, rows.schema, batch.schema, result.schema)
+            self._unchanged[id(rows.schema)] = found
+        return result
 
     def column(self, schema: Schema, field_id: int, rows: Rows) -> pa.Array:
         """Return one column in its type in ``schema``, which has no other column."""

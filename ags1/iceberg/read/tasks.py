@@ -47,6 +47,7 @@ from .open_files import FileColumns, OpenAvro, OpenParquet
 from .records import ContentFile
 
 _NOTHING = Deleted(None, [])
+_ARROW_TYPES = {i: schema_to_pyarrow(f.field_type) for i, f in METADATA_COLUMNS.items()}
 
 
 class DifferenceTask(FileScanTask):
@@ -271,7 +272,7 @@ class TaskReader:
         if field_id == POSITION_ID:
             return rows.positions
         field = METADATA_COLUMNS[field_id]
-        kind = schema_to_pyarrow(field.field_type)
+        kind = _ARROW_TYPES[field_id]
         if field_id in (FILE_ID, SPEC_ID):
             value = file.file_path if field_id == FILE_ID else file.spec_id
             return pa.repeat(pa.scalar(value, kind), count)

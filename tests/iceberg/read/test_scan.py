@@ -486,6 +486,19 @@ def test_any_history_reads_as_its_rows(commits: list[Any], choice: Any) -> None:
 # -- schemas
 
 
+def test_columns_of_one_type_change_their_order(tmp_path: Path) -> None:
+    columns = [{"id": i, "name": name, "type": "long"} for i, name in ((1, "a"), (2, "b"))]
+
+    def build(maker: TableMaker) -> None:
+        rows = [{"a": n, "b": -n} for n in range(1, 9)]
+        files = [maker.add_parquet(rows, row_group_size=3) for _ in range(2)]
+        maker.set_schema(columns[::-1])
+        maker.commit(*files)
+
+    read = assert_same(*both(tmp_path, build, columns))
+    assert read.to_pylist() == 2 * [{"b": -n, "a": n} for n in range(1, 9)]
+
+
 def test_schema_evolution(tmp_path: Path) -> None:
     def build(maker: TableMaker) -> None:
         maker.commit(maker.add_parquet([{"a": n, "b": f"b{n}", "c": n / 2} for n in range(4)]))
