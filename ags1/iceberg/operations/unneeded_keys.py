@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...keys.manager import EncryptionManager
-from ..commit.metadata_file import print_metadata
 from ..spec.table_keys import prune
 
 
@@ -40,7 +40,12 @@ def unneeded_keys(metadata: Mapping[str, Any], manager: EncryptionManager) -> Un
     ``table_keys.prune``."""
     removed = tuple(key.key_id for key in prune(metadata, manager).removed)
     entries = metadata.get("encryption-keys") or []
-    size = len(print_metadata(dict(metadata)))
     kept = [entry for entry in entries if entry["key-id"] not in removed]
-    smaller = len(print_metadata({**metadata, "encryption-keys": kept})) if removed else size
-    return UnneededKeys(removed, len(entries), size - smaller, size)
+    saved = _printed_size(entries) - _printed_size(kept)
+    return UnneededKeys(removed, len(entries), saved, _printed_size(metadata))
+
+
+def _printed_size(value: Any) -> int:
+    """Return the bytes of compact JSON, also of metadata with text that no file can have."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return len(text.encode("utf-8", "surrogatepass"))

@@ -122,7 +122,7 @@ class DataFileWriter:
     """Writes data files from record batches of the schema ``provided``; see ``write_rows``.
 
     ``view`` has the keys and the locations of the table. ``max_waiting`` is the size (bytes) of
-    Arrow data that is held in memory. A file of a sorted table has the rows that are sorted at
+    Arrow data that is held in memory; by default 512 MiB. A file of a sorted table has the rows that are sorted at
     once; with ``joins_runs``, it has several such runs until it is full, and its record does not
     say that it is sorted. This is a context manager: when its block ends, ``files`` has the
     records; if the block raises, no file is left. One thread may use it.
@@ -139,11 +139,12 @@ class DataFileWriter:
         *,
         write_uuid: UUID | None = None,
         threads: int | None = None,
-        max_waiting: int = _MAX_WAITING,
+        max_waiting: int | None = None,
         joins_runs: bool = False,
     ) -> None:
         self.files: list[ContentFile] = []
         self._plan = plan
+        max_waiting = max_waiting or _MAX_WAITING
         self._max_waiting = max_waiting
         self._thread_count = threads or min(_MAX_THREADS, usable_cpus())
         self._conversion = plan.conversion(provided)

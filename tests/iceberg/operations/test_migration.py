@@ -245,14 +245,14 @@ def test_what_the_new_table_reaches_is_never_listed(catalog: SqlCatalog) -> None
 
 def test_a_killed_run_is_gone_on_with(catalog: SqlCatalog, monkeypatch: Any) -> None:
     import ags1.iceberg.operations.journal as journal
-    import ags1.iceberg.write.reencryption as reencryption
+    import ags1.iceberg.write.executors as executors
 
     monkeypatch.setattr(journal, "_FILES_PER_PART", 1)
     plain = make(catalog, 2)
     expected = by_id(plain.scan().to_arrow())
     count = len(list(plain.scan().plan_files()))
     base = commits_for(catalog).load("db.t", Trust())
-    rewrite, calls = reencryption.rewrite_file, []
+    rewrite, calls = executors.rewrite_file, []
 
     def dies(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -260,13 +260,13 @@ def test_a_killed_run_is_gone_on_with(catalog: SqlCatalog, monkeypatch: Any) -> 
             raise KeyboardInterrupt
         return rewrite(*arguments)
 
-    monkeypatch.setattr(reencryption, "rewrite_file", dies)
+    monkeypatch.setattr(executors, "rewrite_file", dies)
     first = Migration(TableOutput(IO), new_keys(), executor=RewriteThreads(1))
     with pytest.raises(KeyboardInterrupt):
         first.produce(base.metadata)
 
     calls.clear()
-    monkeypatch.setattr(reencryption, "rewrite_file", lambda *a: calls.append(a) or rewrite(*a))
+    monkeypatch.setattr(executors, "rewrite_file", lambda *a: calls.append(a) or rewrite(*a))
     done: list[Any] = []
     table, _, _ = migrate(catalog, on_done=lambda old, new: done.append(old))
     assert len(calls) == count - 3
