@@ -172,6 +172,29 @@ def test_the_form_has_to_be_named(table: EncryptedTable) -> None:
     assert not list(Path(table.location().removeprefix("file://")).rglob("*.stats"))
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": None},
+        {"fields": ["a"]},
+        {"fields": [1.5]},
+        {"fields": [1 << 31]},
+        {"properties": {"ndv": 3}},
+        {"properties": {"\ud800": "3"}},
+        {"payload": "text"},
+        {"snapshot_id": "1"},
+        {"sequence_number": 1 << 63},
+    ],
+)
+def test_what_no_reader_would_accept_is_not_written(
+    table: EncryptedTable, wrong: dict[str, Any]
+) -> None:
+    blob = {"type": "t", "fields": [1], "payload": b"x", "properties": {"ndv": "3"}}
+    with pytest.raises(ValueError, match="of the statistics blob"):
+        table.write_statistics([StatisticsBlob(**blob | wrong)], encrypted_statistics=DRAFT)
+    assert table.catalog.load_table("db.t").metadata.statistics == []
+
+
 def flipped(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
