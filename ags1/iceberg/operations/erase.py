@@ -262,28 +262,34 @@ class _Erasing:
     def _remaining(
         self, done: Erasure, files: ExpiredFiles, earlier: EarlierVersions
     ) -> Iterator[Remaining]:
-        """Yield what may still have deleted rows, from the table's present version."""
+        """Yield what may still have deleted rows, from the table's present version without the
+        snapshots that go."""
         metadata = self._table.version.json
         yield from _refs(metadata, self._branch)
-        for snapshot in by_id(metadata).values():
+        for snapshot_id, snapshot in by_id(metadata).items():
+            if snapshot_id in done.snapshot_ids:
+                continue
             if _is_staged(snapshot):
                 yield Remaining(
                     "staged-snapshot",
-                    f"snapshot {snapshot['snapshot-id']} is staged and not published",
+                    f"snapshot {snapshot_id} is staged and not published",
                     "publish it, or expire it with table.expire_snapshots(snapshot_ids=...)",
                 )
             if any(name.startswith(_PARTITIONS) for name in snapshot.get("summary") or {}):
                 yield Remaining(
                     "partition-values",
-                    f"the summary of snapshot {snapshot['snapshot-id']} in metadata.json has "
-                    "values of partitions, unencrypted",
+                    f"the summary of snapshot {snapshot_id} in metadata.json has values of "
+                    "partitions, unencrypted",
                     "append rows, so that a new snapshot replaces it",
                 )
         for _, entry in statistics_of(metadata):
+            if entry["snapshot-id"] in done.snapshot_ids:
+                continue
+            is_plain = "" if entry.get("key-id") else "is not encrypted, and "
             yield Remaining(
                 "statistics",
-                f"the statistics file {entry['statistics-path']} is not encrypted, and may have "
-                "been made before rows were deleted",
+                f"the statistics file {entry['statistics-path']} {is_plain}may have been made "
+                "before rows were deleted",
                 "remove it with table.update_statistics(allow_plaintext=True), and erase with "
                 "orphans",
             )
