@@ -32,9 +32,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ...errors import Ags1Error
+from ...keys.envelope import parse_encryption_keys
 from ...keys.manager import EncryptionManager
 from ..commit.session import Version
-from ..read.metadata import read_metadata
+from ..read.metadata import parse_metadata, read_metadata
 from ..read.statistics import statistics_of
 from ..storage.listing import list_files
 from ..storage.locations import file_identity
@@ -398,6 +399,9 @@ class EarlierVersions:
         if table.folders.versions([location]):
             try:
                 metadata = read_metadata(table.files.inner, location, Trust())
+                # Nothing confirms this file, and what it names is read below.
+                parse_metadata(metadata)
+                parse_encryption_keys(metadata.get("encryption-keys") or [])
             except FileNotFoundError:
                 return None
             except (Ags1Error, OSError):

@@ -313,6 +313,30 @@ def test_statistics_and_summaries_are_told(catalog: EncryptedCatalog) -> None:
     assert kinds(table.erase_deleted_rows()) == {"orphans", "partition-values"}
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"snapshots": [{"snapshot-id": 9}]},
+        {"statistics": [{"x": 1}]},
+        {"metadata-log": [{}]},
+        {"encryption-keys": [{}]},
+    ],
+)
+def test_a_malformed_earlier_metadata_file_is_told(
+    catalog: EncryptedCatalog, wrong: dict[str, Any]
+) -> None:
+    table = filled(catalog)
+    table.delete("id = 2")
+    logged = Path(table.metadata.metadata_log[-1].metadata_file.removeprefix("file://"))
+    logged.write_text(json.dumps(json.loads(logged.read_bytes()) | wrong))
+    for dry_run in (True, False):
+        done = table.erase_deleted_rows(dry_run=dry_run)
+        [told] = [r for r in done.remaining if r.kind == "metadata-file"]
+        assert str(logged) in told.message
+    assert logged.exists()
+    assert ids(table) == [1, 3, 4, 5, 6]
+
+
 def test_encrypted_statistics_go_with_their_snapshots_and_keys(catalog: EncryptedCatalog) -> None:
     table = filled(catalog, **{"encryption.keys.prune-on-commit": "true"})
     blob = StatisticsBlob("theta", [1], b"erase-me")
