@@ -311,19 +311,7 @@ class _Erasing:
                 "metadata folder, so it stays",
                 "delete it by hand if no other table needs it",
             )
-        if done.orphans is None:
-            yield Remaining(
-                "orphans",
-                "files of writers that failed were not searched for",
-                "pass remove_orphans=True ('ags1 table erase --orphans')",
-            )
-        elif done.orphans.young_files:
-            yield Remaining(
-                "orphans",
-                f"{done.orphans.young_files} files that nothing needs are too young to be deleted: "
-                "a commit may be under way",
-                "erase again with orphans when they are older",
-            )
+        yield from _unsearched(done.orphans)
 
 
 class EarlierVersions:
@@ -453,6 +441,31 @@ def _refs(metadata: Mapping[str, Any], branch: str) -> Iterator[Remaining]:
         if kind == "branch":
             remedy = f"erase the branch {name!r}, or {remedy}"
         yield Remaining(kind, f"the {kind} {name!r} keeps snapshot {ref['snapshot-id']}", remedy)
+
+
+def _unsearched(orphans: OrphanFiles | None) -> Iterator[Remaining]:
+    """Yield the orphan files that were not searched for, or are too young."""
+    if orphans is None:
+        yield Remaining(
+            "orphans",
+            "files of writers that failed were not searched for",
+            "pass remove_orphans=True ('ags1 table erase --orphans')",
+        )
+        return
+    for folder in orphans.not_searched:
+        yield Remaining(
+            "orphans",
+            f"{folder} was not searched: only the metadata, which nothing confirms, says that "
+            "it is the table's",
+            "use a catalog that confirms the metadata, or look there by hand",
+        )
+    if orphans.young_files:
+        yield Remaining(
+            "orphans",
+            f"{orphans.young_files} files that nothing needs are too young to be deleted: "
+            "a commit may be under way",
+            "erase again with orphans when they are older",
+        )
 
 
 def _empty_folders(table: Erasable) -> Iterator[Remaining]:

@@ -337,6 +337,20 @@ def test_a_malformed_earlier_metadata_file_is_told(
     assert ids(table) == [1, 3, 4, 5, 6]
 
 
+def test_a_folder_that_was_not_searched_is_told(catalog: EncryptedCatalog, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    table = filled(catalog, **{"write.data.path": f"file://{elsewhere}"})
+    table.delete("id in (2, 5)")
+    now = datetime.now(timezone.utc)
+    done = table.erase_deleted_rows(orphans_older_than=now, **NOW)
+    assert kinds(done) == {"left-behind", "orphans"}
+    # The manifests that named these files are gone now, but the files are still there.
+    done = table.erase_deleted_rows(orphans_older_than=now, **NOW)
+    assert len(list(elsewhere.glob("*.parquet"))) == 3
+    [told] = done.remaining
+    assert (told.kind, str(elsewhere) in told.message) == ("orphans", True)
+
+
 def test_encrypted_statistics_go_with_their_snapshots_and_keys(catalog: EncryptedCatalog) -> None:
     table = filled(catalog, **{"encryption.keys.prune-on-commit": "true"})
     blob = StatisticsBlob("theta", [1], b"erase-me")
