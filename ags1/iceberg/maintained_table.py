@@ -131,10 +131,10 @@ class MaintainedTable(TableSession):
         if snapshot_id is None:
             snapshot_id = self.version.json.get("current-snapshot-id", -1)
         transaction = self.transaction()
-        writer = StatisticsWriter(transaction.output, self.view(), snapshot_id)
-        writer.write(blobs)
-        transaction.stage_step(KeyStep(writer.change))
-        transaction.commit_transaction()
+        with transaction:  # an interrupt leaves no file
+            writer = StatisticsWriter(transaction.output, self.view(), snapshot_id)
+            writer.write(blobs)
+            transaction.stage_step(KeyStep(writer.change))
         entry = self._statistics_entry(snapshot_id)
         if entry is not None and entry.get("key-id") is None:
             transaction = self.transaction()

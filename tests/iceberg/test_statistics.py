@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from ags1.iceberg import (
 )
 from ags1.iceberg.commit.updates import apply_updates
 from ags1.iceberg.spec.java_json import in_java_order
+from ags1.iceberg.write.statistics import StatisticsWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
 
@@ -170,6 +171,44 @@ def test_the_form_has_to_be_named(table: EncryptedTable) -> None:
     with pytest.raises(ValueError, match="no snapshot 7"):
         table.write_statistics(blobs(), 7, encrypted_statistics=DRAFT)
     assert not list(Path(table.location().removeprefix("file://")).rglob("*.stats"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": None},
+        {"fields": ["a"]},
+        {"fields": [1.5]},
+        {"fields": [1 << 31]},
+        {"properties": {"ndv": 3}},
+        {"properties": {"\ud800": "3"}},
+        {"payload": "text"},
+        {"snapshot_id": "1"},
+        {"sequence_number": 1 << 63},
+    ],
+)
+def test_what_no_reader_would_accept_is_not_written(
+    table: EncryptedTable, wrong: dict[str, Any]
+) -> None:
+    blob = {"type": "t", "fields": [1], "payload": b"x", "properties": {"ndv": "3"}}
+    with pytest.raises(ValueError, match="of the statistics blob"):
+        table.write_statistics([StatisticsBlob(**blob | wrong)], encrypted_statistics=DRAFT)
+    assert table.catalog.load_table("db.t").metadata.statistics == []
+
+
+def test_an_interrupt_leaves_no_file(
+    table: EncryptedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = StatisticsWriter.write
+
+    def interrupted(writer: StatisticsWriter, blobs: Iterable[StatisticsBlob]) -> None:
+        write(writer, blobs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StatisticsWriter, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        table.write_statistics(blobs(), encrypted_statistics=DRAFT)
+    assert list(Path(table.location().removeprefix("file://")).rglob("*.stats")) == []
 
 
 def flipped(path: Path) -> None:

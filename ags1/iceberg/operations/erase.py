@@ -32,9 +32,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ...errors import Ags1Error
+from ...keys.envelope import parse_encryption_keys
 from ...keys.manager import EncryptionManager
 from ..commit.session import Version
-from ..read.metadata import read_metadata
+from ..read.metadata import parse_metadata, read_metadata
 from ..read.statistics import statistics_of
 from ..storage.listing import list_files
 from ..storage.locations import file_identity
@@ -262,28 +263,34 @@ class _Erasing:
     def _remaining(
         self, done: Erasure, files: ExpiredFiles, earlier: EarlierVersions
     ) -> Iterator[Remaining]:
-        """Yield what may still have deleted rows, from the table's present version."""
+        """Yield what may still have deleted rows, from the table's present version without the
+        snapshots that go."""
         metadata = self._table.version.json
         yield from _refs(metadata, self._branch)
-        for snapshot in by_id(metadata).values():
+        for snapshot_id, snapshot in by_id(metadata).items():
+            if snapshot_id in done.snapshot_ids:
+                continue
             if _is_staged(snapshot):
                 yield Remaining(
                     "staged-snapshot",
-                    f"snapshot {snapshot['snapshot-id']} is staged and not published",
+                    f"snapshot {snapshot_id} is staged and not published",
                     "publish it, or expire it with table.expire_snapshots(snapshot_ids=...)",
                 )
             if any(name.startswith(_PARTITIONS) for name in snapshot.get("summary") or {}):
                 yield Remaining(
                     "partition-values",
-                    f"the summary of snapshot {snapshot['snapshot-id']} in metadata.json has "
-                    "values of partitions, unencrypted",
+                    f"the summary of snapshot {snapshot_id} in metadata.json has values of "
+                    "partitions, unencrypted",
                     "append rows, so that a new snapshot replaces it",
                 )
         for _, entry in statistics_of(metadata):
+            if entry["snapshot-id"] in done.snapshot_ids:
+                continue
+            is_plain = "" if entry.get("key-id") else "is not encrypted, and "
             yield Remaining(
                 "statistics",
-                f"the statistics file {entry['statistics-path']} is not encrypted, and may have "
-                "been made before rows were deleted",
+                f"the statistics file {entry['statistics-path']} {is_plain}may have been made "
+                "before rows were deleted",
                 "remove it with table.update_statistics(allow_plaintext=True), and erase with "
                 "orphans",
             )
@@ -304,19 +311,7 @@ class _Erasing:
                 "metadata folder, so it stays",
                 "delete it by hand if no other table needs it",
             )
-        if done.orphans is None:
-            yield Remaining(
-                "orphans",
-                "files of writers that failed were not searched for",
-                "pass remove_orphans=True ('ags1 table erase --orphans')",
-            )
-        elif done.orphans.young_files:
-            yield Remaining(
-                "orphans",
-                f"{done.orphans.young_files} files that nothing needs are too young to be deleted: "
-                "a commit may be under way",
-                "erase again with orphans when they are older",
-            )
+        yield from _unsearched(done.orphans)
 
 
 class EarlierVersions:
@@ -392,6 +387,9 @@ class EarlierVersions:
         if table.folders.versions([location]):
             try:
                 metadata = read_metadata(table.files.inner, location, Trust())
+                # Nothing confirms this file, and what it names is read below.
+                parse_metadata(metadata)
+                parse_encryption_keys(metadata.get("encryption-keys") or [])
             except FileNotFoundError:
                 return None
             except (Ags1Error, OSError):
@@ -443,6 +441,31 @@ def _refs(metadata: Mapping[str, Any], branch: str) -> Iterator[Remaining]:
         if kind == "branch":
             remedy = f"erase the branch {name!r}, or {remedy}"
         yield Remaining(kind, f"the {kind} {name!r} keeps snapshot {ref['snapshot-id']}", remedy)
+
+
+def _unsearched(orphans: OrphanFiles | None) -> Iterator[Remaining]:
+    """Yield the orphan files that were not searched for, or are too young."""
+    if orphans is None:
+        yield Remaining(
+            "orphans",
+            "files of writers that failed were not searched for",
+            "pass remove_orphans=True ('ags1 table erase --orphans')",
+        )
+        return
+    for folder in orphans.not_searched:
+        yield Remaining(
+            "orphans",
+            f"{folder} was not searched: only the metadata, which nothing confirms, says that "
+            "it is the table's",
+            "use a catalog that confirms the metadata, or look there by hand",
+        )
+    if orphans.young_files:
+        yield Remaining(
+            "orphans",
+            f"{orphans.young_files} files that nothing needs are too young to be deleted: "
+            "a commit may be under way",
+            "erase again with orphans when they are older",
+        )
 
 
 def _empty_folders(table: Erasable) -> Iterator[Remaining]:

@@ -7,6 +7,7 @@ by folder, because a table may have too many files to hold at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -66,13 +67,23 @@ def _arrow_files(io: PyArrowFileIO, location: str) -> Iterator[ListedFile]:
     folders = [path]
     while folders:
         selector = FileSelector(folders.pop().rstrip("/") or "/", allow_not_found=True)
-        for info in filesystem.get_file_info(selector):
+        for info, found in _infos(filesystem, selector):
             if info.type == FileType.Directory:
-                if not (is_local and os.path.islink(info.path)):
-                    folders.append(info.path)
+                if not (is_local and os.path.islink(found)):
+                    folders.append(found)
             elif info.type == FileType.File:
                 modified_ms = None if info.mtime_ns is None else info.mtime_ns // 1_000_000
-                yield ListedFile(prefix + info.path, info.size, modified_ms)
+                yield ListedFile(prefix + found, info.size, modified_ms)
+
+
+def _infos(filesystem: Any, selector: Any) -> list[tuple[Any, str]]:
+    """Return what Arrow knows of the files in a folder, with the path of each. Raises OSError if a
+    name is not UTF-8: Arrow cannot open or delete such a file."""
+    try:
+        return [(info, info.path) for info in filesystem.get_file_info(selector)]
+    except UnicodeDecodeError:
+        what = "the name of a file in this folder is not UTF-8: rename the file or delete it"
+        raise OSError(errno.EILSEQ, what, selector.base_dir) from None
 
 
 def _fsspec_files(io: FsspecFileIO, location: str) -> Iterator[ListedFile]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pyiceberg.table.puffin import PuffinFile
 
 from ...key_metadata import KeyMetadata
 from ...keys.manager import EncryptionManager
 from ..spec.table_keys import KeyChange
+from ..storage.locations import is_encodable
 from ..storage.output import TableOutput
 from .conflicts import ConflictError
 from .puffin import PuffinPayload
@@ -33,6 +34,8 @@ class StatisticsBlob:
     ``type`` is for example ``apache-datasketches-theta-v1``; ``fields`` are the IDs of the columns.
     ``payload`` is stored as it is. ``snapshot_id`` and ``sequence_number`` are those of the
     snapshot that the blob was computed from; None for the snapshot of the file.
+
+    Raises ValueError for a value that metadata.json cannot have: readers would refuse the table.
     """
 
     type: str
@@ -41,6 +44,18 @@ class StatisticsBlob:
     properties: Mapping[str, str] = field(default_factory=dict)
     snapshot_id: int | None = None
     sequence_number: int | None = None
+
+    def __post_init__(self) -> None:
+        texts = self.type, *self.properties, *self.properties.values()
+        numbers = (n for n in (self.snapshot_id, self.sequence_number) if n is not None)
+        for name, is_valid in (
+            ("text", all(map(_is_text, texts))),
+            ("field", all(_is_number(n, 32) for n in self.fields)),
+            ("snapshot ID or sequence number", all(_is_number(n, 64) for n in numbers)),
+            ("payload", isinstance(self.payload, bytes)),
+        ):
+            if not is_valid:
+                raise ValueError(f"a {name} of the statistics blob has another type or size")
 
     @classmethod
     def all_of(cls, puffin: PuffinFile) -> list[StatisticsBlob]:
@@ -119,3 +134,12 @@ class StatisticsWriter:
         ]
         requirements = [{"type": "assert-table-uuid", "uuid": metadata["table-uuid"]}]
         return KeyChange(updates, requirements, manager)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and is_encodable(value)
+
+
+def _is_number(value: object, bits: int) -> bool:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return is_integer and cast("int", value).bit_length() < bits

@@ -25,7 +25,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import ListType, LongType, NestedField, StringType, StructType
 
 from ags1.errors import KmsUnavailableError
-from ags1.iceberg import EncryptedCatalog, EncryptedTable, Erasure, verify_table
+from ags1.iceberg import EncryptedCatalog, EncryptedTable, Erasure, StatisticsBlob, verify_table
 from ags1.iceberg.operations import erase as erasing
 from ags1.iceberg.operations.erase import earlier_snapshots
 from ags1.iceberg.storage.output import TableOutput
@@ -292,7 +292,7 @@ def test_statistics_and_summaries_are_told(catalog: EncryptedCatalog) -> None:
     table.update_statistics(allow_plaintext=True).set_statistics(statistics).commit()
     done = table.erase_deleted_rows()
     [told] = [r for r in done.remaining if r.kind == "statistics"]
-    assert str(path) in told.message
+    assert f"{path} is not encrypted" in told.message
     table.update_statistics(allow_plaintext=True).remove_statistics(snapshot_id).commit()
     done = table.erase_deleted_rows(orphans_older_than=datetime.now(timezone.utc), **NOW)
     assert done.remaining == ()
@@ -301,6 +301,7 @@ def test_statistics_and_summaries_are_told(catalog: EncryptedCatalog) -> None:
     path.write_bytes(b"PFA1")
     table.update_statistics(allow_plaintext=True).set_statistics(statistics).commit()
     table.delete("id = 2")
+    assert kinds(table.erase_deleted_rows(dry_run=True)) == {"orphans"}
     assert kinds(table.erase_deleted_rows()) == {"orphans"}
     assert not path.exists()
 
@@ -310,6 +311,62 @@ def test_statistics_and_summaries_are_told(catalog: EncryptedCatalog) -> None:
     location.write_text(json.dumps(metadata))
     table = catalog.load_table("db.t")  # type: ignore[assignment]
     assert kinds(table.erase_deleted_rows()) == {"orphans", "partition-values"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"snapshots": [{"snapshot-id": 9}]},
+        {"statistics": [{"x": 1}]},
+        {"metadata-log": [{}]},
+        {"encryption-keys": [{}]},
+    ],
+)
+def test_a_malformed_earlier_metadata_file_is_told(
+    catalog: EncryptedCatalog, wrong: dict[str, Any]
+) -> None:
+    table = filled(catalog)
+    table.delete("id = 2")
+    logged = Path(table.metadata.metadata_log[-1].metadata_file.removeprefix("file://"))
+    logged.write_text(json.dumps(json.loads(logged.read_bytes()) | wrong))
+    for dry_run in (True, False):
+        done = table.erase_deleted_rows(dry_run=dry_run)
+        [told] = [r for r in done.remaining if r.kind == "metadata-file"]
+        assert str(logged) in told.message
+    assert logged.exists()
+    assert ids(table) == [1, 3, 4, 5, 6]
+
+
+def test_a_folder_that_was_not_searched_is_told(catalog: EncryptedCatalog, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    table = filled(catalog, **{"write.data.path": f"file://{elsewhere}"})
+    table.delete("id in (2, 5)")
+    now = datetime.now(timezone.utc)
+    done = table.erase_deleted_rows(orphans_older_than=now, **NOW)
+    assert kinds(done) == {"left-behind", "orphans"}
+    # The manifests that named these files are gone now, but the files are still there.
+    done = table.erase_deleted_rows(orphans_older_than=now, **NOW)
+    assert len(list(elsewhere.glob("*.parquet"))) == 3
+    [told] = done.remaining
+    assert (told.kind, str(elsewhere) in told.message) == ("orphans", True)
+
+
+def test_encrypted_statistics_go_with_their_snapshots_and_keys(catalog: EncryptedCatalog) -> None:
+    table = filled(catalog, **{"encryption.keys.prune-on-commit": "true"})
+    blob = StatisticsBlob("theta", [1], b"erase-me")
+    table.write_statistics([blob], encrypted_statistics="draft-17533")
+    table.delete("id in (2, 5)")
+    table.write_statistics([blob], encrypted_statistics="draft-17533")
+    assert kinds(table.erase_deleted_rows(dry_run=True)) == {"orphans"}
+    assert kinds(table.erase_deleted_rows()) == {"orphans"}
+    assert list((folder_of(table) / "metadata").glob("*.stats")) == []
+    # Those of the manifest list and of its KEK.
+    assert len(table.version.json["encryption-keys"]) == 2
+    table.write_statistics([blob], encrypted_statistics="draft-17533")
+    done = table.erase_deleted_rows()
+    [told] = [r for r in done.remaining if r.kind == "statistics"]
+    assert "not encrypted" not in told.message
+    assert table.read_statistics().footer.blobs[0].type == "theta"
 
 
 def test_files_outside_the_tables_folders_are_told(

@@ -745,3 +745,11 @@ def test_pyarrow_s_listing_of_hdfs_keeps_the_host(monkeypatch: pytest.MonkeyPatc
         listing = list_with_times(io, folder)
         assert listing is not None
         assert [file.location for file in listing] == [f"{folder}/a"]
+
+
+def test_a_name_that_is_not_utf_8_is_an_error(table: EncryptedTable) -> None:
+    folder = Path(table.location().removeprefix("file://")) / "data"
+    (folder / os.fsdecode(b"\xff.parquet")).write_bytes(b"")
+    with pytest.raises(OSError, match="not UTF-8") as caught:
+        table.remove_orphan_files(dry_run=True)
+    assert caught.value.filename == str(folder)
