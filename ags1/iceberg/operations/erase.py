@@ -280,10 +280,11 @@ class _Erasing:
                     "append rows, so that a new snapshot replaces it",
                 )
         for _, entry in statistics_of(metadata):
+            unencrypted = "" if entry.get("key-id") is not None else "is not encrypted, and "
             yield Remaining(
                 "statistics",
-                f"the statistics file {entry['statistics-path']} is not encrypted, and may have "
-                "been made before rows were deleted",
+                f"the statistics file {entry['statistics-path']} {unencrypted}may have been made "
+                "before rows were deleted",
                 "remove it with table.update_statistics(allow_plaintext=True), and erase with "
                 "orphans",
             )
@@ -306,9 +307,9 @@ class _Erasing:
             )
         if done.orphans is None:
             yield Remaining(
-                "orphans",
-                "files of writers that failed were not searched for",
-                "pass remove_orphans=True ('ags1 table erase --orphans')",
+                "orphans-not-searched",
+                "files of writers that failed may have deleted rows, and were not searched for",
+                "erase again with remove_orphans=True ('ags1 table erase --orphans')",
             )
         elif done.orphans.young_files:
             yield Remaining(
