@@ -257,9 +257,6 @@ def changes(
         )
     if isinstance(start, datetime) and isinstance(end, datetime) and start >= end:
         raise click.UsageError("the time of --from is not before that of --to")
-    for point in (start, end):
-        if isinstance(point, int):
-            _snapshot(opened, point, None)
     scan = opened.changelog_scan(
         from_snapshot_id_exclusive=start if isinstance(start, int) else None,
         to_snapshot_id_inclusive=end if isinstance(end, int) else None,
