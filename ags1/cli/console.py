@@ -6,13 +6,15 @@ import contextlib
 import errno
 import io
 import json
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from .exits import ReaderGoneError, one_line
+from .exits import Exit, ReaderGoneError, one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -105,10 +107,14 @@ class Output:
     as_json: bool = False
     quiet: bool = False
 
-    def result(self, facts: Mapping[str, Any], line: str | None = None) -> None:
-        """Print a result: as JSON, or as ``line`` if there is one and nobody asked for silence."""
+    def result(
+        self, facts: Mapping[str, Any], line: str | None = None, code: Exit = Exit.OK
+    ) -> None:
+        """Print a result: as JSON, or as ``line`` if there is one and nobody asked for silence.
+        ``code`` is what the command exits with. If that is not OK, JSON has it."""
         if self.as_json:
-            print_json({**facts, "ok": True})
+            failed = {} if code == Exit.OK else {"exit_code": int(code)}
+            print_json({**facts, "ok": code == Exit.OK, **failed})
         elif line is not None and not self.quiet:
             print_line(one_line(line))
 
@@ -116,6 +122,33 @@ class Output:
         """Print what is neither a result nor a failure on standard error; nothing for JSON."""
         if not self.as_json and not self.quiet:
             print_error(text)
+
+
+class _LogLines(logging.Handler):
+    """Prints what the library logs, one line for each message."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_error(f"warning: {record.getMessage()}")
+
+
+@contextlib.contextmanager
+def warnings_as_lines(*, quiet: bool) -> Iterator[None]:
+    """Print the library's warnings and what it logs as lines on standard error, without a place in
+    the code; nothing with ``quiet``."""
+
+    def show(message: Warning | str, category: type[Warning], *_: Any, **_named: Any) -> None:
+        if not quiet and issubclass(category, UserWarning):
+            print_error(f"warning: {message}")
+
+    handler = logging.NullHandler() if quiet else _LogLines(logging.WARNING)
+    logger = logging.getLogger("ags1")
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def forget_output() -> None:

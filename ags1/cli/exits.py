@@ -26,6 +26,7 @@ class Exit(enum.IntEnum):
     KEYS = 5
     IO = 6
     AUTHENTICATION = 7
+    ROWS_LEFT = 8
     INTERNAL = 70
     INTERRUPTED = 130
     READER_GONE = 141
@@ -47,6 +48,8 @@ Exit status:
        committing to the table first, or changed the same rows
   7    authentication failed: the key is wrong, the data was changed, or
        something is unencrypted that must not be
+  8    'ags1 table erase' has erased, but something that it names may still have
+       deleted rows
   70   internal error: a mistake in ags1
   130  interrupted (Ctrl-C)
   141  the reader of the output went away
@@ -113,6 +116,12 @@ EXPECTED = (Ags1Error, OSError, MemoryError)
 _OPTIONS = {
     "max_block_size= allows more": "--max-block-size allows more",
     "as by selected_fields=": "by --columns, for instance ",
+    "older_than must be": "--older-than must be",
+    "target_file_size_bytes": "--target-file-size",
+    "min_file_size_bytes": "--min-file-size",
+    "max_file_size_bytes": "--max-file-size",
+    "max_file_group_size_bytes": "--max-file-group-size",
+    "pass no_other_writers=True": "add --no-other-writers",
     "not among those to trust": "not among those to trust (name it with --key; names are compared "
     "letter by letter, so an alias and an ARN of one key are two names)",
 }
@@ -134,9 +143,7 @@ def describe(error: BaseException, file: str | None = None) -> Failure:
     kind = type(error).__name__
     if isinstance(error, Ags1Error):
         about = error.file or file
-        message = error.message
-        for parameter, option in _OPTIONS.items():
-            message = message.replace(parameter, option)
+        message = in_options(error.message)
         message = message if about is None else f"{about}: {message}"
         code = next((code for known, code in _CODES if isinstance(error, known)), Exit.IO)
         return Failure(code, message, kind, about, error.block, error.offset)
@@ -165,6 +172,13 @@ _CODES = (
     (errors.KmsError, Exit.KEYS),
     (errors.MissingFileLengthError, Exit.KEYS),
 )
+
+
+def in_options(message: str) -> str:
+    """Return a message of the library with the names of options instead of those of parameters."""
+    for parameter, option in _OPTIONS.items():
+        message = message.replace(parameter, option)
+    return message
 
 
 def one_line(text: str) -> str:

@@ -61,7 +61,7 @@ def verify_table(
 @migrating.asking
 @master
 @output
-def migrate(where: TableOptions, asked: MigrationOptions, master: str | None, out: Output) -> None:
+def migrate(where: TableOptions, asked: MigrationOptions, master: str | None, out: Output) -> int:
     """Encrypt an unencrypted table, of any format version, in place, on Spark.
 
     The result is that of 'ags1 table migrate'. If a run was interrupted, either command continues
@@ -81,7 +81,7 @@ def migrate(where: TableOptions, asked: MigrationOptions, master: str | None, ou
 
             return migrate_table(spark, table, key_id, known, catalog=catalog, **named)
 
-    migrate_and_report(where, asked, work, out)
+    return migrate_and_report(where, asked, work, out)
 
 
 @click.command(cls=Command)

@@ -167,13 +167,18 @@ def compact_and_report(
         **asdict(done),
     }
     would = "would be " if asked.dry_run else ""
-    line = (
-        f"{name}: {counted(done.rewritten_data_files_count, 'data file')} of "
-        f"{done.rewritten_bytes_count} bytes {would}rewritten into "
-        f"{done.added_data_files_count}, "
-        f"{counted(done.removed_delete_files_count, 'delete file')} {would}removed"
-    )
+    line = f"{name}: {counted(done.rewritten_data_files_count, 'data file')}"
+    if done.rewritten_data_files_count:
+        line += (
+            f" of {done.rewritten_bytes_count} bytes {would}rewritten into "
+            f"{done.added_data_files_count}"
+        )
+    else:
+        line += f" {would}rewritten"
+    if done.removed_delete_files_count:
+        line += f", {counted(done.removed_delete_files_count, 'delete file')} {would}removed"
     if done.failed_data_files_count:
         line += f"; {counted(done.failed_data_files_count, 'data file')} failed"
-    out.result(facts, line)
-    return Exit.IO if done.failed_data_files_count else Exit.OK
+    code = Exit.IO if done.failed_data_files_count else Exit.OK
+    out.result(facts, line, code)
+    return code

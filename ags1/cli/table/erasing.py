@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import Output, counted, print_line
-from ..exits import Command, one_line
+from ..exits import Command, Exit, one_line
 from ..options import confirm, output, yes
 from ..report import bar
 from . import options
@@ -18,12 +18,16 @@ from .moments import Moment
 from .options import TableOptions
 
 if TYPE_CHECKING:
+    from ...iceberg import Erasure
     from ...iceberg.operations.orphans import OrphanFiles, PrefixMismatchMode
+
+# What was not searched for. All other kinds were found.
+_NOT_SEARCHED = "orphans-not-searched"
 
 _no_other_writers = click.option(
     "--no-other-writers",
     is_flag=True,
-    help="Nobody else writes to the table: also delete orphan files younger than 24 hours.",
+    help="Nobody else writes to the table: allow orphan files younger than 24 hours to be deleted.",
 )
 
 
@@ -57,18 +61,20 @@ def remove_orphans(
     dry_run: bool,
     yes: bool,
     out: Output,
-) -> None:
+) -> int:
     """Delete the files in a table's folders that nothing needs. The command asks first.
 
     Writers that failed or were killed leave such files. A file stays if any snapshot, branch or
     tag has it, or the metadata log. If one manifest cannot be read, nothing is deleted. Nothing
     needs the files of a commit that is under way yet. So --older-than must be at least 24 hours
-    ago, unless --no-other-writers is given.
+    ago, unless --no-other-writers is given. The dry run prints the location of each file. If a file
+    cannot be deleted, the others still are, and the exit status is 6.
 
     Examples:
       ags1 table remove-orphans db.flights --catalog prod --dry-run
       ags1 table remove-orphans db.flights --catalog prod --older-than 7d --yes
       ags1 table remove-orphans db.flights --catalog prod --location s3://lake/db/flights/data
+      ags1 table remove-orphans db.flights --catalog prod --older-than 1h --no-other-writers
     """
     table = ChangedCatalog(where).load()
     name = ".".join(table.name())
@@ -86,14 +92,19 @@ def remove_orphans(
     count = len(found.files) - len(found.failed)
     line = f"{name}: {counted(count, 'orphan file')} {would}deleted, of {found.size} bytes in all"
     if found.young_files:
-        line += f"; {counted(found.young_files, 'younger file')} left"
+        line += f"; {counted(found.young_files, 'orphan file')} too young (--older-than)"
     if found.other_tables:
         line += f"; left: {', '.join(found.other_tables)}, which have metadata of other tables"
     if found.not_searched:
         line += f"; not searched: {', '.join(found.not_searched)}"
     if found.failed:
         line += f"; {counted(len(found.failed), 'file')} could not be deleted (--json lists them)"
-    out.result(facts, line)
+    if dry_run and not out.as_json and not out.quiet:
+        for location in found.orphan_file_locations:
+            print_line(one_line(location))
+    code = Exit.IO if found.failed else Exit.OK
+    out.result(facts, line, code)
+    return code
 
 
 @click.command(cls=Command, short_help="Erase deleted rows for good.")
@@ -121,7 +132,7 @@ def erase(
     dry_run: bool,
     yes: bool,
     out: Output,
-) -> None:
+) -> int:
     """Erase the deleted rows of a table for good. The command asks first.
 
     It rewrites the data files that have deleted rows, expires all earlier snapshots of the branch,
@@ -129,6 +140,10 @@ def erase(
     ends. Then it prints what may still have deleted rows and what to do about it, such as tags.
     Backups and versioned buckets are not seen from here. If a run was interrupted, repeat the
     command.
+
+    The exit status is 8 if something may still have deleted rows, and 6 if a file could not be
+    deleted. Files of writers that failed may have deleted rows too. They are searched for only with
+    --orphans, and without it they do not change the exit status. A dry run exits with 0.
 
     Examples:
       ags1 table erase db.flights --catalog prod --dry-run
@@ -165,6 +180,7 @@ def erase(
         "failed": list(done.failed),
         "remaining": [asdict(remaining) for remaining in done.remaining],
     }
+    code = Exit.OK if dry_run else _exit_code(done)
     would = "would be " if dry_run else ""
     files = len(done.files) + len(done.metadata_files)
     files += 0 if found is None else len(found.files) - len(found.failed)
@@ -173,10 +189,21 @@ def erase(
         f"rewritten, {counted(len(done.snapshot_ids), 'snapshot')} {would}expired, "
         f"{counted(files, 'file')} {would}deleted"
     )
-    out.result(facts, line)
-    if not out.as_json and not out.quiet:
+    out.result(facts, line, code)
+    if not out.as_json:
         for remaining in done.remaining:
-            print_line(one_line(f"still there: {remaining.message}. To do: {remaining.remedy}"))
+            is_note = remaining.kind == _NOT_SEARCHED
+            if not is_note or not out.quiet:
+                label = "note" if is_note else "may still have deleted rows"
+                print_line(one_line(f"{label}: {remaining.message}. To do: {remaining.remedy}"))
+    return code
+
+
+def _exit_code(done: Erasure) -> Exit:
+    if done.failed:
+        return Exit.IO
+    found = any(remaining.kind != _NOT_SEARCHED for remaining in done.remaining)
+    return Exit.ROWS_LEFT if found else Exit.OK
 
 
 def _orphan_facts(found: OrphanFiles) -> dict[str, Any]:

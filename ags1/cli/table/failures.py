@@ -10,7 +10,7 @@ import click
 
 from ...errors import Ags1Error
 from ..console import print_error
-from ..exits import ReaderGoneError
+from ..exits import ReaderGoneError, in_options
 
 
 class CommitConflictError(Ags1Error):
@@ -51,7 +51,8 @@ def failures(table: str) -> Iterator[None]:
         kind = type(error)
         library = kind.__module__.partition(".")[0]
         if kind is ValueError or kind.__name__.startswith("NoSuch"):
-            raise click.UsageError(f"{table}: {_text(error) or kind.__name__}") from None
+            said = in_options(_text(error)) or kind.__name__
+            raise click.UsageError(f"{table}: {said}") from None
         if library in ("ags1", "builtins") or os.environ.get("AGS1_DEBUG"):
             raise
         # A catalog's or a storage's: thrift, SQLAlchemy, Arrow.

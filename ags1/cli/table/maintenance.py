@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import Output, counted
-from ..exits import Command
+from ..exits import Command, Exit
 from ..kms.options import Target, target
 from ..options import confirm, flag, output, pairs, yes
 from ..report import bar
@@ -39,7 +39,7 @@ _unencrypted = flag("--unencrypted", help="Rewrite only files that are not encry
 @options.threads
 @migrating.asking
 @output
-def migrate(where: TableOptions, threads: int | None, asked: MigrationOptions, out: Output) -> None:
+def migrate(where: TableOptions, threads: int | None, asked: MigrationOptions, out: Output) -> int:
     """Encrypt an unencrypted table of any format version in place.
 
     Every file is encrypted and read back. Then one commit makes the table an encrypted table of
@@ -56,7 +56,7 @@ def migrate(where: TableOptions, threads: int | None, asked: MigrationOptions, o
     def work(catalog: EncryptedCatalog, *table_and_key: str, **named: Any) -> MigrationResult:
         return catalog.migrate_table(*table_and_key, threads=threads, **named)
 
-    migrate_and_report(where, asked, work, out)
+    return migrate_and_report(where, asked, work, out)
 
 
 @click.command(cls=Command)
@@ -307,8 +307,10 @@ def expire(
     dry_run: bool,
     yes: bool,
     out: Output,
-) -> None:
+) -> int:
     """Remove old snapshots, and delete the files that only they use. The command asks first.
+
+    If a file cannot be deleted, the others still are, and the exit status is 6.
 
     Examples:
       ags1 table expire db.flights --catalog prod --older-than 7d --retain-last 10 --dry-run
@@ -342,7 +344,9 @@ def expire(
         line += f", {counted(len(done.key_ids), 'key')} {would}removed"
     if done.left_behind:
         line += f", {counted(len(done.left_behind), 'file')} left behind (--json lists them)"
-    out.result(facts, line)
+    code = Exit.IO if done.failed else Exit.OK
+    out.result(facts, line, code)
+    return code
 
 
 @click.command(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import Output, counted
+from ..exits import Exit
 from ..options import confirm, flag, grouped, yes
 from ..report import bar
 from . import options
@@ -56,9 +57,10 @@ def migrate_and_report(
     asked: MigrationOptions,
     migrate: Callable[..., MigrationResult],
     out: Output,
-) -> None:
-    """Have a table encrypted and print what was done. ``migrate`` gets the catalog, the table's
-    name, the master key and, by name, the arguments that all migrations take."""
+) -> int:
+    """Have a table encrypted and print what was done; return the exit code. ``migrate`` gets
+    the catalog, the table's name, the master key and, by name, the arguments that all migrations
+    take."""
     opened = ChangedCatalog(where)
     if asked.delete_plaintext and not asked.dry_run:
         question = f"Delete the unencrypted files of {opened.identifier} once it is encrypted?"
@@ -74,10 +76,10 @@ def migrate_and_report(
             dry_run=asked.dry_run,
             progress=progress,
         )
-    _report(opened.identifier, result, asked, out)
+    return _report(opened.identifier, result, asked, out)
 
 
-def _report(table: str, done: MigrationResult, asked: MigrationOptions, out: Output) -> None:
+def _report(table: str, done: MigrationResult, asked: MigrationOptions, out: Output) -> int:
     left = done.plaintext
     facts: dict[str, Any] = {
         "table": table,
@@ -103,4 +105,6 @@ def _report(table: str, done: MigrationResult, asked: MigrationOptions, out: Out
         number = len(remaining) + len(left.outside)
         if number:
             line += f"; {counted(number, 'unencrypted file')} left (--json lists them)"
-    out.result(facts, line)
+    code = Exit.IO if done.failed else Exit.OK
+    out.result(facts, line, code)
+    return code

@@ -16,6 +16,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg]
     """A time, or how long ago it is."""
 
     name = "time"
+    expected = "neither an age such as 7d or 12h nor a time in ISO 8601"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -32,15 +33,14 @@ class Moment(click.ParamType):  # type: ignore[type-arg]
             # As the table's times are printed.
             return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
         except (ValueError, OverflowError):
-            self.fail(
-                f"{value!r} is neither an age such as 7d or 12h nor a time in ISO 8601.", param, ctx
-            )
+            self.fail(f"{value!r} is {self.expected}.", param, ctx)
 
 
 class Point(Moment):
     """The ID of a snapshot, or a time."""
 
     name = "point"
+    expected = "no snapshot's ID, no age such as 7d or 12h, and no time in ISO 8601"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, int):

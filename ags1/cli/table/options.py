@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ..console import STDOUT, print_error, print_json
+from ..console import STDOUT, print_error, print_json, warnings_as_lines
 from ..exits import EXPECTED, Exit, describe
 from ..kms.options import KmsOptions
 from ..kms.options import kms as kms_options
@@ -102,7 +102,7 @@ def _reporting(command: Callable[..., int | None]) -> Callable[..., int]:
     @functools.wraps(command)
     def guarded(*, where: TableOptions, **more: Any) -> int:
         try:
-            with failures(where.table):
+            with warnings_as_lines(quiet=bool(more.get("quiet"))), failures(where.table):
                 return command(where=where, **more) or Exit.OK
         except EXPECTED as error:
             failure = describe(error, where.table)

@@ -447,9 +447,9 @@ def _unsearched(orphans: OrphanFiles | None) -> Iterator[Remaining]:
     """Yield the orphan files that were not searched for, or are too young."""
     if orphans is None:
         yield Remaining(
-            "orphans",
-            "files of writers that failed were not searched for",
-            "pass remove_orphans=True ('ags1 table erase --orphans')",
+            "orphans-not-searched",
+            "files of writers that failed may have deleted rows, and were not searched for",
+            "erase again with remove_orphans=True ('ags1 table erase --orphans')",
         )
         return
     for folder in orphans.not_searched:

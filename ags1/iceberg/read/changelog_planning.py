@@ -210,6 +210,7 @@ def _snapshot_at(history: list[Snapshot], timestamp_ms: int) -> int | None:
         if after is not None and after.parent_snapshot_id is not None:
             moment = datetime.datetime.fromtimestamp(timestamp_ms / 1000, datetime.timezone.utc)
             raise ValueError(
-                f"Cannot find snapshot older than {moment.isoformat()}: it was expired"
+                f"Cannot find snapshot older than {moment.isoformat()}: it was expired. Start "
+                "later, or without a start: then the oldest snapshot that is left is the first"
             )
     return None if after is None else after.parent_snapshot_id

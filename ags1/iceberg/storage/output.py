@@ -31,6 +31,19 @@ from .locations import local_path, mapped_location
 _log = logging.getLogger(__name__)
 
 
+class _NamedFile(io.FileIO):
+    """A file whose failed writes name it: that the disk is full, for example."""
+
+    path = ""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = self.path
+            raise
+
+
 class TableOutput:
     """Writes the files of a table. ``location`` is always the location in the table's metadata.
     ``io`` is PyIceberg's FileIO, ``location_map`` that of ``open_table``. Any number of threads may
@@ -127,7 +140,8 @@ class TableOutput:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with AtomicFile(path) as target:
             # The user must not close the descriptor, because it is synced afterwards.
-            with io.FileIO(target.fd, "w", closefd=False) as raw:
+            with _NamedFile(target.fd, "w", closefd=False) as raw:
+                raw.path = path
                 with io.BufferedWriter(raw, 1 << 20) as file:
                     yield file
 

@@ -137,7 +137,7 @@ def test_no_file_has_a_deleted_value(catalog: EncryptedCatalog, mode: str) -> No
     assert all(before.values()), before
     done = table.erase_deleted_rows()
     check_erased(table, files, 1, 3, 4, 6, 7)
-    assert kinds(done) == {"orphans"}
+    assert kinds(done) == {"orphans-not-searched"}
     assert len(done.snapshot_ids) >= 4
     assert len(table.snapshots()) == 1
     again = table.erase_deleted_rows()
@@ -184,7 +184,7 @@ def test_values_of_partitions(catalog: EncryptedCatalog) -> None:
     empty = next(folder_of(made).rglob("day=erase-me-day"))
     assert str(empty) in told.message
     empty.rmdir()
-    assert kinds(made.erase_deleted_rows()) == {"orphans"}
+    assert kinds(made.erase_deleted_rows()) == {"orphans-not-searched"}
 
 
 def test_rows_that_were_changed_and_files_under_fresh_keys(catalog: EncryptedCatalog) -> None:
@@ -232,7 +232,7 @@ def test_branches_and_tags_keep_what_they_have_and_are_named(catalog: EncryptedC
     done = table.erase_deleted_rows()
     assert all(files.holding(*SECRETS[:3]).values())
     told = {r.kind: r for r in done.remaining}
-    assert set(told) == {"tag", "branch", "orphans"}
+    assert set(told) == {"tag", "branch", "orphans-not-searched"}
     assert "'v1'" in told["tag"].message
     assert str(first) in told["tag"].message
     assert "'audit'" in told["branch"].message
@@ -246,7 +246,7 @@ def test_branches_and_tags_keep_what_they_have_and_are_named(catalog: EncryptedC
     table.delete("id = 2 or id = 5", branch="audit")
     table.erase_deleted_rows(branch="audit")
     left = table.erase_deleted_rows()
-    assert kinds(left) == {"branch", "orphans"}
+    assert kinds(left) == {"branch", "orphans-not-searched"}
     check_erased(table, files, 1, 3, 4, 6)
 
 
@@ -301,8 +301,8 @@ def test_statistics_and_summaries_are_told(catalog: EncryptedCatalog) -> None:
     path.write_bytes(b"PFA1")
     table.update_statistics(allow_plaintext=True).set_statistics(statistics).commit()
     table.delete("id = 2")
-    assert kinds(table.erase_deleted_rows(dry_run=True)) == {"orphans"}
-    assert kinds(table.erase_deleted_rows()) == {"orphans"}
+    assert kinds(table.erase_deleted_rows(dry_run=True)) == {"orphans-not-searched"}
+    assert kinds(table.erase_deleted_rows()) == {"orphans-not-searched"}
     assert not path.exists()
 
     location = Path(table.metadata_location.removeprefix("file://"))
@@ -310,7 +310,7 @@ def test_statistics_and_summaries_are_told(catalog: EncryptedCatalog) -> None:
     metadata["snapshots"][0]["summary"]["partitions.day=erase-me-day"] = "added-records=1"
     location.write_text(json.dumps(metadata))
     table = catalog.load_table("db.t")  # type: ignore[assignment]
-    assert kinds(table.erase_deleted_rows()) == {"orphans", "partition-values"}
+    assert kinds(table.erase_deleted_rows()) == {"orphans-not-searched", "partition-values"}
 
 
 @pytest.mark.parametrize(
@@ -357,8 +357,8 @@ def test_encrypted_statistics_go_with_their_snapshots_and_keys(catalog: Encrypte
     table.write_statistics([blob], encrypted_statistics="draft-17533")
     table.delete("id in (2, 5)")
     table.write_statistics([blob], encrypted_statistics="draft-17533")
-    assert kinds(table.erase_deleted_rows(dry_run=True)) == {"orphans"}
-    assert kinds(table.erase_deleted_rows()) == {"orphans"}
+    assert kinds(table.erase_deleted_rows(dry_run=True)) == {"orphans-not-searched"}
+    assert kinds(table.erase_deleted_rows()) == {"orphans-not-searched"}
     assert list((folder_of(table) / "metadata").glob("*.stats")) == []
     # Those of the manifest list and of its KEK.
     assert len(table.version.json["encryption-keys"]) == 2
@@ -415,7 +415,7 @@ def test_orphans_are_erased_if_asked(catalog: EncryptedCatalog) -> None:
     orphan = folder_of(table) / "data" / "erase-me-name.parquet"
     orphan.write_bytes(b"PAR1")
     files = opened(table)
-    assert kinds(table.erase_deleted_rows()) == {"orphans"}
+    assert kinds(table.erase_deleted_rows()) == {"orphans-not-searched"}
     assert files.holding(SECRETS[0])[SECRETS[0]] == {orphan.name}
     done = table.erase_deleted_rows(remove_orphans=True)
     assert done.orphans is not None
@@ -448,7 +448,7 @@ def test_what_is_refused(catalog: EncryptedCatalog) -> None:
 
 def test_an_empty_table(catalog: EncryptedCatalog) -> None:
     table = create(catalog)
-    assert kinds(table.erase_deleted_rows()) == {"orphans"}
+    assert kinds(table.erase_deleted_rows()) == {"orphans-not-searched"}
     table.append(rows(row(1)))
     table.delete("id > 0")
     table.erase_deleted_rows()
