@@ -122,10 +122,10 @@ class DataFileWriter:
     """Writes data files from record batches of the schema ``provided``; see ``write_rows``.
 
     ``view`` has the keys and the locations of the table. ``max_waiting`` is the size (bytes) of
-    Arrow data that is held in memory; by default 512 MiB. A file of a sorted table has the rows that are sorted at
-    once; with ``joins_runs``, it has several such runs until it is full, and its record does not
-    say that it is sorted. This is a context manager: when its block ends, ``files`` has the
-    records; if the block raises, no file is left. One thread may use it.
+    Arrow data that is held in memory, by default 512 MiB. A file of a sorted table has the rows
+    that are sorted at once; with ``joins_runs``, it has several such runs until it is full, and its
+    record does not say that it is sorted. This is a context manager: when its block ends, ``files``
+    has the records; if the block raises, no file is left. One thread may use it.
 
     There are eight parameters: four describe the table, and the rest are given by name.
     """
