@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,13 +87,17 @@ def project(
     return pa.RecordBatch.from_struct_array(columns)
 
 
+_redirecting = threading.Lock()
+
+
 def check_arrow_schema(
     schema: Schema, provided: pa.Schema, *, downcast_ns_timestamp_to_us: bool
 ) -> None:
     """Check that Arrow data can be written to a table of format version 3. Columns without field
     IDs are matched by name. Raises ValueError, and TypeError for a type unknown to Iceberg."""
-    # PyIceberg also prints the error.
-    with contextlib.redirect_stdout(io.StringIO()):
+    # PyIceberg also prints the error. Of two threads that redirect at once, one would restore the
+    # other's target, and standard output would be lost for good.
+    with _redirecting, contextlib.redirect_stdout(io.StringIO()):
         _check_compatible(schema, provided, downcast_ns_timestamp_to_us, format_version=3)
 
 
