@@ -63,9 +63,9 @@ mutants: dev
 	$(BIN)/python tests/mutation/run.py $(MUTANTS)
 
 # Against the released Java and Spark (JDK 17, Maven) and a real Vault (Go): minutes the first time.
-# Two Spark sessions side by side: the tests of each folder stay in one process.
+# In two processes, each with a Spark session of its own.
 interop: native $(VENV)/.with-interop
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "interop or spark"
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "interop or spark"
 
 # PyIceberg's own tests, which pip fetches once.
 peers: dev $(VENV)/.with-peer-tests

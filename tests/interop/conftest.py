@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,13 +11,6 @@ from ags1.kms import KmsClient, from_properties
 
 from .java import Java
 from .spark import SparkTables
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            # Of the processes of `make interop`, one has this folder's Spark session.
-            item.add_marker(pytest.mark.xdist_group("interop"))
 
 
 # Of the package, not of the session: other tests fork, and count memory and signals.

@@ -39,8 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ours = item.path.parent == Path(__file__).parent
         if ours and "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
-            # Of the processes of `make interop`, one has this folder's Spark session.
-            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 # Of the package, not of the session: other tests fork, and count memory and signals.
