@@ -1,7 +1,7 @@
 """``MaintainedTable``: the methods of an encrypted table that PyIceberg's ``Table`` lacks. They
-change keys and files, and write statistics.
+change keys and files, and read and write statistics.
 
-Each method commits what a module of ``operations`` plans, or calls it.
+Most methods commit what a module of ``operations`` plans, or call such a module.
 """
 
 from __future__ import annotations
@@ -200,9 +200,9 @@ class MaintainedTable(TableSession):
         later. If an argument is None, the table's ``history.expire.*`` properties decide; their
         defaults are one snapshot and five days. ``snapshot_ids`` are removed as well. If
         ``dry_run`` is true, nothing is removed. ``progress`` is called with the number of deleted
-        files and the number of all. If ``prune_keys`` is true, or the table's
-        ``encryption.keys.prune-on-commit``, the same commit removes the keys that nothing needs any
-        more. Otherwise keys stay.
+        files and the number of all. If ``prune_keys`` or the table's property
+        ``encryption.keys.prune-on-commit`` is true, the same commit removes the keys that nothing
+        needs any more. Otherwise the keys stay.
 
         Raises ValueError for invalid arguments, and ValidationException if ``gc.enabled`` is not
         true. Files that could not be deleted are in ``Expiry.left_behind``.
@@ -353,12 +353,13 @@ class MaintainedTable(TableSession):
         A data file is chosen if it may have a row for which ``row_filter`` is true, and if
         ``select`` returns true for it. ``select`` gets a ``ContentFile``. Its ``key_metadata`` is
         always None; ``is_encrypted`` says whether the file has a key, and ``lambda file: not
-        file.is_encrypted`` chooses the unencrypted files. It is called more than once for a file,
-        and must not change it. Without a filter, delete files can be chosen too. Rows and
-        their order, row IDs and sequence numbers stay the same. Unencrypted files become encrypted.
-        Earlier snapshots keep the old files until ``expire_snapshots`` removes them. ``progress``
-        is called with two numbers of bytes: those of the finished files, and those of all files.
-        ``threads`` files are rewritten at once, or ``executor`` rewrites them.
+        file.is_encrypted`` chooses the unencrypted files. It may be called several times for
+        the same file, and must not change the file. Without a filter, delete files can be
+        chosen too. Rows and their order, row IDs and sequence numbers stay the same. Unencrypted
+        files become encrypted. Earlier snapshots keep the old files until ``expire_snapshots``
+        removes them. ``progress`` is called with two numbers of bytes: those of the
+        finished files, and those of all files. ``threads`` files are rewritten at once, or
+        ``executor`` rewrites them.
 
         If ``exposed`` is true, only those files are rewritten whose keys are in a plaintext
         manifest of any snapshot, and the branch's plaintext manifests are encrypted.
@@ -413,10 +414,10 @@ class MaintainedTable(TableSession):
         executor: RewriteExecutor | None = None,
     ) -> Compacted:
         """Rewrite small data files, and files with many deleted rows, into files of the target
-        size; return how many. By default, the target is the table's
-        ``write.target-file-size-bytes``. Of Java's strategies this is bin-packing.
+        size; return the counts. By default, the target is the table's
+        ``write.target-file-size-bytes``. The strategy is Java's bin-packing.
 
-        Only data files are rewritten that may have a row for which ``row_filter`` is true. The
+        Only data files that may have a row for which ``row_filter`` is true are rewritten. The
         options down to ``remove_dangling_deletes`` are those of ``RewriteOptions``, which says what
         each does. Rows, row IDs and the sequence numbers of their last change stay the same, and
         deleted rows are not written again. Rows keep the order in which they were added. In a
@@ -424,11 +425,11 @@ class MaintainedTable(TableSession):
         encrypted, and each new file has a fresh key. Earlier snapshots keep the old files until
         ``expire_snapshots`` removes them.
 
-        All is committed at once, or with ``partial_progress`` in up to
-        ``partial_progress_max_commits`` snapshots; then a part that fails is left out and logged,
-        and the rest goes on. ``threads`` files are written at once, or ``executor`` has them
-        written. ``progress`` is called with two numbers of bytes: those that were read, and those
-        of all files to rewrite.
+        All is committed at once. With ``partial_progress``, it is committed in up to
+        ``partial_progress_max_commits`` parts; a part that fails is left out and logged, and the
+        others go on. ``threads`` files are written at once, or ``executor`` writes them.
+        ``progress`` is called with two numbers of bytes: those that were read, and those of all
+        files to rewrite.
 
         Raises ValueError for an impossible option or a column that the table does not have;
         ValidationException if another writer has meanwhile removed a rewritten file or deleted rows
@@ -497,8 +498,8 @@ class MaintainedTable(TableSession):
         meter: Meter,
         branch: str | None,
     ) -> Compacted:
-        """Rewrite the groups of a compaction in several commits. Raises what the last part has
-        raised if none was committed."""
+        """Rewrite the groups of a compaction in several commits. If no part was committed, raises
+        what the last one has raised."""
         result = Compacted()
         removed: frozenset[Identity] = frozenset()
         failure: Exception | None = None

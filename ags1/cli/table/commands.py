@@ -1,4 +1,4 @@
-"""The commands ``ags1 table …``: encrypted Iceberg tables described, read, listed and verified.
+"""The commands ``ags1 table …`` that describe, read, list and verify encrypted Iceberg tables.
 Those that change a table are in ``creating``, ``writing``, ``maintenance`` and ``erasing``."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RowsTarget:
 
     @property
     def chosen(self) -> str:
-        """The format. Raises click.UsageError if it is not for the terminal."""
+        """The format. Raises click.UsageError if it is binary and would go to the terminal."""
         from .rows import BINARY
 
         format_ = self.format_ or _format_of(self.output)
@@ -192,26 +192,26 @@ def scan(
     "start",
     type=Point(),
     metavar="SNAPSHOT|TIME",
-    help="Print the changes after this snapshot's ID, or after a time: 7d, 12h, 30m ago, or in ISO "
-    "8601, in UTC if it has no offset.  [default: from the oldest snapshot on]",
+    help="Print the changes after this snapshot or time: a snapshot's ID, an age (7d, 12h, 30m) or "
+    "ISO 8601, in UTC if it has no offset.  [default: from the oldest snapshot on]",
 )
 @click.option(
     "--to",
     "end",
     type=Point(),
     metavar="SNAPSHOT|TIME",
-    help="Print the changes up to this snapshot, with its own, or up to a time.  [default: the "
+    help="Print the changes up to this snapshot or time, including its own.  [default: the "
     "current snapshot]",
 )
 @_filter
 @click.option(
     "--columns",
     metavar="A,B",
-    help="Columns to print, also _change_type, _change_ordinal and _commit_snapshot_id.  "
+    help="Columns to print; may include _change_type, _change_ordinal, _commit_snapshot_id.  "
     "[default: all]",
 )
 @_limit
-@click.option("--net", is_flag=True, help="Leave out rows that come and go in the range.")
+@click.option("--net", is_flag=True, help="Leave out rows that come and go within the range.")
 @click.option(
     "--identifier",
     metavar="A,B",

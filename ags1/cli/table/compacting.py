@@ -98,28 +98,28 @@ asking = grouped(
         type=click.IntRange(1),
         default=5,
         metavar="N",
-        help="Rewrite files together if there are N, or if they are larger than the target.  "
+        help="Rewrite files together if there are N, or if in sum they exceed the target.  "
         "[default: 5]",
     ),
     click.option(
         "--delete-file-threshold",
         type=click.IntRange(0),
         metavar="N",
-        help="Rewrite data files to which N delete files apply.  [default: no such files]",
+        help="Rewrite data files to which N or more delete files apply.  [default: off]",
     ),
     click.option(
         "--delete-ratio-threshold",
         type=click.FloatRange(0, 1, min_open=True),
         default=0.3,
         metavar="RATIO",
-        help="Rewrite data files that have lost this part of their rows.  [default: 0.3]",
+        help="Rewrite data files of whose rows at least this part is deleted.  [default: 0.3]",
     ),
-    click.option("--rewrite-all", is_flag=True, help="Rewrite files of any size."),
+    click.option("--rewrite-all", is_flag=True, help="Rewrite all files, whatever their size."),
     click.option(
         "--max-file-group-size",
         callback=size(),
         metavar="SIZE",
-        help="Rewrite at most so much together.  [default: 100GiB]",
+        help="Rewrite at most this many bytes of files together.  [default: 100GiB]",
     ),
     click.option(
         "--remove-dangling-deletes",
@@ -129,7 +129,7 @@ asking = grouped(
     click.option(
         "--partial-progress",
         is_flag=True,
-        help="Commit in several parts. If one fails, the others go on, and the exit status is 6.",
+        help="Commit in several parts. If a part fails, the others go on; the exit status is 6.",
     ),
     click.option(
         "--max-commits",
@@ -149,7 +149,7 @@ def compact_and_report(
     compact: Callable[..., Compacted],
     out: Output,
 ) -> int:
-    """Have a table compacted and print what was done.
+    """Compact a table with ``compact``, and print what was done.
 
     ``compact`` gets the table, the filter and, by name, the arguments that all compactions take.
     """

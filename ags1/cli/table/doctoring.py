@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command, short_help="Say how healthy a table is, and what mends it.")
 @options.opening
-@flag("--strict", help="Warnings, and checks that could not be done, are failures, too.")
+@flag("--strict", help="Warnings are failures, too, and so are checks that could not be done.")
 @flag("--no-list", help="Do not list the table's folders.")
 @output
 def doctor(where: TableOptions, strict: bool, no_list: bool, out: Output) -> int:
@@ -35,8 +35,8 @@ def doctor(where: TableOptions, strict: bool, no_list: bool, out: Output) -> int
     It reads metadata.json, manifests and folders, but no data file: 'ags1 table verify' reads
     those. An error is a file or snapshot that must be encrypted and is not, keys in plaintext
     manifests, or missing keys. A warning is an unencrypted data or statistics file, a key
-    encryption key (KEK) that expires soon, or a risky setting. A note is what waits for
-    maintenance: small files, deleted rows, old snapshots, orphan files, unused keys.
+    encryption key (KEK) that expires soon, or a risky setting. A note is maintenance that is due:
+    small files, deleted rows, old snapshots, orphan files, unused keys.
 
     Without the table's master key, it reports what metadata.json and the catalog show, and says
     which checks were left out.
@@ -66,7 +66,7 @@ def doctor(where: TableOptions, strict: bool, no_list: bool, out: Output) -> int
 
 
 def _open(where: TableOptions, out: Output) -> tuple[Table, str | None]:
-    """Open the table; if the KMS cannot be used, without keys. Return why not, too."""
+    """Open the table, without keys if the KMS cannot be used; also return why it cannot."""
     said: set[str] = set()
 
     def note(text: str) -> None:
@@ -100,8 +100,8 @@ def _print(where: TableOptions, health: TableHealth, out: Output) -> None:
 
 def command_line(where: TableOptions, remedy: Remedy) -> str:
     """Return the command that mends a finding, for a shell. It names the table and its KMS as
-    ``where`` does, without properties, which may be secrets. Where the table was opened without a
-    catalog, or a migration needs a master key, it has a word in capitals to be replaced."""
+    ``where`` does, without properties, which may be secrets. If the table was opened without a
+    catalog, or a migration needs a master key, the user has to replace the words in capitals."""
     words = ["ags1", "table", remedy.command]
     words += [where.table if where.catalog is not None else "NAMESPACE.TABLE"]
     words += ["--catalog", where.catalog or "CATALOG"]
@@ -156,5 +156,5 @@ def _summary(health: TableHealth) -> str:
         if number := health.count(severity):
             parts.append(counted(number, severity.value))
     if health.left_out:
-        parts.append("not all could be checked")
+        parts.append("some checks were left out")
     return ", ".join(parts)

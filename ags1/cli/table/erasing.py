@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...iceberg import Erasure
     from ...iceberg.operations.orphans import OrphanFiles, PrefixMismatchMode
 
-# What was not searched for. All other kinds were found.
+# This kind was not searched for. All other kinds were found.
 _NOT_SEARCHED = "orphans-not-searched"
 
 _no_other_writers = click.option(
@@ -64,11 +64,11 @@ def remove_orphans(
 ) -> int:
     """Delete the files in a table's folders that nothing needs. The command asks first.
 
-    Writers that failed or were killed leave such files. A file stays if any snapshot, branch or
-    tag has it, or the metadata log. If one manifest cannot be read, nothing is deleted. Nothing
-    needs the files of a commit that is under way yet. So --older-than must be at least 24 hours
-    ago, unless --no-other-writers is given. The dry run prints the location of each file. If a file
-    cannot be deleted, the others still are, and the exit status is 6.
+    Writers that failed or were killed leave such files. A file stays if a snapshot, a branch or
+    tag, the metadata log or the statistics have it. If one manifest cannot be read, nothing is
+    deleted. The files of a commit under way look like orphan files. So --older-than must be at
+    least 24 hours ago, unless --no-other-writers is given. The dry run prints the location of each
+    file. If a file cannot be deleted, the others still are, and the exit status is 6.
 
     Examples:
       ags1 table remove-orphans db.flights --catalog prod --dry-run
@@ -94,7 +94,7 @@ def remove_orphans(
     if found.young_files:
         line += f"; {counted(found.young_files, 'orphan file')} too young (--older-than)"
     if found.other_tables:
-        line += f"; left: {', '.join(found.other_tables)}, which have metadata of other tables"
+        line += f"; kept: {', '.join(found.other_tables)}, which have metadata of other tables"
     if found.not_searched:
         line += f"; not searched: {', '.join(found.not_searched)}"
     if found.failed:
@@ -138,8 +138,8 @@ def erase(
     It rewrites the data files that have deleted rows, expires all earlier snapshots of the branch,
     and deletes the files that only those needed, with all earlier metadata files. Time travel
     ends. Then it prints what may still have deleted rows and what to do about it, such as tags.
-    Backups and versioned buckets are not seen from here. If a run was interrupted, repeat the
-    command.
+    The command does not see backups, nor older versions of objects in a bucket. If a run was
+    interrupted, repeat the command.
 
     The exit status is 8 if something may still have deleted rows, and 6 if a file could not be
     deleted. Files of writers that failed may have deleted rows too. They are searched for only with

@@ -1,4 +1,4 @@
-"""Times on the command line: as they are, or how long ago they were; and snapshots."""
+"""Times on the command line, in ISO 8601 or as ages such as 7d, and the IDs of snapshots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_DIGITS = 9
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]
-    """A time, or how long ago it is."""
+    """A time in ISO 8601, or an age such as 7d: how long ago the time was."""
 
     name = "time"
     expected = "neither an age such as 7d or 12h nor a time in ISO 8601"
@@ -28,9 +28,9 @@ class Moment(click.ParamType):  # type: ignore[type-arg]
             if match is not None:
                 ago = timedelta(**{_UNITS[match[2]]: int(match[1])})
                 return datetime.now(timezone.utc) - ago
-            # Before Python 3.11, Z is not understood.
+            # Python before 3.11 does not understand Z.
             moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", value))
-            # As the table's times are printed.
+            # UTC, as the table's times are printed.
             return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is {self.expected}.", param, ctx)
@@ -40,7 +40,7 @@ class Point(Moment):
     """The ID of a snapshot, or a time."""
 
     name = "point"
-    expected = "no snapshot's ID, no age such as 7d or 12h, and no time in ISO 8601"
+    expected = "neither a snapshot's ID, nor an age such as 7d or 12h, nor a time in ISO 8601"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, int):

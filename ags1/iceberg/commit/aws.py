@@ -1,12 +1,12 @@
 """``AwsCommits``: what commits to AWS Glue and to DynamoDB have in common.
 
-**Who is believed.** The metadata.json is in storage where others may write; the entry in Glue or
-DynamoDB is not. So an entry also has the table's master key and the hash of its metadata, with the
-names that Java's ``HiveTableOperations`` uses. ``load_base`` requires that the metadata agrees with
-them. Other writers of Glue and DynamoDB do not know the hash: their commits replace the location
-and leave the hash. So a parameter of ours says which location the hash is of. After such a commit,
-the entry confirms only the master key, until our next commit. Java's ``GlueTableOperations`` and
-``DynamoDbTableOperations`` keep nothing for encryption.
+**What is trusted.** The metadata.json is in storage where others may write; the entry in Glue or
+DynamoDB is not. So an entry also has the ID of the table's master key and the hash of its metadata,
+under the names that Java's ``HiveTableOperations`` uses. ``load_base`` requires that the metadata
+agrees with them. Other writers of Glue and DynamoDB do not know the hash: their commits replace the
+location and leave the hash. So a parameter of ours says which location the hash is of. After such a
+commit, the entry confirms only the master key's ID, until our next commit. Java's
+``GlueTableOperations`` and ``DynamoDbTableOperations`` keep nothing for encryption.
 
 **Lost answers.** botocore repeats a request that got no answer. If the first one was carried out,
 the second one is refused, although the commit was made. So a refusal counts only if the request was
@@ -46,7 +46,7 @@ class AwsCommits(FileCommits):
 
 
 def code_of(error: ClientError) -> str:
-    """Return the name of the exception that the service has answered with."""
+    """Return the name of the service's exception."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
@@ -56,7 +56,7 @@ def was_repeated(error: ClientError) -> bool:
 
 
 def updated_by_another(identifier: Identifier) -> CommitFailedException:
-    """Return the exception for a commit that was not the first one upon its base."""
+    """Return the exception for a commit whose base another commit has replaced."""
     return CommitFailedException(
         f"Table has been updated by another process: {'.'.join(identifier)}"
     )

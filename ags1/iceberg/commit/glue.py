@@ -2,7 +2,7 @@
 
 A commit replaces Glue's entry of the table, and names the version of the entry that it replaces.
 Glue refuses it if there is a later version. Follows PyIceberg's ``GlueCatalog`` and Java's
-``GlueTableOperations``. ``aws.py`` says who is believed. Knows nothing of metadata files.
+``GlueTableOperations``. ``aws.py`` says what is trusted. Knows nothing of metadata files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .commits import NewLocation
 from .file_commits import Staged, parameters_of
 from .outcome import was_committed
 
-# The parts of an entry that a replacement has to repeat; the others are Glue's.
+# The parts of an entry that a replacement has to repeat. Glue sets the others itself.
 _KEPT = (
     "Description",
     "Owner",
@@ -63,8 +63,8 @@ class GlueCommits(AwsCommits):
         database, _ = Catalog.identifier_to_database_and_table(identifier)
         if is_of_s3_tables(self.catalog, database):
             raise NotImplementedError(
-                f"{database!r} is a database of Amazon S3 Tables, which rewrites files that it "
-                "cannot decrypt: create the table in another database"
+                f"{database!r} is a database of Amazon S3 Tables, which rewrites files itself "
+                "but cannot decrypt them: create the table in another database"
             )
         return super().new_location(identifier, location, schema, properties)
 
@@ -165,7 +165,7 @@ class GlueCommits(AwsCommits):
     def _input(
         self, identifier: Identifier, staged: Staged, entry: Mapping[str, Any], base: Base | None
     ) -> dict[str, Any]:
-        """Return Glue's entry after ``staged`` becomes the table's metadata."""
+        """Return Glue's entry of a table whose metadata is ``staged``."""
         return {
             **{part: entry[part] for part in _KEPT if part in entry},
             "Name": identifier[-1],

@@ -1,6 +1,6 @@
-"""Counts the keys of a table that nothing needs, and what they cost.
+"""Counts the keys of a table that nothing needs, and the bytes that they take in metadata.json.
 
-``EncryptedTable.prune_keys`` removes them. This changes nothing and needs no KMS.
+``EncryptedTable.prune_keys`` removes them. This module changes nothing and needs no KMS.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class UnneededKeys:
 
     @property
     def message(self) -> str:
-        """What they are, if there are any."""
+        """How many there are and what they take. There must be at least one."""
         return (
             f"{len(self.key_ids)} of {self.total} keys are not needed, such as "
             f"{min(self.key_ids)!r}. They are {self.size} of the {self.metadata_size} bytes of "
@@ -46,6 +46,6 @@ def unneeded_keys(metadata: Mapping[str, Any], manager: EncryptionManager) -> Un
 
 
 def _printed_size(value: Any) -> int:
-    """Return the bytes of compact JSON, also of metadata with text that no file can have."""
+    """Return the size (bytes) of compact JSON. The value may have text that UTF-8 cannot encode."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return len(text.encode("utf-8", "surrogatepass"))

@@ -37,7 +37,7 @@ def dynamodb_key(identifier: Identifier) -> Item:
 
 
 def dynamodb_column(parameter: str) -> str:
-    """Return the attribute of a table's item that has a parameter."""
+    """Return the name of the attribute that has a parameter in a table's item."""
     from pyiceberg.catalog.dynamodb import _add_property_prefix
 
     return str(_add_property_prefix(parameter))

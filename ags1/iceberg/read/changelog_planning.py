@@ -12,7 +12,7 @@ removes B, and replaces the deletion vector v1 of A by v2::
                        INSERT  of A: left by v2, deleted by v1
                        INSERT  of C: left by the deletes after
 
-So the parent of a snapshot may have been expired, but not the files that the snapshot removed.
+So the parent of a snapshot may be expired, if the files that the snapshot removed still exist.
 Snapshots whose operation is ``replace`` change no rows. Java's ``BaseIncrementalChangelogScan``
 plans the files B and C in the same way, and refuses tables with delete files.
 """
@@ -149,11 +149,11 @@ def snapshots_between(
     """Return the snapshots of a range, from the oldest on.
 
     The start is exclusive. Without it, the range begins with the oldest ancestor of its end. The
-    end is inclusive. Without it, that is the current snapshot. Times (milliseconds) mean snapshots
-    of the current one's history, as in Spark's ``start-timestamp`` and ``end-timestamp``. Raises
-    ValueError as Java does: both an ID and a time are given, the times are in the wrong order, the
-    end does not exist, the start is no parent of a snapshot up to the end, or an older snapshot
-    that the start needs was expired.
+    end is inclusive. Without it, the range ends with the current snapshot. Times (epoch ms) mean
+    snapshots of the current one's history, as in Spark's ``start-timestamp`` and ``end-timestamp``.
+    Raises ValueError as Java does: both an ID and a time are given, the times are in the wrong
+    order, the end does not exist, the start is not the parent of a snapshot in the end's history,
+    or the snapshot at the start time was expired.
     """
     for name, snapshot_id, time in (
         ("start", from_snapshot_id, from_timestamp_ms),
@@ -197,8 +197,8 @@ def snapshots_between(
 
 
 def _snapshot_at(history: list[Snapshot], timestamp_ms: int) -> int | None:
-    """Return the ID of the newest snapshot that is not younger than a time; None if the table is
-    younger. ``history`` begins with the newest. Raises ValueError if that snapshot was expired."""
+    """Return the ID of the newest snapshot made at or before a time; None if the table had none
+    then. ``history`` begins with the newest. Raises ValueError if that snapshot was expired."""
     after: Snapshot | None = None
     for snapshot in history:
         if snapshot.timestamp_ms == timestamp_ms:
@@ -210,7 +210,7 @@ def _snapshot_at(history: list[Snapshot], timestamp_ms: int) -> int | None:
         if after is not None and after.parent_snapshot_id is not None:
             moment = datetime.datetime.fromtimestamp(timestamp_ms / 1000, datetime.timezone.utc)
             raise ValueError(
-                f"Cannot find snapshot older than {moment.isoformat()}: it was expired. Start "
-                "later, or without a start: then the oldest snapshot that is left is the first"
+                f"Cannot find snapshot older than {moment.isoformat()}: it was expired. Give "
+                "a later start, or no start to begin with the oldest snapshot that is left"
             )
     return None if after is None else after.parent_snapshot_id

@@ -1,16 +1,17 @@
-"""The changes of a table's rows between two snapshots, as Spark's ``create_changelog_view`` has
+"""The changes of a table's rows between two snapshots, as Spark's ``create_changelog_view`` returns
 them.
 
-The changes of a *unit*, a snapshot or for net changes all of them, are read in the order of their
-snapshots, deletes first. A row that the unit deletes and inserts is no change (a copy-on-write
-delete writes all other rows of a file again). To find these rows, a unit that both deletes and
-inserts is read twice. First, only the digests of its rows are kept::
+A *unit* is one snapshot or, for net changes, all of them. Its changes are read in the order of the
+snapshots, deletes first. A row that the unit both deletes and inserts is not a change: a
+copy-on-write delete writes all other rows of a file again. To find these rows, a unit that both
+deletes and inserts is read twice. First, only the digests of its rows are kept, and counted::
 
     row                    DELETE a   DELETE b   INSERT a   INSERT c
-    sum for that digest       -1         -1          0         +1
+    count of its digest       -1         -1          0         +1
     is a change                no        yes         no        yes
 
-Then the rows are read again, or are still there if they are few, and the changes are yielded.
+Then the rows are read again, unless they are so few that they were kept, and the changes are
+yielded.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class EncryptedChangelogScan(BaseScan):
     """A scan of the rows that were inserted, deleted and updated between two snapshots.
 
     See ``EncryptedTable.changelog_scan``. Filters are those of ``EncryptedScan``. Each choice is a
-    parameter and an attribute, because PyIceberg's ``update`` demands that.
+    parameter and an attribute, because PyIceberg's ``update`` requires it.
     """
 
     def __init__(
@@ -121,8 +122,8 @@ class EncryptedChangelogScan(BaseScan):
         )
 
     def plan_files(self) -> list[ChangelogScanTask]:
-        """Return the tasks, from the oldest snapshot on. They have rows that were written again
-        without a change, too. Raises as ``EncryptedScan.plan_files``, and ValueError if the range
+        """Return the tasks, from the oldest snapshot on. They include rows that were written
+        again without a change. Raises as ``EncryptedScan.plan_files``, and ValueError if the range
         of snapshots is not valid."""
         return mark_handed_out(self._tasks())
 
@@ -132,8 +133,12 @@ class EncryptedChangelogScan(BaseScan):
 
     def to_arrow_batch_reader(self) -> pa.RecordBatchReader:
         """Return the changes as a stream. For a snapshot that both inserts and deletes rows, it
-        holds 16 bytes of each of these rows, and twice as much to compute updates. Net changes hold
-        that of all rows of the range."""
+        holds a digest (16 bytes) of each of these rows, and a second one to compute updates. Net
+        changes hold the digests of all rows of the range.
+
+        Raises as ``plan_files``. Reading the stream raises as that of ``EncryptedScan``,
+        MetadataIntegrityError if a file was replaced meanwhile, and ValueError if a snapshot
+        deletes two rows with the same identifiers."""
         schema = schema_to_pyarrow(as_stored(self.projection()))
         batches = self._limited(self._changes(self._tasks()))
         rows = (batch.select(schema.names).cast(schema) for batch in batches)
@@ -356,9 +361,9 @@ class _Signs:
 def net_changes(digests: Digests, signs: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
     """Return which rows of a unit are changes.
 
-    Equal rows are counted from the first on, 1 for an insert and -1 for a delete. What is left at
-    the end is the number of changes. They are the first ones after the last time that the count was
-    0. Java's ``RemoveNetCarryoverIterator`` leaves as many, all with the labels of the first.
+    Equal rows have a count, to which an insert adds 1 and a delete -1. Its absolute value at the
+    end is the number of changes. They are the first rows of that sign after the count was last 0.
+    Java's ``RemoveNetCarryoverIterator`` returns as many, all with the labels of the first.
     """
     changes = np.zeros(len(signs), np.bool_)
     if not len(signs):
@@ -371,7 +376,7 @@ def net_changes(digests: Digests, signs: npt.NDArray[np.int8]) -> npt.NDArray[np
     positions = np.arange(len(counts))
     zeros = np.maximum.reduceat(np.where(counts == 0, positions, -1), starts)
     left = counts[ends - 1]
-    # The rows after the last 0 that are of the kind of those that are left.
+    # The rows after the last 0 that have the sign of the final count.
     chosen = (positions > np.repeat(zeros, lengths)) & (
         ordered == np.repeat(np.sign(left), lengths)
     )
@@ -380,7 +385,7 @@ def net_changes(digests: Digests, signs: npt.NDArray[np.int8]) -> npt.NDArray[np
 
 
 def _counts(values: npt.NDArray[Any], starts: _Numbers, lengths: _Numbers) -> _Numbers:
-    """Return the sums of the values of each run from its start on."""
+    """Return the running sums of the values. They begin at 0 with each run."""
     sums = np.cumsum(values, dtype=np.int64)
     before: _Numbers = np.concatenate(([0], sums))[starts]
     counts: _Numbers = sums - np.repeat(before, lengths)
@@ -421,6 +426,7 @@ def _runs(digests: Digests) -> tuple[_Numbers, _Numbers]:
 
 def _changed(group: _Group) -> MetadataIntegrityError:
     return MetadataIntegrityError(
-        "a file had another number of rows when it was read again: somebody has replaced it",
+        "this file, or one read before it, had another number of rows when it was read again: it "
+        "was replaced meanwhile. Read the changes again, and run 'ags1 table verify'",
         file=group.tasks[-1].file.file_path,
     )

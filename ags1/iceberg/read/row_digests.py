@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from .deletes import comparable
 
-# A row of two numbers for each digest.
+# Shape (rows, 2): a digest is two numbers of 64 bits.
 Digests: TypeAlias = "npt.NDArray[np.uint64]"
 
 _SIZE = 16
@@ -26,14 +26,14 @@ _NULL, _VALUE, _NOTHING = (pa.scalar(b, pa.large_binary()) for b in (b"\0", b"\1
 
 
 def row_digests(columns: Sequence[pa.Array]) -> Digests:
-    """Return the digests of rows, which have at least one column."""
+    """Return the digests (BLAKE2b, 16 bytes) of rows, which have at least one column."""
     encoded = _joined(map(_encoded, columns))
     digests = (hashlib.blake2b(row, digest_size=_SIZE).digest() for row in encoded.to_pylist())
     return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
 
 
 def _encoded(column: pa.Array) -> pa.Array:
-    """Return the values as binary. None is null, and none begins with another one."""
+    """Return the values as binary. No result is null or the start of a different one."""
     column = comparable(column)
     kind = column.type
     if pa.types.is_null(kind):

@@ -7,8 +7,8 @@ adds a ``key-id`` to their entries in metadata.json, and 17417 implements it for
                     encryption-keys:  {key-id, encrypted-key-metadata, encrypted-by-id: the KEK}
     Puffin file     encrypted as AGS1 with the key in that key metadata
 
-An entry in ``encryption-keys`` is wrapped as that of a manifest list. The entries of statistics are
-not authenticated, and neither are unencrypted files. So a caller must allow these.
+The key of a statistics file is wrapped in the same way as that of a manifest list. The entries of
+statistics are not authenticated. Nor are unencrypted files, so a caller must allow them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def statistics_key(entry: Mapping[str, Any], files: TableFiles) -> KeyMetadata |
     if km.file_length != entry["file-size-in-bytes"]:
         raise MetadataIntegrityError(
             f"the file's length is {entry['file-size-in-bytes']} in its entry, but "
-            f"{km.file_length} in its key metadata",
+            f"{km.file_length} in its key metadata: somebody has changed it. Remove the entry",
             file=location,
         )
     return km
@@ -80,16 +80,17 @@ def read_statistics(
             data = stream.read(entry["file-size-in-bytes"])
     else:
         raise NotEncryptedError(
-            "the metadata has no key for this statistics file. Either it is not encrypted, as "
-            "Java writes it, or a writer that does not know key-id has removed it from the entry. "
-            "Pass allow_plaintext=True to read it unencrypted, which is not authenticated",
+            "the metadata has no key for this statistics file. Either the file is unencrypted, "
+            "as Java writes it, or a writer that does not know key-id has removed the "
+            "key-id. Pass allow_plaintext=True if it is unencrypted; nothing authenticates it then",
             file=location,
         )
     try:
         puffin = PuffinFile(data)
     except (IndexError, ValueError):
         raise MetadataIntegrityError(
-            "the statistics file is not a Puffin file that can be read", file=location
+            "the statistics file is not a Puffin file that can be read: write it again",
+            file=location,
         ) from None
     found = [
         (b.type, b.snapshot_id, b.sequence_number, list(b.fields), b.properties)

@@ -1,9 +1,9 @@
-"""Makes Puffin files: blobs, and a footer that says what and where they are.
+"""Makes Puffin files, which have blobs, and a footer that says what and where they are::
 
     PFA1 | blob | blob | ... | PFA1 | footer (JSON) | footer length | flags | PFA1
 
 Nothing is compressed. Offsets are those of the plaintext. This follows the Iceberg specification,
-"Puffin". It does not encrypt, and does not know what blobs mean.
+"Puffin". This module does not encrypt, and does not know what blobs mean.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PuffinPayload:
         for ``-`` in their names."""
         blob = {name.replace("_", "-"): value for name, value in fields.items()}
         blob |= {"offset": len(self._payload), "length": len(payload)}
-        # Java's order.
+        # Java writes the properties last.
         blob["properties"] = blob.pop("properties")
         self._payload += payload
         self._blobs.append(blob)

@@ -1,7 +1,7 @@
-"""Writes encrypted table statistics, and makes them known in metadata.json.
+"""Writes encrypted table statistics, and adds them to metadata.json.
 
 The form is that of the open pull requests apache/iceberg 17533 and 17417: see ``read/statistics``.
-It may change, so a caller has to name it. It does not know what the blobs say.
+That form may change, so a caller has to name it. This module does not know what the blobs mean.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class StatisticsBlob:
         numbers = (n for n in (self.snapshot_id, self.sequence_number) if n is not None)
         for name, is_valid in (
             ("text", all(map(_is_text, texts))),
-            ("field", all(_is_number(n, 32) for n in self.fields)),
+            ("field ID", all(_is_number(n, 32) for n in self.fields)),
             ("snapshot ID or sequence number", all(_is_number(n, 64) for n in numbers)),
             ("payload", isinstance(self.payload, bytes)),
         ):
             if not is_valid:
-                raise ValueError(f"a {name} of the statistics blob has another type or size")
+                raise ValueError(f"a {name} of the statistics blob has a wrong type or size")
 
     @classmethod
     def all_of(cls, puffin: PuffinFile) -> list[StatisticsBlob]:

@@ -1,4 +1,4 @@
-"""Glue and DynamoDB: one winner per base, lost answers, who is believed, renames.
+"""Glue and DynamoDB: one winner per base, lost answers, what is trusted, renames.
 
 moto's server answers (``aws_catalogs``), with Glue's check of versions added, which moto lacks. It
 runs in this process and talks HTTP, so requests, repetitions and errors are botocore's own.
@@ -290,7 +290,7 @@ def test_an_outcome_that_nobody_can_say_is_unknown(
     assert commits.load("db.t", Trust()).metadata["properties"]["a"] == "1"
 
 
-# -- who is believed
+# -- what is trusted
 
 
 def test_metadata_that_was_changed_in_the_storage_is_refused(commits: Commits) -> None:

@@ -1,14 +1,14 @@
-"""``examine_table`` looks at a table's health, and names the command that mends each finding.
+"""``examine_table`` checks a table's health, and names the command that mends each finding.
 
-It reads metadata.json, manifests and the listings of folders, and no data file. ``verify_table``
-reads those, and authenticates them. Each kind of check is a module::
+It reads metadata.json and manifests, lists folders, and opens no data file. ``verify_table`` reads
+and authenticates the data files. Most checks are in modules of this package::
 
     needs no key       metadata.json and the catalog          ``metadata_checks``
-                       the number of metadata files
+                       the number of metadata files           here
     needs the keys     manifests, orphan files                ``content_checks``
 
-Without the keys, the first half is still done, and the result says what was left out. It writes
-nothing.
+If the keys cannot be used, the checks that need no key are still done, and the result names the
+others. Nothing is written.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def examine_table(
 ) -> TableHealth:
     """Return what is wrong or could be better with ``table``, encrypted or not, and what mends it.
 
-    ``no_keys`` says why the table's keys cannot be used; None if they can. Then, and if the KMS
-    refuses or has another key, the result is of what metadata.json, the catalog and the listings
-    show, and ``left_out`` has the rest. With ``list_folders=False``, no folder is listed. Files
-    that cannot be read are findings, or are in ``left_out``.
+    ``no_keys`` says why the table's keys cannot be used; it is None if they can be used. If they
+    cannot, or if the KMS does not unwrap them, only the checks that need no key are done, and
+    ``left_out`` names the others. With ``list_folders=False``, no folder is listed. A file that
+    cannot be read is a finding, or the reason of an entry in ``left_out``.
 
     Raises OSError if the listing of the metadata folder fails.
     """
@@ -137,7 +137,7 @@ def _try(
     checks: str,
     found: Iterable[HealthFinding],
 ) -> None:
-    """Add what is found, or why it cannot be looked for."""
+    """Add the findings, or the reason why these checks could not be done."""
     try:
         findings += found
     except UNREADABLE as error:
@@ -145,7 +145,7 @@ def _try(
 
 
 def _metadata_files(table: TableSession) -> Iterator[HealthFinding]:
-    """Yield that there are more earlier metadata files than the metadata log names."""
+    """Yield a finding if there are more metadata files than the metadata log names."""
     metadata = table.version.json
     properties = metadata.get("properties") or {}
     try:
@@ -155,13 +155,13 @@ def _metadata_files(table: TableSession) -> Iterator[HealthFinding]:
         return
     folder = table.files.stored_location(table.metadata_location).rpartition("/")[0]
     files = [f for f in list_files(table.files.inner, folder) or () if f.endswith(METADATA_ENDINGS)]
-    # Besides the current one, the log names as many.
+    # The log does not name the current one.
     if len(files) > most + 1:
         yield HealthFinding(
             "metadata-files",
-            f"there are {len(files)} metadata files, and the log names at most {most} earlier "
-            "ones: set write.metadata.delete-after-commit.enabled to true, or erase, which also "
-            "expires all earlier snapshots",
+            f"there are {len(files)} metadata files, but the metadata log names at most {most} "
+            "earlier ones: set write.metadata.delete-after-commit.enabled to true, or erase the "
+            "deleted rows, which also expires all earlier snapshots",
             len(files),
             remedy=None if may_share_files(properties) else Remedy("erase"),
         )

@@ -1,10 +1,11 @@
-"""What the manifests and the listings of an encrypted table say of its health. This needs the keys.
+"""The checks of an encrypted table's health that need its keys.
 
-It reads manifest lists and manifests, and opens no data file::
+They read manifest lists and manifests, list folders, and open no data file::
 
     each branch and tag    its live files; what a compaction would rewrite     ``LiveFiles``
-    all snapshots          the walk of ``verify``: unencrypted files, keys     ``check_manifests``
-                           in plaintext manifests, contradictions
+    all snapshots          the walk of ``verify``: unencrypted files, keys     ``ManifestChecks``
+                           in plaintext manifests, contradictions; deleted
+                           rows
     the table's folders    orphan files                                        ``check_orphans``
 """
 
@@ -43,14 +44,14 @@ from .metadata_checks import expiring
 UNREADABLE = (Ags1Error, OSError, ValidationException, ValueError, NotImplementedError)
 _THREADS = 16
 _PLAINTEXT = ("exposed-keys", "manifest-without-key")
-# These operations remove rows. Their files may still have them.
+# Operations that remove rows. Files of earlier snapshots may still have these rows.
 _DELETING = ("delete", "overwrite")
 
 
 class LiveFiles:
-    """The live files of all branches and tags. By branch, ``files`` are its files, and ``hiding``
-    the data files with rows that deletes hide. ``findings`` are what the branches need, and
-    ``left_out`` are branches and tags that could not be read."""
+    """The live files of all branches and tags. ``files`` has those of each branch, and ``hiding``
+    each branch's data files with deleted rows, both by path. ``paths`` has those of all branches
+    and tags. ``left_out`` names the branches and tags that could not be read."""
 
     def __init__(self, table: TableSession) -> None:
         self.files: dict[str, dict[str, ContentFile]] = {}
@@ -120,8 +121,9 @@ def _compaction(branch: str, plan: CompactionPlan) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "compaction",
             f"a compaction of the branch {branch!r} would rewrite {len(files)} of "
-            f"{len(plan.tasks)} data files, which are too small or too large or have many deleted "
-            f"rows, into about {sum(group.output_files for group in plan.groups)}",
+            f"{len(plan.tasks)} data files into about "
+            f"{sum(group.output_files for group in plan.groups)}: they are too small or too large, "
+            "or have many deleted rows",
             len(files),
             _size(files),
             examples_of(file.file_path for file in files),
@@ -164,7 +166,7 @@ class ManifestChecks:
         self._earlier: dict[str, ContentFile] = {}
 
     def run(self) -> Iterator[HealthFinding]:
-        """Yield what the manifests show. Raises KMS_UNUSABLE."""
+        """Yield the findings of the manifests. Raises the exceptions in ``KMS_UNUSABLE``."""
         self._walk()
         others = [
             finding
@@ -206,7 +208,7 @@ class ManifestChecks:
             exposed = exposed_paths(view.parsed.snapshots, view.files)
         except UNREADABLE as error:
             exposed = frozenset()
-            yield HealthFinding("metadata", f"plaintext manifests cannot be compared: {error}")
+            yield HealthFinding("metadata", f"it is unknown which keys are exposed: {error}")
         refs = self._metadata.get("refs") or {}
         for branch, files in self._live.files.items():
             in_use = [file for path, file in files.items() if path in exposed]
@@ -214,7 +216,7 @@ class ManifestChecks:
                 yield HealthFinding(
                     "exposed-keys",
                     f"plaintext manifests have the keys of files of the branch {branch!r}: "
-                    "everybody who can read them can decrypt and forge these files",
+                    "everybody who can read the manifests can decrypt and forge these files",
                     len(in_use),
                     _size(in_use),
                     examples_of(file.file_path for file in in_use),
@@ -224,8 +226,8 @@ class ManifestChecks:
         if ids:
             yield HealthFinding(
                 "exposed-keys-earlier",
-                f"{len(ids)} snapshots that are no branch's head have plaintext manifests with "
-                f"keys of files{self._tags_at(ids)}",
+                f"{len(ids)} snapshots that are not the head of a branch have plaintext manifests "
+                f"with the keys of files{self._tags_at(ids)}",
                 len(plaintext),
                 examples=examples_of(finding.file for finding in plaintext if finding.file),
                 remedy=expiring(self._metadata, ids),
@@ -238,7 +240,7 @@ class ManifestChecks:
         ids = self._snapshots_with(plain)
         yield HealthFinding(
             "plain-data-file-earlier",
-            f"{len(ids)} snapshots that are no branch's head have data files that are not "
+            f"{len(ids)} snapshots that are not the head of a branch have data files that are not "
             "encrypted",
             len(plain),
             _size(plain.values()),
@@ -247,7 +249,7 @@ class ManifestChecks:
         )
 
     def _snapshots_with(self, paths: Collection[str]) -> set[int]:
-        """Return the IDs of the snapshots that have one of the files."""
+        """Return the IDs of the snapshots that have at least one of the files."""
         ids, view = set(), self._table.view().exposed()
         for snapshot in view.parsed.snapshots:
             try:
@@ -256,7 +258,7 @@ class ManifestChecks:
                 if any(entry.file.file_path in paths for entry in entries):
                     ids.add(snapshot.snapshot_id)
             except UNREADABLE:
-                continue  # the walk has found it
+                continue  # the walk has reported it
         return ids
 
     def _deleted_rows(self) -> Iterator[HealthFinding]:
@@ -270,9 +272,9 @@ class ManifestChecks:
                 continue
             parts = []
             if hidden:
-                parts.append(f"{len(hidden)} data files of {branch!r} have rows that deletes hide")
+                parts.append(f"{len(hidden)} data files of {branch!r} have deleted rows")
             if earlier:
-                parts.append(f"{len(earlier)} data files of earlier snapshots may have more")
+                parts.append(f"{len(earlier)} data files of earlier snapshots may have them")
             yield HealthFinding(
                 "deleted-rows",
                 f"deleted rows can still be read: {' and '.join(parts)}",
@@ -295,7 +297,7 @@ class ManifestChecks:
 
 
 def check_orphans(table: TableSession) -> Iterator[HealthFinding]:
-    """Yield what a removal of orphan files would delete. Raises as ``find_orphans``."""
+    """Yield a finding if the table has orphan files. Raises what ``find_orphans`` raises."""
     limit = age_limit(None)
     orphans = find_orphans(table, limit)
     if orphans.files:
@@ -303,7 +305,7 @@ def check_orphans(table: TableSession) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "orphan-file",
             f"nothing needs these files, which were last changed before {before} (three days ago); "
-            f"{orphans.young_files} younger ones do not count",
+            f"{orphans.young_files} younger files are not counted",
             len(orphans.files),
             orphans.size,
             examples_of(orphans.orphan_file_locations),

@@ -34,8 +34,8 @@ MAX_EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """The command ``ags1 table …`` that mends a finding: its name, and its arguments besides the
-    table and how that is opened."""
+    """The command ``ags1 table …`` that mends a finding: its name, and its arguments without the
+    table and the options that open the table."""
 
     command: str
     arguments: tuple[str, ...] = ()
@@ -43,9 +43,9 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """One finding. ``count`` is the number of files, keys or snapshots concerned, and ``size`` the
-    stored bytes of the files; None if there are no files or it is unknown. ``examples`` are some of
-    their locations or IDs. ``remedy`` is None if no command mends it: ``message`` says what to do.
+    """One finding. ``count`` is the number of files, keys or snapshots concerned. ``size``
+    is that of the files or keys (bytes); None if it is unknown. ``examples`` are some locations or
+    IDs. If no command mends the finding, ``remedy`` is None, and ``message`` says what to do.
     """
 
     kind: str
@@ -91,10 +91,10 @@ class KekHealth:
 
 @dataclass(frozen=True, slots=True)
 class BranchHealth:
-    """The live files of a branch. ``size`` is that of its data files (stored bytes). Small files
-    are those that a compaction takes for too small. ``deleted_rows`` counts rows in deletion
-    vectors and position delete files. ``partitions`` is the number of partitions with data files,
-    and ``most_files`` the number of data files in the largest of them."""
+    """The live files of a branch. ``size`` is that of its data files (stored bytes).
+    ``small_files`` are below the minimum size that a compaction has by default. ``deleted_rows``
+    counts rows in deletion vectors and position delete files. ``partitions`` is the number of
+    partitions with data files, and ``most_files`` the largest number of data files in one."""
 
     name: str
     snapshot_id: int
@@ -171,14 +171,14 @@ def in_order(findings: Iterable[HealthFinding]) -> tuple[HealthFinding, ...]:
 def summed(
     findings: Sequence[verify.Finding], remedies: Mapping[str, Remedy] | None = None
 ) -> list[HealthFinding]:
-    """Return the findings of ``verify``, those of a kind as one. ``remedies`` are by kind."""
+    """Return one finding for each kind of ``verify``'s findings. ``remedies`` are by kind."""
     by_kind: dict[str, list[verify.Finding]] = {}
     for finding in findings:
         by_kind.setdefault(finding.kind, []).append(finding)
     return [
         HealthFinding(
             kind,
-            same[0].message + (f" ({len(same)} findings alike)" if len(same) > 1 else ""),
+            same[0].message + (f" ({len(same)} such findings)" if len(same) > 1 else ""),
             len(same),
             examples=examples_of(finding.file for finding in same if finding.file),
             remedy=(remedies or {}).get(kind),
@@ -188,5 +188,5 @@ def summed(
 
 
 def examples_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the first names."""
+    """Return the first ``MAX_EXAMPLES`` of the sorted names."""
     return tuple(sorted(names)[:MAX_EXAMPLES])

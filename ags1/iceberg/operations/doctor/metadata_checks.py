@@ -1,5 +1,5 @@
-"""What metadata.json and the catalog say of a table's health. This needs no key, and reads no other
-file."""
+"""The checks of a table's health that need only metadata.json and the catalog, and no key. They
+read no other file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WITH_HASH = ("HiveCatalog", "GlueCatalog", "DynamoDbCatalog")
 
 
 def check_without_keys(table: TableSession, clock_ms: Clock) -> Iterator[HealthFinding]:
-    """Yield what metadata.json and the catalog show."""
+    """Yield the findings of metadata.json and of the catalog."""
     metadata = table.version.json
     findings = Findings()
     check_partition_fields(table.metadata, table.metadata_location, findings)
@@ -62,8 +62,9 @@ def keks_of(table: TableSession) -> tuple[KekHealth, ...]:
 
 
 def expiring(metadata: Mapping[str, Any], snapshot_ids: set[int]) -> Remedy | None:
-    """Return the command that expires these snapshots, without those that a branch or tag is at;
-    None if none is left or if the table's files may not be deleted."""
+    """Return the command that expires these snapshots, except the heads of branches and tags; None
+    if no other is left, or if the table's files may not be deleted. If the snapshots are more than
+    ``_MAX_NAMED``, the command expires all but the heads."""
     heads = {ref["snapshot-id"] for ref in (metadata.get("refs") or {}).values()}
     chosen = sorted(snapshot_ids - heads)
     if not chosen or may_share_files(metadata.get("properties")):
@@ -109,8 +110,8 @@ def _snapshots(table: TableSession, clock_ms: Clock) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "missing-snapshot-key",
             "metadata.json lacks the keys of snapshots, or their KEKs under the table's master "
-            "key, so these snapshots cannot be read: take the keys from an earlier metadata file. "
-            "A catalog or writer that does not know them has lost them",
+            "key, so these snapshots cannot be read. A catalog or writer that does not know such "
+            "keys has removed them: take them from an earlier metadata file",
             len(missing),
             examples=examples_of(map(str, missing)),
         )
@@ -122,8 +123,8 @@ def _snapshots(table: TableSession, clock_ms: Clock) -> Iterator[HealthFinding]:
     if expired:
         yield HealthFinding(
             "old-snapshots",
-            f"{len(expired)} of {len(snapshots)} snapshots are older than the table's settings "
-            "ask for",
+            f"the table's history.expire.* properties no longer keep {len(expired)} of "
+            f"{len(snapshots)} snapshots",
             len(expired),
             examples=examples_of(map(str, expired)),
             remedy=Remedy("expire"),
@@ -136,7 +137,7 @@ def _snapshots(table: TableSession, clock_ms: Clock) -> Iterator[HealthFinding]:
     if with_values:
         yield HealthFinding(
             "partition-values",
-            "the summaries of snapshots have values of partitions, and metadata.json is not "
+            "the summaries of snapshots contain partition values, and metadata.json is not "
             "encrypted: remove the property write.summary.partition-limit, and expire these "
             "snapshots",
             len(with_values),
@@ -162,8 +163,8 @@ def _settings(metadata: Mapping[str, Any]) -> Iterator[HealthFinding]:
     if _is_shared(metadata):
         yield HealthFinding(
             "gc-disabled",
-            f"the property {GC_ENABLED!r} is not true: other tables may have this table's files, "
-            "so nothing can be expired, erased or removed. Set it to true if no other table has "
+            f"the property {GC_ENABLED!r} is not true: other tables may use this table's files, "
+            "so nothing can be expired, erased or removed. Set it to true if no other table uses "
             "them",
         )
 
@@ -181,7 +182,7 @@ def _catalog(table: TableSession) -> Iterator[HealthFinding]:
     if trust.java_hash is None and any(is_a(catalog, kind) for kind in _WITH_HASH):
         yield HealthFinding(
             "no-metadata-hash",
-            "the catalog has no metadata_hash of the table's present metadata.json, so a change of "
+            "the catalog has no metadata_hash of the table's current metadata.json, so a change of "
             "that file would not be detected: the next commit of ags1 writes one",
         )
 
