@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from exposing import rewrite_manifests_as_java_1_11
 from iceberg_tables import JAVA_LOCATION, TABLES, memory_kms, open_fixture, rewritten
@@ -274,6 +275,20 @@ def test_a_snapshot_that_a_tag_has_names_the_tag(table: EncryptedTable) -> None:
     table.manage_snapshots().remove_tag("keep").commit()
     finding = by_kind(examine_table(table))["exposed-keys-earlier"]
     assert finding.remedy == Remedy("expire", ("--snapshot", str(head)))
+
+
+def test_an_unencrypted_file_that_only_a_tag_has(table: EncryptedTable, tmp_path: Path) -> None:
+    path = tmp_path / "plain.parquet"
+    pq.write_table(rows(7), path)
+    table.add_files([f"file://{path}"], allow_plaintext=True)
+    head = table.metadata.current_snapshot_id
+    assert head is not None
+    table.manage_snapshots().create_tag(head, "keep").commit()
+    table.rekey(select=lambda file: not file.is_encrypted)
+    finding = by_kind(examine_table(table))["plain-data-file-earlier"]
+    assert finding.examples == (f"file://{path}",)
+    assert "keep" in finding.message
+    assert finding.remedy is None
 
 
 def test_rows_that_an_append_did_not_delete_are_not_told(table: EncryptedTable) -> None:

@@ -164,6 +164,8 @@ class ManifestChecks:
         self._found: tuple[Finding, ...] = ()
         # Data files that no branch and no tag has, by path.
         self._earlier: dict[str, ContentFile] = {}
+        # Unencrypted data files that no branch has.
+        self._plain: dict[str, ContentFile] = {}
 
     def run(self) -> Iterator[HealthFinding]:
         """Yield the findings of the manifests. Raises the exceptions in ``KMS_UNUSABLE``."""
@@ -188,15 +190,19 @@ class ManifestChecks:
             walk = TableWalk(table, index, findings, ahead, report, require_encrypted=False)
             walk.read_manifest_lists()
             for check in walk.checks():
-                is_data = check.kind in (CheckKind.ENCRYPTED, CheckKind.PLAIN)
-                if is_data and check.location not in self._live.paths:
-                    file = check.files[0]
-                    if file.content == DATA:
-                        self._earlier[check.location] = file
+                is_listed = check.kind in (CheckKind.ENCRYPTED, CheckKind.PLAIN)
+                if is_listed and check.files[0].content == DATA:
+                    self._note(check.location, check.files[0])
         finally:
             meter.stop()
             pool.shutdown(cancel_futures=True)
         self._found = findings.sorted()
+
+    def _note(self, path: str, file: ContentFile) -> None:
+        if path not in self._live.paths:
+            self._earlier[path] = file
+        if not file.is_encrypted and not any(path in f for f in self._live.files.values()):
+            self._plain[path] = file
 
     def _exposed_keys(self) -> Iterator[HealthFinding]:
         plaintext = [finding for finding in self._found if finding.kind in _PLAINTEXT]
@@ -234,17 +240,16 @@ class ManifestChecks:
             )
 
     def _earlier_plain_files(self) -> Iterator[HealthFinding]:
-        plain = {path: f for path, f in self._earlier.items() if not f.is_encrypted}
-        if not plain:
+        if not self._plain:
             return
-        ids = self._snapshots_with(plain)
+        ids = self._snapshots_with(self._plain)
         yield HealthFinding(
             "plain-data-file-earlier",
             f"{len(ids)} snapshots that are not the head of a branch have data files that are not "
-            "encrypted",
-            len(plain),
-            _size(plain.values()),
-            examples_of(plain),
+            f"encrypted{self._tags_at(ids)}",
+            len(self._plain),
+            _size(self._plain.values()),
+            examples_of(self._plain),
             expiring(self._metadata, ids),
         )
 
