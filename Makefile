@@ -7,7 +7,8 @@ TESTS ?= -m "not slow and not interop and not spark and not peers"
 JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal \
+	--override-ini tmp_path_retention_policy=failed
 NATIVE := $(BIN)/python -W ignore setup.py --quiet build_ext --inplace
 export PATH := $(BIN):$(PATH)
 # Without bytecode, each process of the tests would compile ags1 and the tests again.
