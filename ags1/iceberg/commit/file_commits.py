@@ -129,6 +129,8 @@ class FileCommits(Commits):
         )
         self._refuse_redirection(staged.metadata, base.config, base.location)
         check_still_encrypted(base.metadata, staged.metadata, None)
+        if self._names_foreign_folder(replace(base, location=location), staged.metadata, []):
+            staged = replace(staged, is_confirmed=False)
         self._try(base, staged, output, lambda sent: self._swap(base, staged, sent))
         return self._after(base, staged)
 
