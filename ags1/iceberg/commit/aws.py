@@ -5,8 +5,11 @@ DynamoDB is not. So an entry also has the ID of the table's master key and the h
 under the names that Java's ``HiveTableOperations`` uses. ``load_base`` requires that the metadata
 agrees with them. Other writers of Glue and DynamoDB do not know the hash: their commits replace the
 location and leave the hash. So a parameter of ours says which location the hash is of. After such a
-commit, the entry confirms only the master key's ID, until our next commit. Java's
-``GlueTableOperations`` and ``DynamoDbTableOperations`` keep nothing for encryption.
+commit, the entry confirms only the master key's ID, until our next commit. If the metadata then
+names a folder outside the table's own, such as ``write.data.path``, this lasts until a commit of
+ours sets that folder, or the catalog's properties name it. Otherwise somebody who changed
+metadata.json in between could have files in any folder deleted. Java's ``GlueTableOperations`` and
+``DynamoDbTableOperations`` keep nothing for encryption.
 
 **Lost answers.** botocore repeats a request that got no answer. If the first one was carried out,
 the second one is refused, although the commit was made. So a refusal counts only if the request was
@@ -35,7 +38,7 @@ _NOT_SENT = (ParamValidationError, NoCredentialsError, PartialCredentialsError)
 class AwsCommits(FileCommits):
     """Commits to a catalog in AWS, whose entries confirm the metadata."""
 
-    keeps_hash = True
+    keeps_hash = marks_hash = True
 
     def _may_still_commit(self, error: BaseException, is_new: bool) -> bool:
         if isinstance(error, ClientError):

@@ -27,6 +27,7 @@ from ..read.metadata import MAX_METADATA_SIZE, read_metadata
 from ..spec.java_json import hash_of, java_hash
 from ..spec.requirements import check_requirements
 from ..storage.output import TableOutput
+from ..storage.table_folders import FOLDER_PROPERTIES, TableFolders
 from ..storage.trust import (
     HASH_LOCATION,
     ICEBERG,
@@ -34,6 +35,7 @@ from ..storage.trust import (
     METADATA_LOCATION,
     PREVIOUS_METADATA_LOCATION,
     TABLE_TYPE,
+    UNCONFIRMED,
     Trust,
 )
 from .base import Base, TableConfig
@@ -55,19 +57,22 @@ _REFUSALS = (CommitFailedException, NoSuchNamespaceError, TableAlreadyExistsErro
 @dataclass(frozen=True, slots=True)
 class Staged:
     """A table's next metadata, written but not committed. ``java_hash`` is Hive's ``metadata_hash``
-    of it, ``sha256`` that of the stored file in hex."""
+    of it, ``sha256`` that of the stored file in hex. If ``is_confirmed`` is false, the catalog does
+    not confirm it by that hash."""
 
     metadata: dict[str, Any] = field(repr=False)
     location: str
     java_hash: str
     sha256: str
+    is_confirmed: bool = True
 
 
 class FileCommits(Commits):
     """Commits to a catalog that keeps the location of a table's metadata.json, and its hash if
-    ``keeps_hash`` is true."""
+    ``keeps_hash`` is true. ``marks_hash``: it also says which location the hash is of."""
 
     keeps_hash = False
+    marks_hash = False
 
     def commit(
         self,
@@ -89,6 +94,8 @@ class FileCommits(Commits):
             metadata, base.location, is_beside=not self._may_choose_folder(base, metadata, changes)
         )
         staged = _write(metadata, location, output, base)
+        if self._names_foreign_folder(base, metadata, changes):
+            staged = replace(staged, is_confirmed=False)
         trust = replace(base.trust, key_id=new_key_id or base.trust.key_id)
         after = self._after(replace(base, trust=trust), staged)
         self._try(base, staged, output, lambda sent: self._swap(base, staged, sent))
@@ -122,6 +129,8 @@ class FileCommits(Commits):
         )
         self._refuse_redirection(staged.metadata, base.config, base.location)
         check_still_encrypted(base.metadata, staged.metadata, None)
+        if self._names_foreign_folder(replace(base, location=location), staged.metadata, []):
+            staged = replace(staged, is_confirmed=False)
         self._try(base, staged, output, lambda sent: self._swap(base, staged, sent))
         return self._after(base, staged)
 
@@ -149,6 +158,25 @@ class FileCommits(Commits):
             chosen = any(update["action"] == "set-location" for update in updates)
         return chosen or base.trust.confirms_metadata
 
+    def _names_foreign_folder(
+        self, base: Base, metadata: Mapping[str, Any], updates: list[Update]
+    ) -> bool:
+        """Return whether only a base that nothing confirms says that a folder elsewhere is the
+        table's. Somebody may have changed the base since another writer's commit. If this commit
+        confirmed that, files could be deleted in any folder, such as another table's."""
+        if base.trust.confirms_metadata or not self.marks_hash:
+            return False
+        known = dict(self.catalog.properties)
+        for update in updates:
+            if update["action"] == "set-properties":
+                known |= update["updates"]
+            elif update["action"] == "set-location":
+                known["location"] = update["location"]
+        own = TableFolders.of(metadata, base.location, Trust(), known)
+        stated = {**(metadata.get("properties") or {}), "location": metadata["location"]}
+        folders = [stated[name] for name in ("location", *FOLDER_PROPERTIES) if stated.get(name)]
+        return not all(own.has(f"{folder.rstrip('/')}/_") for folder in folders)
+
     @abstractmethod
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
         """Make ``staged`` the table's metadata if ``base`` still is. ``sent`` is set before the
@@ -175,7 +203,7 @@ class FileCommits(Commits):
         trust = replace(
             base.trust,
             metadata_sha256=base.trust.metadata_sha256 and staged.sha256,
-            java_hash=staged.java_hash if self.keeps_hash else None,
+            java_hash=staged.java_hash if self.keeps_hash and staged.is_confirmed else None,
             data_key_length=None,
         )
         return replace(base, metadata=staged.metadata, location=staged.location, trust=trust)
@@ -229,7 +257,7 @@ def parameters_of(staged: Staged, base: Base | None) -> dict[str, str]:
         METADATA_LOCATION: staged.location,
         PREVIOUS_METADATA_LOCATION: base.location if base else "",
         METADATA_HASH: staged.java_hash,
-        HASH_LOCATION: staged.location,
+        HASH_LOCATION: staged.location if staged.is_confirmed else UNCONFIRMED,
         **{n: properties[n] for n in (TABLE_KEY_ID, DATA_KEY_LENGTH) if n in properties},
     }
 

@@ -198,7 +198,15 @@ class _Search:
                 (found if is_old else young).append(file)
         self._subtract_newer(refresh)
         orphans = tuple(file for file in self._still_unreached(found) if self._may_go(file))
-        self._check_other_tables([f.location for f in orphans if _is_version(f.location)])
+        # All of them count: the files to delete may be of a table whose metadata is young, or
+        # outside the folder that was asked for.
+        self._check_other_tables(
+            [
+                file.location
+                for file in (*found, *young)
+                if _is_version(file.location) and self._is_unneeded(file)
+            ]
+        )
         return OrphanFiles(
             orphans,
             sum(1 for _ in self._still_unreached(young)),
@@ -279,13 +287,16 @@ class _Search:
         """Yield the files that are not reached by now, below the location that was asked for, and
         not in the folder of another table."""
         for file in files:
-            name = self._names.of_stored(file.location)
-            if (
-                not self.reached.has_stored(_needed_as(file.location))
-                and (self._within is None or self._within.is_below_root(file.location))
-                and not any(_is_below(name, folder) for folder in self._other_tables)
-            ):
+            is_within = self._within is None or self._within.is_below_root(file.location)
+            if is_within and self._is_unneeded(file):
                 yield file
+
+    def _is_unneeded(self, file: ListedFile) -> bool:
+        """Return whether a file is not reached by now, and not in the folder of another table."""
+        name = self._names.of_stored(file.location)
+        return not self.reached.has_stored(_needed_as(file.location)) and not any(
+            _is_below(name, folder) for folder in self._other_tables
+        )
 
     def _may_go(self, file: ListedFile) -> bool:
         """Return whether a file is the table's to delete. A link is not, and neither is Hadoop's
@@ -362,13 +373,17 @@ def _is_version(location: str) -> bool:
 
 
 def _uuid_of(files: TableFiles, location: str) -> str | None:
-    """Return the UUID of the table in a metadata file; None if the file is gone or has none."""
+    """Return the UUID of the table in a metadata file; None if the file is gone, damaged or has
+    none."""
     try:
         with files.inner.new_input(location).open() as stream:
             beginning: Any = stream.read(_BEGINNING)
     except FileNotFoundError:
         return None
     if beginning.startswith(b"\x1f\x8b"):
-        beginning = zlib.decompressobj(31).decompress(beginning, _BEGINNING)
+        try:
+            beginning = zlib.decompressobj(31).decompress(beginning, _BEGINNING)
+        except zlib.error:
+            return None
     match = _UUID.search(beginning)
     return None if match is None else match[1].decode("utf-8", "replace")

@@ -3,11 +3,15 @@
 Each value is encoded as bytes from which it could be read back, so that different rows have
 different bytes. The encodings of a row's columns are joined and hashed. Values are equal if they
 are equal in Java: null equals null, NaN equals NaN, -0.0 is not 0.0.
+
+The hash has a random salt of this process. So somebody who chooses rows cannot search in advance
+for two with one digest, of which a changelog would have neither. Digests of two processes differ.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -22,13 +26,16 @@ from .deletes import comparable
 Digests: TypeAlias = "npt.NDArray[np.uint64]"
 
 _SIZE = 16
+_SALT = os.urandom(hashlib.blake2b.SALT_SIZE)
 _NULL, _VALUE, _NOTHING = (pa.scalar(b, pa.large_binary()) for b in (b"\0", b"\1", b""))
 
 
 def row_digests(columns: Sequence[pa.Array]) -> Digests:
     """Return the digests (BLAKE2b, 16 bytes) of rows, which have at least one column."""
     encoded = _joined(map(_encoded, columns))
-    digests = (hashlib.blake2b(row, digest_size=_SIZE).digest() for row in encoded.to_pylist())
+    digests = (
+        hashlib.blake2b(row, digest_size=_SIZE, salt=_SALT).digest() for row in encoded.to_pylist()
+    )
     return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
 
 

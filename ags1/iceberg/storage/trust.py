@@ -17,6 +17,8 @@ PREVIOUS_METADATA_LOCATION = "previous_metadata_location"
 METADATA_HASH = "metadata_hash"
 # Ours: the metadata that the hash is of. Not every writer of Glue replaces the hash.
 HASH_LOCATION = "ags1.metadata-hash-location"
+# Instead of that location: the hash is of metadata with a folder that nobody has confirmed.
+UNCONFIRMED = "unconfirmed"
 TABLE_TYPE = "table_type"
 ICEBERG = "iceberg"
 

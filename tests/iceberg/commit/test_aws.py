@@ -43,6 +43,7 @@ from ags1.iceberg import EncryptedCatalog, EncryptedTable, verify_table
 from ags1.iceberg import load_catalog as load_encrypted_catalog
 from ags1.iceberg.commit.choice import commits_for
 from ags1.iceberg.commit.commits import Commits
+from ags1.iceberg.storage.table_folders import TableFolders
 from ags1.iceberg.storage.trust import Trust
 
 pytest.importorskip("moto")
@@ -332,6 +333,37 @@ def test_a_commit_of_a_writer_who_does_not_know_the_hash(commits: Commits) -> No
     ours = commits.commit(theirs, setting(a="1"), [], output)
     assert ours.trust.confirms_metadata
     assert commits.load("db.t", Trust()) == ours
+
+
+@pytest.mark.parametrize("name", ["location", "write.data.path"])
+def test_our_commit_does_not_confirm_a_folder_that_somebody_put_into_the_metadata(
+    commits: Commits, tmp_path: Path, name: str
+) -> None:
+    base, output = create(commits)
+    metadata = json.loads(path_of(base.location).read_bytes())
+    elsewhere = f"file://{tmp_path}/other"
+    if name == "location":
+        metadata[name] = elsewhere
+    else:
+        metadata["properties"][name] = elsewhere
+    location = base.location.replace("/00000-", "/00001-")
+    path_of(location).write_text(json.dumps(metadata))
+    point_to(commits.catalog, location)
+    ours = commits.commit(commits.load("db.t", Trust()), setting(a="1"), [], output)
+    for after in (ours, commits.load("db.t", Trust())):
+        assert not after.trust.confirms_metadata
+        own = TableFolders.of(after.metadata, after.location, after.trust, {})
+        assert not own.has(f"{elsewhere}/data/a.parquet")
+    copy = ours.location.rpartition("/")[0] + "/00003-copy.metadata.json"
+    path_of(copy).write_bytes(path_of(ours.location).read_bytes())
+    ours = commits.repoint(ours, copy, output)
+    assert not commits.load("db.t", Trust()).trust.confirms_metadata
+    # Who sets it means it.
+    update: dict[str, Any] = {"action": "set-location", "location": elsewhere}
+    updates = [update] if name == "location" else setting(**{name: elsewhere})
+    meant = commits.commit(ours, updates, [], output)
+    assert commits.load("db.t", Trust()) == meant
+    assert meant.trust.confirms_metadata
 
 
 def test_keys_are_kept(commits: Commits) -> None:

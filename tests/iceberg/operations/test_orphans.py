@@ -524,13 +524,15 @@ def test_another_table_in_the_same_folder_is_an_error(table: EncryptedTable) -> 
     metadata = json.loads(Path(table.metadata_location.removeprefix("file://")).read_text())
     metadata["table-uuid"] = "0e1f0d92-5a9c-4b0e-9f5d-0a6f3c1d2e4b"
     folder = folder_of(table)
-    for days, number in ((9, 0), (1, 99)):
+    planted(folder / "data" / "b.parquet")
+    for days, number in ((9, 0), (1, 0), (1, 99)):
         path = folder / "metadata" / f"{number:05d}-x.metadata.json"
         planted(path, json.dumps(metadata).encode(), days=days)
         before = files_in(folder)
-        with pytest.raises(ValidationException, match="another table, 0e1f0d92"):
-            table.remove_orphan_files()
-        assert files_in(folder) == before
+        for location in (None, f"{table.location()}/data"):
+            with pytest.raises(ValidationException, match="another table, 0e1f0d92"):
+                table.remove_orphan_files(location=location)
+            assert files_in(folder) == before
         path.unlink()
     table.remove_orphan_files()
 

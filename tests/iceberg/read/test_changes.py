@@ -9,6 +9,8 @@ from __future__ import annotations
 import datetime
 import decimal
 import random
+import subprocess
+import sys
 import time
 import uuid
 from collections import Counter
@@ -234,6 +236,18 @@ def test_rows_are_equal_if_all_of_their_values_are() -> None:
     # Where one column ends and the next begins is part of a row.
     ones, others = pa.array(["a", "ab"]), pa.array(["bc", "c"])
     assert len({tuple(row) for row in row_digests([ones, others]).tolist()}) == 2
+
+
+def test_nobody_can_compute_the_digests_of_rows_in_advance() -> None:
+    """Somebody who chooses rows could search for two with one digest: a deleted row and an inserted
+    one would then be no change."""
+    code = (
+        "import pyarrow as pa; from ags1.iceberg.read.row_digests import row_digests; "
+        "print(row_digests([pa.array([1])]).tolist())"
+    )
+    command = [sys.executable, "-c", code]
+    outputs = {subprocess.run(command, check=True, capture_output=True).stdout for _ in range(2)}
+    assert len(outputs) == 2
 
 
 # -- updates

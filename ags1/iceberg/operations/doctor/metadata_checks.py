@@ -183,7 +183,8 @@ def _catalog(table: TableSession) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "no-metadata-hash",
             "the catalog has no metadata_hash of the table's current metadata.json, so a change of "
-            "that file would not be detected: the next commit of ags1 writes one",
+            "that file would not be detected: the next commit of ags1 writes one. If the metadata "
+            "names a folder outside the table's own, set that folder again if it is right",
         )
 
 
