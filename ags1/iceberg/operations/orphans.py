@@ -40,6 +40,7 @@ from typing import Any, Literal, get_args
 
 from pyiceberg.exceptions import ValidationException
 
+from ...errors import MetadataIntegrityError
 from ...keys.manager import TABLE_KEY_ID, now_ms
 from ..commit.session import TableSession
 from ..read.metadata import read_metadata
@@ -373,8 +374,7 @@ def _is_version(location: str) -> bool:
 
 
 def _uuid_of(files: TableFiles, location: str) -> str | None:
-    """Return the UUID of the table in a metadata file; None if the file is gone, damaged or has
-    none."""
+    """Return the UUID of the table in a metadata file; None if the file is gone or has none."""
     try:
         with files.inner.new_input(location).open() as stream:
             beginning: Any = stream.read(_BEGINNING)
@@ -383,7 +383,11 @@ def _uuid_of(files: TableFiles, location: str) -> str | None:
     if beginning.startswith(b"\x1f\x8b"):
         try:
             beginning = zlib.decompressobj(31).decompress(beginning, _BEGINNING)
-        except zlib.error:
-            return None
+        except zlib.error as error:
+            raise MetadataIntegrityError(
+                f"this metadata file is damaged ({error}), so it is unknown whether it is another "
+                "table's, and nothing was deleted. Delete it if no table needs it",
+                file=location,
+            ) from None
     match = _UUID.search(beginning)
     return None if match is None else match[1].decode("utf-8", "replace")

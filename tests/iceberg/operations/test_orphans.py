@@ -28,6 +28,7 @@ from ags1.errors import (
     Ags1Error,
     AuthenticationError,
     KmsUnavailableError,
+    MetadataIntegrityError,
     NotEncryptedError,
     TruncatedError,
 )
@@ -535,6 +536,16 @@ def test_another_table_in_the_same_folder_is_an_error(table: EncryptedTable) -> 
             assert files_in(folder) == before
         path.unlink()
     table.remove_orphan_files()
+
+
+def test_a_damaged_metadata_file_might_be_another_table_s(table: EncryptedTable) -> None:
+    path = folder_of(table) / "metadata" / "00000-x.gz.metadata.json"
+    planted(path, b"\x1f\x8b no gzip")
+    planted(folder_of(table) / "data" / "b.parquet")
+    before = files_in(folder_of(table))
+    with pytest.raises(MetadataIntegrityError, match=path.name):
+        table.remove_orphan_files()
+    assert files_in(folder_of(table)) == before
 
 
 def test_a_table_that_lies_in_another_ones_folder_stays(
