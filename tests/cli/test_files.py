@@ -931,6 +931,7 @@ def test_the_exit_statuses_are_told_once(home: Path) -> None:
         "KEYS": 5,
         "IO": 6,
         "AUTHENTICATION": 7,
+        "ROWS_LEFT": 8,
         "INTERNAL": 70,
         "INTERRUPTED": 130,
         "READER_GONE": 141,

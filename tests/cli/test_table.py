@@ -409,7 +409,7 @@ def test_changes_are_the_difference_of_two_snapshots(tmp_path: Path) -> None:
     succeed("changes", where, "-q", "-o", target, "--to", first)
     assert pq.read_table(target).num_rows == len(before)
     assert "not a parent ancestor" in fail(2, "changes", where, "--from", "7")
-    assert "no age such as" in fail(2, "changes", where, "--from", "yesterday")
+    assert "nor an age such as" in fail(2, "changes", where, "--from", "yesterday")
     wrong = ("--from", "2026-01-02", "--to", "2026-01-01")
     assert "not before" in fail(2, "changes", where, *wrong)
     assert "net changes" in fail(2, "changes", where, "--net", "--identifier", "id")
