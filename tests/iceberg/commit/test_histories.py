@@ -17,7 +17,9 @@ histories.main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]
 """
 
 
-@pytest.mark.parametrize("kind", ["sql", "rest", "glue", "dynamodb"])
+@pytest.mark.parametrize(
+    "kind", ["sql", "rest", "glue", pytest.param("dynamodb", marks=pytest.mark.slow)]
+)
 # `python tests/histories.py sql FOLDER 1000 SEED` takes longer.
 @pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
 def test_every_history_is_explained(

@@ -146,7 +146,7 @@ def test_compacting_twice_keeps_the_first_ids(six: EncryptedTable) -> None:
     check_whole(six)
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+@pytest.mark.parametrize("file_format", ["parquet", pytest.param("avro", marks=pytest.mark.slow)])
 def test_random_tables_keep_rows_and_lineage(catalog: EncryptedCatalog, file_format: str) -> None:
     dice = random.Random(file_format)
     properties = {"write.format.default": file_format, "write.merge.mode": "copy-on-write"}
@@ -775,6 +775,7 @@ def test_new_files_with_other_rows_are_not_committed(
     assert files_below(six) == found
 
 
+@pytest.mark.slow
 def test_rows_stream_through_bounded_memory(
     catalog: EncryptedCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -427,6 +427,7 @@ def outcome(table: Any, inclusive: bool, first: int | None, last: int | None) ->
     return planned, sorted(found["id"].to_pylist()), limited.num_rows, found.schema
 
 
+@pytest.mark.slow
 def test_ranges_of_appended_rows_are_pyiceberg_s(tmp_path: Path) -> None:
     ids: list[int] = []
 
