@@ -87,8 +87,9 @@ def summary(table: EncryptedTable) -> dict[str, str]:
 def six(catalog: EncryptedCatalog) -> EncryptedTable:
     """A table of six files with ten rows each, three of them deleted."""
     table = create(catalog)
-    for first in range(0, 60, 10):
-        table.append(rows(range(first, first + 10)))
+    with table.transaction() as transaction:
+        for first in range(0, 60, 10):
+            transaction.append(rows(range(first, first + 10)))
     table.delete("id in (3, 4, 25)")
     return table
 
