@@ -223,10 +223,7 @@ class MaintainedTable(TableSession):
             attempt.finish()
             after = attempt.view.metadata
         else:
-            transaction = self.transaction()
-            for each in steps:
-                transaction.stage_step(each)
-            transaction.commit_transaction()
+            self._commit(*steps)
             after = self.version.json
         plan, view = step.plan, step.view
         kept = {key["key-id"] for key in after.get("encryption-keys") or ()}
@@ -248,10 +245,14 @@ class MaintainedTable(TableSession):
         """Commit the expiry that ``plan_for`` returns for a version of the metadata. Deletes no
         file."""
         step = ExpiryStep(plan_for)
-        transaction = self.transaction()
-        transaction.stage_step(step)
-        transaction.commit_transaction()
+        self._commit(step)
         return step
+
+    def _commit(self, *steps: Step) -> None:
+        transaction = self.transaction()
+        for step in steps:
+            transaction.stage_step(step)
+        transaction.commit_transaction()
 
     def commit_without_rows(
         self, change: Callable[[TableView], FileChange], branch: str | None = MAIN_BRANCH
@@ -526,9 +527,7 @@ class MaintainedTable(TableSession):
         """Commit a change of the table's keys; return the keys that it has removed."""
         before = self.view().manager
         step = KeyStep(compute)
-        transaction = self.transaction()
-        transaction.stage_step(step)
-        transaction.commit_transaction()
+        self._commit(step)
         if rotation.snapshots_without_keys(self.version.json):
             # Over REST, another writer may have added a snapshot whose key is wrapped with the
             # former master key.

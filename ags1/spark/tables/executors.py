@@ -15,12 +15,13 @@ with ``SparkRewrites``. Planning, findings and the commit stay on the driver, as
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import logging
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from pyiceberg.table.locations import LocationProvider
@@ -53,15 +54,17 @@ from .tasks import (
     JobTable,
     MergedFiles,
     Merging,
+    NewFile,
     OldFile,
     Rewriting,
-    Rewritten,
     SentCheck,
     SentMerge,
 )
 from .waves import run_in_waves
 
 _log = logging.getLogger(__name__)
+
+_Item = TypeVar("_Item")
 
 
 class SparkChecks:
@@ -169,32 +172,21 @@ class SparkRewrites:
         key_size = len(manager.new_file_key().encryption_key)
         self._folders[locations.data_path] = output
         under_way: dict[int, ContentFile] = {}
-        failure: Exception | None = None
 
-        def sent() -> Iterator[tuple[OldFile, int]]:
-            # The largest first, so that none of them is left for the end.
-            for file in sorted(files, key=lambda f: f.file_size_in_bytes, reverse=True):
-                if failure is not None:
-                    return
-                number = next(self._numbers)
-                under_way[number] = file
-                location = new_location(file, locations, f"{self._job_id}-{number}")
-                yield OldFile.of(number, location, file, job), file.file_size_in_bytes
+        def send(file: ContentFile) -> OldFile:
+            number = next(self._numbers)
+            under_way[number] = file
+            location = new_location(file, locations, f"{self._job_id}-{number}")
+            return OldFile.of(number, location, file, job)
 
         work = Rewriting(self._job_table, manager.table_key_id, key_size, key)
-        with closing(run_in_waves(self._group, sent(), work, _nothing)) as results:
-            result: Rewritten
+        with closing(self._run(files, lambda f: f.file_size_in_bytes, send, work)) as results:
+            result: NewFile
             for result in results:
-                if isinstance(result, Failed):
-                    failure = failure or result.error
-                    continue
                 old = under_way.pop(result.number)
                 new = result.replacing(old, job)
-                output.note(new.file_path)
-                self._used.add(_name(new.file_path))
+                self._note(new, output)
                 on_done(old, new)
-        if failure is not None:
-            raise failure
 
     def merge(
         self,
@@ -212,14 +204,6 @@ class SparkRewrites:
         key_size = len(manager.new_file_key().encryption_key)
         self._folders[view.locations.data_path] = output
         under_way = {merge.number: merge for merge in merges}
-        failure: Exception | None = None
-
-        def sent() -> Iterator[tuple[SentMerge, int]]:
-            for merge in sorted(merges, key=lambda m: m.size, reverse=True):
-                if failure is not None:
-                    return
-                yield SentMerge.of(merge, job), merge.size
-
         work = Merging(
             self._job_table,
             manager.table_key_id,
@@ -228,21 +212,47 @@ class SparkRewrites:
             without_history(view.metadata),
             target_size,
         )
-        with closing(run_in_waves(self._group, sent(), work, _nothing)) as results:
-            result: MergedFiles | Failed
+        send = functools.partial(SentMerge.of, job=job)
+        with closing(self._run(merges, lambda m: m.size, send, work)) as results:
+            result: MergedFiles
             for result in results:
-                if isinstance(result, Failed):
-                    failure = failure or result.error
-                    continue
                 merge = under_way.pop(result.number)
                 files = result.records(job)
                 for file in files:
-                    output.note(file.file_path)
-                    self._used.add(_name(file.file_path))
+                    self._note(file, output)
                 on_read(merge.size)
                 on_done(merge, files)
+
+    def _run(
+        self,
+        items: Iterable[_Item],
+        size_of: Callable[[_Item], int],
+        send: Callable[[_Item], Any],
+        work: Any,
+    ) -> Generator[Any, None, None]:
+        """Have executors ``work`` on what ``send`` makes of each item; yield the results. After a
+        failure, no other item is sent. Once those under way are done, the failure is raised."""
+        failure: Exception | None = None
+
+        def sent() -> Iterator[tuple[Any, int]]:
+            # The largest first, so that none of them is left for the end.
+            for item in sorted(items, key=size_of, reverse=True):
+                if failure is not None:
+                    return
+                yield send(item), size_of(item)
+
+        with closing(run_in_waves(self._group, sent(), work, _nothing)) as results:
+            for result in results:
+                if isinstance(result, Failed):
+                    failure = failure or result.error
+                else:
+                    yield result
         if failure is not None:
             raise failure
+
+    def _note(self, file: ContentFile, output: TableOutput) -> None:
+        output.note(file.file_path)
+        self._used.add(_name(file.file_path))
 
     def __enter__(self) -> SparkRewrites:
         return self
