@@ -6,21 +6,23 @@ from pyiceberg.catalog import Catalog
 
 from ..pyiceberg.catalogs import is_a
 from .commits import Commits
-from .hive import HiveCommits
 from .rest import RestCommits
-from .sql import SqlCommits
 
 
 def commits_for(catalog: Catalog) -> Commits:
     """Return the object that commits to the tables of a PyIceberg catalog. Raises
     NotImplementedError for other kinds: they could lose the keys, or one of two commits."""
-    if is_a(catalog, "SqlCatalog"):
-        return SqlCommits(catalog)
-    if is_a(catalog, "HiveCatalog"):
-        return HiveCommits(catalog)
     if is_a(catalog, "RestCatalog"):
         return RestCommits(catalog)
-    # These need boto3, which only their users have.
+    # These need packages that only their users have: SQLAlchemy, Thrift, boto3.
+    if is_a(catalog, "SqlCatalog"):
+        from .sql import SqlCommits
+
+        return SqlCommits(catalog)
+    if is_a(catalog, "HiveCatalog"):
+        from .hive import HiveCommits
+
+        return HiveCommits(catalog)
     if is_a(catalog, "GlueCatalog"):
         from .glue import GlueCommits
 
