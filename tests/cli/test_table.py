@@ -436,7 +436,7 @@ def test_a_file_is_written_whole_or_not_at_all(home: Path) -> None:
     assert sorted(p.name for p in home.iterdir()) == ["rows.csv", "stats"]
 
 
-@pytest.mark.parametrize("form", ["arrow", "parquet"])
+@pytest.mark.parametrize("form", ["arrow", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_binary_formats_are_not_for_a_terminal(form: str) -> None:
     leader, follower = pty.openpty()
     try:
@@ -590,7 +590,10 @@ class WaitingKms:
         """Nothing is open."""
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_a_signal_ends_it(tmp_path: Path, number: int, code: int) -> None:
     marker = tmp_path / "asked"
     kms = ["--kms-property", "encryption.kms-impl=cli.test_table:WaitingKms"]

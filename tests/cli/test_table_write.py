@@ -1174,7 +1174,7 @@ def test_a_damaged_table_can_be_dropped(filled: EncryptedTable) -> None:
     assert "not exist: db.t" in fail(2, "drop", "db.t", "--yes")
 
 
-@pytest.mark.parametrize("retries", [0, 4])
+@pytest.mark.parametrize("retries", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_somebody_else_commits_first(retries: int) -> None:
     create("db.t", COLUMNS, "--property", f"commit.retry.num-retries={retries}")
     with Appending() as process:
@@ -1194,7 +1194,10 @@ def test_somebody_else_commits_first(retries: int) -> None:
     assert len([path for path in stored() if path.suffix == ".parquet"]) == 1
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_a_signal_in_the_middle_of_an_append_leaves_nothing(number: int, code: int) -> None:
     small = ["write.target-file-size-bytes=65536", "write.parquet.row-group-size-bytes=65536"]
     create("db.t", COLUMNS, *(a for text in small for a in ("--property", text)))

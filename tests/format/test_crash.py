@@ -207,7 +207,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 # ---- a crowd -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_64_threads_on_one_reader(tmp_path: Path, threads: int) -> None:
     data = random.Random(3).randbytes(12 * MIB + 99)
     path = tmp_path / "file"
@@ -359,7 +359,7 @@ def check_memory(run_python: RunPython, folder: Path, size: int, threads: int, l
 
 
 @needs_proc
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_memory_is_bounded(run_python: RunPython, tmp_path: Path, threads: int) -> None:
     # Far above what a bounded stream needs, far below the file.
     check_memory(run_python, tmp_path, 200 * MIB, threads, 64 << 10)

@@ -933,7 +933,7 @@ def test_forks_amid_sealing_threads_do_not_hang() -> None:
     for thread in threads:
         thread.start()
     try:
-        for _ in range(40):
+        for _ in range(15):
             assert in_child(child) == 0
     finally:
         stop.set()

@@ -132,7 +132,9 @@ def stored(catalog: EncryptedCatalog) -> set[str]:
 # -- beside PyIceberg's own
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_V], ids=["unpartitioned", "partitioned"])
 def test_the_same_as_on_a_plain_table(
     catalog: EncryptedCatalog, spec: PartitionSpec, seed: int

@@ -548,7 +548,13 @@ os._exit(0)
 
 # Not ("1", True): there gRPC's own handler hangs in a child that does nothing at all.
 @pytest.mark.parametrize(
-    ("fork_support", "busy"), [("0", False), ("0", True), ("1", False), (None, True)]
+    ("fork_support", "busy"),
+    [
+        pytest.param("0", False, marks=pytest.mark.slow),
+        pytest.param("0", True, marks=pytest.mark.slow),
+        pytest.param("1", False, marks=pytest.mark.slow),
+        (None, True),
+    ],
 )
 def test_a_child_of_a_process_that_speaks_grpc_unwraps(
     server: GcpServer,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import RunPython
 
+OTHERS = ("rest", "glue", "dynamodb")
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ histories.main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]
 
 
 @pytest.mark.parametrize(
-    "kind", ["sql", "rest", "glue", pytest.param("dynamodb", marks=pytest.mark.slow)]
+    "kind", ["sql", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
 )
 # `python tests/histories.py sql FOLDER 1000 SEED` takes longer.
 @pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])

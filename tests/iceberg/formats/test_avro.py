@@ -1235,6 +1235,7 @@ def test_schemas_without_end_are_refused() -> None:
         read(container(doubling(40), []), other)
 
 
+@pytest.mark.slow
 def test_a_small_schema_that_converts_to_a_huge_one_is_refused() -> None:
     without_ids: Any = doubling(40)
     del without_ids["fields"][0]["field-id"]

@@ -813,7 +813,10 @@ def s3() -> Iterator[dict[str, str]]:
         }
 
 
-@pytest.mark.parametrize("kind", ["pyarrow.PyArrowFileIO", "fsspec.FsspecFileIO"])
+@pytest.mark.parametrize(
+    "kind",
+    ["pyarrow.PyArrowFileIO", pytest.param("fsspec.FsspecFileIO", marks=pytest.mark.slow)],
+)
 def test_to_s3_within_it_and_back(s3: dict[str, str], kind: str, tmp_path: Path) -> None:
     if "fsspec" in kind:
         pytest.importorskip("s3fs")
