@@ -7,7 +7,9 @@ what only encrypted tables have: deletion vectors, branches that move, keys that
 
 from __future__ import annotations
 
+import functools
 import itertools
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -84,8 +86,7 @@ def table(catalog: EncryptedCatalog) -> EncryptedTable:
 def create(catalog: Catalog | EncryptedCatalog, name: str, properties: dict[str, str]) -> Table:
     """A table of a file for each of two partitions."""
     made = catalog.create_table(name, SCHEMA, partition_spec=BY_V, properties=properties)
-    made.append(rows(1, 2, 3, v="a"))
-    made.append(rows(11, 12, 13, v="b"))
+    made.append(pa.concat_tables([rows(1, 2, 3, v="a"), rows(11, 12, 13, v="b")]))
     return made
 
 
@@ -334,17 +335,22 @@ def cases() -> Iterator[Any]:
 )
 @pytest.mark.parametrize(("ours", "other"), list(cases()))
 def test_the_outcome_is_pyiceberg_s(
-    catalog: EncryptedCatalog, tmp_path: Path, ours: str, other: str, mode: str, level: str
+    catalog: EncryptedCatalog, ours: str, other: str, mode: str, level: str
 ) -> None:
-    levels = dict.fromkeys(LEVELS, level)
-    with load_plain_catalog("plain", **at(tmp_path)) as plain_catalog:
-        plain_catalog.create_namespace("db")
-        plain = create(plain_catalog, "db.plain", QUICK | levels)
-        modes = {f"write.{command}.mode": mode for command in ("delete", "update", "merge")}
-        encrypted = create(catalog, "db.t", ENCRYPTED | levels | modes)
-        assert isinstance(encrypted, EncryptedTable)
-        assert not isinstance(plain, EncryptedTable)
-        assert outcome(encrypted, other, ours) == outcome(plain, other, ours)
+    modes = {f"write.{command}.mode": mode for command in ("delete", "update", "merge")}
+    table = create(catalog, "db.t", ENCRYPTED | dict.fromkeys(LEVELS, level) | modes)
+    assert isinstance(table, EncryptedTable)
+    assert outcome(table, other, ours) == outcome_of_pyiceberg(ours, other, level)
+
+
+@functools.cache  # PyIceberg has one mode
+def outcome_of_pyiceberg(ours: str, other: str, level: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        with load_plain_catalog("plain", **at(Path(folder))) as catalog:
+            catalog.create_namespace("db")
+            table = create(catalog, "db.plain", QUICK | dict.fromkeys(LEVELS, level))
+            assert not isinstance(table, EncryptedTable)
+            return outcome(table, other, ours)
 
 
 def test_the_levels_of_deletes_and_overwrites_are_two(catalog: EncryptedCatalog) -> None:
@@ -433,7 +439,7 @@ def test_a_delete_after_a_refresh_is_of_what_the_table_shows_then(table: Encrypt
         table.refresh()
         transaction.delete("id = 2")
     assert ids(table) == [1, 3, 11, 12, 13]
-    assert len(table.snapshots()) == 4
+    assert len(table.snapshots()) == 3
 
 
 def test_what_a_transaction_has_written_is_kept_when_the_table_is_refreshed(
@@ -445,7 +451,7 @@ def test_what_a_transaction_has_written_is_kept_when_the_table_is_refreshed(
     transaction.delete("id = 3")
     again(table).append(rows(80))
     table.refresh()
-    assert len(transaction.table_metadata.snapshots) == 5
+    assert len(transaction.table_metadata.snapshots) == 4
     assert sorted(transaction._scan("id > 2").to_arrow()["id"].to_pylist()) == [11, 12, 13, 70, 80]
     transaction.delete("id >= 70 and id < 90")
     transaction.append(rows(90))
@@ -596,6 +602,8 @@ def head(table: Table, branch: str) -> int:
 
 
 def test_a_branch_that_was_rolled_back(table: EncryptedTable) -> None:
+    again(table).append(rows(50))
+    table.refresh()
     [first, second] = table.snapshots()
     stale, appending = again(table), again(table)
     again(table).manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
@@ -603,7 +611,7 @@ def test_a_branch_that_was_rolled_back(table: EncryptedTable) -> None:
         stale.delete("id = 2")
     # An append goes by nothing.
     appending.append(rows(60))
-    assert ids(table) == [1, 2, 3, 60]
+    assert ids(table) == [1, 2, 3, 11, 12, 13, 60]
 
 
 def test_a_starting_snapshot_that_has_expired(table: EncryptedTable) -> None:
@@ -843,7 +851,7 @@ def test_threads_that_share_a_table_object_lose_no_key(catalog: EncryptedCatalog
     assert (conflicts, ids(found)) == (0, [1, 2, 3, 11, 12, 13])
     assert ids(table) == ids(found)
     keys = {key.key_id for key in found.files.keys.encryption_keys}
-    assert len(found.snapshots()) == 2 + 4 * 5 * 3
+    assert len(found.snapshots()) == 1 + 4 * 5 * 3
     for snapshot in found.snapshots():
         assert snapshot.key_id in keys
         assert found.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows >= 3
