@@ -36,10 +36,13 @@ from ..iceberg.storage.byte_meter import ByteMeter
 from ..iceberg.storage.output import TableOutput
 from ..iceberg.storage.table_files import TableFiles
 from ..iceberg.table import EncryptedTable, open_table
+from ..iceberg.transaction import EncryptedTransaction
 from ..iceberg.write.conversion import RowConversion
 from ..iceberg.write.data_files import write_rows
 from ..iceberg.write.executors import Done, Merged
 from ..iceberg.write.merging import Merge, Merger, OnRead, Part
+from ..iceberg.write.partition_replacement import SUMMARY as REPLACES_PARTITIONS
+from ..iceberg.write.partition_replacement import PartitionReplacement
 from ..iceberg.write.plan import WritePlan
 from ..iceberg.write.reencryption import new_location, rewrite_file
 from ..iceberg.write.snapshot import FileChange
