@@ -20,7 +20,7 @@ from ..kms.registry import KMS_TYPE
 from ..kms.settings import Layer, Settings
 from .keys import FileKeys, KmsConfig
 
-_KMS_PREFIXES = ("encryption.kms", "kms.", "client.", "http-client.")
+KMS_PREFIXES = ("encryption.kms", "kms.", "client.", "http-client.")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _UNITS |= {f"{unit}b": size for unit, size in _UNITS.items()}
 
@@ -38,7 +38,7 @@ def key_settings(options: Mapping[str, str]) -> Settings:
     """Return the settings of the KMS: from the options ``kms``, ``keyring``, ``key`` and Iceberg's
     properties, then the environment, then the file. Raises KmsConfigurationError."""
     refuse_secrets(options)
-    given = {name: text for name, text in options.items() if name.startswith(_KMS_PREFIXES)}
+    given = {name: text for name, text in options.items() if name.startswith(KMS_PREFIXES)}
     short = {KMS_TYPE: options.get("kms"), settings.KEYRING: options.get("keyring")}
     for name, value in short.items():
         if value and given.setdefault(name, value) != value:

@@ -22,6 +22,8 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from .. import known_options as known
+from .. import options as opt
 from ..arrow_rows import spark_schema
 from ..iceberg_api import as_stored
 from ..tables.access import open_of_options
@@ -47,14 +49,23 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
     def schema(self) -> StructType:
         """Return the columns of the table or the snapshot. Raises as ``open_of_options``, and
         ValueError for a column or snapshot that does not exist."""
+        self._check(known.READ)
         projected = scan_of(open_of_options(self.options), self.options).projection()
         return spark_schema(schema_to_pyarrow(as_stored(projected), include_field_ids=False))
 
     def reader(self, schema: StructType) -> TableReader:
+        self._check(known.READ)
         return TableReader(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> TableStreamReader:
         return TableStreamReader(dict(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
+        self._check(known.WRITE)
         return TableWriter(dict(self.options), schema, overwrite=overwrite)
+
+    def _check(self, *directions: str) -> None:
+        """Raise KmsConfigurationError for an option that is a secret, and ValueError for one that
+        is not known."""
+        opt.refuse_secrets(self.options)
+        known.check(self.options, known.TABLES, *directions)
