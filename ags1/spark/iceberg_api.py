@@ -25,7 +25,7 @@ from ..iceberg.pyiceberg.expressions import parse_row_filter
 from ..iceberg.read.filters import bound_filter
 from ..iceberg.read.metadata import parse_metadata
 from ..iceberg.read.metadata_columns import filtered_schema
-from ..iceberg.read.records import ContentFile
+from ..iceberg.read.records import ADDED, ContentFile, ManifestEntry, read_entries
 from ..iceberg.read.scan import EncryptedScan
 from ..iceberg.read.splits import splits_of
 from ..iceberg.read.tasks import TaskReader

@@ -28,6 +28,7 @@ from ..arrow_rows import spark_schema
 from ..iceberg_api import as_stored
 from ..tables.access import open_of_options
 from .reader import TableReader, scan_of
+from .stream_reader import TableStreamReader
 from .writer import TableWriter
 
 NAME = "ags1-iceberg"
@@ -55,6 +56,9 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
     def reader(self, schema: StructType) -> TableReader:
         self._check(known.READ)
         return TableReader(dict(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> TableStreamReader:
+        return TableStreamReader(dict(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         self._check(known.WRITE)

@@ -11,7 +11,7 @@ from itertools import starmap
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -63,12 +63,18 @@ def scan_of(table: EncryptedTable, options: Mapping[str, str]) -> EncryptedScan:
             raise ValueError(f"the table has no branch or tag {branch!r}: correct 'branch'")
         snapshot_id = snapshot.snapshot_id
     scan = table.scan(
-        row_filter=options.get("filter") or AlwaysTrue(),
+        row_filter=row_filter_of(options),
         selected_fields=tuple(opt.names(options.get("columns"))) or ("*",),
         snapshot_id=snapshot_id,
     )
     check_readable(scan.projection(), "give the option 'columns'")
     return scan
+
+
+def row_filter_of(options: Mapping[str, str]) -> BooleanExpression:
+    """Return the row filter of the option ``filter``; without it, all rows match. Raises
+    ValueError."""
+    return parse_row_filter(options.get("filter") or AlwaysTrue())
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,41 @@ class TablePartition(InputPartition):  # type: ignore[misc]
         self.tasks = tasks
 
 
+def partitions_of(
+    table: EncryptedTable,
+    options: Mapping[str, str],
+    scan: EncryptedScan,
+    tasks: list[FileScanTask],
+    projected: Schema | None = None,
+) -> list[TablePartition]:
+    """Divide the tasks of a scan, of which there must be some, among Spark's. ``projected`` are the
+    columns to read, by default the scan's. Raises KmsError."""
+    snapshot: Any = scan.snapshot()
+    key, job_key = JobKey.under_kek_of(table.files.keys, snapshot.key_id)
+    projected = projected or as_stored(scan.projection())
+    job = _Job(
+        new_job_id(),
+        tuple(sorted(options.items())),
+        without_history(table.view().metadata),
+        projected.model_dump_json(),
+        key,
+    )
+    sent: dict[Any, SentFile] = {}
+
+    def sealed(file: Any) -> SentFile:
+        if file not in sent:
+            sent[file] = SentFile.of(file, job_key)
+        return sent[file]
+
+    def sealed_task(task: FileScanTask, split: tuple[int, int] | None) -> SealedTask:
+        return SealedTask(sealed(task.file), [sealed(d) for d in task.delete_files], split)
+
+    part_size = opt.size(options, "partsize", PART_SIZE)
+    counted = _counts_rows(projected, scan)
+    groups = grouped(_splits(tasks, part_size, counted=counted), part_size)
+    return [TablePartition(job, list(starmap(sealed_task, group))) for group in groups]
+
+
 class TableReader(DataSourceReader):  # type: ignore[misc]
     """Reads an encrypted table. Its pickle has wrapped keys only."""
 
@@ -112,30 +153,9 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
         table = open_of_options(self._options)
         scan = scan_of(table, self._options)
         tasks = scan.plan_files()
-        snapshot: Any = scan.snapshot()
         if not tasks:
             return [TablePartition(None, [])]
-        key, job_key = JobKey.under_kek_of(table.files.keys, snapshot.key_id)
-        job = _Job(
-            new_job_id(),
-            tuple(sorted(self._options.items())),
-            without_history(table.view().metadata),
-            as_stored(scan.projection()).model_dump_json(),
-            key,
-        )
-        sent: dict[Any, SentFile] = {}
-
-        def sealed(file: Any) -> SentFile:
-            if file not in sent:
-                sent[file] = SentFile.of(file, job_key)
-            return sent[file]
-
-        def sealed_task(task: FileScanTask, split: tuple[int, int] | None) -> SealedTask:
-            return SealedTask(sealed(task.file), [sealed(d) for d in task.delete_files], split)
-
-        part_size = opt.size(self._options, "partsize", PART_SIZE)
-        groups = grouped(_splits(tasks, part_size, counted=_counts_rows(scan)), part_size)
-        return [TablePartition(job, list(starmap(sealed_task, group))) for group in groups]
+        return partitions_of(table, self._options, scan, tasks)
 
     def read(self, partition: TablePartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task's files. Raises as ``TaskReader.batches``, and KmsError."""
@@ -162,8 +182,7 @@ def _reading(job: _Job) -> _Reading:
     tasks are read once."""
     table = table_of_process(job.job_id, job.options)
     metadata = parse_metadata(job.metadata)
-    asked = parse_row_filter(dict(job.options).get("filter") or AlwaysTrue())
-    bound = bound_filter(asked, metadata.schema())
+    bound = bound_filter(row_filter_of(dict(job.options)), metadata.schema())
     projected = Schema.model_validate_json(job.projected)
     reader = TaskReader(table.files, metadata, projected, bound)
     return _Reading(reader, job.key.open(table.files.keys.cache))
@@ -172,9 +191,9 @@ def _reading(job: _Job) -> _Reading:
 _Split = tuple[FileScanTask, "tuple[int, int] | None"]
 
 
-def _counts_rows(scan: EncryptedScan) -> bool:
+def _counts_rows(projected: Schema, scan: EncryptedScan) -> bool:
     """Return whether a scan asks for the rows' positions in their files."""
-    asked = filtered_schema(scan.projection(), scan.row_filter).field_ids
+    asked = filtered_schema(projected, scan.row_filter).field_ids
     return not asked.isdisjoint((POSITION_ID, ROW_ID))
 
 

@@ -1,0 +1,250 @@
+"""Streams of the data source "ags1-iceberg": the rows that snapshots append, and micro-batches that
+become snapshots, each row once."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyiceberg.table.snapshots import Operation
+from pyspark.sql.types import StructType
+
+from ags1.spark.arrow_rows import spark_schema
+from ags1.spark.iceberg_source.stream_reader import TableStreamReader
+
+from .test_iceberg_source import catalog, iceberg, options, some_rows, table_of
+
+__all__ = ["catalog", "iceberg", "options"]
+
+
+def schema_of(table: Any) -> StructType:
+    return spark_schema(table.schema().as_arrow())
+
+
+def reader_of(table: Any, options: dict[str, str], **more: str) -> TableStreamReader:
+    given = {**options, "path": "db.t", **{k.replace("_", "-"): v for k, v in more.items()}}
+    return TableStreamReader(given, schema_of(table))
+
+
+def rows_of(reader: TableStreamReader, start: dict[str, int], end: dict[str, int]) -> list[int]:
+    """What tasks read, in other processes, of a micro-batch."""
+    parts = pickle.loads(pickle.dumps(reader.partitions(start, end)))
+    reader = pickle.loads(pickle.dumps(reader))
+    found = [b.column("id").to_pylist() for part in parts for b in reader.read(part)]
+    return sorted(n for batch in found for n in batch)
+
+
+def batches_of(reader: TableStreamReader) -> list[list[int]]:
+    """The rows of each micro-batch of a query, which Spark before 4.2 would run."""
+    found = []
+    start = reader.initialOffset()
+    while (end := reader.latestOffset()) != start:
+        found.append(rows_of(reader, start, end))
+        start = end
+    return found
+
+
+def query(session: Any, options: dict[str, str], checkpoint: Path, **more: str) -> list[Any]:
+    """Run a stream of the table into a folder of JSON to its end, return all rows so far."""
+    source = session.readStream.format("ags1-iceberg").options(**options)
+    source = source.options(**{k.replace("_", "-"): v for k, v in more.items()})
+    writer = source.load("db.t").writeStream.format("json").trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", str(checkpoint))
+    run = writer.start(f"{checkpoint}-rows")
+    run.awaitTermination()
+    return [run, sorted(row.id for row in session.read.json(f"{checkpoint}-rows").collect())]
+
+
+def test_a_query_reads_each_appended_row_once(
+    iceberg: Any, catalog: Any, options: dict[str, str], tmp_path: Path
+) -> None:
+    table = table_of(catalog)
+    table.append(some_rows(0, 10))
+    checkpoint = tmp_path / "checkpoint"
+
+    assert query(iceberg, options, checkpoint)[1] == list(range(10))
+    table.append(some_rows(10, 10))
+    table.append(some_rows(20, 10))
+    assert query(iceberg, options, checkpoint)[1] == list(range(30))
+    assert query(iceberg, options, checkpoint)[1] == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ({}, [[0, 60]]),
+        ({"streaming_max_files_per_micro_batch": "2"}, [[0, 20], [20, 40], [40, 60]]),
+        ({"streaming_max_rows_per_micro_batch": "35"}, [[0, 30], [30, 60]]),
+        # At least one file.
+        ({"streaming_max_bytes_per_micro_batch": "1"}, [[n, n + 10] for n in range(0, 60, 10)]),
+    ],
+)
+def test_micro_batches_are_limited(
+    catalog: Any, options: dict[str, str], limit: dict[str, str], expected: list[list[int]]
+) -> None:
+    table = table_of(catalog)
+    with table.transaction() as transaction:
+        for first in (0, 10, 20):
+            transaction.append(some_rows(first, 10))
+    table.append(some_rows(30, 10))
+    table.append(some_rows(40, 20).slice(0, 10))
+    table.append(some_rows(50, 10))
+
+    found = batches_of(reader_of(table, options, **limit))
+
+    assert found == [list(range(*ends)) for ends in expected]
+
+
+def test_a_query_goes_on_within_its_limits(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog)
+    for first in range(0, 40, 10):
+        table.append(some_rows(first, 10))
+    limit = {"streaming_max_files_per_micro_batch": "1"}
+    first = reader_of(table, options, **limit)
+    start = first.initialOffset()
+    end = first.latestOffset()
+
+    again = reader_of(table, options, **limit)  # as after a kill
+    assert again.partitions(end, end) == []  # Spark says where the query is
+    next_end = again.latestOffset()
+
+    assert rows_of(again, start, end) == list(range(10))
+    assert rows_of(again, end, next_end) == list(range(10, 20))
+    # PySpark from 4.2 on says it itself.
+    assert again.latestOffset(next_end, None) != again.latestOffset(end, None) == next_end
+
+
+def test_filters_and_columns_of_a_stream(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog)
+    table.append(some_rows(0, 20))
+    table.append(some_rows(20, 20))
+    columns = schema_of(table)
+    reader = reader_of(table, options, filter="id >= 15", streaming_max_files_per_micro_batch="1")
+
+    assert batches_of(reader) == [list(range(15, 20)), list(range(20, 40))]
+
+    with table.update_schema() as update:
+        update.rename_column("region", "land")
+    table.append(some_rows(40, 20).rename_columns(["id", "land", "at"]))
+    begin = reader.latestOffset()
+    reader.partitions(begin, begin)
+    table.append(some_rows(60, 1).rename_columns(["id", "land", "at"]))
+    (part,) = reader.partitions(begin, reader.latestOffset())
+    (batch,) = reader.read(part)
+    assert batch.column("region").to_pylist() == ["r0"]
+    other = TableStreamReader({**options, "path": "db.t"}, columns)
+    with pytest.raises(ValueError, match=r"columns are not those .* load the table again"):
+        other.partitions(begin, other.latestOffset())
+
+
+def test_snapshots_that_do_not_append(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog)
+    table.append(some_rows(0, 10))
+    table.append(some_rows(10, 10))
+    table.rewrite_data_files(min_input_files=2)
+    assert table.current_snapshot().summary.operation == Operation.REPLACE
+    table.delete("id < 3")
+    table.append(some_rows(20, 10))
+    table.overwrite(some_rows(40, 1), "id = 25")
+    table.append(some_rows(30, 5))
+    deletes = {"streaming_skip_delete_snapshots": "true"}
+    overwrites = {"streaming_skip_overwrite_snapshots": "true"}
+
+    for more, kind, option in (
+        ({}, "delete", "streaming-skip-delete-snapshots"),
+        (deletes, "overwrite", "streaming-skip-overwrite-snapshots"),
+    ):
+        reader = reader_of(table, options, **more)
+        reader.initialOffset()
+        with pytest.raises(ValueError, match=f"operation '{kind}'.*{option}"):
+            reader.latestOffset()
+    ((*rows,),) = batches_of(reader_of(table, options, **deletes, **overwrites))
+    assert rows == list(range(35))
+
+
+def test_expired_snapshots(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog)
+    reader = reader_of(table, options)
+    empty = reader.initialOffset()
+    table.append(some_rows(0, 10))
+    first = reader.latestOffset()
+    partly = {**first, "position": 0}
+    table.append(some_rows(10, 10))
+    ids = [s.snapshot_id for s in table.snapshots()]
+    table.expire_snapshots(snapshot_ids=ids[:1])
+
+    # All of the expired snapshot was read, so nothing is missing.
+    assert rows_of(reader, first, reader.latestOffset()) == list(range(10, 20))
+    for begin in (empty, partly):
+        again = reader_of(table, options)
+        again.partitions(begin, begin)
+        with pytest.raises(ValueError, match="not have it any more: it was expired"):
+            again.latestOffset()
+    assert batches_of(reader_of(table, options)) == [list(range(10, 20))]
+
+    table.append(some_rows(20, 10))
+    table.expire_snapshots(snapshot_ids=ids[1:])
+    with pytest.raises(ValueError, match=f"snapshot {ids[0]}, .* begin a new query"):
+        reader.partitions(first, reader.reportLatestOffset())
+
+
+def test_a_branch_that_was_rolled_back(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog)
+    table.append(some_rows(0, 10))
+    table.append(some_rows(10, 10))
+    ids = [s.snapshot_id for s in table.snapshots()]
+    table.manage_snapshots().create_branch(ids[0], "work").commit()
+    table.append(some_rows(50, 5), branch="work")
+    reader = reader_of(table, options)
+    reader.partitions({"snapshot_id": ids[1]}, {"snapshot_id": ids[1]})
+    table.manage_snapshots().rollback_to_snapshot(ids[0]).commit()
+
+    with pytest.raises(ValueError, match=f"up to snapshot {ids[1]}.* was rolled back"):
+        reader.latestOffset()
+
+    assert batches_of(reader_of(table, options, branch="work")) == [[*range(10), *range(50, 55)]]
+    with pytest.raises(ValueError, match="no branch 'wrok'"):
+        reader_of(table, options, branch="wrok").initialOffset()
+
+
+def test_where_a_query_begins(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog)
+    reader = reader_of(table, options)
+    assert reader.initialOffset() == reader.latestOffset() == {"snapshot_id": -1}
+    for first in (0, 10, 20):
+        table.append(some_rows(first, 10))
+    _, second, _ = table.snapshots()
+
+    def beginning(**more: Any) -> list[list[int]]:
+        return batches_of(reader_of(table, options, **{k: str(v) for k, v in more.items()}))
+
+    assert beginning(stream_from_timestamp=second.timestamp_ms) == [list(range(10, 30))]
+    assert beginning(start_snapshot_id=second.snapshot_id) == [list(range(20, 30))]
+    assert beginning(stream_from_timestamp=second.timestamp_ms + 10**9) == [[]]
+    with pytest.raises(ValueError, match="up to snapshot 17"):
+        beginning(start_snapshot_id=17)
+    with pytest.raises(ValueError, match="exclude each other"):
+        beginning(start_snapshot_id=17, stream_from_timestamp=1)
+    with pytest.raises(ValueError, match="no option 'snapshot-id': give 'start-snapshot-id'"):
+        beginning(snapshot_id=17)
+    for name in ("stream_from_timestamp", "streaming_max_rows_per_micro_batch"):
+        with pytest.raises(ValueError, match="has to be a number above 0, not 'today'"):
+            beginning(**{name: "today"})
+
+
+def test_what_a_stream_sends_has_no_key_in_it(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog)
+    table.append(some_rows(0, 10))
+    reader = reader_of(table, options)
+    start, end = reader.initialOffset(), reader.latestOffset()
+
+    sent = pickle.dumps((reader, reader.partitions(start, end), start, end))
+
+    (task,) = table.scan().plan_files()
+    assert task.file.key.encryption_key not in sent
+    assert table.files.keys.encryption_keys
