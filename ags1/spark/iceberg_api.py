@@ -26,7 +26,7 @@ from ..iceberg.read.filters import bound_filter
 from ..iceberg.read.metadata import parse_metadata
 from ..iceberg.read.metadata_columns import filtered_schema
 from ..iceberg.read.records import ADDED, ContentFile, ManifestEntry, read_entries
-from ..iceberg.read.scan import EncryptedScan
+from ..iceberg.read.scan import EncryptedIncrementalScan, EncryptedScan
 from ..iceberg.read.splits import splits_of
 from ..iceberg.read.tasks import TaskReader
 from ..iceberg.spec.column_types import as_stored, check_readable

@@ -28,6 +28,7 @@ from ..arrow_rows import spark_schema
 from ..iceberg_api import as_stored
 from ..tables.access import open_of_options
 from .reader import TableReader, scan_of
+from .snapshots import Pin, pin_of
 from .stream_reader import TableStreamReader
 from .writer import TableWriter
 
@@ -40,7 +41,10 @@ def register(spark: Any) -> None:
 
 
 class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's types are not read
-    """The data source; see the package."""
+    """The data source; see the package. Spark makes one for each frame, and pickles it with what
+    ``schema`` has found."""
+
+    _pin: Pin | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -49,15 +53,18 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
     def schema(self) -> StructType:
         """Return the columns of the table or the snapshot. Raises as ``open_of_options``, and
         ValueError for a column or snapshot that does not exist."""
-        self._check(known.READ)
-        projected = scan_of(open_of_options(self.options), self.options).projection()
+        self._check(known.READ, known.STREAM_READ)
+        table = open_of_options(self.options)
+        self._pin = pin_of(table, self.options)
+        projected = scan_of(table, self.options, self._pin).projection()
         return spark_schema(schema_to_pyarrow(as_stored(projected), include_field_ids=False))
 
     def reader(self, schema: StructType) -> TableReader:
         self._check(known.READ)
-        return TableReader(dict(self.options), schema)
+        return TableReader(dict(self.options), schema, self._pin)
 
     def streamReader(self, schema: StructType) -> TableStreamReader:
+        self._check(known.STREAM_READ)
         return TableStreamReader(dict(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
