@@ -19,13 +19,14 @@ from __future__ import annotations
 from typing import Any
 
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from .. import known_options as known
 from .. import options as opt
 from ..arrow_rows import spark_schema
 from ..iceberg_api import as_stored
+from ..stream_failures import or_failed
 from ..tables.access import open_of_options
 from .reader import TableReader, scan_of
 from .snapshots import Pin, pin_of
@@ -63,9 +64,12 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
         self._check(known.READ)
         return TableReader(dict(self.options), schema, self._pin)
 
-    def streamReader(self, schema: StructType) -> TableStreamReader:
-        self._check(known.STREAM_READ)
-        return TableStreamReader(dict(self.options), schema)
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        def make() -> DataSourceStreamReader:
+            self._check(known.STREAM_READ)
+            return TableStreamReader(dict(self.options), schema)
+
+        return or_failed(make)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         self._check(known.WRITE)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
+from pyparsing import ParseException
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -75,10 +76,17 @@ def scan_of(
     return scan
 
 
-def row_filter_of(options: Mapping[str, str]) -> BooleanExpression:
-    """Return the row filter of the option ``filter``; without it, all rows match. Raises
-    ValueError."""
-    return parse_row_filter(options.get("filter") or AlwaysTrue())
+def row_filter_of(options: Mapping[str, str], name: str = "filter") -> BooleanExpression:
+    """Return the row filter of an option; without it, all rows match. Raises ValueError."""
+    text = options.get(name)
+    try:
+        return parse_row_filter(text or AlwaysTrue())
+    except ParseException as error:
+        # PyIceberg's own message is its grammar.
+        raise ValueError(
+            f"the option {name!r} cannot be read from {error.line[error.loc :][:40]!r} on: write "
+            "comparisons with and, or, not, as in \"day = '2026-01-31' and (id < 5 or id is null)\""
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

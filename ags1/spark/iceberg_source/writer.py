@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.exceptions import NoSuchTableError
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -36,6 +36,7 @@ from ..iceberg_api import (
     MAIN_BRANCH,
     REPLACES_PARTITIONS,
     ContentFile,
+    EncryptedTable,
     EncryptedTransaction,
     FileChange,
     PartitionReplacement,
@@ -43,7 +44,6 @@ from ..iceberg_api import (
     TableOutput,
     TableView,
     WritePlan,
-    parse_row_filter,
     write_rows,
 )
 from ..tables.access import (
@@ -56,6 +56,7 @@ from ..tables.access import (
     without_history,
 )
 from ..workers import end_of_task
+from .reader import row_filter_of
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +83,8 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         super().__init__()
         opt.refuse_secrets(options)
         self._mode = _overwrite_mode(options, overwrite=overwrite)
-        table = open_of_options(options)
+        row_filter_of(options, "overwrite-filter")
+        table = _existing(options)
         table.output()  # raises if the table cannot be written to
         self._options = tuple(sorted(options.items()))
         self._arrow = arrow_schema(schema)
@@ -133,7 +135,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
                     replacement = PartitionReplacement(added)
                     self._stage(transaction, replacement.change, replacement.recheck)
                 return
-            row_filter = parse_row_filter(options.get("overwrite-filter") or AlwaysTrue())
+            row_filter = row_filter_of(options, "overwrite-filter")
 
             def change(view: TableView) -> FileChange:
                 if not self._overwrite:
@@ -204,6 +206,17 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         if is_ours:  # any user may write to that folder
             os.unlink(self._not_sent)
         return is_ours
+
+
+def _existing(options: Mapping[str, str]) -> EncryptedTable:
+    try:
+        return open_of_options(options)
+    except NoSuchTableError as error:
+        # As in Java's runtime: neither an append nor an overwrite creates a table.
+        raise NoSuchTableError(
+            f"{error}: create it with create_table() of ags1.iceberg.load_catalog(), whose "
+            "properties name its key, and write again"
+        ) from None
 
 
 def _overwrite_mode(options: Mapping[str, str], *, overwrite: bool) -> str | None:
