@@ -36,6 +36,7 @@ from ..iceberg.storage.byte_meter import ByteMeter
 from ..iceberg.storage.output import TableOutput
 from ..iceberg.storage.table_files import TableFiles
 from ..iceberg.table import EncryptedTable, open_table
+from ..iceberg.transaction import EncryptedTransaction
 from ..iceberg.write.conversion import RowConversion
 from ..iceberg.write.data_files import write_rows
 from ..iceberg.write.executors import Done, Merged

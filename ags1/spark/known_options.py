@@ -53,6 +53,11 @@ _SNAPSHOT = KnownOptions.of(
     "snapshot-id branch tag as-of-timestamp versionAsOf timestampAsOf "
     "start-snapshot-id end-snapshot-id"
 )
+_TABLE_STREAM = KnownOptions.of(
+    "branch start-snapshot-id stream-from-timestamp streaming-skip-delete-snapshots "
+    "streaming-skip-overwrite-snapshots streaming-max-files-per-micro-batch "
+    "streaming-max-rows-per-micro-batch streaming-max-bytes-per-micro-batch"
+)
 _TABLE_OUTPUT = KnownOptions.of("branch", "snapshot-property.")
 _OVERWRITE = KnownOptions.of("overwrite-filter overwrite-mode partitionOverwriteMode")
 
@@ -60,6 +65,8 @@ _OVERWRITE = KnownOptions.of("overwrite-filter overwrite-mode partitionOverwrite
 TABLES: Source = {
     READ: _TABLE | _TABLE_ROWS | _SNAPSHOT,
     WRITE: _TABLE | _TABLE_OUTPUT | _OVERWRITE,
+    STREAM_READ: _TABLE | _TABLE_ROWS | _TABLE_STREAM,
+    STREAM_WRITE: _TABLE | _TABLE_OUTPUT | _SINK,
 }
 
 _FILES = _KMS | KnownOptions.of("inner ledger")

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
 from .. import known_options as known
@@ -49,7 +49,7 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
     def schema(self) -> StructType:
         """Return the columns of the table or the snapshot. Raises as ``open_of_options``, and
         ValueError for a column or snapshot that does not exist."""
-        self._check(known.READ)
+        self._check(known.READ, known.STREAM_READ)
         projected = scan_of(open_of_options(self.options), self.options).projection()
         return spark_schema(schema_to_pyarrow(as_stored(projected), include_field_ids=False))
 
@@ -58,11 +58,19 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
         return TableReader(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> TableStreamReader:
+        self._check(known.STREAM_READ)
         return TableStreamReader(dict(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         self._check(known.WRITE)
         return TableWriter(dict(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        # Here, not at the top: PySpark has this from 4.1 on.
+        from .stream_writer import TableStreamWriter
+
+        self._check(known.STREAM_WRITE)
+        return TableStreamWriter(dict(self.options), schema, overwrite=overwrite)
 
     def _check(self, *directions: str) -> None:
         """Raise KmsConfigurationError for an option that is a secret, and ValueError for one that

@@ -14,8 +14,9 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -29,6 +30,8 @@ from ..arrow_rows import arrow_schema, conform
 from ..iceberg_api import (
     MAIN_BRANCH,
     ContentFile,
+    EncryptedTable,
+    EncryptedTransaction,
     FileChange,
     SnapshotStep,
     TableOutput,
@@ -58,6 +61,38 @@ class WrittenFiles(WriterCommitMessage):  # type: ignore[misc]  # PySpark's type
     files: list[SentRecord]
 
 
+def write_task(
+    table: EncryptedTable,
+    metadata: dict[str, Any],
+    batches: Iterator[pa.RecordBatch],
+    write_uuid: UUID,
+    key: JobKey,
+) -> list[SentRecord]:
+    """Write a task's rows as new files of a table with this metadata. The files' names contain
+    ``write_uuid``, and their keys are wrapped under ``key``. Raises as ``write_rows``, and then
+    leaves no file."""
+    view = TableView(metadata, table.files)
+    # One thread: Spark runs a task on each core.
+    records = write_rows(view, batches, table.output(), write_uuid=write_uuid, threads=1)
+    job = key.open(table.files.keys.cache)
+    end_of_task()
+    return [SentRecord.of_new(record, SENT_FIELDS, job) for record in records]
+
+
+def taken_over(
+    transaction: EncryptedTransaction,
+    table: EncryptedTable,
+    files: list[SentRecord],
+    key: JobKey,
+) -> list[ContentFile]:
+    """Return the files that tasks have written. If the transaction fails, it deletes them. Raises
+    KmsError, AuthenticationError."""
+    for file in files:
+        transaction.output.note(file.path)
+    job = key.open(table.files.keys.cache)
+    return [ContentFile.of(**file.fields_with_key(job)) for file in files]
+
+
 class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """Writes rows to an encrypted table. Its pickle has wrapped keys only. Raises, before any task
     begins, as ``open_of_options``, and ValueError if the columns do not fit the table's."""
@@ -79,15 +114,10 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
         """Write a task's rows as new files. Raises as ``write_rows``, and then leaves no file."""
         table = table_of_process(self._job_id, self._options)
-        view = TableView(self._metadata, table.files)
-        # Spark's timestamps with a zone are instants, whatever the session's zone.
         batches = (conform(batch, self._arrow) for batch in iterator)
-        # One thread: Spark runs a task on each core.
-        uuid = UUID(self._job_id)
-        records = write_rows(view, batches, table.output(), write_uuid=uuid, threads=1)
-        job = self._key.open(table.files.keys.cache)
-        end_of_task()
-        return WrittenFiles([SentRecord.of_new(record, SENT_FIELDS, job) for record in records])
+        return WrittenFiles(
+            write_task(table, self._metadata, batches, UUID(self._job_id), self._key)
+        )
 
     def commit(self, messages: list[WrittenFiles | None]) -> None:
         """Commit what all tasks have written as one snapshot. Raises as ``open_of_options`` and
@@ -104,11 +134,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             raise
         # The transaction deletes its files if they certainly do not belong to the table.
         with transaction:
-            files = _files_of(messages)
-            for file in files:
-                transaction.output.note(file.path)
-            job = self._key.open(table.files.keys.cache)
-            added = [ContentFile.of(**file.fields_with_key(job)) for file in files]
+            added = taken_over(transaction, table, files_of(messages), self._key)
             row_filter = parse_row_filter(options.get("overwrite-filter") or AlwaysTrue())
 
             def change(view: TableView) -> FileChange:
@@ -128,7 +154,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             return
         table = open_of_options(dict(self._options))
         output = TableOutput(table.files.inner)
-        output.discard([file.path for file in _files_of(messages)])
+        output.discard([file.path for file in files_of(messages)])
         folder = TableView(self._metadata, table.files).locations.data_path
         listed = output.listed(folder)
         if listed is None:
@@ -150,5 +176,5 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return is_ours
 
 
-def _files_of(messages: list[WrittenFiles | None]) -> list[SentRecord]:
+def files_of(messages: Sequence[WrittenFiles | None]) -> list[SentRecord]:
     return [file for message in messages if message is not None for file in message.files]
