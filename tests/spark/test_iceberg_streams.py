@@ -3,7 +3,9 @@ become snapshots, each row once."""
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Operation
+from pyiceberg.types import LongType, NestedField
 from pyspark.sql.types import StructType
 
 from ags1.iceberg.table import EncryptedTable
@@ -54,29 +58,97 @@ def batches_of(reader: TableStreamReader) -> list[list[int]]:
     return found
 
 
-def query(session: Any, options: dict[str, str], checkpoint: Path, **more: str) -> list[Any]:
-    """Run a stream of the table into a folder of JSON to its end, return all rows so far."""
+class KilledSource(Ags1IcebergDataSource):
+    """The data source with a driver that is killed after it has committed a batch."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ags1-iceberg-killed"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TableStreamWriter:
+        return KilledWriter(dict(self.options), schema, overwrite=overwrite)
+
+
+class KilledWriter(TableStreamWriter):
+    def commit(self, messages: list[BatchFiles | None], batchId: int) -> None:
+        super().commit(messages, batchId)
+        if batchId == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def abort(self, messages: list[BatchFiles | None], batchId: int) -> None:
+        pass  # a driver that was killed takes nothing back
+
+
+def copy(
+    session: Any, options: dict[str, str], checkpoint: Path, name: str = "ags1-iceberg"
+) -> None:
+    """Run a stream of the table into another one to its end."""
     source = session.readStream.format("ags1-iceberg").options(**options)
-    source = source.options(**{k.replace("_", "-"): v for k, v in more.items()})
-    writer = source.load("db.t").writeStream.format("json").trigger(availableNow=True)
-    writer = writer.option("checkpointLocation", str(checkpoint))
-    run = writer.start(f"{checkpoint}-rows")
-    run.awaitTermination()
-    return [run, sorted(row.id for row in session.read.json(f"{checkpoint}-rows").collect())]
+    writer = source.load("db.t").repartition(2).writeStream.format(name).options(**options)
+    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    run = writer.start("db.copy")
+    try:
+        assert run.awaitTermination(300)
+    finally:
+        run.stop()
 
 
-def test_a_query_reads_each_appended_row_once(
+def test_a_stream_copies_each_appended_row_once(
+    iceberg: Any, catalog: Any, options: dict[str, str], tmp_path: Path
+) -> None:
+    iceberg.dataSource.register(KilledSource)
+    table = table_of(catalog)
+    table.append(some_rows(0, 10))
+    properties = {"encryption.key-id": "default"}
+    # The columns of a frame are never required.
+    columns = Schema(
+        *(NestedField(f.field_id, f.name, f.field_type) for f in table.schema().fields)
+    )
+    target = catalog.create_table("db.copy", columns, properties=properties)
+    checkpoint = tmp_path / "checkpoint"
+
+    copy(iceberg, options, checkpoint)
+    assert ids_in(target) == list(range(10))
+    table.append(some_rows(10, 10))
+    table.append(some_rows(20, 10))
+    with pytest.raises(Exception, match=r"STREAM_FAILED|terminated with exception"):
+        copy(iceberg, options, checkpoint, "ags1-iceberg-killed")
+    table.append(some_rows(30, 10))
+    copy(iceberg, options, checkpoint)
+    copy(iceberg, options, checkpoint)
+
+    assert ids_in(target) == list(range(40))
+    rows = table.scan().to_arrow().sort_by("id").to_pylist()
+    assert target.scan().to_arrow().sort_by("id").to_pylist() == rows
+    summaries = [snapshot.summary.additional_properties for snapshot in target.snapshots()]
+    epochs = [summary["spark.sql.streaming.epochId"] for summary in summaries]
+    assert epochs == ["0", "1", "2"]
+    assert len({summary["spark.sql.streaming.queryId"] for summary in summaries}) == 1
+    assert len({summary["spark.sql.streaming.runId"] for summary in summaries}) == 3
+    keys = [task.file.key.encryption_key for task in table.scan().plan_files()]
+    for path in checkpoint.rglob("*"):
+        stored = path.read_bytes() if path.is_file() else b""
+        assert not any(key in stored or key.hex().encode() in stored for key in keys)
+
+
+def test_a_count_of_a_stream_replaces_the_one_before(
     iceberg: Any, catalog: Any, options: dict[str, str], tmp_path: Path
 ) -> None:
     table = table_of(catalog)
-    table.append(some_rows(0, 10))
-    checkpoint = tmp_path / "checkpoint"
+    columns = Schema(NestedField(1, "rows", LongType()))
+    properties = {"encryption.key-id": "default"}
+    target = catalog.create_table("db.counts", columns, properties=properties)
 
-    assert query(iceberg, options, checkpoint)[1] == list(range(10))
-    table.append(some_rows(10, 10))
-    table.append(some_rows(20, 10))
-    assert query(iceberg, options, checkpoint)[1] == list(range(30))
-    assert query(iceberg, options, checkpoint)[1] == list(range(30))
+    for first in (0, 10):
+        table.append(some_rows(first, 10))
+        source = iceberg.readStream.format("ags1-iceberg").options(**options).load("db.t")
+        counted = source.groupBy().count().selectExpr("count as rows")
+        writer = counted.writeStream.format("ags1-iceberg").options(**options)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        run = writer.outputMode("complete").trigger(availableNow=True).start("db.counts")
+        assert run.awaitTermination(300)
+
+        assert target.refresh().scan().to_arrow()["rows"].to_pylist() == [first + 10]
 
 
 @pytest.mark.parametrize(
