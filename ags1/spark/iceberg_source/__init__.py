@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
 from .. import known_options as known
@@ -75,6 +75,13 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         self._check(known.WRITE)
         return TableWriter(dict(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        # Here, not at the top: PySpark has this from 4.1 on.
+        from .stream_writer import TableStreamWriter
+
+        self._check(known.STREAM_WRITE)
+        return TableStreamWriter(dict(self.options), schema, overwrite=overwrite)
 
     def _check(self, *directions: str) -> None:
         """Raise KmsConfigurationError for an option that is a secret, and ValueError for one that

@@ -54,9 +54,6 @@ SKIP_OVERWRITES = "streaming-skip-overwrite-snapshots"
 MAX_FILES = "streaming-max-files-per-micro-batch"
 MAX_ROWS = "streaming-max-rows-per-micro-batch"
 MAX_BYTES = "streaming-max-bytes-per-micro-batch"
-# What a stream cannot be: one version of the table.
-_OF_ONE_VERSION = ("snapshot-id", "tag", "as-of-timestamp", "snapshotidasof", "timestampasof")
-
 # The snapshot ID of an offset that is before the first snapshot, as in Java.
 _NONE_READ = -1
 
@@ -215,10 +212,6 @@ class TableStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type: 
     options that are not valid, and KmsConfigurationError for one that is a secret."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        for name in _OF_ONE_VERSION:
-            if options.get(name):
-                said = f"a stream has no option {name!r}: give {START!r} or {FROM_TIMESTAMP!r}"
-                raise ValueError(said)
         self._options = dict(options)
         self._columns = schema.fieldNames()
         self._reader = TableReader(options, schema)

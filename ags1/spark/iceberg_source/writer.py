@@ -19,8 +19,9 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -74,6 +75,38 @@ class WrittenFiles(WriterCommitMessage):  # type: ignore[misc]  # PySpark's type
     session_s_mode: str
 
 
+def write_task(
+    table: EncryptedTable,
+    metadata: dict[str, Any],
+    batches: Iterator[pa.RecordBatch],
+    write_uuid: UUID,
+    key: JobKey,
+) -> list[SentRecord]:
+    """Write a task's rows as new files of a table with this metadata. The files' names contain
+    ``write_uuid``, and their keys are wrapped under ``key``. Raises as ``write_rows``, and then
+    leaves no file."""
+    view = TableView(metadata, table.files)
+    # One thread: Spark runs a task on each core.
+    records = write_rows(view, batches, table.output(), write_uuid=write_uuid, threads=1)
+    job = key.open(table.files.keys.cache)
+    end_of_task()
+    return [SentRecord.of_new(record, SENT_FIELDS, job) for record in records]
+
+
+def taken_over(
+    transaction: EncryptedTransaction,
+    table: EncryptedTable,
+    files: list[SentRecord],
+    key: JobKey,
+) -> list[ContentFile]:
+    """Return the files that tasks have written. If the transaction fails, it deletes them. Raises
+    KmsError, AuthenticationError."""
+    for file in files:
+        transaction.output.note(file.path)
+    job = key.open(table.files.keys.cache)
+    return [ContentFile.of(**file.fields_with_key(job)) for file in files]
+
+
 class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """Writes rows to an encrypted table. Its pickle has wrapped keys only. Raises, before any task
     begins, as ``open_of_options``, and ValueError for invalid options or if the columns do not fit
@@ -99,15 +132,9 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
         """Write a task's rows as new files. Raises as ``write_rows``, and then leaves no file."""
         table = table_of_process(self._job_id, self._options)
-        view = TableView(self._metadata, table.files)
-        # Spark's timestamps with a zone are instants, whatever the session's zone.
         batches = (conform(batch, self._arrow) for batch in iterator)
-        # One thread: Spark runs a task on each core.
         uuid = UUID(self._job_id)
-        records = write_rows(view, batches, table.output(), write_uuid=uuid, threads=1)
-        job = self._key.open(table.files.keys.cache)
-        end_of_task()
-        sent = [SentRecord.of_new(record, SENT_FIELDS, job) for record in records]
+        sent = write_task(table, self._metadata, batches, uuid, self._key)
         return WrittenFiles(sent, _session_s_mode())
 
     def commit(self, messages: list[WrittenFiles | None]) -> None:
@@ -125,11 +152,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             raise
         # The transaction deletes its files if they certainly do not belong to the table.
         with transaction:
-            files = _files_of(messages)
-            for file in files:
-                transaction.output.note(file.path)
-            job = self._key.open(table.files.keys.cache)
-            added = [ContentFile.of(**file.fields_with_key(job)) for file in files]
+            added = taken_over(transaction, table, files_of(messages), self._key)
             if self._is_dynamic(messages):
                 if added:
                     replacement = PartitionReplacement(added)
@@ -186,7 +209,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             return
         table = open_of_options(dict(self._options))
         output = TableOutput(table.files.inner)
-        output.discard([file.path for file in _files_of(messages)])
+        output.discard([file.path for file in files_of(messages)])
         folder = TableView(self._metadata, table.files).locations.data_path
         listed = output.listed(folder)
         if listed is None:
@@ -242,5 +265,5 @@ def _session_s_mode() -> str:
     return (said or _STATIC).lower()
 
 
-def _files_of(messages: list[WrittenFiles | None]) -> list[SentRecord]:
+def files_of(messages: Sequence[WrittenFiles | None]) -> list[SentRecord]:
     return [file for message in messages if message is not None for file in message.files]
