@@ -20,7 +20,7 @@ from ..kms.registry import KMS_TYPE
 from ..kms.settings import Layer, Settings
 from .keys import FileKeys, KmsConfig
 
-_KMS_PREFIXES = ("encryption.kms", "kms.", "client.", "http-client.")
+KMS_PREFIXES = ("encryption.kms", "kms.", "client.", "http-client.")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _UNITS |= {f"{unit}b": size for unit, size in _UNITS.items()}
 
@@ -38,7 +38,7 @@ def key_settings(options: Mapping[str, str]) -> Settings:
     """Return the settings of the KMS: from the options ``kms``, ``keyring``, ``key`` and Iceberg's
     properties, then the environment, then the file. Raises KmsConfigurationError."""
     refuse_secrets(options)
-    given = {name: text for name, text in options.items() if name.startswith(_KMS_PREFIXES)}
+    given = {name: text for name, text in options.items() if name.startswith(KMS_PREFIXES)}
     short = {KMS_TYPE: options.get("kms"), settings.KEYRING: options.get("keyring")}
     for name, value in short.items():
         if value and given.setdefault(name, value) != value:
@@ -99,6 +99,17 @@ def size(options: Mapping[str, str], name: str, default: int) -> int:
     if parts is None or parts[2] not in _UNITS or int(parts[1]) < 1:
         raise ValueError(f"the option {name!r} has to be a number of bytes above 0, not {text!r}")
     return int(parts[1]) * _UNITS[parts[2]]
+
+
+def count(options: Mapping[str, str], name: str) -> int | None:
+    """Return an option that is a whole number above 0, None if it is not given. Raises
+    ValueError."""
+    text = options.get(name)
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError(f"the option {name!r} has to be a number above 0, not {text!r}")
+    return int(text)
 
 
 def flag(options: Mapping[str, str], name: str, default: bool = False) -> bool:

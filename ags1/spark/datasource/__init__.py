@@ -20,8 +20,10 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, DataSourc
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from ...layout import encrypted_size
+from .. import known_options as known
 from .. import options as opt
 from ..arrow_rows import spark_schema
+from ..stream_failures import or_failed
 from .encrypted_files import open_whole
 from .format_readers import inner_format
 from .reader import FilesReader, find_files
@@ -49,25 +51,38 @@ class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are n
     def schema(self) -> StructType:
         """Return the columns; with ``inner``, those of the first file. Raises ValueError for bad
         options, FileNotFoundError, and what opening the file raises."""
-        opt.refuse_secrets(self.options)
+        self._check(known.READ, known.STREAM_READ)
         name = self.options.get("inner")
         columns = _ROWS if not name else self._inner_schema(name)
         return _chosen(columns, opt.names(self.options.get("columns")))
 
     def reader(self, schema: StructType) -> FilesReader:
+        self._check(known.READ)
         return FilesReader(dict(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> FilesWriter:
+        self._check(known.WRITE)
         return FilesWriter(dict(self.options), schema, overwrite=overwrite)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return LedgerStreamReader(dict(self.options), schema)
+        def make() -> DataSourceStreamReader:
+            self._check(known.STREAM_READ)
+            return LedgerStreamReader(dict(self.options), schema)
+
+        return or_failed(make)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         # Here, not at the top: PySpark has this from 4.1 on.
         from .stream_writer import StreamWriter
 
+        self._check(known.STREAM_WRITE)
         return StreamWriter(dict(self.options), schema, overwrite=overwrite)
+
+    def _check(self, *directions: str) -> None:
+        """Raise KmsConfigurationError for an option that is a secret, and ValueError for one that
+        is not known."""
+        opt.refuse_secrets(self.options)
+        known.check(self.options, known.of_files(self.options.get("inner") or ""), *directions)
 
     def _inner_schema(self, name: str) -> StructType:
         inner = inner_format(name, self.options)

@@ -1,0 +1,132 @@
+"""The options that the data sources know, and the refusal of all others.
+
+A source declares its options by direction: reading, writing, and both for streams. An option of
+another direction, or one that no direction knows, raises ValueError: if a source passed over it, a
+query would read or write something else than it says. Spark hands over names in lower case, so
+case does not count. Spark adds ``path``, ``paths``, and for streams that are written
+``checkpointLocation`` and ``queryName``. Knows nothing of the options' values.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from . import options as opt
+
+# The directions, as error messages say them.
+READ, WRITE = "reading", "writing"
+STREAM_READ, STREAM_WRITE = "reading a stream", "writing a stream"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOptions:
+    """Options by their names as documented, and by what names of properties begin with."""
+
+    names: frozenset[str]
+    prefixes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, names: str, *prefixes: str) -> KnownOptions:
+        """``names`` are separated by blanks."""
+        return cls(frozenset(names.split()), prefixes)
+
+    def __or__(self, other: KnownOptions) -> KnownOptions:
+        return KnownOptions(self.names | other.names, (*self.prefixes, *other.prefixes))
+
+    def has(self, name: str) -> bool:
+        """Whether an option is known. ``name`` is in lower case."""
+        known = any(name == known.lower() for known in self.names)
+        return known or name.startswith(tuple(prefix.lower() for prefix in self.prefixes))
+
+
+Source = Mapping[str, KnownOptions]
+
+_KMS = KnownOptions.of("kms keyring key", *opt.KMS_PREFIXES)
+_PLACE = KnownOptions.of("path paths")
+_SINK = KnownOptions.of("path paths checkpointLocation queryName")
+
+_TABLE = _KMS | KnownOptions.of("path catalog require-encrypted location-map", "catalog.")
+_TABLE_ROWS = KnownOptions.of("filter columns partSize")
+_SNAPSHOT = KnownOptions.of(
+    "snapshot-id branch tag as-of-timestamp versionAsOf timestampAsOf "
+    "start-snapshot-id end-snapshot-id"
+)
+_TABLE_STREAM = KnownOptions.of(
+    "branch start-snapshot-id stream-from-timestamp streaming-skip-delete-snapshots "
+    "streaming-skip-overwrite-snapshots streaming-max-files-per-micro-batch "
+    "streaming-max-rows-per-micro-batch streaming-max-bytes-per-micro-batch"
+)
+_TABLE_OUTPUT = KnownOptions.of("branch")
+_TABLE_WRITE = KnownOptions.of(
+    "overwrite-filter overwrite-mode partitionOverwriteMode", "snapshot-property."
+)
+
+#: The options of "ags1-iceberg".
+TABLES: Source = {
+    READ: _TABLE | _TABLE_ROWS | _SNAPSHOT,
+    WRITE: _TABLE | _TABLE_OUTPUT | _TABLE_WRITE,
+    STREAM_READ: _TABLE | _TABLE_ROWS | _TABLE_STREAM,
+    STREAM_WRITE: _TABLE | _TABLE_OUTPUT | _SINK,
+}
+
+_FILES = _KMS | KnownOptions.of("inner ledger")
+_FILE_ROWS = KnownOptions.of("trusted-keys columns partSize ignoreMissingFiles")
+_CSV_ROWS = KnownOptions.of("header sep delimiter quote escape nullValue inferSchema")
+_COMPRESSION = KnownOptions.of("compression")
+_READ_BY_FORMAT = {"csv": _CSV_ROWS}
+_WRITTEN_BY_FORMAT = {
+    "csv": KnownOptions.of("header sep"),
+    "parquet": _COMPRESSION,
+    "avro": _COMPRESSION,
+}
+
+
+def of_files(inner: str) -> Source:
+    """Return the options of "ags1" with an inner format, empty for the encrypted files
+    themselves."""
+    inner = inner.lower()
+    nothing = KnownOptions.of("")
+    reading = _FILES | _FILE_ROWS | _READ_BY_FORMAT.get(inner, nothing)
+    writing = _FILES | _WRITTEN_BY_FORMAT.get(inner, nothing)
+    return {
+        READ: _PLACE | reading,
+        WRITE: _PLACE | writing,
+        STREAM_READ: _PLACE | reading | KnownOptions.of("startingOffsets maxFilesPerTrigger"),
+        STREAM_WRITE: _SINK | writing,
+        **{f"reading {name}": known for name, known in _READ_BY_FORMAT.items()},
+        **{f"writing {name}": known for name, known in _WRITTEN_BY_FORMAT.items()},
+    }
+
+
+def check(options: Mapping[str, str], source: Source, *directions: str) -> None:
+    """Raise ValueError for an option that a source does not know in any of the directions, and if
+    nothing is named to read from or to write to."""
+    _refuse_catalog_entry(options)
+    allowed = [source[direction] for direction in directions]
+    for given in options:
+        name = given.lower()
+        if any(known.has(name) for known in allowed):
+            continue
+        elsewhere = [direction for direction, known in source.items() if known.has(name)]
+        if elsewhere:
+            where = " and ".join(elsewhere)
+            raise ValueError(f"the option {given!r} is only for {where}: leave it out")
+        names = {known.lower(): known for some in allowed for known in some.names}
+        near = difflib.get_close_matches(name, names, 1)
+        if near:
+            raise ValueError(f"the option {given!r} is not known: did you mean {names[near[0]]!r}?")
+        every = ", ".join(sorted(names.values(), key=str.lower))
+        raise ValueError(f"the option {given!r} is not known: leave it out. Known are {every}")
+
+
+def _refuse_catalog_entry(options: Mapping[str, str]) -> None:
+    # CREATE TABLE hands over these properties. Who uses the table later hands over no options.
+    is_new_entry = options.keys() >= {"owner", "provider"}
+    if is_new_entry or not (options.get("path") or options.get("paths")):
+        raise ValueError(
+            "no table or folder is named: pass it to load(), save() or start(). If this is a table "
+            "of Spark's catalog (CREATE TABLE ... USING, saveAsTable): Spark does not hand such a "
+            "table's options to a data source, so use CREATE TEMPORARY VIEW ... USING instead"
+        )
