@@ -19,15 +19,21 @@ from __future__ import annotations
 from typing import Any
 
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyspark.sql.datasource import DataSource, DataSourceStreamWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+)
 from pyspark.sql.types import StructType
 
 from .. import known_options as known
 from .. import options as opt
 from ..arrow_rows import spark_schema
 from ..iceberg_api import as_stored
+from ..stream_failures import or_failed
 from ..tables.access import open_of_options
 from .reader import TableReader, scan_of
+from .snapshots import Pin, pin_of
 from .stream_reader import TableStreamReader
 from .writer import TableWriter
 
@@ -40,7 +46,10 @@ def register(spark: Any) -> None:
 
 
 class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's types are not read
-    """The data source; see the package."""
+    """The data source; see the package. Spark makes one for each frame, and pickles it with what
+    ``schema`` has found."""
+
+    _pin: Pin | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -50,16 +59,21 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
         """Return the columns of the table or the snapshot. Raises as ``open_of_options``, and
         ValueError for a column or snapshot that does not exist."""
         self._check(known.READ, known.STREAM_READ)
-        projected = scan_of(open_of_options(self.options), self.options).projection()
+        table = open_of_options(self.options)
+        self._pin = pin_of(table, self.options)
+        projected = scan_of(table, self.options, self._pin).projection()
         return spark_schema(schema_to_pyarrow(as_stored(projected), include_field_ids=False))
 
     def reader(self, schema: StructType) -> TableReader:
         self._check(known.READ)
-        return TableReader(dict(self.options), schema)
+        return TableReader(dict(self.options), schema, self._pin)
 
-    def streamReader(self, schema: StructType) -> TableStreamReader:
-        self._check(known.STREAM_READ)
-        return TableStreamReader(dict(self.options), schema)
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        def make() -> DataSourceStreamReader:
+            self._check(known.STREAM_READ)
+            return TableStreamReader(dict(self.options), schema)
+
+        return or_failed(make)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         self._check(known.WRITE)
