@@ -58,13 +58,15 @@ _TABLE_STREAM = KnownOptions.of(
     "streaming-skip-overwrite-snapshots streaming-max-files-per-micro-batch "
     "streaming-max-rows-per-micro-batch streaming-max-bytes-per-micro-batch"
 )
-_TABLE_OUTPUT = KnownOptions.of("branch", "snapshot-property.")
-_OVERWRITE = KnownOptions.of("overwrite-filter overwrite-mode partitionOverwriteMode")
+_TABLE_OUTPUT = KnownOptions.of("branch")
+_TABLE_WRITE = KnownOptions.of(
+    "overwrite-filter overwrite-mode partitionOverwriteMode", "snapshot-property."
+)
 
 #: The options of "ags1-iceberg".
 TABLES: Source = {
     READ: _TABLE | _TABLE_ROWS | _SNAPSHOT,
-    WRITE: _TABLE | _TABLE_OUTPUT | _OVERWRITE,
+    WRITE: _TABLE | _TABLE_OUTPUT | _TABLE_WRITE,
     STREAM_READ: _TABLE | _TABLE_ROWS | _TABLE_STREAM,
     STREAM_WRITE: _TABLE | _TABLE_OUTPUT | _SINK,
 }

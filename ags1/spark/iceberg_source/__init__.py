@@ -9,9 +9,10 @@ does not have::
 The driver opens the manifests and plans the scan; a task reads some data files, or a part of one,
 and applies their deletes. Options to read: ``filter`` (a row filter as PyIceberg parses it),
 ``columns`` (names separated by commas, ``*`` for all of the table's; metadata columns such as
-``_file`` if they are named), ``snapshot-id`` or ``branch`` (or a tag), ``partSize`` (the stored
-bytes that a task reads, 64m), and those of ``tables.access``. Spark's filters are not pushed down,
-see ``datasource``. For writing see ``writer``.
+``_file`` if they are named), those that name a snapshot (see ``snapshots``), ``partSize`` (the
+stored bytes that a task reads, 64m), and those of ``tables.access``. A frame reads the snapshot
+that was current when it was made. Spark's filters are not pushed down, see ``datasource``. For
+writing see ``writer``, for all options ``known_options``.
 """
 
 from __future__ import annotations
