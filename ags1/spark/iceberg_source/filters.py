@@ -76,18 +76,21 @@ class _TimeText(literals.StringLiteral):
         return super().to(type_var)
 
 
-def parse_filter(text: str, option: str = "filter") -> ex.BooleanExpression:
-    """Return a filter that is not bound to columns yet. Raises ValueError, which says where the
-    text is wrong."""
-    return _Parser(text, option).parse()
+def parse_filter(
+    text: str, option: str = "filter", own_name: Callable[[str], str] = str
+) -> ex.BooleanExpression:
+    """Return a filter that is not bound to columns yet. ``own_name`` returns a column's name as the
+    table has it. Raises ValueError, which says where the text is wrong."""
+    return _Parser(text, option, own_name).parse()
 
 
 class _Parser:
     """Reads one filter, by recursive descent: a method for each rule of the grammar."""
 
-    def __init__(self, text: str, option: str) -> None:
+    def __init__(self, text: str, option: str, own_name: Callable[[str], str]) -> None:
         self._text = text
         self._option = option
+        self._own_name = own_name
         self._depth = 0
         self._next = 0
         self._tokens: list[_Token] = []
@@ -271,7 +274,7 @@ class _Parser:
             if self._token.word == "(":
                 self._fail(token.at, f"filters know no functions, {_WHERE}")
             if not self._accept("."):
-                return ex.Reference(".".join(names))
+                return ex.Reference(self._own_name(".".join(names)))
 
     def _value(self) -> literals.Literal[Any]:
         token = self._take()

@@ -322,7 +322,8 @@ class TableStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type: 
             return entry.status == ADDED and file in wanted
 
         table = history.table
-        scan = table.scan(row_filter_of(self._options), snapshot_id=last.snapshot_id)
+        row_filter = row_filter_of(self._options, schema=table.schema())
+        scan = table.scan(row_filter, snapshot_id=last.snapshot_id)
         tasks = scan.planner().plan_files(manifests, is_wanted) if wanted else []
         if not tasks:
             return []

@@ -50,6 +50,7 @@ from ..tables.access import (
     table_of_process,
     without_history,
 )
+from .column_names import as_in_table, named
 from .writer import snapshot_properties, taken_over, write_task
 
 _log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class TableStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         table = open_of_options(options)
         table.output()  # raises if the table cannot be written to
         self._options = tuple(sorted(options.items()))
-        self._arrow = arrow_schema(schema)
+        self._arrow = as_in_table(options, arrow_schema(schema), table.schema())
         self._overwrite = overwrite
         self._metadata = without_history(table.view().metadata)
         WritePlan(self._metadata).conversion(self._arrow)
@@ -143,7 +144,7 @@ class TableStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         assert self._key is not None
         epoch = Epoch(query, int(batch), run or "")
         table = table_of_process(query, self._options)
-        batches = (conform(batch, self._arrow) for batch in iterator)
+        batches = (conform(named(batch, self._arrow), self._arrow) for batch in iterator)
         files = write_task(table, self._metadata, batches, epoch.mark, self._key)
         return BatchFiles(files, epoch, self._key)
 

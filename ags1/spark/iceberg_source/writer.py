@@ -57,6 +57,7 @@ from ..tables.access import (
     without_history,
 )
 from ..workers import end_of_task
+from .column_names import as_in_table, named
 from .reader import row_filter_of
 
 _log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         table = _existing(options)
         table.output()  # raises if the table cannot be written to
         self._options = tuple(sorted(options.items()))
-        self._arrow = arrow_schema(schema)
+        self._arrow = as_in_table(options, arrow_schema(schema), table.schema())
         self._overwrite = overwrite
         self._job_id = new_job_id()
         # All tasks write by one schema and partitioning, whatever other writers commit.
@@ -141,7 +142,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
         """Write a task's rows as new files. Raises as ``write_rows``, and then leaves no file."""
         table = table_of_process(self._job_id, self._options)
-        batches = (conform(batch, self._arrow) for batch in iterator)
+        batches = (conform(named(batch, self._arrow), self._arrow) for batch in iterator)
         sent = write_task(table, self._metadata, batches, UUID(self._job_id), self._key)
         return WrittenFiles(sent, _session_s_mode())
 
@@ -166,7 +167,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
                     replacement = PartitionReplacement(added)
                     self._stage(transaction, replacement.change, replacement.recheck)
                 return
-            row_filter = row_filter_of(options, "overwrite-filter")
+            row_filter = row_filter_of(options, "overwrite-filter", table.schema())
 
             def change(view: TableView) -> FileChange:
                 if not self._overwrite:
