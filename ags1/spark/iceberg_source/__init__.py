@@ -7,7 +7,7 @@ does not have::
     df.write.format("ags1-iceberg").option("catalog", "prod").mode("append").save("db.table")
 
 The driver opens the manifests and plans the scan; a task reads some data files, or a part of one,
-and applies their deletes. Options to read: ``filter`` (a row filter as PyIceberg parses it),
+and applies their deletes. Options to read: ``filter`` (see ``filters``),
 ``columns`` (names separated by commas, ``*`` for all of the table's; metadata columns such as
 ``_file`` if they are named), those that name a snapshot (see ``snapshots``), ``partSize`` (the
 stored bytes that a task reads, 64m), and those of ``tables.access``. A frame reads the snapshot

@@ -1,8 +1,7 @@
 """Writes a stream into an encrypted table: each micro-batch is one snapshot, once.
 
-``df.writeStream.format("ags1-iceberg").option("checkpointLocation", …).toTable`` is not known to
-Python sources; ``.start("db.table")`` is. The output mode append adds a batch's rows, complete
-replaces all rows by them. As Iceberg's Spark runtime does, a snapshot's summary names the query,
+``df.writeStream.format("ags1-iceberg").option("checkpointLocation", …).start("db.table")``. The
+output mode append adds a batch's rows, complete replaces all rows by them. As Iceberg's Spark runtime does, a snapshot's summary names the query,
 whose id is in the checkpoint, and the batch (``spark.sql.streaming.queryId`` and
 ``spark.sql.streaming.epochId``). If the driver is killed before it has noted the end of a batch,
 Spark runs the batch again; the branch has it already, and the new files are removed. Unlike in
