@@ -47,7 +47,9 @@ _KMS = KnownOptions.of("kms keyring key", *opt.KMS_PREFIXES)
 _PLACE = KnownOptions.of("path paths")
 _SINK = KnownOptions.of("path paths checkpointLocation queryName")
 
-_TABLE = _KMS | KnownOptions.of("path catalog require-encrypted location-map", "catalog.")
+_TABLE = _KMS | KnownOptions.of(
+    "path catalog require-encrypted location-map case-sensitive", "catalog."
+)
 _TABLE_ROWS = KnownOptions.of("filter columns partSize")
 _SNAPSHOT = KnownOptions.of(
     "snapshot-id branch tag as-of-timestamp versionAsOf timestampAsOf "

@@ -14,7 +14,6 @@ import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
-from pyparsing import ParseException
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -33,7 +32,6 @@ from ..iceberg_api import (
     check_readable,
     filtered_schema,
     parse_metadata,
-    parse_row_filter,
     splits_of,
 )
 from ..splits import PART_SIZE, grouped
@@ -46,6 +44,8 @@ from ..tables.access import (
     without_history,
 )
 from ..workers import end_of_task
+from .column_names import naming
+from .filters import parse_filter
 from .snapshots import Pin, pin_of
 
 
@@ -57,8 +57,13 @@ def scan_of(
     and UnsupportedTypeError."""
     pin = pin or pin_of(table, options)
     pin.check(table)
-    row_filter = row_filter_of(options)
-    columns = tuple(opt.names(options.get("columns"))) or ("*",)
+    schema = table.schemas()[pin.schema_id]
+    row_filter = row_filter_of(options, schema=schema)
+    chosen = pin.snapshot_id if pin.is_chosen else None
+    if chosen is not None:
+        schema = table.scan(snapshot_id=chosen).projection()
+    own_name = naming(options, schema)
+    columns = tuple(map(own_name, opt.names(options.get("columns")))) or ("*",)
     scan: EncryptedScan | EncryptedIncrementalScan
     if pin.start is not None:
         scan = table.incremental_append_scan(
@@ -68,7 +73,6 @@ def scan_of(
             selected_fields=columns,
         )
     else:
-        chosen = pin.snapshot_id if pin.is_chosen else None
         scan = table.scan(row_filter, columns, snapshot_id=chosen)
     version = {"current_snapshot_id": pin.snapshot_id, "current_schema_id": pin.schema_id}
     scan = scan.update(table_metadata=scan.table_metadata.model_copy(update=version))
@@ -76,17 +80,15 @@ def scan_of(
     return scan
 
 
-def row_filter_of(options: Mapping[str, str], name: str = "filter") -> BooleanExpression:
-    """Return the row filter of an option; without it, all rows match. Raises ValueError."""
+def row_filter_of(
+    options: Mapping[str, str], name: str = "filter", schema: Schema | None = None
+) -> BooleanExpression:
+    """Return the row filter of an option; without it, all rows match. Its columns have their names
+    in ``schema``, if that is given. Raises ValueError."""
     text = options.get(name)
-    try:
-        return parse_row_filter(text or AlwaysTrue())
-    except ParseException as error:
-        # PyIceberg's own message is its grammar.
-        raise ValueError(
-            f"the option {name!r} cannot be read from {error.line[error.loc :][:40]!r} on: write "
-            "comparisons with and, or, not, as in \"day = '2026-01-31' and (id < 5 or id is null)\""
-        ) from None
+    if not text:
+        return AlwaysTrue()
+    return parse_filter(text, name, str if schema is None else naming(options, schema))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,9 @@ def _reading(job: _Job) -> _Reading:
     tasks are read once."""
     table = table_of_process(job.job_id, job.options)
     metadata = parse_metadata(job.metadata)
-    bound = bound_filter(row_filter_of(dict(job.options)), metadata.schema())
+    bound = bound_filter(
+        row_filter_of(dict(job.options), schema=metadata.schema()), metadata.schema()
+    )
     projected = Schema.model_validate_json(job.projected)
     reader = TaskReader(table.files, metadata, projected, bound)
     return _Reading(reader, job.key.open(table.files.keys.cache))

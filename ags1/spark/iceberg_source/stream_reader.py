@@ -322,7 +322,8 @@ class TableStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type: 
             return entry.status == ADDED and file in wanted
 
         table = history.table
-        scan = table.scan(row_filter_of(self._options), snapshot_id=last.snapshot_id)
+        row_filter = row_filter_of(self._options, schema=table.schema())
+        scan = table.scan(row_filter, snapshot_id=last.snapshot_id)
         tasks = scan.planner().plan_files(manifests, is_wanted) if wanted else []
         if not tasks:
             return []
@@ -336,7 +337,7 @@ class TableStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type: 
         """Return the columns to read. Until the query ends, they are the same fields, whatever
         names the table gives them. Raises ValueError if they are not those of the frame."""
         if self._projected is None:
-            projected = scan_of(table, {**self._options, "branch": ""}).projection()
+            projected = scan_of(table, self._options).projection()
             names = [field.name for field in projected.fields]
             if names != self._columns:
                 raise ValueError(

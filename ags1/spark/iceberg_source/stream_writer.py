@@ -1,8 +1,7 @@
 """Writes a stream into an encrypted table: each micro-batch is one snapshot, once.
 
-``df.writeStream.format("ags1-iceberg").option("checkpointLocation", …).toTable`` is not known to
-Python sources; ``.start("db.table")`` is. The output mode append adds a batch's rows, complete
-replaces all rows by them. As Iceberg's Spark runtime does, a snapshot's summary names the query,
+``df.writeStream.format("ags1-iceberg").option("checkpointLocation", …).start("db.table")``. The
+output mode append adds a batch's rows, complete replaces all rows by them. As Iceberg's Spark runtime does, a snapshot's summary names the query,
 whose id is in the checkpoint, and the batch (``spark.sql.streaming.queryId`` and
 ``spark.sql.streaming.epochId``). If the driver is killed before it has noted the end of a batch,
 Spark runs the batch again; the branch has it already, and the new files are removed. Unlike in
@@ -29,7 +28,7 @@ import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table.snapshots import ancestors_of
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from .. import options as opt
@@ -43,8 +42,15 @@ from ..iceberg_api import (
     TableView,
     WritePlan,
 )
-from ..tables.access import JobKey, open_of_options, table_of_process, without_history
-from .writer import WrittenFiles, files_of, taken_over, write_task
+from ..tables.access import (
+    JobKey,
+    SentRecord,
+    open_of_options,
+    table_of_process,
+    without_history,
+)
+from .column_names import as_in_table, named
+from .writer import snapshot_properties, taken_over, write_task
 
 _log = logging.getLogger(__name__)
 
@@ -93,9 +99,10 @@ class Epoch:
 
 
 @dataclass
-class BatchFiles(WrittenFiles):
+class BatchFiles(WriterCommitMessage):  # type: ignore[misc]  # PySpark's types are not read
     """What a task has written of a batch, and the wrapped key that wraps the files' keys."""
 
+    files: list[SentRecord]
     epoch: Epoch
     key: JobKey
 
@@ -114,7 +121,7 @@ class TableStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         table = open_of_options(options)
         table.output()  # raises if the table cannot be written to
         self._options = tuple(sorted(options.items()))
-        self._arrow = arrow_schema(schema)
+        self._arrow = as_in_table(options, arrow_schema(schema), table.schema())
         self._overwrite = overwrite
         self._metadata = without_history(table.view().metadata)
         WritePlan(self._metadata).conversion(self._arrow)
@@ -136,7 +143,7 @@ class TableStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         assert self._key is not None
         epoch = Epoch(query, int(batch), run or "")
         table = table_of_process(query, self._options)
-        batches = (conform(batch, self._arrow) for batch in iterator)
+        batches = (conform(named(batch, self._arrow), self._arrow) for batch in iterator)
         files = write_task(table, self._metadata, batches, epoch.mark, self._key)
         return BatchFiles(files, epoch, self._key)
 
@@ -144,7 +151,7 @@ class TableStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         """Commit a batch, unless the table has it already: then delete what was written. Raises as
         ``open_of_options`` and ``EncryptedTransaction.commit_transaction``."""
         written = [message for message in messages if message is not None]
-        files = files_of(written)
+        files = [file for message in written for file in message.files]
         # There is none if there was no task, and a batch without rows appends nothing.
         if not written or not (files or self._overwrite):
             return
@@ -172,7 +179,7 @@ class TableStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
                 step = SnapshotStep(
                     transaction.output,
                     change,
-                    epoch.summary,
+                    {**snapshot_properties(dict(self._options)), **epoch.summary},
                     self._branch,
                     always=True,
                     recheck=check,
@@ -193,7 +200,8 @@ class TableStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             return
         written = [message for message in messages if message is not None]
         table = open_of_options(dict(self._options))
-        TableOutput(table.files.inner).discard([file.path for file in files_of(written)])
+        paths = [file.path for message in written for file in message.files]
+        TableOutput(table.files.inner).discard(paths)
 
     @property
     def _branch(self) -> str:
