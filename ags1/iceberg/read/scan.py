@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias, TypeVar, cast
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestEntryStatus
 from pyiceberg.schema import Schema
@@ -30,6 +30,7 @@ from .planning import EncryptedPlanner
 from .records import ContentFile
 from .snapshots import files_of
 from .tasks import DifferenceTask, TaskReader
+from .whole_files import all_rows_match, live_rows
 
 # What a stream of batches reads ahead, in stored bytes.
 READ_AHEAD = 128 << 20
@@ -85,16 +86,29 @@ class EncryptedScan(PlannedScan):
 
     def count(self) -> int:
         """Return the number of rows. Files are read only if the manifests are not enough."""
-        count = 0
-        open_tasks = []
+        count, rest = self.count_by_manifests()
+        return count + _reader(self, projected=Schema()).count(rest)
+
+    def count_by_manifests(self) -> tuple[int, list[FileScanTask]]:
+        """Return the number of rows in the files that the manifests are enough for, and the tasks
+        of the other files. Manifests are enough for a file if all of its rows match the filter and
+        nothing but a deletion vector deletes some. A vector's entry has the number of its rows."""
+        schema = self.table_metadata.schema()
         # Manifests have nothing about metadata columns.
         is_exact = _of_manifests(self) is self.row_filter
+        count = 0
+        rest = []
         for task in self._tasks():
-            if is_exact and task.residual == AlwaysTrue() and not task.delete_files:
-                count += task.file.record_count
+            deletes = cast("set[ContentFile]", task.delete_files)
+            if (
+                is_exact
+                and all(file.is_deletion_vector for file in deletes)
+                and all_rows_match(task, schema, self.case_sensitive)
+            ):
+                count += live_rows(task)
             else:
-                open_tasks.append(task)
-        return count + _reader(self, projected=Schema()).count(open_tasks)
+                rest.append(task)
+        return count, rest
 
 
 class EncryptedIncrementalScan(IncrementalAppendScan):

@@ -111,44 +111,73 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
         """Plan the scan. Raises as ``EncryptedScan.plan_files``."""
         table = open_of_options(self._options)
         scan = scan_of(table, self._options)
-        tasks = scan.plan_files()
-        snapshot: Any = scan.snapshot()
-        if not tasks:
-            return [TablePartition(None, [])]
-        key, job_key = JobKey.under_kek_of(table.files.keys, snapshot.key_id)
-        job = _Job(
-            new_job_id(),
-            tuple(sorted(self._options.items())),
-            without_history(table.view().metadata),
-            as_stored(scan.projection()).model_dump_json(),
-            key,
-        )
-        sent: dict[Any, SentFile] = {}
-
-        def sealed(file: Any) -> SentFile:
-            if file not in sent:
-                sent[file] = SentFile.of(file, job_key)
-            return sent[file]
-
-        def sealed_task(task: FileScanTask, split: tuple[int, int] | None) -> SealedTask:
-            return SealedTask(sealed(task.file), [sealed(d) for d in task.delete_files], split)
-
-        part_size = opt.size(self._options, "partsize", PART_SIZE)
-        groups = grouped(_splits(tasks, part_size, counted=_counts_rows(scan)), part_size)
-        return [TablePartition(job, list(starmap(sealed_task, group))) for group in groups]
+        return planned(table, scan, self._options) or [TablePartition(None, [])]
 
     def read(self, partition: TablePartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task's files. Raises as ``TaskReader.batches``, and KmsError."""
-        job = partition.job
-        if job is None:
-            return
-        wanted = arrow_schema(self._schema)
-        reading = _reading(job)
-        for file, deletes, split in partition.tasks:
-            task = FileScanTask(file.open(reading.key), {d.open(reading.key) for d in deletes})
-            for batch in reading.reader.batches(task, split):
-                yield conform(batch, wanted)
+        yield from rows_of(partition, arrow_schema(self._schema))
         end_of_task()
+
+
+def planned(
+    table: EncryptedTable,
+    scan: EncryptedScan,
+    options: Mapping[str, str],
+    tasks: list[FileScanTask] | None = None,
+    projected: Schema | None = None,
+) -> list[TablePartition]:
+    """Return what each Spark task of a scan reads. ``tasks`` are those of the scan's files to read,
+    by default all; ``projected`` are the columns, by default the scan's. Raises as
+    ``EncryptedScan.plan_files``."""
+    tasks = scan.plan_files() if tasks is None else tasks
+    snapshot: Any = scan.snapshot()
+    if not tasks:
+        return []
+    key, job_key = JobKey.under_kek_of(table.files.keys, snapshot.key_id)
+    job = _Job(
+        new_job_id(),
+        tuple(sorted(options.items())),
+        without_history(table.view().metadata),
+        as_stored(scan.projection() if projected is None else projected).model_dump_json(),
+        key,
+    )
+    sent: dict[Any, SentFile] = {}
+
+    def sealed(file: Any) -> SentFile:
+        if file not in sent:
+            sent[file] = SentFile.of(file, job_key)
+        return sent[file]
+
+    def sealed_task(task: FileScanTask, split: tuple[int, int] | None) -> SealedTask:
+        return SealedTask(sealed(task.file), [sealed(d) for d in task.delete_files], split)
+
+    part_size = opt.size(options, "partsize", PART_SIZE)
+    groups = grouped(_splits(tasks, part_size, counted=_counts_rows(scan)), part_size)
+    return [TablePartition(job, list(starmap(sealed_task, group))) for group in groups]
+
+
+def rows_of(partition: TablePartition, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a partition in the columns ``wanted``, which Spark expects. Raises as
+    ``TaskReader.batches``, FormatError and KmsError."""
+    for reader, task, split in _opened(partition):
+        for batch in reader.batches(task, split):
+            yield conform(batch, wanted)
+
+
+def count_of(partition: TablePartition) -> int:
+    """Return the number of rows of a partition. Raises as ``TaskReader.count``, and KmsError."""
+    return sum(reader.count(task, split) for reader, task, split in _opened(partition))
+
+
+def _opened(
+    partition: TablePartition,
+) -> Iterator[tuple[TaskReader, FileScanTask, tuple[int, int] | None]]:
+    if partition.job is None:
+        return
+    reading = _reading(partition.job)
+    for file, deletes, split in partition.tasks:
+        task = FileScanTask(file.open(reading.key), {d.open(reading.key) for d in deletes})
+        yield reading.reader, task, split
 
 
 class _Reading(NamedTuple):
