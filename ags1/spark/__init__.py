@@ -17,7 +17,8 @@ Imports point down these floors only:
     jobs
     storage      where files lie: mounted folders, S3, other file systems of fsspec
     ledger       what became of each file, and its wrapped key
-    options  keys  paths  splits  workers  arrow_rows  iceberg_api
+    known_options
+    options  keys  paths  splits  workers  stream_failures  arrow_rows  iceberg_api
 
 This package itself imports neither PySpark nor Arrow, until one of the two functions is named.
 """

@@ -25,8 +25,8 @@ from ..iceberg.pyiceberg.expressions import parse_row_filter
 from ..iceberg.read.filters import bound_filter
 from ..iceberg.read.metadata import parse_metadata
 from ..iceberg.read.metadata_columns import filtered_schema
-from ..iceberg.read.records import ContentFile
-from ..iceberg.read.scan import EncryptedScan
+from ..iceberg.read.records import ADDED, ContentFile, ManifestEntry, read_entries
+from ..iceberg.read.scan import EncryptedIncrementalScan, EncryptedScan
 from ..iceberg.read.splits import splits_of
 from ..iceberg.read.tasks import TaskReader
 from ..iceberg.spec.column_types import as_stored, check_readable
@@ -36,10 +36,13 @@ from ..iceberg.storage.byte_meter import ByteMeter
 from ..iceberg.storage.output import TableOutput
 from ..iceberg.storage.table_files import TableFiles
 from ..iceberg.table import EncryptedTable, open_table
+from ..iceberg.transaction import EncryptedTransaction
 from ..iceberg.write.conversion import RowConversion
 from ..iceberg.write.data_files import write_rows
 from ..iceberg.write.executors import Done, Merged
 from ..iceberg.write.merging import Merge, Merger, OnRead, Part
+from ..iceberg.write.partition_replacement import SUMMARY as REPLACES_PARTITIONS
+from ..iceberg.write.partition_replacement import PartitionReplacement
 from ..iceberg.write.plan import WritePlan
 from ..iceberg.write.reencryption import new_location, rewrite_file
 from ..iceberg.write.snapshot import FileChange

@@ -10,7 +10,7 @@ case does not count. Spark adds ``path``, ``paths``, and for streams that are wr
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from . import options as opt
@@ -53,13 +53,22 @@ _SNAPSHOT = KnownOptions.of(
     "snapshot-id branch tag as-of-timestamp versionAsOf timestampAsOf "
     "start-snapshot-id end-snapshot-id"
 )
-_TABLE_OUTPUT = KnownOptions.of("branch", "snapshot-property.")
-_OVERWRITE = KnownOptions.of("overwrite-filter overwrite-mode partitionOverwriteMode")
+_TABLE_STREAM = KnownOptions.of(
+    "branch start-snapshot-id stream-from-timestamp streaming-skip-delete-snapshots "
+    "streaming-skip-overwrite-snapshots streaming-max-files-per-micro-batch "
+    "streaming-max-rows-per-micro-batch streaming-max-bytes-per-micro-batch"
+)
+_TABLE_OUTPUT = KnownOptions.of("branch")
+_TABLE_WRITE = KnownOptions.of(
+    "overwrite-filter overwrite-mode partitionOverwriteMode", "snapshot-property."
+)
 
 #: The options of "ags1-iceberg".
 TABLES: Source = {
     READ: _TABLE | _TABLE_ROWS | _SNAPSHOT,
-    WRITE: _TABLE | _TABLE_OUTPUT | _OVERWRITE,
+    WRITE: _TABLE | _TABLE_OUTPUT | _TABLE_WRITE,
+    STREAM_READ: _TABLE | _TABLE_ROWS | _TABLE_STREAM,
+    STREAM_WRITE: _TABLE | _TABLE_OUTPUT | _SINK,
 }
 
 _FILES = _KMS | KnownOptions.of("inner ledger")
@@ -91,8 +100,10 @@ def of_files(inner: str) -> Source:
     }
 
 
-def check(options: Iterable[str], source: Source, *directions: str) -> None:
-    """Raise ValueError for an option that a source does not know in any of the directions."""
+def check(options: Mapping[str, str], source: Source, *directions: str) -> None:
+    """Raise ValueError for an option that a source does not know in any of the directions, and if
+    nothing is named to read from or to write to."""
+    _refuse_catalog_entry(options)
     allowed = [source[direction] for direction in directions]
     for given in options:
         name = given.lower()
@@ -108,3 +119,14 @@ def check(options: Iterable[str], source: Source, *directions: str) -> None:
             raise ValueError(f"the option {given!r} is not known: did you mean {names[near[0]]!r}?")
         every = ", ".join(sorted(names.values(), key=str.lower))
         raise ValueError(f"the option {given!r} is not known: leave it out. Known are {every}")
+
+
+def _refuse_catalog_entry(options: Mapping[str, str]) -> None:
+    # CREATE TABLE hands over these properties. Who uses the table later hands over no options.
+    is_new_entry = options.keys() >= {"owner", "provider"}
+    if is_new_entry or not (options.get("path") or options.get("paths")):
+        raise ValueError(
+            "no table or folder is named: pass it to load(), save() or start(). If this is a table "
+            "of Spark's catalog (CREATE TABLE ... USING, saveAsTable): Spark does not hand such a "
+            "table's options to a data source, so use CREATE TEMPORARY VIEW ... USING instead"
+        )

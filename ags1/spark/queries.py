@@ -23,8 +23,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 from . import known_options as known
 from . import options as opt
 from .arrow_rows import arrow_schema, spark_schema
-from .iceberg_api import EncryptedScan, EncryptedTable, as_stored
-from .iceberg_source.reader import TablePartition, count_of, planned, rows_of, scan_of
+from .iceberg_api import as_stored
+from .iceberg_source.reader import TablePartition, count_of, partitions_of, rows_of, scan_of
 from .tables.access import open_of_options
 from .workers import end_of_task
 
@@ -57,12 +57,13 @@ def read_table(
     column, snapshot or branch that is not known.
     """
     given = _options(table, options, columns, where, snapshot, branch)
-    opened, scan = _scan(given)
+    opened = open_of_options(given)
+    scan = scan_of(opened, given)
     schema = spark_schema(schema_to_pyarrow(as_stored(scan.projection()), include_field_ids=False))
     tasks = scan.plan_files()
     rows = sum(task.file.record_count for task in tasks)
     wanted = arrow_schema(schema)
-    parts = planned(opened, scan, given, tasks)
+    parts = partitions_of(opened, given, scan, tasks) if tasks else []
     return _frame(spark, parts, rows, lambda part: rows_of(part, wanted), schema)
 
 
@@ -82,13 +83,15 @@ def count(
     None. The arguments and errors are those of ``read_table``.
     """
     given = _options(table, options, None, where, snapshot, branch)
-    opened, scan = _scan(given)
+    opened = open_of_options(given)
+    scan = scan_of(opened, given)
     if spark is None:
-        return scan.count()
+        whole: int = scan.count()
+        return whole
     known_rows, tasks = scan.count_by_manifests()
     if not tasks:
         return known_rows
-    parts = planned(opened, scan, given, tasks, projected=Schema())
+    parts = partitions_of(opened, given, scan, tasks, Schema())
     wanted = arrow_schema(_COUNT)
 
     def counted(part: TablePartition) -> Iterator[pa.RecordBatch]:
@@ -134,11 +137,6 @@ def _joined(columns: Iterable[str]) -> str:
     if wrong := [name for name in names if "," in name]:
         raise ValueError(f"the column {wrong[0]!r} has a comma in its name: select it with Spark")
     return ",".join(names)
-
-
-def _scan(options: Mapping[str, str]) -> tuple[EncryptedTable, EncryptedScan]:
-    opened = open_of_options(options)
-    return opened, scan_of(opened, options)
 
 
 def _frame(

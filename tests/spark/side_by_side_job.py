@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,72 @@ def main(folder: Path) -> dict[str, Any]:
         said["shared by java"] = spark.table(shared).orderBy("id").toJSON().collect()
         said["shared by us"] = ours.load("db.shared").orderBy("id").toJSON().collect()
         said["snapshots"] = spark.table(f"{shared}.snapshots").count()
+        said |= compared(tables, catalog, lake, folder)
     said["shared, expected"] = frame.where("id % 10 <> 4").orderBy("id").toJSON().collect()
     tables.stop()
+    return said
+
+
+def compared(
+    tables: SparkTables, catalog: str, lake: dict[str, str], folder: Path
+) -> dict[str, list[Any]]:
+    """Return what Java and we make of the same options: of time travel, of appended rows, and of
+    overwrites of equal tables, each as a pair."""
+    spark = tables.session
+    shared = f"{catalog}.db.shared"
+    snapshots = spark.table(f"{shared}.snapshots").orderBy("committed_at").collect()
+    ids = [str(row.snapshot_id) for row in snapshots]
+    tables.sql(f"ALTER TABLE {shared} CREATE TAG early AS OF VERSION {ids[1]}")
+    at = spark.sql(
+        f"SELECT unix_millis(committed_at) AS at FROM {shared}.snapshots "
+        f"WHERE snapshot_id = {ids[1]}"
+    ).first()["at"]
+    said: dict[str, list[Any]] = {}
+
+    def read(options: dict[str, str]) -> None:
+        java_s = spark.read.format("iceberg").options(**options).load(shared)
+        ours = spark.read.format("ags1-iceberg").options(**lake, key="keyA", **options)
+        both = [java_s, ours.load("db.shared")]
+        rows = [sorted(row.id for row in frame.collect()) for frame in both]
+        said[f"read {options}"] = rows
+
+    read({"tag": "early"})
+    read({"versionAsOf": "early"})
+    read({"versionAsOf": ids[0]})
+    read({"as-of-timestamp": str(at)})
+    read({"as-of-timestamp": str(at - 1)})
+    read({"timestampAsOf": datetime.fromtimestamp(at / 1000, timezone.utc).isoformat(" ")})
+    read({"start-snapshot-id": ids[0]})
+    read({"start-snapshot-id": ids[0], "end-snapshot-id": ids[1]})
+
+    java_s, ours = f"{catalog}.db.java_over", f"{catalog}.db.ours_over"
+    for table in (java_s, ours):
+        tables.create(
+            table,
+            "id bigint, name string, at timestamp",
+            folder / table.rpartition(".")[2],
+            # This metastore is of Hive 2, and has no tables for locks.
+            **{"engine.hive.lock-enabled": "false", "write.delete.mode": "merge-on-read"},
+        )
+        tables.sql(f"INSERT INTO {table} SELECT id, name, at FROM {shared} WHERE id < 20")
+        tables.sql(f"ALTER TABLE {table} ADD PARTITION FIELD bucket(4, id)")
+        tables.sql(f"INSERT INTO {table} SELECT id, name, at FROM {shared} WHERE id >= 20")
+        tables.sql(f"DELETE FROM {table} WHERE id % 7 = 3")
+    new = spark.table(shared).where("id = 101 or id = 208").selectExpr("id", "'new' name", "at")
+    options = {"overwrite-mode": "dynamic"}
+    new.write.format("iceberg").options(**options).mode("overwrite").save(java_s)
+    writer = new.write.format("ags1-iceberg").options(**lake, **options).mode("overwrite")
+    writer.save("db.ours_over")
+    spark.catalog.refreshTable(ours)
+    said["overwritten"] = [
+        spark.table(table).orderBy("id").toJSON().collect() for table in (java_s, ours)
+    ]
+    last = "SELECT operation, summary FROM {}.snapshots ORDER BY committed_at DESC LIMIT 1"
+    rows = [spark.sql(last.format(table)).first() for table in (java_s, ours)]
+    counted = ("replace-partitions", "deleted-data-files", "deleted-records", "total-records")
+    said["overwritten, summary"] = [
+        [row.operation, *(row.summary.get(name) for name in counted)] for row in rows
+    ]
     return said
 
 

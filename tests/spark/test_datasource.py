@@ -606,7 +606,8 @@ def test_what_is_written_is_read_by_others_and_by_us(
     folder = tmp_path / "written"
 
     writer = frame.write.format("ags1").option("keyring", str(keyring)).option("key", "other")
-    writer.options(inner=inner, header="true").mode("append").save(str(folder))
+    header = {"header": "true"} if inner == "csv" else {}
+    writer.options(inner=inner, **header).mode("append").save(str(folder))
 
     names = sorted(path.name for path in folder.iterdir())
     assert len(names) == 4
@@ -623,10 +624,9 @@ def test_what_is_written_is_read_by_others_and_by_us(
         assert records[0]["point"]["y"] == "z"
     else:
         # What Spark's reader makes of times without being told is another matter.
-        options = {"header": "true"} if inner == "csv" else {}
-        theirs = spark.read.format(inner).schema(frame.schema).load(str(plain), **options)
+        theirs = spark.read.format(inner).schema(frame.schema).load(str(plain), **header)
         assert rows(theirs) == rows(frame)
-    ours = source(folder, inner=inner, header="true")
+    ours = source(folder, inner=inner, **header)
     key = "value" if inner == "text" else "text"
     assert rows(ours.select(key)) == rows(frame.select(key))
     if inner in ("avro", "parquet"):

@@ -23,6 +23,7 @@ from ...layout import encrypted_size
 from .. import known_options as known
 from .. import options as opt
 from ..arrow_rows import spark_schema
+from ..stream_failures import or_failed
 from .encrypted_files import open_whole
 from .format_readers import inner_format
 from .reader import FilesReader, find_files
@@ -64,8 +65,11 @@ class Ags1DataSource(DataSource):  # type: ignore[misc]  # PySpark's types are n
         return FilesWriter(dict(self.options), schema, overwrite=overwrite)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        self._check(known.STREAM_READ)
-        return LedgerStreamReader(dict(self.options), schema)
+        def make() -> DataSourceStreamReader:
+            self._check(known.STREAM_READ)
+            return LedgerStreamReader(dict(self.options), schema)
+
+        return or_failed(make)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         # Here, not at the top: PySpark has this from 4.1 on.

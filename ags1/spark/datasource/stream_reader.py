@@ -54,7 +54,7 @@ class LedgerStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type:
         if self._start not in (_EARLIEST, _LATEST):
             raise ValueError(f"the option 'startingOffsets' has to be {_EARLIEST!r} or {_LATEST!r}")
         self._look = list_if_there if opt.flag(options, "ignoremissingfiles") else list_file
-        self._most_files = _count(options, "maxfilespertrigger")
+        self._most_files = opt.count(options, "maxfilespertrigger")
         if self._most_files and _limits is None:
             raise NotImplementedError("'maxFilesPerTrigger' needs PySpark 4.2: leave it out")
         self._last: int | None = None  # the end of a query that takes only what exists now
@@ -154,12 +154,3 @@ def _leave_out(rows: dict[str, Row], newer: list[Row]) -> None:
     for row in newer:
         if row.operation == ENCRYPT and row.status in (DONE, REMOVED):
             rows.pop(row.target, None)
-
-
-def _count(options: Mapping[str, str], name: str) -> int | None:
-    text = options.get(name)
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError(f"the option {name!r} has to be a number above 0, not {text!r}")
-    return int(text)

@@ -9,9 +9,10 @@ does not have::
 The driver opens the manifests and plans the scan; a task reads some data files, or a part of one,
 and applies their deletes. Options to read: ``filter`` (a row filter as PyIceberg parses it),
 ``columns`` (names separated by commas, ``*`` for all of the table's; metadata columns such as
-``_file`` if they are named), ``snapshot-id`` or ``branch`` (or a tag), ``partSize`` (the stored
-bytes that a task reads, 64m), and those of ``tables.access``. Spark's filters are not pushed down,
-see ``datasource``. For writing see ``writer``.
+``_file`` if they are named), those that name a snapshot (see ``snapshots``), ``partSize`` (the
+stored bytes that a task reads, 64m), and those of ``tables.access``. A frame reads the snapshot
+that was current when it was made. Spark's filters are not pushed down, see ``datasource``. For
+writing see ``writer``, for all options ``known_options``.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from __future__ import annotations
 from typing import Any
 
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
 from .. import known_options as known
 from .. import options as opt
 from ..arrow_rows import spark_schema
 from ..iceberg_api import as_stored
+from ..stream_failures import or_failed
 from ..tables.access import open_of_options
 from .reader import TableReader, scan_of
+from .snapshots import Pin, pin_of
+from .stream_reader import TableStreamReader
 from .writer import TableWriter
 
 NAME = "ags1-iceberg"
@@ -39,7 +43,10 @@ def register(spark: Any) -> None:
 
 
 class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's types are not read
-    """The data source; see the package."""
+    """The data source; see the package. Spark makes one for each frame, and pickles it with what
+    ``schema`` has found."""
+
+    _pin: Pin | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -48,17 +55,33 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
     def schema(self) -> StructType:
         """Return the columns of the table or the snapshot. Raises as ``open_of_options``, and
         ValueError for a column or snapshot that does not exist."""
-        self._check(known.READ)
-        projected = scan_of(open_of_options(self.options), self.options).projection()
+        self._check(known.READ, known.STREAM_READ)
+        table = open_of_options(self.options)
+        self._pin = pin_of(table, self.options)
+        projected = scan_of(table, self.options, self._pin).projection()
         return spark_schema(schema_to_pyarrow(as_stored(projected), include_field_ids=False))
 
     def reader(self, schema: StructType) -> TableReader:
         self._check(known.READ)
-        return TableReader(dict(self.options), schema)
+        return TableReader(dict(self.options), schema, self._pin)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        def make() -> DataSourceStreamReader:
+            self._check(known.STREAM_READ)
+            return TableStreamReader(dict(self.options), schema)
+
+        return or_failed(make)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         self._check(known.WRITE)
         return TableWriter(dict(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        # Here, not at the top: PySpark has this from 4.1 on.
+        from .stream_writer import TableStreamWriter
+
+        self._check(known.STREAM_WRITE)
+        return TableStreamWriter(dict(self.options), schema, overwrite=overwrite)
 
     def _check(self, *directions: str) -> None:
         """Raise KmsConfigurationError for an option that is a secret, and ValueError for one that

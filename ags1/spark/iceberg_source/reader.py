@@ -11,9 +11,10 @@ from itertools import starmap
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
+from pyparsing import ParseException
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -23,6 +24,7 @@ from ..arrow_rows import arrow_schema, conform
 from ..iceberg_api import (
     POSITION_ID,
     ROW_ID,
+    EncryptedIncrementalScan,
     EncryptedScan,
     EncryptedTable,
     TaskReader,
@@ -44,31 +46,47 @@ from ..tables.access import (
     without_history,
 )
 from ..workers import end_of_task
+from .snapshots import Pin, pin_of
 
 
-def scan_of(table: EncryptedTable, options: Mapping[str, str]) -> EncryptedScan:
-    """Return the scan that the options describe. Raises ValueError, also for a column that does
-    not exist, and UnsupportedTypeError."""
-    snapshot_id: int | None = None
-    if text := options.get("snapshot-id"):
-        snapshot_id = int(text)
-        if table.snapshot_by_id(snapshot_id) is None:
-            raise ValueError(f"the table has no snapshot {snapshot_id}: correct 'snapshot-id'")
-    if branch := options.get("branch"):
-        if snapshot_id is not None:
-            said = "the options 'snapshot-id' and 'branch' exclude each other: leave one out"
-            raise ValueError(said)
-        snapshot = table.snapshot_by_name(branch)
-        if snapshot is None:
-            raise ValueError(f"the table has no branch or tag {branch!r}: correct 'branch'")
-        snapshot_id = snapshot.snapshot_id
-    scan = table.scan(
-        row_filter=options.get("filter") or AlwaysTrue(),
-        selected_fields=tuple(opt.names(options.get("columns"))) or ("*",),
-        snapshot_id=snapshot_id,
-    )
+def scan_of(
+    table: EncryptedTable, options: Mapping[str, str], pin: Pin | None = None
+) -> EncryptedScan | EncryptedIncrementalScan:
+    """Return the scan that the options describe, of the version ``pin``; by default, of the one
+    that the options name. Raises ValueError, also for a column or a version that does not exist,
+    and UnsupportedTypeError."""
+    pin = pin or pin_of(table, options)
+    pin.check(table)
+    row_filter = row_filter_of(options)
+    columns = tuple(opt.names(options.get("columns"))) or ("*",)
+    scan: EncryptedScan | EncryptedIncrementalScan
+    if pin.start is not None:
+        scan = table.incremental_append_scan(
+            from_snapshot_id_exclusive=pin.start,
+            to_snapshot_id_inclusive=pin.snapshot_id,
+            row_filter=row_filter,
+            selected_fields=columns,
+        )
+    else:
+        chosen = pin.snapshot_id if pin.is_chosen else None
+        scan = table.scan(row_filter, columns, snapshot_id=chosen)
+    version = {"current_snapshot_id": pin.snapshot_id, "current_schema_id": pin.schema_id}
+    scan = scan.update(table_metadata=scan.table_metadata.model_copy(update=version))
     check_readable(scan.projection(), "give the option 'columns'")
     return scan
+
+
+def row_filter_of(options: Mapping[str, str], name: str = "filter") -> BooleanExpression:
+    """Return the row filter of an option; without it, all rows match. Raises ValueError."""
+    text = options.get(name)
+    try:
+        return parse_row_filter(text or AlwaysTrue())
+    except ParseException as error:
+        # PyIceberg's own message is its grammar.
+        raise ValueError(
+            f"the option {name!r} cannot be read from {error.line[error.loc :][:40]!r} on: write "
+            "comparisons with and, or, not, as in \"day = '2026-01-31' and (id < 5 or id is null)\""
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,46 +117,27 @@ class TablePartition(InputPartition):  # type: ignore[misc]
         self.tasks = tasks
 
 
-class TableReader(DataSourceReader):  # type: ignore[misc]
-    """Reads an encrypted table. Its pickle has wrapped keys only."""
-
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        opt.refuse_secrets(options)
-        self._options = dict(options)
-        self._schema = schema
-
-    def partitions(self) -> list[TablePartition]:
-        """Plan the scan. Raises as ``EncryptedScan.plan_files``."""
-        table = open_of_options(self._options)
-        scan = scan_of(table, self._options)
-        return planned(table, scan, self._options) or [TablePartition(None, [])]
-
-    def read(self, partition: TablePartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a task's files. Raises as ``TaskReader.batches``, and KmsError."""
-        yield from rows_of(partition, arrow_schema(self._schema))
-        end_of_task()
-
-
-def planned(
+def partitions_of(
     table: EncryptedTable,
-    scan: EncryptedScan,
     options: Mapping[str, str],
-    tasks: list[FileScanTask] | None = None,
+    scan: EncryptedScan | EncryptedIncrementalScan,
+    tasks: list[FileScanTask],
     projected: Schema | None = None,
 ) -> list[TablePartition]:
-    """Return what each Spark task of a scan reads. ``tasks`` are those of the scan's files to read,
-    by default all; ``projected`` are the columns, by default the scan's. Raises as
-    ``EncryptedScan.plan_files``."""
-    tasks = scan.plan_files() if tasks is None else tasks
-    snapshot: Any = scan.snapshot()
-    if not tasks:
-        return []
+    """Divide the tasks of a scan, of which there must be some, among Spark's. ``projected`` are the
+    columns to read, by default the scan's. Raises KmsError."""
+    snapshot: Any = scan.table_metadata.current_snapshot()
+    if isinstance(scan, EncryptedScan):
+        snapshot = scan.snapshot()
     key, job_key = JobKey.under_kek_of(table.files.keys, snapshot.key_id)
+    projected = as_stored(scan.projection()) if projected is None else projected
+    metadata = without_history(table.view().metadata)
+    metadata["current-schema-id"] = scan.table_metadata.current_schema_id
     job = _Job(
         new_job_id(),
         tuple(sorted(options.items())),
-        without_history(table.view().metadata),
-        as_stored(scan.projection() if projected is None else projected).model_dump_json(),
+        metadata,
+        projected.model_dump_json(),
         key,
     )
     sent: dict[Any, SentFile] = {}
@@ -152,8 +151,36 @@ def planned(
         return SealedTask(sealed(task.file), [sealed(d) for d in task.delete_files], split)
 
     part_size = opt.size(options, "partsize", PART_SIZE)
-    groups = grouped(_splits(tasks, part_size, counted=_counts_rows(scan)), part_size)
+    counted = _counts_rows(projected, scan)
+    groups = grouped(_splits(tasks, part_size, counted=counted), part_size)
     return [TablePartition(job, list(starmap(sealed_task, group))) for group in groups]
+
+
+class TableReader(DataSourceReader):  # type: ignore[misc]
+    """Reads the version ``pin`` of an encrypted table; by default, the one that the options name
+    when the scan is planned. Its pickle has wrapped keys only."""
+
+    def __init__(
+        self, options: Mapping[str, str], schema: StructType, pin: Pin | None = None
+    ) -> None:
+        opt.refuse_secrets(options)
+        self._pin = pin
+        self._options = dict(options)
+        self._schema = schema
+
+    def partitions(self) -> list[TablePartition]:
+        """Plan the scan. Raises as ``EncryptedScan.plan_files``."""
+        table = open_of_options(self._options)
+        scan = scan_of(table, self._options, self._pin)
+        tasks = scan.plan_files()
+        if not tasks:
+            return [TablePartition(None, [])]
+        return partitions_of(table, self._options, scan, tasks)
+
+    def read(self, partition: TablePartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a task's files. Raises as ``TaskReader.batches``, and KmsError."""
+        yield from rows_of(partition, arrow_schema(self._schema))
+        end_of_task()
 
 
 def rows_of(partition: TablePartition, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -191,8 +218,7 @@ def _reading(job: _Job) -> _Reading:
     tasks are read once."""
     table = table_of_process(job.job_id, job.options)
     metadata = parse_metadata(job.metadata)
-    asked = parse_row_filter(dict(job.options).get("filter") or AlwaysTrue())
-    bound = bound_filter(asked, metadata.schema())
+    bound = bound_filter(row_filter_of(dict(job.options)), metadata.schema())
     projected = Schema.model_validate_json(job.projected)
     reader = TaskReader(table.files, metadata, projected, bound)
     return _Reading(reader, job.key.open(table.files.keys.cache))
@@ -201,9 +227,9 @@ def _reading(job: _Job) -> _Reading:
 _Split = tuple[FileScanTask, "tuple[int, int] | None"]
 
 
-def _counts_rows(scan: EncryptedScan) -> bool:
+def _counts_rows(projected: Schema, scan: EncryptedScan | EncryptedIncrementalScan) -> bool:
     """Return whether a scan asks for the rows' positions in their files."""
-    asked = filtered_schema(scan.projection(), scan.row_filter).field_ids
+    asked = filtered_schema(projected, scan.row_filter).field_ids
     return not asked.isdisjoint((POSITION_ID, ROW_ID))
 
 

@@ -1,7 +1,12 @@
 """Writes encrypted tables from Spark: tasks write the files, and the driver makes one commit.
 
 ``mode("append")`` adds the rows. ``mode("overwrite")`` replaces all rows, or those for which the
-option ``overwrite-filter`` is true. Either makes one snapshot, on ``branch`` if it is given. Each
+option ``overwrite-filter`` is true, or the partitions that the new rows belong to, if
+``overwrite-mode`` (Iceberg's name) or ``partitionOverwriteMode`` (Spark's) is ``dynamic``. Without
+any of these options, Spark's setting ``spark.sql.sources.partitionOverwriteMode`` decides for a
+partitioned table, as for Spark's own sources; in Iceberg's Spark runtime it decides for ``INSERT
+OVERWRITE`` alone. Each makes one snapshot, on ``branch`` if it is given, with the properties
+``snapshot-property.<name>`` in its summary. A dynamic overwrite without rows makes none. Each
 attempt makes keys of its own for its files, and sends them to the driver wrapped under a key of the
 job. If a task fails for good, the job's files are deleted. If the outcome of a commit is unknown,
 its files are kept, because they may belong to the table. If a job succeeds, the files of its killed
@@ -14,12 +19,14 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.exceptions import NoSuchTableError
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -28,13 +35,16 @@ from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..iceberg_api import (
     MAIN_BRANCH,
+    REPLACES_PARTITIONS,
     ContentFile,
+    EncryptedTable,
+    EncryptedTransaction,
     FileChange,
+    PartitionReplacement,
     SnapshotStep,
     TableOutput,
     TableView,
     WritePlan,
-    parse_row_filter,
     write_rows,
 )
 from ..tables.access import (
@@ -47,25 +57,67 @@ from ..tables.access import (
     without_history,
 )
 from ..workers import end_of_task
+from .reader import row_filter_of
 
 _log = logging.getLogger(__name__)
+
+_STATIC, _DYNAMIC = "static", "dynamic"
+_MODE_OPTIONS = ("overwrite-mode", "partitionoverwritemode")
+_SESSION_S_MODE = "spark.sql.sources.partitionOverwriteMode"
+_SNAPSHOT_PROPERTY = "snapshot-property."
 
 
 @dataclass
 class WrittenFiles(WriterCommitMessage):  # type: ignore[misc]  # PySpark's types are not read
-    """What a task has written."""
+    """What a task has written. ``session_s_mode`` is what Spark's session says of overwrites."""
 
     files: list[SentRecord]
+    session_s_mode: str
+
+
+def write_task(
+    table: EncryptedTable,
+    metadata: dict[str, Any],
+    batches: Iterator[pa.RecordBatch],
+    write_uuid: UUID,
+    key: JobKey,
+) -> list[SentRecord]:
+    """Write a task's rows as new files of a table with this metadata. The files' names contain
+    ``write_uuid``, and their keys are wrapped under ``key``. Raises as ``write_rows``, and then
+    leaves no file."""
+    view = TableView(metadata, table.files)
+    # One thread: Spark runs a task on each core.
+    records = write_rows(view, batches, table.output(), write_uuid=write_uuid, threads=1)
+    job = key.open(table.files.keys.cache)
+    end_of_task()
+    return [SentRecord.of_new(record, SENT_FIELDS, job) for record in records]
+
+
+def taken_over(
+    transaction: EncryptedTransaction,
+    table: EncryptedTable,
+    files: list[SentRecord],
+    key: JobKey,
+) -> list[ContentFile]:
+    """Return the files that tasks have written. If the transaction fails, it deletes them. Raises
+    KmsError, AuthenticationError."""
+    for file in files:
+        transaction.output.note(file.path)
+    job = key.open(table.files.keys.cache)
+    return [ContentFile.of(**file.fields_with_key(job)) for file in files]
 
 
 class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """Writes rows to an encrypted table. Its pickle has wrapped keys only. Raises, before any task
-    begins, as ``open_of_options``, and ValueError if the columns do not fit the table's."""
+    begins, as ``open_of_options``, and ValueError for invalid options or if the columns do not fit
+    the table's."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         super().__init__()
         opt.refuse_secrets(options)
-        table = open_of_options(options)
+        self._mode = _overwrite_mode(options, overwrite=overwrite)
+        row_filter_of(options, "overwrite-filter")
+        table = _existing(options)
         table.output()  # raises if the table cannot be written to
         self._options = tuple(sorted(options.items()))
         self._arrow = arrow_schema(schema)
@@ -74,20 +126,16 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         # All tasks write by one schema and partitioning, whatever other writers commit.
         self._metadata = without_history(table.view().metadata)
         WritePlan(self._metadata).conversion(self._arrow)
+        self._is_partitioned = bool(table.spec().fields)
         self._key = JobKey.by_kms(table.files.keys)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
         """Write a task's rows as new files. Raises as ``write_rows``, and then leaves no file."""
         table = table_of_process(self._job_id, self._options)
-        view = TableView(self._metadata, table.files)
-        # Spark's timestamps with a zone are instants, whatever the session's zone.
         batches = (conform(batch, self._arrow) for batch in iterator)
-        # One thread: Spark runs a task on each core.
         uuid = UUID(self._job_id)
-        records = write_rows(view, batches, table.output(), write_uuid=uuid, threads=1)
-        job = self._key.open(table.files.keys.cache)
-        end_of_task()
-        return WrittenFiles([SentRecord.of_new(record, SENT_FIELDS, job) for record in records])
+        sent = write_task(table, self._metadata, batches, uuid, self._key)
+        return WrittenFiles(sent, _session_s_mode())
 
     def commit(self, messages: list[WrittenFiles | None]) -> None:
         """Commit what all tasks have written as one snapshot. Raises as ``open_of_options`` and
@@ -104,21 +152,54 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             raise
         # The transaction deletes its files if they certainly do not belong to the table.
         with transaction:
-            files = _files_of(messages)
-            for file in files:
-                transaction.output.note(file.path)
-            job = self._key.open(table.files.keys.cache)
-            added = [ContentFile.of(**file.fields_with_key(job)) for file in files]
-            row_filter = parse_row_filter(options.get("overwrite-filter") or AlwaysTrue())
+            added = taken_over(transaction, table, files_of(messages), self._key)
+            if self._is_dynamic(messages):
+                if added:
+                    replacement = PartitionReplacement(added)
+                    self._stage(transaction, replacement.change, replacement.recheck)
+                return
+            row_filter = row_filter_of(options, "overwrite-filter")
 
             def change(view: TableView) -> FileChange:
                 if not self._overwrite:
                     return FileChange(added=added)
                 return transaction.deleting(view, row_filter, True, added)
 
-            branch = options.get("branch") or MAIN_BRANCH
-            step = SnapshotStep(transaction.output, change, {}, branch, always=True)
-            transaction.stage_step(step)
+            self._stage(transaction, change)
+
+    def _stage(
+        self,
+        transaction: EncryptedTransaction,
+        change: Callable[[TableView], FileChange],
+        recheck: Callable[[TableView], None] | None = None,
+    ) -> None:
+        options = dict(self._options)
+        properties = {
+            name.removeprefix(_SNAPSHOT_PROPERTY): value
+            for name, value in self._options
+            if name.startswith(_SNAPSHOT_PROPERTY)
+        }
+        if recheck is not None:
+            properties |= REPLACES_PARTITIONS
+        branch = options.get("branch") or MAIN_BRANCH
+        output = transaction.output
+        step = SnapshotStep(output, change, properties, branch, always=True, recheck=recheck)
+        transaction.stage_step(step)
+
+    def _is_dynamic(self, messages: list[WrittenFiles | None]) -> bool:
+        """Whether the partitions of the new rows are replaced. Raises ValueError if the session
+        decides, and no task could tell what it says."""
+        if self._mode is not None or not self._overwrite:
+            return self._mode == _DYNAMIC
+        if not self._is_partitioned:
+            return False
+        said = {message.session_s_mode for message in messages if message is not None}
+        if not said:
+            raise ValueError(
+                "no task has run, so it is not known whether the session overwrites partitions "
+                "dynamically: give the option 'overwrite-mode', static or dynamic"
+            )
+        return _DYNAMIC in said
 
     def abort(self, messages: list[WrittenFiles | None]) -> None:
         """Delete what was written, also by tasks that died before they could report. If all tasks
@@ -128,7 +209,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             return
         table = open_of_options(dict(self._options))
         output = TableOutput(table.files.inner)
-        output.discard([file.path for file in _files_of(messages)])
+        output.discard([file.path for file in files_of(messages)])
         folder = TableView(self._metadata, table.files).locations.data_path
         listed = output.listed(folder)
         if listed is None:
@@ -150,5 +231,39 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return is_ours
 
 
-def _files_of(messages: list[WrittenFiles | None]) -> list[SentRecord]:
+def _existing(options: Mapping[str, str]) -> EncryptedTable:
+    try:
+        return open_of_options(options)
+    except NoSuchTableError as error:
+        # As in Java's runtime: neither an append nor an overwrite creates a table.
+        raise NoSuchTableError(
+            f"{error}: create it with create_table() of ags1.iceberg.load_catalog(), whose "
+            "properties name its key, and write again"
+        ) from None
+
+
+def _overwrite_mode(options: Mapping[str, str], *, overwrite: bool) -> str | None:
+    """Return what the options say of overwrites: static, dynamic, or None for nothing. A filter is
+    static. Raises ValueError."""
+    given = {name: options[name].lower() for name in _MODE_OPTIONS if options.get(name)}
+    if options.get("overwrite-filter"):
+        given["overwrite-filter"] = _STATIC
+    for name, mode in given.items():
+        if not overwrite:
+            raise ValueError(f"the option {name!r} is only for mode('overwrite'): leave it out")
+        if mode not in (_STATIC, _DYNAMIC):
+            raise ValueError(f"the option {name!r} has to be 'static' or 'dynamic', not {mode!r}")
+    if len(set(given.values())) > 1:
+        raise ValueError(f"the options {' and '.join(given)} contradict each other: leave one out")
+    return next(iter(given.values()), None)
+
+
+def _session_s_mode() -> str:
+    """Return what Spark's session says of overwrites. Spark tells it to tasks only."""
+    context = TaskContext.get()
+    said = context and context.getLocalProperty(_SESSION_S_MODE)
+    return (said or _STATIC).lower()
+
+
+def files_of(messages: Sequence[WrittenFiles | None]) -> list[SentRecord]:
     return [file for message in messages if message is not None for file in message.files]

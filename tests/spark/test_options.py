@@ -1,0 +1,464 @@
+"""Options of the data sources: refused if they are not known, and never passed over. The snapshot
+that a frame reads, and the partitions that a write replaces."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+import time
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyiceberg.exceptions import NoSuchTableError, ValidationException
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
+from pyiceberg.types import LongType, StringType
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from ags1.iceberg.table import EncryptedTable
+from ags1.spark.arrow_rows import spark_schema
+from ags1.spark.datasource import Ags1DataSource
+from ags1.spark.iceberg_source import Ags1IcebergDataSource
+
+from .test_iceberg_source import catalog, iceberg, ids, options, reading, some_rows, table_of
+
+__all__ = ["catalog", "iceberg", "options"]
+
+_ROWS = spark_schema(some_rows(0, 1).schema)
+_ROWS["id"].nullable = False
+_PARTITIONS = PartitionSpec(
+    PartitionField(2, 1000, IdentityTransform(), "region"),
+    PartitionField(3, 1001, DayTransform(), "day"),
+    PartitionField(1, 1002, BucketTransform(2), "bucket"),
+)
+
+
+def source(kind: Any, options: dict[str, str], **more: str) -> Any:
+    """A source as Spark makes it."""
+    given = CaseInsensitiveDict()
+    for name, value in (options | more).items():
+        given[name] = value
+    return kind(given)
+
+
+class Frame:
+    """A frame of the table, as Spark makes it, without Spark: the source is pickled with what it
+    found when the frame was made."""
+
+    def __init__(self, options: dict[str, str], **more: str) -> None:
+        made = source(Ags1IcebergDataSource, options, path="db.t", **more)
+        self.schema = made.schema()
+        self._pickled = pickle.dumps(made)
+
+    def ids(self) -> list[int]:
+        """Run the frame."""
+        reader = pickle.loads(self._pickled).reader(self.schema)
+        parts, reader = pickle.loads(pickle.dumps((reader.partitions(), reader)))
+        return sorted(n for part in parts for b in reader.read(part) for n in b["id"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"fliter": "id = 1"}, "the option 'fliter' is not known: did you mean 'filter'"),
+        ({"SnapshotID": "1"}, "'snapshotid' is not known: did you mean 'snapshot-id'"),
+        ({"as-of-timestmap": "1"}, "did you mean 'as-of-timestamp'"),
+        ({"partsizes": "1"}, "did you mean 'partSize'"),
+        ({"mergeSchema": "true"}, "'mergeschema' is not known: leave it out. Known are as-of-"),
+        ({"overwrite-mode": "dynamic"}, "'overwrite-mode' is only for writing"),
+    ],
+)
+def test_an_unknown_option_of_a_table_is_refused(given: dict[str, str], message: str) -> None:
+    for make in (lambda made: made.schema(), lambda made: made.reader(_ROWS)):
+        with pytest.raises(ValueError, match=message):
+            make(source(Ags1IcebergDataSource, {"path": "db.t"} | given))
+
+
+@pytest.mark.parametrize(
+    "name", ["fliter", "overwrite-fliter", "filter", "snapshot-id", "partSize"]
+)
+def test_a_write_to_a_table_takes_options_of_writes_alone(name: str) -> None:
+    with pytest.raises(ValueError, match=f"the option '{name.lower()}' is (not known|only for)"):
+        source(Ags1IcebergDataSource, {"path": "db.t", name: "1"}).writer(_ROWS, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"colums": "a"}, "'colums' is not known: did you mean 'columns'"),
+        (
+            {"inner": "parquet", "header": "true"},
+            "'header' is only for reading csv and writing csv",
+        ),
+        ({"compression": "zstd"}, "'compression' is only for writing parquet and writing avro"),
+        ({"startingOffsets": "latest"}, "'startingoffsets' is only for reading a stream"),
+        ({"checkpointLocation": "/x"}, "'checkpointlocation' is only for writing a stream"),
+    ],
+)
+def test_an_unknown_option_of_files_is_refused(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        source(Ags1DataSource, {"path": "/data"} | given).reader(_ROWS)
+
+
+def test_an_unknown_option_of_a_write_of_files_is_refused() -> None:
+    made = source(Ags1DataSource, {"path": "/data", "inner": "csv", "quote": "'"})
+
+    for make in (made.writer, made.streamWriter):
+        with pytest.raises(ValueError, match="'quote' is only for reading"):
+            make(_ROWS, False)
+
+
+@pytest.mark.parametrize("kind", [Ags1DataSource, Ags1IcebergDataSource])
+def test_a_stream_that_cannot_begin_says_why(kind: Any) -> None:
+    # PySpark shows an UnboundLocalError of its own if ``streamReader`` raises.
+    reader = source(kind, {"path": "db.t", "colmns": "x"}).streamReader(_ROWS)
+
+    with pytest.raises(ValueError, match="did you mean 'columns'"):
+        reader.initialOffset()
+
+
+@pytest.mark.parametrize("kind", [Ags1DataSource, Ags1IcebergDataSource])
+@pytest.mark.parametrize(
+    "of_spark", [{}, {"owner": "me", "provider": "ags1", "path": "db.t", "option.path": "db.t"}]
+)
+def test_a_table_of_spark_s_catalog_is_refused(kind: Any, of_spark: dict[str, str]) -> None:
+    made = source(kind, of_spark)
+
+    for make in (made.schema, lambda: made.reader(_ROWS), lambda: made.writer(_ROWS, False)):
+        with pytest.raises(ValueError, match="use CREATE TEMPORARY VIEW"):
+            make()
+
+
+def test_a_write_to_a_table_that_is_not_there_says_how_to_make_it(
+    catalog: Any, options: dict[str, str]
+) -> None:
+    with pytest.raises(NoSuchTableError, match=r"db\.t.*: create it with create_table"):
+        source(Ags1IcebergDataSource, options, path="db.t").writer(_ROWS, False)
+
+
+def test_a_wrong_filter_is_one_line(catalog: Any, options: dict[str, str]) -> None:
+    table_of(catalog)
+
+    with pytest.raises(ValueError, match="'filter' cannot be read from 'limit 5' on: ") as caught:
+        Frame(options, filter="id = 3 limit 5")
+    assert len(str(caught.value)) < 200
+    made = source(Ags1IcebergDataSource, options, path="db.t", **{"overwrite-filter": "id ="})
+    with pytest.raises(ValueError, match="'overwrite-filter' cannot be read from "):
+        made.writer(_ROWS, True)
+
+
+def pause() -> int:
+    """Return a time in ms between two commits."""
+    time.sleep(0.003)
+    now = time.time_ns() // 1_000_000
+    time.sleep(0.003)
+    return now
+
+
+def test_a_frame_travels_in_time_by_each_name(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog)
+    table.append(some_rows(0, 10))
+    first = str(table.current_snapshot().snapshot_id)
+    early = pause()
+    table.append(some_rows(10, 10))
+    second = str(table.current_snapshot().snapshot_id)
+    table.manage_snapshots().create_tag(int(first), "early").commit()
+    table.manage_snapshots().create_branch(int(first), "side").commit()
+    table.append(some_rows(90, 1), branch="side")
+    table.delete("id = 3")
+    table.append(some_rows(20, 10))
+    utc = datetime.datetime.fromtimestamp(early / 1000, datetime.timezone.utc)
+    elsewhere = utc.astimezone(datetime.timezone(datetime.timedelta(hours=-7)))
+
+    for name, value in [
+        ("as-of-timestamp", str(early)),
+        ("timestampAsOf", utc.isoformat()),
+        ("timestampAsOf", str(elsewhere)),
+        ("versionAsOf", first),
+        ("versionAsOf", "early"),
+        ("tag", "early"),
+        ("snapshot-id", first),
+    ]:
+        assert Frame(options, **{name: value}).ids() == list(range(10)), name
+    for name in ("versionAsOf", "branch"):
+        assert Frame(options, **{name: "side"}).ids() == [*range(10), 90]
+    # What the snapshots after the first have appended; that a row was deleted is no part of it.
+    since = {"start-snapshot-id": first}
+    assert Frame(options, **since).ids() == list(range(10, 30))
+    assert Frame(options, **since, branch="side").ids() == [90]
+    since["end-snapshot-id"] = second
+    assert Frame(options, **since).ids() == list(range(10, 20))
+    assert Frame(options, **since, filter="id > 17", columns="id").ids() == [18, 19]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"as-of-timestamp": "1000"}, "no snapshot of that time or before: correct the option"),
+        ({"as-of-timestamp": "yesterday"}, "has to be a number, not 'yesterday'"),
+        ({"timestampAsOf": "2026-01-31 12:00:00"}, "a time with its offset from UTC"),
+        ({"timestampAsOf": "soon"}, "a time with its offset from UTC"),
+        ({"versionAsOf": "5"}, "the table has no snapshot 5"),
+        ({"versionAsOf": "late"}, "no branch or tag of that name: .*'late'"),
+        ({"tag": "late"}, "no branch or tag of that name"),
+        ({"tag": "a", "snapshot-id": "1"}, "'snapshot-id' and 'tag' exclude each other"),
+        ({"tag": "a", "end-snapshot-id": "1"}, "'tag' and 'end-snapshot-id' exclude each other"),
+        ({"snapshot-id": "1", "start-snapshot-id": "1"}, "exclude each other"),
+        ({"end-snapshot-id": "1"}, "needs the option 'start-snapshot-id': give both"),
+    ],
+)
+def test_a_version_that_does_not_exist_is_refused(
+    catalog: Any, options: dict[str, str], given: dict[str, str], message: str
+) -> None:
+    table_of(catalog).append(some_rows(0, 1))
+
+    with pytest.raises(ValueError, match=message):
+        Frame(options, **given)
+
+
+def test_a_frame_keeps_its_snapshot_and_its_columns(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog)
+    empty = Frame(options)
+    table.append(some_rows(0, 10))
+    table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "side").commit()
+    with table.update_schema() as update:
+        update.add_column("extra", StringType())
+    made, filtered = Frame(options), Frame(options, filter="region = 'r1' or extra = ''")
+    side = Frame(options, branch="side")
+
+    table.append(some_rows(10, 10))
+    table.append(some_rows(20, 10), branch="side")
+    with table.update_schema() as update:
+        update.rename_column("region", "area")
+
+    assert made.schema.names == ["id", "region", "at", "extra"]
+    assert made.ids() == side.ids() == list(range(10))
+    assert filtered.ids() == [1, 4, 7]
+    assert empty.ids() == []
+    newer = Frame(options)
+    assert newer.schema.names == ["id", "area", "at", "extra"]
+    assert newer.ids() == list(range(20))
+
+
+def test_a_frame_whose_snapshot_has_expired_says_so(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog)
+    table.append(some_rows(0, 10))
+    made = Frame(options)
+    old = table.current_snapshot().snapshot_id
+    table.append(some_rows(10, 10))
+    table.maintenance.expire_snapshots().by_id(old).commit()
+
+    with pytest.raises(ValueError, match=f"{old}, .*has expired: load the table again"):
+        made.ids()
+
+
+def overwrite(options: dict[str, str], *tasks: pa.Table, **more: str) -> None:
+    """Overwrite the table as Spark does, without Spark."""
+    made = source(Ags1IcebergDataSource, options, path="db.t", **more).writer(_ROWS, True)
+    made, messages = pickle.loads(
+        pickle.dumps((made, [made.write(iter(rows.to_batches())) for rows in tasks]))
+    )
+    made.commit(messages)
+
+
+def rows_of(table: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = table.refresh().scan().to_arrow().to_pylist()
+    return rows
+
+
+def partition(row: dict[str, Any]) -> tuple[Any, ...]:
+    """The partition of a row by ``_PARTITIONS``, as PyIceberg computes it."""
+    return row["region"], row["at"].date(), BucketTransform(2).transform(LongType())(row["id"])
+
+
+@pytest.mark.parametrize("option", ["overwrite-mode", "partitionOverwriteMode"])
+def test_a_dynamic_overwrite_replaces_the_partitions_of_its_rows_alone(
+    catalog: Any, options: dict[str, str], option: str
+) -> None:
+    table = table_of(catalog, spec=_PARTITIONS)
+    table.append(pa.concat_tables([some_rows(0, 100), some_rows(86_400, 50)]))
+    deleted = (3, 4, 22, 33, 86_401)  # vectors in replaced partitions and in others
+    old = [row for row in rows_of(table) if row["id"] in deleted]
+    table.delete(f"id in {deleted}")
+    before = rows_of(table)
+    tasks = some_rows(11, 1), some_rows(7, 1)  # the region of row 11 is null
+
+    overwrite(options, *tasks, **{option: "Dynamic"})
+
+    new = [row for rows in tasks for row in rows.to_pylist()]
+    replaced = set(map(partition, new))
+    kept = [row["id"] for row in before if partition(row) not in replaced]
+    assert 50 < len(kept) < 140
+    assert sorted(row["id"] for row in rows_of(table)) == sorted([*kept, 7, 11])
+    summary = table.current_snapshot().summary
+    assert summary.operation.value == "overwrite"
+    assert summary["replace-partitions"] == "true"
+    assert summary["removed-dvs"] == str(len(set(map(partition, old)) & replaced)) != "0"
+
+    snapshots = len(table.snapshots())
+    overwrite(options, some_rows(0, 0), **{option: "dynamic"})
+    assert len(table.refresh().snapshots()) == snapshots
+
+
+def test_a_dynamic_overwrite_keeps_files_of_another_partition_spec(
+    catalog: Any, options: dict[str, str]
+) -> None:
+    table = table_of(catalog, spec=PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "r")))
+    table.append(some_rows(0, 10))
+    with table.update_spec() as update:
+        update.add_field("id", BucketTransform(2))
+    table.append(some_rows(10, 10))
+
+    overwrite(options, some_rows(16, 1), **{"overwrite-mode": "dynamic"})
+
+    (new,) = some_rows(16, 1).to_pylist()
+    kept = [r["id"] for r in some_rows(10, 10).to_pylist() if partition(r) != partition(new)]
+    assert 16 not in kept
+    assert len(kept) < 9
+    assert sorted(row["id"] for row in rows_of(table)) == sorted([*range(10), 16, *kept])
+    with table.update_spec() as update:
+        update.remove_field("r")
+        update.remove_field("id_bucket_2")
+    overwrite(options, some_rows(50, 2), **{"overwrite-mode": "dynamic"})
+    assert sorted(row["id"] for row in rows_of(table)) == [50, 51]
+
+
+@pytest.mark.parametrize("isolation", ["serializable", "snapshot"])
+@pytest.mark.parametrize("other", ["appends", "deletes", "appends elsewhere"])
+def test_a_dynamic_overwrite_loses_no_other_writer_s_rows(
+    catalog: Any,
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    isolation: str,
+    other: str,
+) -> None:
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "region"))
+    table = table_of(catalog, spec=spec, **{"write.update.isolation-level": isolation})
+    table.append(some_rows(0, 10))
+    commit_updates = EncryptedTable.commit_updates
+
+    def commit_after_another(self: Any, *args: Any) -> Any:
+        monkeypatch.setattr(EncryptedTable, "commit_updates", commit_updates)
+        if other == "deletes":
+            table.delete("id = 4")
+        else:
+            table.append(some_rows(13 if other == "appends" else 14, 1))
+        return commit_updates(self, *args)
+
+    monkeypatch.setattr(EncryptedTable, "commit_updates", commit_after_another)
+    made = {"overwrite-mode": "dynamic"}
+    if other == "deletes" or (other, isolation) == ("appends", "serializable"):
+        with pytest.raises(ValidationException, match="another writer has changed a partition"):
+            overwrite(options, some_rows(16, 1), **made)
+        expected = [n for n in range(10) if n != 4] if other == "deletes" else [*range(10), 13]
+    else:
+        overwrite(options, some_rows(16, 1), **made)
+        added = 13 if other == "appends" else 14
+        # The region of rows 1, 4, 7, 13 and 16 is r1; that of row 14 is r2.
+        expected = [0, 2, 3, 5, 6, 8, 9, added, 16]
+    assert sorted(row["id"] for row in rows_of(table)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "overwrites", "message"),
+    [
+        ({"overwrite-mode": "dynamic"}, False, "only for mode..overwrite"),
+        ({"overwrite-filter": "id = 1"}, False, "only for mode..overwrite"),
+        ({"overwrite-mode": "dynamc"}, True, "'static' or 'dynamic', not 'dynamc'"),
+        ({"overwrite-mode": "dynamic", "overwrite-filter": "id = 1"}, True, "contradict"),
+        ({"overwrite-mode": "dynamic", "partitionOverwriteMode": "static"}, True, "contradict"),
+    ],
+)
+def test_options_of_overwrites_that_cannot_be_meant_are_refused(
+    given: dict[str, str], overwrites: bool, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        source(Ags1IcebergDataSource, {"path": "db.t"} | given).writer(_ROWS, overwrites)
+
+
+def test_the_properties_of_a_snapshot(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog)
+
+    overwrite(options, some_rows(0, 3), **{"snapshot-property.job": "nightly"})
+
+    assert table.refresh().current_snapshot().summary["job"] == "nightly"
+
+
+def spark_rows(session: Any, first: int, count: int) -> Any:
+    return session.range(first, first + count, 1, 2).selectExpr(
+        "id", "concat('r', id % 3) as region", "timestamp_seconds(id) as at"
+    )
+
+
+def test_spark_overwrites_partitions_as_its_session_says(
+    iceberg: Any, catalog: Any, options: dict[str, str]
+) -> None:
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "region"))
+    table = table_of(catalog, spec=spec)
+    table.append(some_rows(12, 9))
+
+    def write(first: int, count: int, **more: str) -> list[int]:
+        writer = spark_rows(iceberg, first, count).write.format("ags1-iceberg")
+        writer.options(**options, **more).mode("overwrite").save("db.t")
+        return sorted(row["id"] for row in rows_of(table))
+
+    assert write(40, 1, partitionOverwriteMode="dynamic") == [12, 14, 15, 17, 18, 20, 40]
+    iceberg.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    try:
+        assert write(42, 1) == [14, 17, 20, 40, 42]
+        assert write(0, 0) == [14, 17, 20, 40, 42]
+        assert write(50, 1, **{"overwrite-filter": "id < 20"}) == [20, 40, 42, 50]
+        assert write(60, 1, **{"overwrite-mode": "static"}) == [60]
+    finally:
+        iceberg.conf.unset("spark.sql.sources.partitionOverwriteMode")
+    assert write(70, 2) == [70, 71]
+    assert write(0, 0) == []
+
+
+def test_spark_shows_what_the_sources_refuse(
+    iceberg: Any, catalog: Any, options: dict[str, str]
+) -> None:
+    table = table_of(catalog)
+    table.append(some_rows(0, 5))
+    table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "a0").commit()
+    with pytest.raises(Exception, match="'fliter' is not known: did you mean 'filter'"):
+        reading(iceberg, options, fliter="id = 1")
+    stream = iceberg.readStream.format("ags1-iceberg").options(**options, tag="a0")
+    query = stream.load("db.t").writeStream.format("noop").start()
+    with pytest.raises(Exception, match="'tag' is only for reading: leave it out") as caught:
+        query.awaitTermination(60)
+    assert "UnboundLocalError" not in str(caught.value)
+    writer = spark_rows(iceberg, 0, 1).write.format("ags1-iceberg").options(**options)
+    for mode in ("ignore", "errorifexists"):
+        with pytest.raises(Exception, match='Please use either the "Append" or "Overwrite" mode'):
+            writer.mode(mode).save("db.t")
+    given = ", ".join(f"`{name}` '{value}'" for name, value in options.items())
+    using = f"USING `ags1-iceberg` OPTIONS (path 'db.t', {given})"
+    with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW"):
+        iceberg.sql(f"CREATE TABLE entry {using}")
+    with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW"):
+        writer.mode("append").saveAsTable("entry")
+    assert not iceberg.catalog.tableExists("entry")
+
+
+def test_a_view_has_the_rows_of_the_time_when_it_was_made(
+    iceberg: Any, catalog: Any, options: dict[str, str]
+) -> None:
+    table_of(catalog).append(some_rows(0, 5))
+    given = ", ".join(f"`{name}` '{value}'" for name, value in options.items())
+    using = f"USING `ags1-iceberg` OPTIONS (path 'db.t', {given})"
+    iceberg.sql(f"CREATE TEMPORARY VIEW rows {using}")
+    try:
+        made = reading(iceberg, options)
+        new = "SELECT 9L AS id, 'r' AS region, timestamp_seconds(9) AS at"
+        iceberg.sql(f"INSERT INTO rows {new}")
+        assert ids(iceberg.table("rows")) == ids(made) == [0, 1, 2, 3, 4]
+        assert ids(reading(iceberg, options)) == [0, 1, 2, 3, 4, 9]
+        iceberg.sql(f"CREATE OR REPLACE TEMPORARY VIEW rows {using}")
+        assert ids(iceberg.table("rows")) == [0, 1, 2, 3, 4, 9]
+    finally:
+        iceberg.catalog.dropTempView("rows")
