@@ -98,7 +98,7 @@ def count(
         yield pa.record_batch([pa.array([count_of(part)], pa.int64())], schema=wanted)
 
     frame = _frame(spark, parts, len(parts), counted, _COUNT)
-    return known_rows + sum(row[0] for row in frame.collect())
+    return int(known_rows + sum(row[0] for row in frame.collect()))
 
 
 def _options(
