@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from decimal import ROUND_FLOOR, Decimal, localcontext
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -96,6 +97,13 @@ class _SqlRules(BooleanRewriter):
         term = predicate.term.bind(self._schema, self._case_sensitive)
         check_comparable(self._schema, term.ref().field)
         if isinstance(predicate, ex.LiteralPredicate):
+            number = _number_in(predicate.literal, term.ref().field.field_type)
+            if number is not None:
+                of = _of if number.is_exact else _beside
+                compared = of(type(predicate), predicate.term, number.literal)
+                if not isinstance(compared, ex.LiteralPredicate):
+                    return compared
+                predicate = compared
             return self._comparison(predicate)
         if isinstance(predicate, ex.SetPredicate):
             return self._set_predicate(predicate)
@@ -121,7 +129,9 @@ class _SqlRules(BooleanRewriter):
         return _of(ex.EqualTo, term, infinity)
 
     def _set_predicate(self, predicate: ex.SetPredicate) -> ex.BooleanExpression:
-        converted = [self._in_type(predicate, literal) for literal in predicate.literals]
+        numbers = [(x, _number_in(x, self._type(predicate))) for x in predicate.literals]
+        exact = [x if n is None else n.literal for x, n in numbers if n is None or n.is_exact]
+        converted = [self._in_type(predicate, literal) for literal in exact]
         values = [value for value, beyond in converted if not beyond]
         if isinstance(predicate, ex.NotIn):
             not_null = ex.NotNull(term=predicate.term)
@@ -145,6 +155,45 @@ class _SqlRules(BooleanRewriter):
         term = predicate.term.bind(self._schema, self._case_sensitive)
         kind: types.IcebergType = term.ref().field.field_type
         return kind
+
+
+class _Number(NamedTuple):
+    """A number for a column of integers or decimals. If the column's type cannot have it, because
+    of its decimal places, ``literal`` is the next lower number that the type has."""
+
+    literal: literals.Literal[Any]
+    is_exact: bool
+
+
+def _number_in(literal: Any, kind: types.IcebergType) -> _Number | None:
+    """Return a decimal or floating number for a column of integers or decimals, and None for other
+    literals and columns. PyIceberg rounds such a number to an integer, and refuses one with another
+    number of decimal places than the column's type."""
+    kinds = literals.DecimalLiteral, literals.DoubleLiteral, literals.FloatLiteral
+    if not isinstance(literal, kinds) or not math.isfinite(literal.value):
+        return None
+    if isinstance(kind, types.FloatType | types.DoubleType):
+        number = literals.DoubleLiteral(float(literal.value))
+        return _Number(number, True) if isinstance(literal, literals.DecimalLiteral) else None
+    if not isinstance(kind, types.IntegerType | types.LongType | types.DecimalType):
+        return None
+    scale = kind.scale if isinstance(kind, types.DecimalType) else 0
+    value = Decimal(literal.value)
+    with localcontext() as context:
+        context.prec = 2000
+        lower = value.quantize(Decimal(1).scaleb(-scale), ROUND_FLOOR)
+    return _Number(literals.DecimalLiteral(lower), lower == value)
+
+
+def _beside(kind: type, term: Any, lower: Any) -> ex.BooleanExpression:
+    """Return a comparison with a number above ``lower`` and below the type's next one."""
+    if issubclass(kind, ex.LessThan | ex.LessThanOrEqual):
+        return _of(ex.LessThanOrEqual, term, lower)
+    if issubclass(kind, ex.GreaterThan | ex.GreaterThanOrEqual):
+        return _of(ex.GreaterThan, term, lower)
+    if issubclass(kind, ex.EqualTo):
+        return ex.AlwaysFalse()
+    return ex.NotNull(term=term)
 
 
 def _of(kind: Any, term: Any, literal: Any) -> ex.BooleanExpression:

@@ -21,7 +21,12 @@ from __future__ import annotations
 from typing import Any
 
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, DataSourceStreamWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+)
 from pyspark.sql.types import StructType
 
 from .. import known_options as known
@@ -30,6 +35,7 @@ from ..arrow_rows import spark_schema
 from ..iceberg_api import as_stored
 from ..stream_failures import or_failed
 from ..tables.access import open_of_options
+from .metadata_tables import MetadataTableReader, metadata_table
 from .reader import TableReader, scan_of
 from .snapshots import Pin, pin_of
 from .stream_reader import TableStreamReader
@@ -57,13 +63,17 @@ class Ags1IcebergDataSource(DataSource):  # type: ignore[misc]  # PySpark's type
         """Return the columns of the table or the snapshot. Raises as ``open_of_options``, and
         ValueError for a column or snapshot that does not exist."""
         self._check(known.READ, known.STREAM_READ)
+        if (metadata := metadata_table(self.options)) is not None:
+            return metadata.schema()
         table = open_of_options(self.options)
         self._pin = pin_of(table, self.options)
         projected = scan_of(table, self.options, self._pin).projection()
         return spark_schema(schema_to_pyarrow(as_stored(projected), include_field_ids=False))
 
-    def reader(self, schema: StructType) -> TableReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
         self._check(known.READ)
+        if (metadata := metadata_table(self.options)) is not None:
+            return MetadataTableReader(metadata, schema)
         return TableReader(dict(self.options), schema, self._pin)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

@@ -14,7 +14,6 @@ import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
-from pyparsing import ParseException
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -33,7 +32,6 @@ from ..iceberg_api import (
     check_readable,
     filtered_schema,
     parse_metadata,
-    parse_row_filter,
     splits_of,
 )
 from ..splits import PART_SIZE, grouped
@@ -46,6 +44,7 @@ from ..tables.access import (
     without_history,
 )
 from ..workers import end_of_task
+from .filters import parse_filter
 from .snapshots import Pin, pin_of
 
 
@@ -79,14 +78,7 @@ def scan_of(
 def row_filter_of(options: Mapping[str, str], name: str = "filter") -> BooleanExpression:
     """Return the row filter of an option; without it, all rows match. Raises ValueError."""
     text = options.get(name)
-    try:
-        return parse_row_filter(text or AlwaysTrue())
-    except ParseException as error:
-        # PyIceberg's own message is its grammar.
-        raise ValueError(
-            f"the option {name!r} cannot be read from {error.line[error.loc :][:40]!r} on: write "
-            "comparisons with and, or, not, as in \"day = '2026-01-31' and (id < 5 or id is null)\""
-        ) from None
+    return parse_filter(text, name) if text else AlwaysTrue()
 
 
 @dataclass(frozen=True, slots=True)

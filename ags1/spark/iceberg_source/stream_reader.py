@@ -336,7 +336,7 @@ class TableStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type: 
         """Return the columns to read. Until the query ends, they are the same fields, whatever
         names the table gives them. Raises ValueError if they are not those of the frame."""
         if self._projected is None:
-            projected = scan_of(table, {**self._options, "branch": ""}).projection()
+            projected = scan_of(table, self._options).projection()
             names = [field.name for field in projected.fields]
             if names != self._columns:
                 raise ValueError(

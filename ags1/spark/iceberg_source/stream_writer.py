@@ -29,7 +29,7 @@ import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table.snapshots import ancestors_of
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from .. import options as opt
@@ -43,8 +43,14 @@ from ..iceberg_api import (
     TableView,
     WritePlan,
 )
-from ..tables.access import JobKey, open_of_options, table_of_process, without_history
-from .writer import WrittenFiles, files_of, taken_over, write_task
+from ..tables.access import (
+    JobKey,
+    SentRecord,
+    open_of_options,
+    table_of_process,
+    without_history,
+)
+from .writer import snapshot_properties, taken_over, write_task
 
 _log = logging.getLogger(__name__)
 
@@ -93,9 +99,10 @@ class Epoch:
 
 
 @dataclass
-class BatchFiles(WrittenFiles):
+class BatchFiles(WriterCommitMessage):  # type: ignore[misc]  # PySpark's types are not read
     """What a task has written of a batch, and the wrapped key that wraps the files' keys."""
 
+    files: list[SentRecord]
     epoch: Epoch
     key: JobKey
 
@@ -144,7 +151,7 @@ class TableStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         """Commit a batch, unless the table has it already: then delete what was written. Raises as
         ``open_of_options`` and ``EncryptedTransaction.commit_transaction``."""
         written = [message for message in messages if message is not None]
-        files = files_of(written)
+        files = [file for message in written for file in message.files]
         # There is none if there was no task, and a batch without rows appends nothing.
         if not written or not (files or self._overwrite):
             return
@@ -172,7 +179,7 @@ class TableStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
                 step = SnapshotStep(
                     transaction.output,
                     change,
-                    epoch.summary,
+                    {**snapshot_properties(dict(self._options)), **epoch.summary},
                     self._branch,
                     always=True,
                     recheck=check,
@@ -193,7 +200,8 @@ class TableStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             return
         written = [message for message in messages if message is not None]
         table = open_of_options(dict(self._options))
-        TableOutput(table.files.inner).discard([file.path for file in files_of(written)])
+        paths = [file.path for message in written for file in message.files]
+        TableOutput(table.files.inner).discard(paths)
 
     @property
     def _branch(self) -> str:

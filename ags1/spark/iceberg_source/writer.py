@@ -19,7 +19,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -107,6 +107,15 @@ def taken_over(
     return [ContentFile.of(**file.fields_with_key(job)) for file in files]
 
 
+def snapshot_properties(options: Mapping[str, str]) -> dict[str, str]:
+    """Return what the options add to the summary of a snapshot."""
+    return {
+        name.removeprefix(_SNAPSHOT_PROPERTY): value
+        for name, value in options.items()
+        if name.startswith(_SNAPSHOT_PROPERTY)
+    }
+
+
 class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """Writes rows to an encrypted table. Its pickle has wrapped keys only. Raises, before any task
     begins, as ``open_of_options``, and ValueError for invalid options or if the columns do not fit
@@ -133,8 +142,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         """Write a task's rows as new files. Raises as ``write_rows``, and then leaves no file."""
         table = table_of_process(self._job_id, self._options)
         batches = (conform(batch, self._arrow) for batch in iterator)
-        uuid = UUID(self._job_id)
-        sent = write_task(table, self._metadata, batches, uuid, self._key)
+        sent = write_task(table, self._metadata, batches, UUID(self._job_id), self._key)
         return WrittenFiles(sent, _session_s_mode())
 
     def commit(self, messages: list[WrittenFiles | None]) -> None:
@@ -152,7 +160,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             raise
         # The transaction deletes its files if they certainly do not belong to the table.
         with transaction:
-            added = taken_over(transaction, table, files_of(messages), self._key)
+            added = taken_over(transaction, table, _files_of(messages), self._key)
             if self._is_dynamic(messages):
                 if added:
                     replacement = PartitionReplacement(added)
@@ -174,11 +182,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         recheck: Callable[[TableView], None] | None = None,
     ) -> None:
         options = dict(self._options)
-        properties = {
-            name.removeprefix(_SNAPSHOT_PROPERTY): value
-            for name, value in self._options
-            if name.startswith(_SNAPSHOT_PROPERTY)
-        }
+        properties = snapshot_properties(options)
         if recheck is not None:
             properties |= REPLACES_PARTITIONS
         branch = options.get("branch") or MAIN_BRANCH
@@ -209,7 +213,7 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
             return
         table = open_of_options(dict(self._options))
         output = TableOutput(table.files.inner)
-        output.discard([file.path for file in files_of(messages)])
+        output.discard([file.path for file in _files_of(messages)])
         folder = TableView(self._metadata, table.files).locations.data_path
         listed = output.listed(folder)
         if listed is None:
@@ -265,5 +269,5 @@ def _session_s_mode() -> str:
     return (said or _STATIC).lower()
 
 
-def files_of(messages: Sequence[WrittenFiles | None]) -> list[SentRecord]:
+def _files_of(messages: list[WrittenFiles | None]) -> list[SentRecord]:
     return [file for message in messages if message is not None for file in message.files]

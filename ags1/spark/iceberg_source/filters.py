@@ -1,0 +1,333 @@
+"""Row filters as Spark SQL writes them, for sources that Spark hands a text.
+
+A filter is what Iceberg can prune by: comparisons of a column with literals (``=``, ``==``,
+``<>``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``<=>``), ``IN``, ``BETWEEN``, ``LIKE 'prefix%'``,
+``IS NULL``, ``IS NAN``, a boolean column by itself, and these with ``AND``, ``OR``, ``NOT`` and
+parentheses. Literals are those of Spark: ``1000``, ``10L``, ``1.5``, ``1e3``, ``'text'``,
+``"text"``, ``true``, ``DATE '2026-01-31'``, ``TIMESTAMP '2026-01-31 12:00:00Z'``, ``X'1F'``. A
+column may be in backticks. PyIceberg's grammar is a part of this, with its column names in double
+quotes on the left of an operator. All else (functions, arithmetic, two columns) is for ``where``.
+
+The grammar is the part of Spark's ``SqlBaseParser.g4`` for these. A filter has the meaning that
+``where`` gives it; ``read.filters`` has the rules for nulls. Knows nothing of tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, NamedTuple, NoReturn
+
+from pyiceberg import expressions as ex
+from pyiceberg.expressions import literals
+from pyiceberg.types import IcebergType, StringType
+
+_TOKENS = re.compile(
+    r"""
+      (?P<blank>\s+)
+    | (?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?:BD|[LSYDF])?(?![A-Za-z0-9_.]))
+    | (?P<name>[A-Za-z_][A-Za-z0-9_$]*)
+    | (?P<backticks>`(?:[^`]|``)+`)
+    | (?P<single>'(?:[^'\\]|\\.|'')*')
+    | (?P<double>"(?:[^"\\]|\\.|"")*")
+    | (?P<sign><=>|<=|>=|<>|!=|==|[=<>(),.!+-])
+    """,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+_COMPARISONS: dict[str, Any] = {
+    "=": ex.EqualTo,
+    "==": ex.EqualTo,
+    "<>": ex.NotEqualTo,
+    "!=": ex.NotEqualTo,
+    "<": ex.LessThan,
+    "<=": ex.LessThanOrEqual,
+    ">": ex.GreaterThan,
+    ">=": ex.GreaterThanOrEqual,
+}
+# What a comparison is with its sides exchanged.
+_EXCHANGED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_RESERVED = frozenset("AND OR NOT IN IS LIKE ILIKE RLIKE REGEXP BETWEEN NULL TRUE FALSE".split())
+_TIMES = frozenset(("DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "TIMESTAMP_LTZ"))
+_ESCAPES = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a"}
+_MAX_DEPTH = 100
+_WHERE = "give the rest to where()"
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    at: int
+
+    @property
+    def word(self) -> str:
+        """A name or a sign in upper case, to compare with the grammar's; else empty."""
+        return self.text.upper() if self.kind in ("name", "sign") else ""
+
+
+class _TimeText(literals.StringLiteral):
+    """A date or a time in ISO 8601. It is compared with dates and times only: as in Spark, a
+    timestamp with zone needs one here."""
+
+    def to(self, type_var: IcebergType) -> Any:
+        if isinstance(type_var, StringType):
+            raise TypeError(f"{self.value!r} is a time, and the column is a string")
+        return super().to(type_var)
+
+
+def parse_filter(text: str, option: str = "filter") -> ex.BooleanExpression:
+    """Return a filter that is not bound to columns yet. Raises ValueError, which says where the
+    text is wrong."""
+    return _Parser(text, option).parse()
+
+
+class _Parser:
+    """Reads one filter, by recursive descent: a method for each rule of the grammar."""
+
+    def __init__(self, text: str, option: str) -> None:
+        self._text = text
+        self._option = option
+        self._depth = 0
+        self._next = 0
+        self._tokens: list[_Token] = []
+        at = 0
+        while at < len(text):
+            found = _TOKENS.match(text, at)
+            if found is None:
+                self._fail(at, f"filters do not know this, {_WHERE}")
+            if found.lastgroup != "blank":
+                self._tokens.append(_Token(str(found.lastgroup), found[0], at))
+            at = found.end()
+        self._tokens.append(_Token("end", "", len(text)))
+
+    def parse(self) -> ex.BooleanExpression:
+        parsed = self._either()
+        if self._token.kind != "end":
+            self._fail(self._token.at, f"expected AND or OR, or {_WHERE}")
+        return parsed
+
+    def _fail(self, at: int, advice: str) -> NoReturn:
+        where = f"from {self._text[at : at + 40]!r} on" if self._text[at:].strip() else "at its end"
+        raise ValueError(
+            f"the option {self._option!r} cannot be read {where} (character {at + 1}): {advice}"
+        )
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _take(self) -> _Token:
+        token = self._token
+        self._next += token.kind != "end"
+        return token
+
+    def _accept(self, *words: str) -> bool:
+        """Take the next tokens if they are these words."""
+        tokens = self._tokens[self._next : self._next + len(words)]
+        if [token.word for token in tokens] != list(words):
+            return False
+        self._next += len(words)
+        return True
+
+    def _expect(self, word: str) -> None:
+        if not self._accept(word):
+            self._fail(self._token.at, f"expected {word}")
+
+    def _joined(
+        self, word: str, part: Callable[[], ex.BooleanExpression], joining: Any
+    ) -> ex.BooleanExpression:
+        parts = [part()]
+        while self._accept(word):
+            parts.append(part())
+        joined: ex.BooleanExpression = joining(*parts) if len(parts) > 1 else parts[0]
+        return joined
+
+    def _either(self) -> ex.BooleanExpression:
+        return self._joined("OR", self._both, ex.Or)
+
+    def _both(self) -> ex.BooleanExpression:
+        return self._joined("AND", self._negated, ex.And)
+
+    def _negated(self) -> ex.BooleanExpression:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            self._fail(self._token.at, f"there are more than {_MAX_DEPTH} levels of parentheses")
+        try:
+            if self._accept("NOT") or self._accept("!"):
+                return ex.Not(self._negated())
+            if self._accept("("):
+                inner = self._either()
+                self._expect(")")
+                return inner
+            return self._predicate()
+        finally:
+            self._depth -= 1
+
+    def _predicate(self) -> ex.BooleanExpression:
+        begin = self._token.at
+        if self._is_column():
+            return self._of_column(self._column())
+        value = self._value()
+        sign = self._token.word
+        if sign in _COMPARISONS:
+            self._take()
+            column = self._column()
+            predicate: ex.BooleanExpression = _COMPARISONS[_EXCHANGED.get(sign, sign)](
+                column, value
+            )
+            return predicate
+        if isinstance(value, literals.BooleanLiteral):
+            return ex.AlwaysTrue() if value.value else ex.AlwaysFalse()
+        self._fail(begin, "expected a column and a comparison")
+
+    def _of_column(self, column: ex.Reference) -> ex.BooleanExpression:
+        sign = self._token.word
+        if sign in _COMPARISONS:
+            self._take()
+            return _predicate(_COMPARISONS[sign], column, self._value())
+        if self._accept("<=>"):
+            if self._accept("NULL"):
+                return _predicate(ex.IsNull, column)
+            # With NOT before it, this is true for null, as in SQL.
+            return ex.And(
+                _predicate(ex.EqualTo, column, self._value()), _predicate(ex.NotNull, column)
+            )
+        if self._accept("IS"):
+            is_not = self._accept("NOT")
+            if self._accept("NULL"):
+                return _predicate(ex.NotNull, column) if is_not else _predicate(ex.IsNull, column)
+            if self._accept("NAN"):
+                return _predicate(ex.NotNaN, column) if is_not else _predicate(ex.IsNaN, column)
+            self._fail(self._token.at, "expected NULL or NAN")
+        is_not = self._accept("NOT")
+        found = self._range_or_set(column)
+        if found is not None:
+            return ~found if is_not else found
+        if is_not:
+            self._fail(self._token.at, "expected IN, BETWEEN or LIKE")
+        if self._token.kind != "end" and self._token.word not in ("AND", "OR", ")"):
+            self._fail(self._token.at, f"expected a comparison with a literal, or {_WHERE}")
+        return _predicate(ex.EqualTo, column, literals.BooleanLiteral(True))
+
+    def _range_or_set(self, column: ex.Reference) -> ex.BooleanExpression | None:
+        if self._accept("IN"):
+            self._expect("(")
+            values = [self._value()]
+            while self._accept(","):
+                values.append(self._value())
+            self._expect(")")
+            return _predicate(ex.In, column, values)
+        if self._accept("BETWEEN"):
+            low = self._value()
+            self._expect("AND")
+            high = self._value()
+            return ex.And(
+                _predicate(ex.GreaterThanOrEqual, column, low),
+                _predicate(ex.LessThanOrEqual, column, high),
+            )
+        if self._accept("LIKE"):
+            return self._like(column)
+        return None
+
+    def _like(self, column: ex.Reference) -> ex.BooleanExpression:
+        token = self._take()
+        if token.kind not in ("single", "double"):
+            self._fail(token.at, "expected a pattern in quotes")
+        parts = re.findall(r"\\.|.", _unquoted(token.text), re.DOTALL)
+        is_prefix = False
+        while parts and parts[-1] == "%":
+            is_prefix = bool(parts.pop())
+        if "%" in parts or "_" in parts:
+            self._fail(
+                token.at,
+                rf"a pattern has % only at its end, and no _ (write \_ for itself); {_WHERE}",
+            )
+        prefix = "".join(part[-1] for part in parts)
+        if not is_prefix:
+            return _predicate(ex.EqualTo, column, literals.StringLiteral(prefix))
+        return _predicate(ex.StartsWith, column, literals.StringLiteral(prefix))
+
+    def _is_column(self) -> bool:
+        token, after = self._token, self._tokens[self._next + 1 :][:1]
+        if token.kind in ("backticks", "double"):
+            return True
+        if token.kind != "name" or token.word in _RESERVED:
+            return False
+        begins_literal = token.word in (*_TIMES, "X") and after[0].kind in ("single", "double")
+        return not begins_literal
+
+    def _column(self) -> ex.Reference:
+        names = []
+        while True:
+            token = self._token
+            if not self._is_column():
+                self._fail(token.at, "expected a column")
+            self._take()
+            if token.kind == "backticks":
+                names.append(token.text[1:-1].replace("``", "`"))
+            else:
+                names.append(token.text if token.kind == "name" else _unquoted(token.text))
+            if self._token.word == "(":
+                self._fail(token.at, f"filters know no functions, {_WHERE}")
+            if not self._accept("."):
+                return ex.Reference(".".join(names))
+
+    def _value(self) -> literals.Literal[Any]:
+        token = self._take()
+        if token.kind in ("single", "double"):
+            return literals.StringLiteral(_unquoted(token.text))
+        if token.word in ("TRUE", "FALSE"):
+            return literals.BooleanLiteral(token.word == "TRUE")
+        if token.word in (*_TIMES, "X") and self._token.kind in ("single", "double"):
+            return self._typed(token)
+        if token.word in ("+", "-") and self._token.kind == "number":
+            return _number(("-" if token.word == "-" else "") + self._take().text)
+        if token.kind == "number":
+            return _number(token.text)
+        if token.word == "NULL":
+            self._fail(token.at, "nothing equals NULL: write IS NULL or IS NOT NULL")
+        self._fail(token.at, f"expected a literal, or {_WHERE}")
+
+    def _typed(self, kind: _Token) -> literals.Literal[Any]:
+        token = self._take()
+        text = _unquoted(token.text).strip()
+        try:
+            if kind.word == "X":
+                return literals.BinaryLiteral(bytes.fromhex(text))
+            if kind.word == "DATE":
+                return _TimeText(date.fromisoformat(text).isoformat())
+            return _TimeText(datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).isoformat())
+        except ValueError:
+            self._fail(token.at, f"this is no {kind.word} in ISO 8601")
+
+
+def _predicate(kind: Any, *arguments: Any) -> ex.BooleanExpression:
+    # The declared types of the classes only allow named arguments.
+    predicate: ex.BooleanExpression = kind(*arguments)
+    return predicate
+
+
+def _number(text: str) -> literals.Literal[Any]:
+    digits = text.upper().removesuffix("BD")
+    if digits == text.upper():
+        digits = digits.rstrip("LSYDF")
+        if "E" in digits or text.upper().endswith(("D", "F")):
+            return literals.DoubleLiteral(float(digits))
+    number = Decimal(digits)
+    if "." in digits or not -(1 << 63) <= number < 1 << 63:
+        return literals.DecimalLiteral(number)
+    return literals.LongLiteral(int(number))
+
+
+def _unquoted(text: str) -> str:
+    r"""Return the text in quotes, with Spark's escapes. \% and \_ stay, for LIKE."""
+    quote = text[0]
+
+    def meant(found: re.Match[str]) -> str:
+        escaped = found[0][1]
+        if escaped in "%_":
+            return found[0]
+        return _ESCAPES.get(escaped, escaped)
+
+    return re.sub(rf"\\.|{quote}{quote}", meant, text[1:-1], flags=re.DOTALL)
