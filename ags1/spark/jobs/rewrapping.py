@@ -68,8 +68,10 @@ def rewrap_ledger(
             cut = range(0, len(rows), _KEYS_IN_A_TASK)
             tasks = [documents[first : first + _KEYS_IN_A_TASK] for first in cut]
             results = iter(job.group.run(tasks, work) if tasks else ())
-            for number, batch in batches:
-                _replace(job, number, batch, results)
+            done = ((number, _done(job.summary, rows, results)) for number, rows in batches)
+            job.ledger.replace_all({number: rows for number, rows in done if rows is not None})
+        if to_kms is None:
+            job.ledger.rewrap(to_key_id)
     return job.summary
 
 
@@ -84,23 +86,24 @@ def _together(ledger: Ledger) -> Iterator[list[tuple[int, list[Row]]]]:
     yield group
 
 
-def _replace(job: Job, number: int, batch: list[Row], results: Iterator[_Rewrapped]) -> None:
-    """Replace the keys of a batch by the next results, and count them."""
+def _done(
+    summary: Summary, batch: list[Row], results: Iterator[_Rewrapped]
+) -> list[Row] | None:
+    """Return a batch with the keys of the next results, and count them; None if all failed."""
     rows = []
     done = 0
     for row in batch:
         if row.key_metadata is not None:
             result = next(results)
             if result.key_metadata is None:
-                job.summary.add_failure(row.target, result.error_kind, result.error)
+                summary.add_failure(row.target, result.error_kind, result.error)
             else:
                 done += 1
                 new = result.key_metadata, result.master_key_id
                 row = row._replace(key_metadata=new[0], master_key_id=new[1])
         rows.append(row)
-    if done:
-        job.ledger.replace(number, rows)
-    job.summary.done += done
+    summary.done += done
+    return rows if done else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,10 +49,10 @@ class Ledger(ABC):
         """Replace a pending batch by a settled one with ``rows``, which say what became of it."""
 
     @abstractmethod
-    def pending(self) -> Iterator[Batch]:
+    def pending(self, *, others: bool = False) -> Iterator[Batch]:
         """Yield the pending batches, oldest first: those that a killed job left, and to readers
-        also those that a job is about to settle. To a writer, batches of other jobs that are alive
-        are not shown. Read the settled batches afterwards, not before: otherwise a batch that is
+        also those that a job is about to settle. A writer gets those that it may settle;
+        ``others`` adds those of other jobs. Read the settled batches afterwards, not before: otherwise a batch that is
         settled in between is missed."""
 
     @abstractmethod
@@ -74,6 +74,15 @@ class Ledger(ABC):
     @abstractmethod
     def replace(self, number: int, rows: Sequence[Row]) -> None:
         """Replace a settled batch by the same rows with keys that were wrapped again."""
+
+    def replace_all(self, batches: Mapping[int, Sequence[Row]]) -> None:
+        """Replace settled batches as ``replace`` does, each one whole."""
+        for number, rows in batches.items():
+            self.replace(number, rows)
+
+    def rewrap(self, to_key_id: str | None) -> None:
+        """Wrap the ledger's own keys again, under another master key of the same KMS or the newest
+        version of their own. A ledger that is not encrypted itself has none."""
 
     # -- notes of what a job has begun
 
@@ -114,7 +123,7 @@ class Ledger(ABC):
         """Return the settled rows, oldest first, with None in columns that are not asked for;
         ``pending`` adds the pending ones, in the order of their batches."""
         # Before the settled ones, so that a batch which is settled meanwhile is not missed.
-        batches: dict[int, Sequence[Row]] = dict(self.pending()) if pending else {}
+        batches: dict[int, Sequence[Row]] = dict(self.pending(others=True)) if pending else {}
         batches.update(self.rows_between(0, None, columns))
         return [row for number in sorted(batches) for row in batches[number]]
 

@@ -87,7 +87,7 @@ class FolderLedger(Ledger):
             write_rows(settled, rows, durable=self._durable)
             os.unlink(pending)
 
-    def pending(self) -> Iterator[Batch]:
+    def pending(self, *, others: bool = False) -> Iterator[Batch]:
         pending = self._files(_PENDING)
         settled = {number for number, _ in self._files(_BATCH)}
         for number, path in pending:
