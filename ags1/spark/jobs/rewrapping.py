@@ -86,9 +86,7 @@ def _together(ledger: Ledger) -> Iterator[list[tuple[int, list[Row]]]]:
     yield group
 
 
-def _done(
-    summary: Summary, batch: list[Row], results: Iterator[_Rewrapped]
-) -> list[Row] | None:
+def _done(summary: Summary, batch: list[Row], results: Iterator[_Rewrapped]) -> list[Row] | None:
     """Return a batch with the keys of the next results, and count them; None if all failed."""
     rows = []
     done = 0

@@ -14,6 +14,7 @@ from ..paths import local_path
 from .base import Ledger
 from .folder import FolderLedger
 
+_TABLE = "iceberg:"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
@@ -22,6 +23,8 @@ def ledger_location(text: str | os.PathLike[str]) -> str:
     OSError for a URL that is no ledger: taken as a path, it would name a folder below the current
     one, and the only copy of the keys would be there."""
     path = os.fspath(text)
+    if path.startswith(_TABLE):
+        return path
     here = local_path(path)
     # Also URLs with one slash: dbfs:/ledger, or s3:/bucket/ledger, which pathlib makes of s3://.
     if here is None or _URL.match(here):
@@ -31,8 +34,10 @@ def ledger_location(text: str | os.PathLike[str]) -> str:
 
 def check_ledger(text: str | os.PathLike[str]) -> None:
     """Raise OSError unless a ledger exists. Costs a moment, so that it can be called before Spark
-    starts."""
-    os.listdir(ledger_location(text))
+    starts. A table is not looked for: its catalog may be far away."""
+    location = ledger_location(text)
+    if not location.startswith(_TABLE):
+        open_ledger(location, writing=False).close()
 
 
 def open_ledger(
@@ -55,4 +60,9 @@ def open_ledger(
     OSError, FormatError for a file there that is not a ledger's, and KmsAccessDeniedError for a
     ledger that other users may write to: jobs move and remove the files that a ledger names.
     """
-    return FolderLedger(ledger_location(text), writing=writing, durable=durable)
+    location = ledger_location(text)
+    if location.startswith(_TABLE):
+        from .iceberg import IcebergLedger  # PyIceberg is optional
+
+        return IcebergLedger(location, writing=writing, root=root, kms=kms, key_id=key_id)
+    return FolderLedger(location, writing=writing, durable=durable)
