@@ -1203,9 +1203,10 @@ def test_the_commands_on_ledgers(tmp_path: Path, table_ledger: LedgerPlace, keyr
         assert run("release", table, claim.claim_id).exit_code == 0
         assert run("forget", table, JOB).exit_code == 0
         assert run("forget", table, JOB).exit_code == 2
-    with open_ledger(folder, writing=True) as ledger:
+    other = str(tmp_path / "other")
+    with open_ledger(other, writing=True) as ledger:
         newer = [rows[0]._replace(finished_ms=99)]
         ledger.settle(ledger.prepare(newer), newer)
-    refused = run("import", folder, table)
+    refused = run("import", other, table)
     assert refused.exit_code == 6
     assert "has a newer row" in refused.output
