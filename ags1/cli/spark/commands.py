@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from ..kms import options
 from ..kms.options import KmsOptions, Target
 from ..options import Paths, flag, grouped, no_fsync, output
 from ..report import Report, bar
+from .ledger import ledger as ledger_commands
 from .session import kms_config, master, session
 from .tables import COMMANDS
 
@@ -38,9 +38,9 @@ _ledger = click.option(
     "--ledger",
     required=True,
     type=_PATH,
-    metavar="DIR",
-    help="The ledger: a folder of Parquet files with each file's wrapped key and outcome. If it is "
-    "lost, the files cannot be decrypted.",
+    metavar="LEDGER",
+    help="The ledger with each file's wrapped key and outcome: a folder of Parquet files, or "
+    "iceberg:CATALOG.NAMESPACE.TABLE. If it is lost, the files cannot be decrypted.",
 )
 _force = flag("-f", "--force", help="Overwrite targets that the ledger does not list.")
 _sources = click.argument("sources", nargs=-1, required=True, type=_PATH, metavar="SOURCE...")
@@ -59,10 +59,10 @@ class _Reading:
     def opening(self) -> dict[str, Any]:
         """Return the arguments by which Spark's jobs open the ledger. Raises before Spark starts
         what would fail in each of them: OSError, click.UsageError, KmsError."""
-        from ...spark.paths import ledger_folder
+        from ...spark.ledger import check_ledger
         from ..kms.master_keys import settings_of, trusted_keys
 
-        os.listdir(ledger_folder(self.ledger))
+        check_ledger(self.ledger)
         settings = settings_of(self.kms)
         config = kms_config(settings)
         key_ids = trusted_keys(settings, config.client(), self.keys) or frozenset()
@@ -83,7 +83,8 @@ def spark() -> None:
     """Work on any number of files with Spark (pip install 'ags1[spark]', and Java).
 
     Large files are split into ranges of blocks and small files are grouped, so that all cores work.
-    The keys are kept in a ledger, a folder on the driver's machine, instead of sidecars. A path is
+    The keys are kept in a ledger instead of sidecars: a folder on the driver's machine, or an
+    encrypted table, which outlives it (iceberg:CATALOG.NAMESPACE.TABLE). A path is
     a folder that the driver and all executors have mounted, or a URL of S3 (pip install 'ags1[s3]')
     or of another storage that fsspec knows. Each process uses the KMS and the storage under its own
     identity and finds its own credentials: a role, VAULT_TOKEN, a token file. A secret in
@@ -139,12 +140,12 @@ def encrypt(
       ags1 spark encrypt '/data/2026-*/*.avro' sealed --ledger ledger --master 'local[2]'
       ags1 spark encrypt in sealed --ledger ledger --kms aws --key alias/files --json
     """
-    from ...spark.paths import ledger_folder
+    from ...spark.ledger import ledger_location
     from ..kms.master_keys import named_key
 
     settings, key_id = named_key(kms, key)
     config = kms_config(settings)
-    ledger_folder(ledger)  # raises before Spark starts
+    ledger_location(ledger)  # raises before Spark starts
 
     return _run(
         "encrypt_files",
@@ -277,5 +278,5 @@ def _line(summary: Summary) -> str:
     return ", ".join(parts)
 
 
-for _command in COMMANDS:
+for _command in (*COMMANDS, ledger_commands):
     spark.add_command(_command)

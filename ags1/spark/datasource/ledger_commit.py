@@ -20,8 +20,18 @@ from ...keys.sidecar import Sidecar, sidecar_path
 from ..jobs.publishing import published, settle_pending, sync_names
 from ..jobs.selection import SUFFIX
 from ..keys import as_text
-from ..ledger import DONE, ENCRYPT, FAILED, REMOVED, Batch, Ledger, Row
-from ..paths import ledger_folder
+from ..ledger import (
+    DONE,
+    ENCRYPT,
+    FAILED,
+    REMOVED,
+    Batch,
+    Ledger,
+    LedgerAt,
+    Row,
+    check_ledger,
+    open_ledger,
+)
 from . import staging
 from .encrypted_files import encrypted_below, is_encrypted
 
@@ -47,7 +57,7 @@ def rows_of(folder: str, new: Sequence[NewFile], job_id: str, source: str) -> li
 
 
 def commit_to_ledger(
-    folder_of_ledger: str,
+    ledger_at: LedgerAt | str,
     folder: str,
     rows: Sequence[Row],
     *,
@@ -63,7 +73,7 @@ def commit_to_ledger(
     means that another job has been writing to the ledger for a minute.
     """
     old: list[str] = []
-    with _opened(folder_of_ledger) as ledger:
+    with _opened(ledger_at, folder) as ledger:
         settle_pending(ledger)
         if is_done is not None and is_done(ledger):
             staging.withdraw(rows)
@@ -83,11 +93,14 @@ def commit_to_ledger(
         remove_with_sidecar(path)
 
 
-def take_back(folder_of_ledger: str, job_id: str) -> None:
-    """Undo what an interrupted commit of a job has done. Raises OSError."""
-    if not os.path.isdir(ledger_folder(folder_of_ledger)):
+def take_back(ledger_at: LedgerAt | str, job_id: str, folder: str | None = None) -> None:
+    """Undo what an interrupted commit of a job to ``folder`` (None: any) has done. Raises
+    OSError."""
+    try:
+        check_ledger(ledger_at.location if isinstance(ledger_at, LedgerAt) else ledger_at)
+    except FileNotFoundError:
         return
-    with _opened(folder_of_ledger) as ledger:
+    with _opened(ledger_at, folder) as ledger:
         for batch in ledger.pending():
             if any(row.job_id == job_id for row in batch.rows):
                 _give_up(ledger, batch, "Ags1Error", "the commit was interrupted")
@@ -99,12 +112,12 @@ def remove_with_sidecar(path: str) -> None:
     staging.remove(sidecar_path(path))
 
 
-def _opened(folder: str) -> Ledger:
+def _opened(ledger_at: LedgerAt | str, root: str | None) -> Ledger:
     """Open a ledger for writing, as soon as no other job writes."""
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
-            return Ledger(folder, writing=True)
+            return open_ledger(ledger_at, writing=True, root=root)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise
