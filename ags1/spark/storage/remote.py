@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from ...atomic import is_temporary, temporary_name
 from ...errors import Ags1Error
+from ..filesystems import os_errors
 from ..ledger import Row
 from .pieces import Item, Piece
 from .protocol import (
@@ -54,17 +55,6 @@ _VERSIONS = (
     "ETag etag Content-MD5 Digest generation mtime LastModified last_modified Last-Modified "
     "modificationTime modify sha".split()
 )
-
-
-@contextlib.contextmanager
-def os_errors(path: str) -> Iterator[None]:
-    """Raise OSError instead of the exceptions that each file system has of its own."""
-    try:
-        yield
-    except (OSError, Ags1Error, MemoryError):
-        raise
-    except Exception as error:
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
 
 
 class RemoteSource:
