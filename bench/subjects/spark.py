@@ -607,12 +607,12 @@ def _overheads(folder: Path, session: Session, rounds: int) -> Iterator[Contest]
 def _keys(folder: Path, ledgers: Iterable[Path]) -> dict[str, ags1.KeyMetadata]:
     """The keys of the encrypted files that ledgers know, by their paths."""
     from ags1.spark.keys import FileKeys
-    from ags1.spark.ledger import ENCRYPT, Ledger
+    from ags1.spark.ledger import ENCRYPT, open_ledger
 
     keys = FileKeys.for_opening(_kms(folder))
     found = {}
     for ledger in ledgers:
-        for path, row in Ledger(str(ledger), writing=False).done(ENCRYPT).items():
+        for path, row in open_ledger(str(ledger), writing=False).done(ENCRYPT).items():
             found[path] = keys.unwrap(row.key_metadata or "")
     return found
 

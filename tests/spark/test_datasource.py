@@ -33,7 +33,7 @@ from ags1.spark.datasource.encrypted_files import Listed, Part, list_files, open
 from ags1.spark.datasource.lines import whole_lines
 from ags1.spark.datasource.reader import FilesReader
 from ags1.spark.keys import FileKeys, KmsConfig
-from ags1.spark.ledger import DONE, ENCRYPT, Ledger, Row
+from ags1.spark.ledger import DONE, ENCRYPT, Row, open_ledger
 
 BLOCK = 4096
 
@@ -210,7 +210,7 @@ def write_ledger(ledger_folder: Path, folder: Path) -> None:
             "key_metadata": path.read_text(),
         }
         rows.append(Row(**known))  # type: ignore[arg-type]
-    with Ledger(str(ledger_folder), writing=True, durable=False) as ledger:
+    with open_ledger(str(ledger_folder), writing=True, durable=False) as ledger:
         ledger.settle(ledger.prepare(rows), rows)
 
 

@@ -33,7 +33,8 @@ from ags1.spark.jobs import group, planning, work
 from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
-from ags1.spark.ledger import ENCRYPT, Ledger, Row, read_rows, write_rows
+from ags1.spark.ledger import ENCRYPT, Row, open_ledger
+from ags1.spark.ledger.folder import read_rows, write_rows
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage.choice import find
 from ags1.spark.storage.local import LOCAL, LocalSource, LocalStorage
@@ -77,12 +78,12 @@ class Folders:
         return jobs.verify_files(self.spark, source, ledger=self.ledger, kms=self.kms)
 
     def rows(self) -> list[Row]:
-        with Ledger(str(self.ledger), writing=False) as ledger:
+        with open_ledger(str(self.ledger), writing=False) as ledger:
             return ledger.rows()
 
     def done(self) -> dict[str, Row]:
         """Return the encrypted files' rows by their relative paths."""
-        with Ledger(str(self.ledger), writing=False) as ledger:
+        with open_ledger(str(self.ledger), writing=False) as ledger:
             return {row.relative_path: row for row in ledger.done(ENCRYPT).values()}
 
     def check(self) -> None:
@@ -756,7 +757,7 @@ def test_a_driver_that_is_killed(
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(contents(folders.target)) == published
     # Before anything goes on: what has its name has its key.
-    with Ledger(str(folders.ledger), writing=False) as ledger:
+    with open_ledger(str(folders.ledger), writing=False) as ledger:
         known = {row.target for row in ledger.rows(pending=True)}
     assert {row + ".ags1" for row in folders.done()} <= contents(folders.target).keys()
     assert {str(folders.target / name) for name in contents(folders.target)} <= known

@@ -22,7 +22,7 @@ from ags1.kms import LocalKms
 from ags1.spark import jobs
 from ags1.spark.jobs import running
 from ags1.spark.keys import KmsConfig
-from ags1.spark.ledger import ENCRYPT, Ledger
+from ags1.spark.ledger import ENCRYPT, open_ledger
 from ags1.spark.jobs.running import Job
 from ags1.spark.storage.choice import storage_of
 from ags1.spark.jobs.work import Result
@@ -82,7 +82,7 @@ for job in range(2):
     where = {"ledger": folder + "/ledger", "kms": kms, "key_id": "default", "durable": False}
     if job:  # the files are as the ledger says
         local = storage_of(folder)
-        sizes = {row.target: row.target_size for row in Ledger(
+        sizes = {row.target: row.target_size for row in open_ledger(
             folder + "/ledger", writing=False).done(ENCRYPT, ("target_size",)).values()}
         type(local).statuses = lambda *_, **__: lambda target: types.SimpleNamespace(
             size=sizes[target])

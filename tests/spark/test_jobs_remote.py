@@ -21,7 +21,7 @@ from ags1.spark.jobs import planning
 from ags1.spark.jobs.publishing import published, settle_pending
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig
-from ags1.spark.ledger import DONE, ENCRYPT, Ledger, Row
+from ags1.spark.ledger import DONE, ENCRYPT, Ledger, Row, open_ledger
 from ags1.spark.storage import choice as storages
 from ags1.spark.storage import s3 as s3_storage
 from ags1.spark.storage.pieces import Item, Piece
@@ -153,11 +153,11 @@ class Places:
         return jobs.verify_files(self.spark, source, ledger=self.ledger, kms=self.kms)
 
     def rows(self) -> list[Row]:
-        with Ledger(str(self.ledger), writing=False) as ledger:
+        with open_ledger(str(self.ledger), writing=False) as ledger:
             return ledger.rows()
 
     def done(self) -> dict[str, Row]:
-        with Ledger(str(self.ledger), writing=False) as ledger:
+        with open_ledger(str(self.ledger), writing=False) as ledger:
             return {row.relative_path: row for row in ledger.done(ENCRYPT).values()}
 
     def check(self, kind: str, plain: dict[str, bytes]) -> None:
@@ -592,7 +592,7 @@ def test_uploads_that_cannot_be_aborted_now(
 ) -> None:
     place = {"Bucket": BUCKET, "Key": "sealed/a"}
     upload = places.s3.create_multipart_upload(**place)["UploadId"]
-    with Ledger(str(places.ledger), writing=True) as ledger:
+    with open_ledger(str(places.ledger), writing=True) as ledger:
         ledger.begin("abc", "s3://bucket/sealed")
         ledger.note_staged("abc", 1, {"s3://bucket/sealed/a": upload})
         with monkeypatch.context() as patch:

@@ -21,7 +21,7 @@ from ags1.keys.envelope import KeyEncryptionKey
 from ags1.keys.sidecar import Sidecar
 from ags1.kms import LocalKms
 from ags1.spark.keys import FileKeys, KmsConfig
-from ags1.spark.ledger import ENCRYPT, Ledger
+from ags1.spark.ledger import ENCRYPT, open_ledger
 
 pytestmark = pytest.mark.spark
 
@@ -132,7 +132,7 @@ def keys_of_ledger(folder: Path, keyring: Path) -> list[bytes]:
     config = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": str(keyring)})
     keys = FileKeys.for_opening(config)
     found: dict[bytes, None] = {}
-    with Ledger(str(folder), writing=False) as ledger:
+    with open_ledger(str(folder), writing=False) as ledger:
         for row in ledger.done(ENCRYPT).values():
             assert row.key_metadata is not None
             found[keys.unwrap(row.key_metadata).encryption_key] = None

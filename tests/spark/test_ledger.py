@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 
 from ags1 import layout
 from ags1.errors import FormatError, KmsAccessDeniedError, KmsConfigurationError
-from ags1.spark import ledger as ledgers
 from ags1.spark.jobs import planning
 from ags1.spark.jobs.publishing import has_its_name, published, settle_pending
 from ags1.spark.keys import KmsConfig
-from ags1.spark.ledger import DONE, ENCRYPT, FAILED, SCHEMA, Ledger, Row
+from ags1.spark.ledger import DONE, ENCRYPT, FAILED, SCHEMA, Ledger, Row, open_ledger
+from ags1.spark.ledger import folder as folder_ledger
+from ags1.spark.ledger.folder import FolderLedger
 from ags1.spark.storage import choice as storages
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage import local_files as files
@@ -77,18 +78,18 @@ def path_of(row: Row) -> Path:
 def test_rows_come_back_and_the_newest_done_one_counts(tmp_path: Path) -> None:
     old, failed = row(tmp_path / "a"), row(tmp_path / "a", status=FAILED)
     new, other = row(tmp_path / "a", source_size=9), row(tmp_path / "b")
-    with Ledger(str(tmp_path / "ledger"), writing=True) as ledger:
+    with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:
         for rows in ([old, other], [new], [failed]):
             ledger.settle(ledger.prepare(rows), rows)
         assert ledger.rows() == [old, other, new, failed]
         assert ledger.done(ENCRYPT) == {new.target: new, other.target: other}
-    with Ledger(str(tmp_path / "ledger"), writing=True) as ledger:  # goes on numbering
+    with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:  # goes on numbering
         ledger.settle(ledger.prepare([old]), [old])
         assert ledger.done(ENCRYPT)[old.target] == old
 
 
 def test_parquet_readers_see_settled_rows_only(tmp_path: Path) -> None:
-    with Ledger(str(tmp_path), writing=True) as ledger:
+    with open_ledger(str(tmp_path), writing=True) as ledger:
         batch = ledger.prepare([row(tmp_path / "a")])
         ledger.begin(JOB, str(tmp_path))
         assert ledger.rows() == []
@@ -98,11 +99,11 @@ def test_parquet_readers_see_settled_rows_only(tmp_path: Path) -> None:
 
 
 def test_one_job_at_a_time_writes(tmp_path: Path) -> None:
-    with Ledger(str(tmp_path), writing=True):
+    with open_ledger(str(tmp_path), writing=True):
         with pytest.raises(BlockingIOError, match="another job"):
-            Ledger(str(tmp_path), writing=True)
-        Ledger(str(tmp_path), writing=False).close()
-    Ledger(str(tmp_path), writing=True).close()
+            open_ledger(str(tmp_path), writing=True)
+        open_ledger(str(tmp_path), writing=False).close()
+    open_ledger(str(tmp_path), writing=True).close()
 
 
 def test_a_ledger_that_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +111,10 @@ def test_a_ledger_that_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in ("s3://bucket/ledger", str(Path("s3://bucket/ledger")), "dbfs:/ledger"):
         for writing in (False, True):
             with pytest.raises(OSError, match="a ledger has to be a folder of the driver"):
-                Ledger(name, writing=writing)
+                open_ledger(name, writing=writing)
     assert list(tmp_path.iterdir()) == []
     for name in (f"file://{tmp_path}/ledger", f"file:{tmp_path}/ledger", "ledger"):
-        with Ledger(name, writing=True) as ledger:
+        with open_ledger(name, writing=True) as ledger:
             assert ledger.folder == str(tmp_path / "ledger")
 
 
@@ -121,21 +122,21 @@ def test_a_ledger_that_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_batch_that_is_settled_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
-    read_rows = ledgers.read_rows
+    read_rows = folder_ledger.read_rows
     written = row(tmp_path / "a")
     for pending in (False, True):
         folder = tmp_path / str(pending)
-        with Ledger(str(folder), writing=True) as writer:
+        with open_ledger(str(folder), writing=True) as writer:
             batch = writer.prepare([written])
             settled = [written._replace(status=status)]
 
             def read(path: str, *more: Any, settle: Any = (writer, batch, settled)) -> list[Row]:
-                monkeypatch.setattr(ledgers, "read_rows", read_rows)
+                monkeypatch.setattr(folder_ledger, "read_rows", read_rows)
                 settle[0].settle(*settle[1:])
                 return read_rows(path, *more)
 
-            monkeypatch.setattr(ledgers, "read_rows", read)
-            with Ledger(str(folder), writing=False) as reader:
+            monkeypatch.setattr(folder_ledger, "read_rows", read)
+            with open_ledger(str(folder), writing=False) as reader:
                 if pending:
                     assert list(reader.pending()) == []
                 assert reader.rows(pending=True) == settled
@@ -144,26 +145,29 @@ def test_a_batch_that_is_settled_while_it_is_read(
 def test_a_batch_that_stays_pending_holds_back_one_that_is_settled_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = Ledger._files
+    listed = FolderLedger._files
     rows = [row(tmp_path / "a")]
-    with Ledger(str(tmp_path), writing=True) as writer:
+    with open_ledger(str(tmp_path), writing=True) as writer:
 
-        def files(self: Ledger, *patterns: Any) -> Any:
+        def files(self: FolderLedger, *patterns: Any) -> Any:
             found = listed(self, *patterns)
-            monkeypatch.setattr(Ledger, "_files", listed)
+            monkeypatch.setattr(FolderLedger, "_files", listed)
             writer.prepare(rows)
             writer.settle(writer.prepare(rows), rows)
             return found
 
-        monkeypatch.setattr(Ledger, "_files", files)
-        with Ledger(str(tmp_path), writing=False) as reader:
+        monkeypatch.setattr(FolderLedger, "_files", files)
+        with open_ledger(str(tmp_path), writing=False) as reader:
             assert reader.settled_up_to() == 0
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1PAR1", b"no Parquet file at all"])
 def test_a_damaged_ledger_is_told(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "batch-000000000001.parquet").write_bytes(data)
-    with Ledger(str(tmp_path), writing=False) as ledger, pytest.raises(FormatError, match="ledger"):
+    with (
+        open_ledger(str(tmp_path), writing=False) as ledger,
+        pytest.raises(FormatError, match="ledger"),
+    ):
         ledger.rows()
 
 
@@ -173,16 +177,16 @@ def test_a_folder_that_others_may_write_to(tmp_path: Path, mode: int) -> None:
     folder.mkdir()
     folder.chmod(mode)
     with pytest.raises(KmsAccessDeniedError, match="others may write to this ledger"):
-        Ledger(str(folder), writing=True)
+        open_ledger(str(folder), writing=True)
     assert not list(folder.iterdir())
-    Ledger(str(folder), writing=False).close()
+    open_ledger(str(folder), writing=False).close()
     folder.chmod(0o755)
-    Ledger(str(folder), writing=True).close()
+    open_ledger(str(folder), writing=True).close()
 
 
 def test_what_a_stranger_wrote_there(tmp_path: Path) -> None:
     deep = "[" * 200_000
-    with Ledger(str(tmp_path), writing=True) as ledger:
+    with open_ledger(str(tmp_path), writing=True) as ledger:
         for name in (f"_job-{JOB}.json", f"_staged-{JOB}-000001-0.json"):
             (tmp_path / name).write_text(deep)
         assert ledger.killed() == {}
@@ -190,10 +194,10 @@ def test_what_a_stranger_wrote_there(tmp_path: Path) -> None:
 
 
 def test_a_note_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ags1.spark.ledger._STAGED_IN_A_NOTE", 100)
-    monkeypatch.setattr("ags1.spark.ledger._MAX_STAGED_SIZE", 4096)
+    monkeypatch.setattr("ags1.spark.ledger.folder._STAGED_IN_A_NOTE", 100)
+    monkeypatch.setattr("ags1.spark.ledger.folder._MAX_STAGED_SIZE", 4096)
     begun = {f"s3://bucket/{number}": "upload" for number in range(1001)}
-    with Ledger(str(tmp_path), writing=True) as ledger:
+    with open_ledger(str(tmp_path), writing=True) as ledger:
         ledger.note_staged(JOB, 1, begun)
         ledger.note_staged(JOB, 2, {"s3://bucket/x": "upload"})
         assert dict(ledger.staged(JOB)) == begun | {"s3://bucket/x": "upload"}
@@ -209,7 +213,7 @@ def test_what_a_killed_job_is_known_by_is_synced(
 ) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
-    with Ledger(str(tmp_path), writing=True, durable=durable) as ledger:
+    with open_ledger(str(tmp_path), writing=True, durable=durable) as ledger:
         for step in (
             lambda: ledger.begin(JOB, str(tmp_path)),
             lambda: ledger.note_staged(JOB, 1, {"s3://bucket/a": "upload"}),
@@ -253,7 +257,7 @@ def test_rows_that_no_job_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], said: str
 ) -> None:
     if not change:
-        monkeypatch.setattr("ags1.spark.ledger._MAX_ROWS", 1)
+        monkeypatch.setattr("ags1.spark.ledger.rows._MAX_ROWS", 1)
     rows = [row(tmp_path / "a")._asdict() | change for _ in range(2)]
     table = pa.Table.from_pylist(rows)
     for number, field in enumerate(SCHEMA):
@@ -263,7 +267,7 @@ def test_rows_that_no_job_writes(
         elif change[field.name] is None:
             table = table.set_column(number, field, pa.nulls(2, field.type))
     pq.write_table(table, tmp_path / "batch-000000000001.parquet")
-    with Ledger(str(tmp_path), writing=False) as ledger:
+    with open_ledger(str(tmp_path), writing=False) as ledger:
         with pytest.raises(FormatError, match=said):
             ledger.rows()
 
@@ -272,11 +276,11 @@ class TestAfterAKill:
     """What was pending is brought to its end, wherever the kill came."""
 
     def settle(self, folder: Path, *rows: Row) -> list[Row]:
-        with Ledger(str(folder / "ledger"), writing=True) as ledger:
+        with open_ledger(str(folder / "ledger"), writing=True) as ledger:
             LOCAL.mark(JOB, str(folder), durable=True)
             ledger.begin(JOB, str(folder))
             ledger.prepare(list(rows))
-        with Ledger(str(folder / "ledger"), writing=True) as ledger:
+        with open_ledger(str(folder / "ledger"), writing=True) as ledger:
             settle_pending(ledger)
             assert not ledger.killed()
             assert not list(ledger.pending())
@@ -285,7 +289,7 @@ class TestAfterAKill:
 
     def kill(self, folder: Path, *rows: Row) -> Ledger:
         """Return the ledger after the kill of a job with files in ``folder``."""
-        ledger = Ledger(str(folder.parent / "ledger"), writing=True)
+        ledger = open_ledger(str(folder.parent / "ledger"), writing=True)
         LOCAL.mark(JOB, str(folder), durable=True)
         ledger.begin(JOB, str(folder))
         ledger.prepare(rows)
@@ -354,7 +358,7 @@ class TestAfterAKill:
         with pytest.raises(FileNotFoundError, match="mount it"):
             self.settle(tmp_path, wanted)
         (tmp_path / "elsewhere").rename(tmp_path / "out")
-        with Ledger(str(tmp_path / "ledger"), writing=True) as ledger:
+        with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:
             settle_pending(ledger)
             assert ledger.rows() == [wanted]
 
@@ -742,7 +746,7 @@ class TestElsewhere:
         self, fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
     ) -> None:
         fs.pipe("/lake/.ags1-ab.tmp/1", b"new")
-        with Ledger(str(tmp_path), writing=True) as ledger:
+        with open_ledger(str(tmp_path), writing=True) as ledger:
             ledger.begin("ab", f"memory://{root}")
             for name in ("rm_file", "info"):
                 with monkeypatch.context() as patch:

@@ -32,7 +32,7 @@ from ags1.spark.datasource.stream_reader import LedgerStreamReader
 from ags1.spark.datasource.stream_writer import StreamWriter, is_committed, job_id_of
 from ags1.spark.datasource.writer import FilesWriter, Target, WrittenFile
 from ags1.spark.keys import KmsConfig
-from ags1.spark.ledger import DONE, ENCRYPT, FAILED, REMOVED, Ledger, Row
+from ags1.spark.ledger import DONE, ENCRYPT, FAILED, REMOVED, Ledger, Row, open_ledger
 from ags1.spark.options import sealing_keys as options_sealing_keys
 from ags1.spark.storage.choice import find
 from ags1.spark.storage.local import LocalSource
@@ -158,7 +158,7 @@ def read_stream(session: Any, folder: Path, target: Path, options: dict[str, str
 
 
 def settled(options: dict[str, str]) -> list[Row]:
-    with Ledger(options["ledger"], writing=False) as ledger:
+    with open_ledger(options["ledger"], writing=False) as ledger:
         assert not list(ledger.pending())
         return ledger.rows()
 
@@ -302,7 +302,7 @@ def test_a_driver_that_is_killed_leaves_each_row_once(
     )
 
     assert driver.returncode == -signal.SIGKILL, driver.stderr.decode()[-2000:]
-    with Ledger(given["ledger"], writing=False) as ledger:
+    with open_ledger(given["ledger"], writing=False) as ledger:
         (pending,) = ledger.pending()
     named = [Path(row.target).exists() for row in pending.rows]
     assert sorted(named) == [False, True]
@@ -430,7 +430,7 @@ def test_micro_batches_are_the_ledger_s(given: dict[str, str], folder: Path) -> 
 
 def test_what_is_pending_holds_back_what_comes_after(given: dict[str, str], folder: Path) -> None:
     (first,) = add(given, folder, "a")
-    with Ledger(given["ledger"], writing=True) as ledger:
+    with open_ledger(given["ledger"], writing=True) as ledger:
         batch = ledger.prepare([first._replace(target=str(folder / "x"))])
         reader = reader_of(given, folder)
         assert reader.latestOffset() == {"batch": 1}
@@ -447,7 +447,7 @@ def test_a_file_written_anew_is_left_to_the_newer_batch(
     (first,) = add(given, folder, "a")
     (second,) = add(given, folder, "b")
     os.replace(second.target, first.target)
-    with Ledger(given["ledger"], writing=True) as ledger:
+    with open_ledger(given["ledger"], writing=True) as ledger:
         newer = ledger.prepare([second._replace(target=first.target, replaces=True)])
         reader = reader_of(given, folder, ignoremissingfiles="true")
         # Given its name, and not settled: the older key does not open it any more.
@@ -490,7 +490,7 @@ def test_files_elsewhere_are_read_by_their_place_in_the_ledger(
     for row in add(given, folder, "a", "b"):
         store.put(row.target, f"/stream/{row.relative_path}.ags1")
         rows.append(row._replace(target=f"memory:///stream/{row.relative_path}.ags1"))
-    with Ledger(given["ledger"], writing=True) as ledger:
+    with open_ledger(given["ledger"], writing=True) as ledger:
         ledger.settle(ledger.prepare(rows), rows)
     reader = LedgerStreamReader({**given, "path": "memory://stream"}, _VALUE)
 
@@ -548,7 +548,7 @@ def test_streams_are_written_elsewhere(given: dict[str, str], elsewhere: str) ->
         fs.pipe_file(f"{name}/{path}", data)
     FilesWriter({**given, "path": elsewhere}, _VALUE, overwrite=True).commit([])
     assert sorted(names_in(elsewhere)) == ["README.txt", "notes.ags1"]
-    with Ledger(given["ledger"], writing=False) as ledger:
+    with open_ledger(given["ledger"], writing=False) as ledger:
         assert ledger.done(ENCRYPT) == {}
     if elsewhere.startswith("s3:"):
         uploads = fsspec.filesystem("s3").call_s3(
@@ -638,7 +638,7 @@ def test_only_files_of_the_job_are_taken_back(
     (tmp_path / "precious").write_bytes(b"x")
     job = job_id_of(QUERY, 0)
     planted = row._replace(target=str(tmp_path / "precious"), job_id=job)
-    with Ledger(given["ledger"], writing=True) as ledger:
+    with open_ledger(given["ledger"], writing=True) as ledger:
         ledger.prepare([planted])
     take_back(given["ledger"], job)
     assert (tmp_path / "precious").exists()
@@ -673,7 +673,7 @@ def test_a_batch_is_known_by_its_query_and_its_number(
     assert not commit(other, 5)
     assert not commit(other, 4)
     assert commit(QUERY, 1)
-    with Ledger(given["ledger"], writing=True) as ledger:
+    with open_ledger(given["ledger"], writing=True) as ledger:
         row = ledger.rows()[-1]._replace(job_id=job_id_of(QUERY, 2))
         rows = [row, row._replace(status=FAILED, error="lost")]
         ledger.settle(ledger.prepare(rows), rows)
@@ -686,7 +686,7 @@ def test_a_ledger_that_another_one_writes_to_is_waited_for(
 ) -> None:
     writer, messages = written(given, folder, "a")
     monkeypatch.setattr("ags1.spark.datasource.ledger_commit.LOCK_SECONDS", 0.3)
-    with Ledger(given["ledger"], writing=True):
+    with open_ledger(given["ledger"], writing=True):
         with pytest.raises(BlockingIOError):
             writer.commit(messages)
     writer.commit(messages)
@@ -723,7 +723,7 @@ def test_overwriting_leaves_what_is_not_encrypted(
         store.makedirs(f"{name}/_kept", exist_ok=True)
         store.pipe_file(f"{name}/_kept/a.ags1", sealed)
         others["_kept/a.ags1"] = sealed
-        with Ledger(given["ledger"], writing=True) as ledger:
+        with open_ledger(given["ledger"], writing=True) as ledger:
             ledger.settle(ledger.prepare([hidden]), [hidden])
 
     FilesWriter({**given, "path": folder}, _VALUE, overwrite=True).commit([])
@@ -732,7 +732,7 @@ def test_overwriting_leaves_what_is_not_encrypted(
     assert not before & others.keys()
     assert all(store.cat_file(f"{name}/{path}") == data for path, data in others.items())
     if where != "sidecars":
-        with Ledger(given["ledger"], writing=False) as ledger:
+        with open_ledger(given["ledger"], writing=False) as ledger:
             assert list(ledger.done(ENCRYPT)) == [hidden.target]
 
 
@@ -762,7 +762,7 @@ def test_a_ledger_is_named_by_a_path(
     assert texts_of(reader, 0, 1) == ["a"]
     assert len(FilesReader(url, _VALUE).partitions()) == 1
     writer, messages = written(url, folder, "b")
-    with Ledger(given["ledger"], writing=True) as ledger:
+    with open_ledger(given["ledger"], writing=True) as ledger:
         ledger.prepare(writer._rows([message.file for message in messages]))
     writer.abort(messages)
     assert [row.status for row in settled(given)] == [DONE, FAILED]
@@ -795,7 +795,7 @@ def test_overwriting_with_a_ledger_takes_the_other_files_out_of_it(
     write(4, "overwrite")
 
     assert values(session, folder, given) == ["0", "1", "2", "3"]
-    with Ledger(given["ledger"], writing=False) as ledger:
+    with open_ledger(given["ledger"], writing=False) as ledger:
         assert set(ledger.done(ENCRYPT)) == set(map(str, folder.iterdir()))
     # A driver that was killed before it had removed them all.
     left.write_bytes(data)

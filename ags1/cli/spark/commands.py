@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +58,10 @@ class _Reading:
     def opening(self) -> dict[str, Any]:
         """Return the arguments by which Spark's jobs open the ledger. Raises before Spark starts
         what would fail in each of them: OSError, click.UsageError, KmsError."""
-        from ...spark.paths import ledger_folder
+        from ...spark.ledger import check_ledger
         from ..kms.master_keys import settings_of, trusted_keys
 
-        os.listdir(ledger_folder(self.ledger))
+        check_ledger(self.ledger)
         settings = settings_of(self.kms)
         config = kms_config(settings)
         key_ids = trusted_keys(settings, config.client(), self.keys) or frozenset()
@@ -139,12 +138,12 @@ def encrypt(
       ags1 spark encrypt '/data/2026-*/*.avro' sealed --ledger ledger --master 'local[2]'
       ags1 spark encrypt in sealed --ledger ledger --kms aws --key alias/files --json
     """
-    from ...spark.paths import ledger_folder
+    from ...spark.ledger import ledger_location
     from ..kms.master_keys import named_key
 
     settings, key_id = named_key(kms, key)
     config = kms_config(settings)
-    ledger_folder(ledger)  # raises before Spark starts
+    ledger_location(ledger)  # raises before Spark starts
 
     return _run(
         "encrypt_files",

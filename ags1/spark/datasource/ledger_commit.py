@@ -20,8 +20,17 @@ from ...keys.sidecar import Sidecar, sidecar_path
 from ..jobs.publishing import published, settle_pending, sync_names
 from ..jobs.selection import SUFFIX
 from ..keys import as_text
-from ..ledger import DONE, ENCRYPT, FAILED, REMOVED, Batch, Ledger, Row
-from ..paths import ledger_folder
+from ..ledger import (
+    DONE,
+    ENCRYPT,
+    FAILED,
+    REMOVED,
+    Batch,
+    Ledger,
+    Row,
+    check_ledger,
+    open_ledger,
+)
 from . import staging
 from .encrypted_files import encrypted_below, is_encrypted
 
@@ -85,7 +94,9 @@ def commit_to_ledger(
 
 def take_back(folder_of_ledger: str, job_id: str) -> None:
     """Undo what an interrupted commit of a job has done. Raises OSError."""
-    if not os.path.isdir(ledger_folder(folder_of_ledger)):
+    try:
+        check_ledger(folder_of_ledger)
+    except FileNotFoundError:
         return
     with _opened(folder_of_ledger) as ledger:
         for batch in ledger.pending():
@@ -104,7 +115,7 @@ def _opened(folder: str) -> Ledger:
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
-            return Ledger(folder, writing=True)
+            return open_ledger(folder, writing=True)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise

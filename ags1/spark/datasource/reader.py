@@ -16,7 +16,7 @@ from ...errors import KeyMetadataError
 from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..keys import FileKeys
-from ..ledger import DONE, ENCRYPT, REMOVED, Ledger
+from ..ledger import DONE, ENCRYPT, REMOVED, open_ledger
 from ..splits import PART_SIZE
 from ..storage.choice import absolute
 from ..storage.protocol import REQUESTS
@@ -97,7 +97,7 @@ def find_files(options: Mapping[str, str]) -> tuple[list[Listed], dict[str, str]
     folder = options.get("ledger")
     if not folder:
         return list(listed.values()), {}
-    with Ledger(folder, writing=False) as ledger:
+    with open_ledger(folder, writing=False) as ledger:
         known = ledger.done(ENCRYPT, ("key_metadata",))
         # Files of a job that is running, and files that were removed.
         others = {

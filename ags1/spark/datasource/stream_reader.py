@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from .. import options as opt
 from ..jobs.publishing import has_its_name
-from ..ledger import DONE, ENCRYPT, REMOVED, Ledger, Row
+from ..ledger import DONE, ENCRYPT, REMOVED, Ledger, Row, open_ledger
 from ..storage.choice import absolute
 from .encrypted_files import list_file, list_if_there
 from .reader import FilesPartition, FilesReader
@@ -131,7 +131,7 @@ class LedgerStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type:
         return self._files.read(partition)
 
     def _opened(self) -> Ledger:
-        return Ledger(self._ledger, writing=False)
+        return open_ledger(self._ledger, writing=False)
 
     def _settled(self) -> int:
         with self._opened() as ledger:

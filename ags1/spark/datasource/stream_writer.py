@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from ...errors import Ags1Error
 from .. import options as opt
 from ..keys import FileKeys
-from ..ledger import DONE, FAILED, Ledger, Row, read_rows
+from ..ledger import DONE, FAILED, Ledger, Row
 from ..storage.choice import storage_of
 from . import staging
 from .ledger_commit import commit_to_ledger, rows_of, take_back
@@ -116,10 +116,11 @@ def is_committed(ledger: Ledger, job_id: str) -> bool:
     the driver was killed and a file of the batch was lost before it got its name."""
     query = job_id[:_QUERY_DIGITS]
     # The newest first: the last batch of the query is probably one of them.
-    for path in reversed(ledger.batches()):
+    for number in reversed(ledger.numbers()):
         ours = [
             row
-            for row in read_rows(path, ("job_id", "status", "error"))
+            for _, rows in ledger.rows_between(number - 1, number, ("job_id", "status", "error"))
+            for row in rows
             if row.job_id.startswith(query) and len(row.job_id) > _QUERY_DIGITS
         ]
         if not any(row.status == DONE for row in ours):

@@ -31,8 +31,8 @@ from .. import options as opt
 from ..arrow_rows import arrow_schema, conform
 from ..jobs.selection import SUFFIX
 from ..keys import FileKeys
-from ..ledger import Row
-from ..paths import ledger_folder, local_path
+from ..ledger import Row, ledger_location
+from ..paths import local_path
 from ..storage.choice import absolute, storage_of
 from ..workers import end_of_task
 from . import staging
@@ -72,7 +72,7 @@ class Target(NamedTuple):
         columns = arrow_schema(schema)
         check_columns(inner, columns)
         if options.get("ledger"):
-            options = {**options, "ledger": ledger_folder(options["ledger"])}
+            options = {**options, "ledger": ledger_location(options["ledger"])}
         return cls(absolute(path), inner, columns, dict(options))
 
     @property

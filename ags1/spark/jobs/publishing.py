@@ -59,7 +59,7 @@ def _find_root(ledger: Ledger, job_id: str, root: str) -> None:
     would count as lost."""
     if not storage_of(root).has_mark(job_id, root):
         message = "the folder of a killed job's files is not there: mount it; if it is lost for "
-        message += f"good, remove {os.path.join(ledger.folder, f'_job-{job_id}.json')}"
+        message += f"good, {ledger.how_to_forget(job_id)}"
         raise FileNotFoundError(errno.ENOENT, message, root)
 
 

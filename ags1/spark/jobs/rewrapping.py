@@ -1,8 +1,8 @@
 """Wraps a ledger's KEKs again, under another master key or a newer version of the same one.
 
-The KEKs do not change, so files and their keys do not, either. A task rewrites each batch, and
-checks that every key in it can be unwrapped, because the old master key may be destroyed next. Then
-the new batch replaces the old one in one step.
+The KEKs do not change, so files and their keys do not, either. The driver reads the batches of the
+ledger, tasks wrap their keys again, and the driver replaces each batch in one step. A task checks
+that every key can be unwrapped, because the old master key may be destroyed next.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from ...errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError, KmsKeyNotFoundE
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.sidecar import Sidecar
 from ..keys import FileKeys, KmsConfig, as_text
-from ..ledger import Row, read_rows, write_rows
-from ..paths import ledger_folder
-from ..storage import local_files as files
-from ..workers import task_context
+from ..ledger import Ledger, Row
 from .running import Job, Summary
 from .work import cause
 
 REWRAP = "rewrap"
+# Of one task, and of one Spark job: the driver has so many rows in memory.
+_KEYS_IN_A_TASK = 2_000
+_KEYS_IN_A_JOB = 100_000
 
 # By a KEK's id, the wrapped KEK and the master key's id.
 _Made: TypeAlias = "dict[tuple[str, bytes, str | None], KeyEncryptionKey]"
 
 
-class _Rewritten(NamedTuple):
-    """What became of a batch. ``staged`` is None if nothing in it had to change."""
+class _Rewrapped(NamedTuple):
+    """What became of a key: its new document and master key, or the error's kind and message."""
 
-    path: str
-    staged: str | None
-    done: int
-    failures: list[tuple[str, str, str]]
+    key_metadata: str | None
+    master_key_id: str | None
+    error_kind: str = ""
+    error: str = ""
 
 
 def rewrap_ledger(
@@ -60,18 +60,47 @@ def rewrap_ledger(
     if accepted and to_key_id is not None and to_kms is None:
         accepted |= {to_key_id}  # what an earlier run has done
     keys = FileKeys.for_opening(kms, accepted)
-    folder = ledger_folder(os.fspath(ledger))
-    with Job(spark, REWRAP, folder, folder, durable, None, None) as job:
-        paths = job.ledger.batches()
-        work = _Rewrapping(keys, kms if to_kms is None else to_kms, to_key_id, job.id, durable)
-        job.stages_in(folder)
-        for result in job.group.run(paths, work) if paths else ():
-            if result.staged is not None:
-                job.ledger.replace(result.path, result.staged)
-            job.summary.done += result.done
-            for failed in result.failures:
-                job.summary.add_failure(*failed)
+    with Job(spark, REWRAP, "", os.fspath(ledger), durable, None, None) as job:
+        work = _Rewrapping(keys, kms if to_kms is None else to_kms, to_key_id)
+        for batches in _together(job.ledger):
+            rows = [row for _, batch in batches for row in batch if row.key_metadata is not None]
+            documents = [row.key_metadata or "" for row in rows]
+            cut = range(0, len(rows), _KEYS_IN_A_TASK)
+            tasks = [documents[first : first + _KEYS_IN_A_TASK] for first in cut]
+            results = iter(job.group.run(tasks, work) if tasks else ())
+            for number, batch in batches:
+                _replace(job, number, batch, results)
     return job.summary
+
+
+def _together(ledger: Ledger) -> Iterator[list[tuple[int, list[Row]]]]:
+    """Yield the settled batches, small ones together."""
+    group: list[tuple[int, list[Row]]] = []
+    for number, rows in ledger.rows_between(0):
+        if group and sum(len(batch) for _, batch in group) + len(rows) > _KEYS_IN_A_JOB:
+            yield group
+            group = []
+        group.append((number, rows))
+    yield group
+
+
+def _replace(job: Job, number: int, batch: list[Row], results: Iterator[_Rewrapped]) -> None:
+    """Replace the keys of a batch by the next results, and count them."""
+    rows = []
+    done = 0
+    for row in batch:
+        if row.key_metadata is not None:
+            result = next(results)
+            if result.key_metadata is None:
+                job.summary.add_failure(row.target, result.error_kind, result.error)
+            else:
+                done += 1
+                new = result.key_metadata, result.master_key_id
+                row = row._replace(key_metadata=new[0], master_key_id=new[1])
+        rows.append(row)
+    if done:
+        job.ledger.replace(number, rows)
+    job.summary.done += done
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,33 +108,19 @@ class _Rewrapping:
     keys: FileKeys
     to: KmsConfig
     to_key_id: str | None
-    job_id: str
-    durable: bool
 
-    def __call__(self, paths: Iterable[str]) -> Iterator[_Rewritten]:
-        context = task_context()
+    def __call__(self, tasks: Iterable[list[str]]) -> Iterator[_Rewrapped]:
         made: _Made = {}
-        for path in paths:
-            failures = []
-            rows = []
-            done = 0
-            for row in read_rows(path):
-                if row.key_metadata is not None:
-                    try:
-                        row = self._rewrapped(row, row.key_metadata, made)
-                        done += 1
-                    except KMS_UNUSABLE:
-                        raise
-                    except Ags1Error as error:
-                        failures.append((row.target, type(error).__name__, cause(error)))
-                rows.append(row)
-            staged = None
-            if done:
-                staged = files.staged_path(path, self.job_id, f"{context.taskAttemptId():x}")
-                write_rows(staged, rows, durable=self.durable)
-            yield _Rewritten(path, staged, done, failures)
+        for documents in tasks:
+            for document in documents:
+                try:
+                    yield self._rewrapped(document, made)
+                except KMS_UNUSABLE:
+                    raise
+                except Ags1Error as error:
+                    yield _Rewrapped(None, None, type(error).__name__, cause(error))
 
-    def _rewrapped(self, row: Row, document: str, made: _Made) -> Row:
+    def _rewrapped(self, document: str, made: _Made) -> _Rewrapped:
         sidecar = Sidecar.from_bytes(document.encode())
         keks = {}
         for entry in sidecar.kek_entries:
@@ -117,7 +132,7 @@ class _Rewrapping:
             sidecar.open(lambda entry: keks[entry.key_id], wrapped)
         after = sidecar.with_entries([kek.entry for kek in keks.values()])
         master_key_id = after.kek_entry(after.file_keys[0]).encrypted_by_id
-        return row._replace(key_metadata=as_text(after.to_dict()), master_key_id=master_key_id)
+        return _Rewrapped(as_text(after.to_dict()), master_key_id)
 
     def _rewrap(self, entry: EncryptedKey) -> KeyEncryptionKey:
         master_key_id = self.to_key_id or entry.encrypted_by_id

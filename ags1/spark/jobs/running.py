@@ -32,8 +32,16 @@ from ...errors import KMS_UNUSABLE
 from ...key_metadata import KeyMetadata
 from ...keys.keychain import FILE_KEY_SIZE
 from ..keys import FileKeys, as_text
-from ..ledger import DECRYPT, DONE, ENCRYPT, FAILED, SKIPPED, Ledger, Row
-from ..paths import ledger_folder
+from ..ledger import (
+    DECRYPT,
+    DONE,
+    ENCRYPT,
+    FAILED,
+    SKIPPED,
+    Row,
+    check_ledger,
+    open_ledger,
+)
 from ..storage.choice import storage_of
 from ..storage.pieces import Item, target_size
 from ..storage.protocol import Staging
@@ -128,6 +136,7 @@ class Job:
         self.id = random_bytes(6).hex()
         self.group = JobGroup(spark, f"ags1-{self.id}", f"ags1: {operation} files", cores)
         self.writes = operation != VERIFY
+        self._stages = operation in (ENCRYPT, DECRYPT)
         self._root = root
         self._storage = storage_of(root)
         self._durable = durable
@@ -144,20 +153,21 @@ class Job:
         self._staging = Staging(self.id, root, operation == ENCRYPT, durable)
         self._wave = 0  # the number of the newest wave in the ledger
         if operation != ENCRYPT:
-            os.listdir(ledger_folder(ledger))  # it must exist
-        self.ledger = Ledger(ledger, writing=self.writes, durable=durable)
+            check_ledger(ledger)
+        self.ledger = open_ledger(ledger, writing=self.writes, durable=durable)
         self.selection = Selection(operation, root, self.ledger)
 
     def __enter__(self) -> Job:
         try:
             if self.writes:
                 # Other operations concern all files of the ledger.
-                root = self._root if self.operation in (ENCRYPT, DECRYPT) else None
+                root = self._root if self._stages else None
                 settle_pending(self.ledger, durable=self._durable, root=root)
-                self._storage.make_root(self._root)
-                # In this order: a note without a mark means that the folder is not mounted.
-                self._storage.mark(self.id, self._root, durable=self._durable)
-                self.ledger.begin(self.id, self._root)
+                if self._stages:
+                    self._storage.make_root(self._root)
+                    # In this order: a note without a mark means that the folder is not mounted.
+                    self._storage.mark(self.id, self._root, durable=self._durable)
+                    self.ledger.begin(self.id, self._root)
         except BaseException:
             self.ledger.close()
             raise
@@ -172,7 +182,7 @@ class Job:
                 if tasks_may_run or self.group.speculates:
                     tasks_may_run = not self.group.wait_for_tasks() or was_interrupted
             # A pending batch needs its staged files: the next job settles it.
-            if self.writes and not self._has_pending_batch:
+            if self._stages and not self._has_pending_batch:
                 if tasks_may_run:
                     # The ledger keeps its note, so the next job removes what late tasks leave.
                     staged = self.ledger.staged(self.id)
@@ -182,10 +192,6 @@ class Job:
         finally:
             self.ledger.close()
         self.summary.seconds = time.monotonic() - self._started
-
-    def stages_in(self, folder: str) -> None:
-        """Note that the job stages files in a folder, so that its end removes them."""
-        self._folders.add(folder)
 
     def run(
         self,

@@ -52,7 +52,7 @@ class Selection:
         self._root = root
         self._ledger = ledger
         # Sources are not searched for in these folders.
-        self._own_folders = [folder for folder in (root, ledger.folder) if folder]
+        self._own_folders = [folder for folder in (root, ledger.own_folder) if folder]
         self._targets: set[str] = set()
         self._status_of: StatusOf = lambda target: None
         self.failures: list[Failure] = []
@@ -90,7 +90,7 @@ class Selection:
         """Return the work on all files that are not done. The names of their targets end with
         ``suffix``."""
         columns = ("source", "source_size", "source_version", "target_size")
-        rows = self._ledger.done(self._operation, columns)
+        rows = self._ledger.done(self._operation, columns, below=self._root)
         storage = storage_of(self._root)
         self._status_of = storage.statuses(self._root, len(wanted), follow=False)
         items: list[Item] = []

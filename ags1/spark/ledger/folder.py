@@ -1,6 +1,4 @@
-"""The ledger: what became of each file of a job, and its wrapped key.
-
-If the ledger is lost, the files cannot be decrypted. Its folder has these files::
+"""A ledger that is a folder of the driver's file system, with Parquet files::
 
     batch-<number>.parquet      settled rows; the highest number is the newest
     _pending-<number>.parquet   rows whose files may not all have their names yet
@@ -24,92 +22,31 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from .. import private_file
-from ..atomic import AtomicFile, sync_folder
-from ..errors import FormatError, KmsAccessDeniedError
-from ..kms.passphrase import check_owner
-from .paths import ledger_folder
-
-ENCRYPT, DECRYPT = "encrypt", "decrypt"
-DONE, FAILED, SKIPPED, REMOVED = "done", "failed", "skipped", "removed"
+from ... import private_file
+from ...atomic import AtomicFile, sync_folder
+from ...errors import KmsAccessDeniedError
+from ...kms.passphrase import check_owner
+from .base import Ledger
+from .rows import Batch, Row, read_parquet, write_parquet
 
 _BATCH = re.compile(r"batch-(\d{12})\.parquet")
 _PENDING = re.compile(r"_pending-(\d{12})\.parquet")
 _JOB = re.compile(r"_job-([0-9a-f]+)\.json")
 _MAX_JOB_SIZE = 1 << 20
 _MAX_STAGED_SIZE = 64 << 20
-# A batch is of one wave.
-_MAX_ROWS = 5_000_000
 # Far from that size: URLs and the ids of uploads have a few hundred bytes each.
 _STAGED_IN_A_NOTE = 20_000
 
 
-class Row(NamedTuple):
-    """What became of one file.
-
-    Sizes are bytes, times are ms since 1970. ``source_version`` changes with the source: a local
-    file's time in ns, S3's ETag. ``key_metadata`` is the JSON document of a sidecar with the file's
-    wrapped key, ``key_id`` that key's id there, ``master_key_id`` the master key in the KMS.
-    ``error_kind`` is the exception's name. ``attempt`` tells the storage what was written: for a
-    local file its path from the target's folder, a tab, its inode and time; for S3 JSON of the
-    upload and its parts; otherwise a URL. ``replaces``: the target may replace an older one.
-    ``plaintext_hmac``, if it was asked for, is HMAC-SHA-256 under a key derived from the KEK
-    (``FileKeys.hmac_key``): a plain hash would tell which files are equal. A failed row has its
-    key if its file may exist all the same.
-    """
-
-    operation: str
-    source: str
-    target: str
-    relative_path: str
-    source_size: int
-    source_version: str
-    target_size: int | None
-    status: str
-    error_kind: str | None
-    error: str | None
-    key_metadata: str | None
-    key_id: str | None
-    master_key_id: str | None
-    plaintext_hmac: bytes | None
-    attempt: str | None
-    replaces: bool
-    job_id: str
-    finished_ms: int
-
-
-_TYPES: dict[str, pa.DataType] = {
-    "source_size": pa.int64(),
-    "target_size": pa.int64(),
-    "plaintext_hmac": pa.binary(),
-    "replaces": pa.bool_(),
-    "finished_ms": pa.int64(),
-}
-# Columns that are null in no row: those whose fields cannot be None.
-_ALWAYS = frozenset(name for name, kind in Row.__annotations__.items() if "None" not in str(kind))
-SCHEMA = pa.schema([(name, _TYPES.get(name, pa.string())) for name in Row._fields])
-
-
-class Batch(NamedTuple):
-    """A pending batch and its rows."""
-
-    number: int
-    rows: Sequence[Row]
-
-
-class Ledger:
+class FolderLedger(Ledger):
     """A folder of Parquet files. ``writing`` takes its lock, which one job at a time holds. Raises
     BlockingIOError while another job writes, OSError, FormatError for a file there that is not a
     ledger's, and KmsAccessDeniedError for a folder that other users may write to: jobs move and
     remove the files that a ledger names."""
 
     def __init__(self, folder: str, *, writing: bool, durable: bool = True) -> None:
-        self.folder = ledger_folder(folder)
+        self.folder = self.location = self.own_folder = folder
         self._durable = durable
         self._lock = -1
         if not writing:
@@ -133,56 +70,24 @@ class Ledger:
         if fd >= 0:
             os.close(fd)
 
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def rows(self, columns: Sequence[str] = Row._fields, *, pending: bool = False) -> list[Row]:
-        """Return the settled rows, oldest first, with None in columns that are not asked for;
-        ``pending`` adds the pending ones, in the order of their batches."""
-        batches: dict[int, list[Row]] = {}
-        # Before the settled ones, so that a batch which is settled meanwhile is not missed.
-        for number, path in self._files(_PENDING) if pending else ():
-            batches[number] = _rows_if_there(path, columns) or []
-        batches.update(self.rows_between(0, None, columns))
-        return [row for number in sorted(batches) for row in batches[number]]
-
-    def done(self, operation: str, columns: Sequence[str] = Row._fields) -> dict[str, Row]:
-        """Return by target the newest row of each file that is done and was not removed since."""
-        wanted = [*columns, "operation", "status", "target"]
-        newest: dict[str, Row] = {}
-        for row in self.rows(wanted):
-            if row.operation != operation:
-                continue
-            if row.status == DONE:
-                newest[row.target] = row
-            elif row.status == REMOVED:
-                newest.pop(row.target, None)
-        return newest
-
     def prepare(self, rows: Sequence[Row]) -> Batch:
-        """Store rows as pending."""
         batch = Batch(self._next, rows)
         self._next += 1
         write_rows(self._path(f"_pending-{batch.number:012}.parquet"), rows, durable=self._durable)
         return batch
 
     def settle(self, batch: Batch, rows: Sequence[Row]) -> None:
-        """Replace a pending batch by a settled one with ``rows``, which say what became of it."""
         pending = self._path(f"_pending-{batch.number:012}.parquet")
         settled = self._path(f"batch-{batch.number:012}.parquet")
         if rows == batch.rows:
-            self.replace(settled, pending)
+            os.rename(pending, settled)
+            if self._durable:
+                sync_folder(self.folder)
         else:
             write_rows(settled, rows, durable=self._durable)
             os.unlink(pending)
 
     def pending(self) -> Iterator[Batch]:
-        """Yield the batches that a killed job left pending, or that a job is about to settle,
-        oldest first. Read the settled batches afterwards, not before: otherwise a batch that is
-        settled in between is missed."""
         pending = self._files(_PENDING)
         settled = {number for number, _ in self._files(_BATCH)}
         for number, path in pending:
@@ -193,22 +98,18 @@ class Ledger:
                 yield Batch(number, rows)
 
     def begin(self, job_id: str, folder: str) -> None:
-        """Note that a job has begun, which stages files in and below ``folder``."""
         data = json.dumps({"folder": folder}).encode() + b"\n"
         private_file.write(
             self._path(f"_job-{job_id}.json"), data, overwrite=False, durable=self._durable
         )
 
     def end(self, job_id: str) -> None:
-        """Note that nothing that a job staged is left."""
         for name in self._staged_names(job_id):
             os.unlink(self._path(name))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(f"_job-{job_id}.json"))
 
     def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:
-        """Note the uploads that wave ``number`` of a job has begun, by target: their names do not
-        tell which job they belong to."""
         begun = list(staged.items())
         for part, first in enumerate(range(0, len(begun), _STAGED_IN_A_NOTE)):
             data = json.dumps(begun[first : first + _STAGED_IN_A_NOTE]).encode() + b"\n"
@@ -216,13 +117,11 @@ class Ledger:
             private_file.write(path, data, overwrite=False, durable=self._durable)
 
     def forget_staged(self, job_id: str, number: int) -> None:
-        """Note that no upload of a wave is left."""
         with contextlib.suppress(FileNotFoundError):
             for part in itertools.count():
                 os.unlink(self._staged_path(job_id, number, part))
 
     def staged(self, job_id: str) -> list[tuple[str, str]]:
-        """Return the uploads that a job has noted: (target, what its storage calls it) each."""
         staged: list[tuple[str, str]] = []
         for name in self._staged_names(job_id):
             data, _ = private_file.read(self._path(name), _MAX_STAGED_SIZE)
@@ -231,7 +130,6 @@ class Ledger:
         return staged
 
     def killed(self) -> dict[str, str]:
-        """Return the folders of jobs that did not end, by job id."""
         folders: dict[str, str] = {}
         for name in os.listdir(self.folder):
             if match := _JOB.fullmatch(name):
@@ -240,19 +138,17 @@ class Ledger:
                     folders[match[1]] = str(json.loads(data)["folder"])
         return folders
 
-    def batches(self) -> list[str]:
-        """Return the paths of the settled batches, oldest first."""
-        return [path for _, path in self._files(_BATCH)]
+    def numbers(self) -> list[int]:
+        return [number for number, _ in self._files(_BATCH)]
 
-    def replace(self, path: str, staged: str) -> None:
-        """Replace a settled batch by the file ``staged``."""
-        os.rename(staged, path)
-        if self._durable:
-            sync_folder(self.folder)
+    def replace(self, number: int, rows: Sequence[Row]) -> None:
+        path = self._path(f"batch-{number:012}.parquet")
+        write_rows(path, rows, durable=self._durable, overwrite=True)
+
+    def how_to_forget(self, job_id: str) -> str:
+        return f"remove {self._path(f'_job-{job_id}.json')}"
 
     def settled_up_to(self) -> int:
-        """Return the number of the newest settled batch with no pending batch before it, 0 if there
-        is none. Batches up to that number do not change any more."""
         # Before the pending ones, so that each earlier batch that is pending is seen.
         settled = [number for number, _ in self._files(_BATCH)]
         pending = [number for number, _ in self._files(_PENDING)]
@@ -263,8 +159,6 @@ class Ledger:
     def rows_between(
         self, after: int, until: int | None = None, columns: Sequence[str] = Row._fields
     ) -> Iterator[tuple[int, list[Row]]]:
-        """Yield number and rows of each settled batch above ``after`` and up to ``until``, oldest
-        first."""
         for number, path in self._files(_BATCH):
             if after < number and (until is None or number <= until):
                 yield number, read_rows(path, columns)
@@ -306,40 +200,15 @@ def _rows_if_there(path: str, columns: Iterable[str] = Row._fields) -> list[Row]
         return None
 
 
-def write_rows(path: str, rows: Sequence[Row], *, durable: bool) -> None:
-    """Write a batch to a new file, whole or not at all. Raises OSError."""
-    columns: Iterable[Any] = zip(*rows, strict=True) if rows else ([] for _ in Row._fields)
-    arrays = [pa.array(column, kind.type) for column, kind in zip(columns, SCHEMA, strict=True)]
-    table = pa.Table.from_arrays(arrays, schema=SCHEMA)
+def write_rows(path: str, rows: Sequence[Row], *, durable: bool, overwrite: bool = False) -> None:
+    """Write a batch to a file, whole or not at all. Raises OSError."""
     with (
-        AtomicFile(path, durable=durable, mode=0o600) as out,
+        AtomicFile(path, overwrite=overwrite, durable=durable, mode=0o600) as out,
         open(out.fd, "wb", closefd=False) as file,
     ):
-        pq.write_table(table, file, compression="zstd")
+        write_parquet(file, rows)
 
 
 def read_rows(path: str, columns: Iterable[str] = Row._fields) -> list[Row]:
     """Return a batch's rows, with None in columns that are not asked for. Raises FormatError."""
-    wanted = frozenset(columns)
-    names = [name for name in Row._fields if name in wanted]
-    try:
-        with pq.ParquetFile(path) as file:
-            if file.metadata.num_rows > _MAX_ROWS:
-                raise _damaged("no batch has so many rows", path)
-            table = file.read(columns=names)
-    except pa.ArrowInvalid as error:
-        raise _damaged(str(error), path) from None
-    if table.column_names != names:
-        said = "this is not a ledger's file (columns are missing): remove it from the folder"
-        raise FormatError(said, file=path)
-    for name in names:
-        column = table.column(name)
-        if column.type != SCHEMA.field(name).type or (name in _ALWAYS and column.null_count):
-            raise _damaged(f"column {name!r}", path)
-    nothing = [None] * table.num_rows
-    values = [table.column(name).to_pylist() if name in wanted else nothing for name in Row._fields]
-    return [Row(*row) for row in zip(*values, strict=True)]
-
-
-def _damaged(what: str, path: str) -> FormatError:
-    return FormatError(f"the ledger is damaged ({what}): restore a copy", file=path)
+    return read_parquet(path, columns, path)

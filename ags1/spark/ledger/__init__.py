@@ -1,0 +1,38 @@
+"""The ledger: what became of each file of a job, and its wrapped key. If the ledger is lost, the
+files cannot be decrypted.
+
+    rows     a row, its columns, and Parquet files of rows
+    base     what a ledger of any kind promises
+    folder   a folder of the driver's file system
+    choice   ``open_ledger``: the kind that a text names
+"""
+
+from .base import Ledger
+from .choice import check_ledger, ledger_location, open_ledger
+from .rows import (
+    DECRYPT,
+    DONE,
+    ENCRYPT,
+    FAILED,
+    REMOVED,
+    SCHEMA,
+    SKIPPED,
+    Batch,
+    Row,
+)
+
+__all__ = [
+    "DECRYPT",
+    "DONE",
+    "ENCRYPT",
+    "FAILED",
+    "REMOVED",
+    "SCHEMA",
+    "SKIPPED",
+    "Batch",
+    "Ledger",
+    "Row",
+    "check_ledger",
+    "ledger_location",
+    "open_ledger",
+]

@@ -1,0 +1,145 @@
+"""``Ledger``: what a ledger of any kind promises to a job.
+
+The rule: the ledger stores the wrapped key of a file before the file gets its name. So there is no
+file without its key. A file has one key for one content: whoever writes a file again does it under
+a fresh key, with a new row. These are the steps of a batch, and each of them is durable and whole
+when its method returns, or did not happen::
+
+    prepare(rows)         the rows, with their keys, are pending
+      files get their names (``jobs.publishing``)
+    settle(batch, rows)   the same batch, as it turned out, takes the place of the pending one
+
+A job may be killed between any two steps, or in one. Then the next job that opens the ledger for
+writing sees its batches in ``pending`` and its notes in ``killed`` and ``staged``, and brings them
+to their end. Numbers of batches grow in the order of ``prepare``. A settled batch never changes,
+except that ``replace`` wraps its keys again. Knows nothing of Spark or of storages of files.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+
+from .rows import DONE, REMOVED, Batch, Row
+
+
+class Ledger(ABC):
+    """A ledger, open for reading or for writing. ``choice.open_ledger`` makes one.
+
+    Writing means: no other job that is alive writes files of the same folder. A ledger may have one
+    writer at all times (a folder has), or one for each folder of targets. A job that ended without
+    ``close`` does not keep others out for ever; each kind says how long, and how a user ends that.
+
+    ``location`` is the text that opens the ledger again. ``own_folder`` is the folder of this
+    machine, or the URL, in which no sources are searched for; None if there is none. All methods
+    raise OSError if the ledger cannot be reached, and FormatError if it is damaged.
+    """
+
+    location: str
+    own_folder: str | None = None
+
+    # -- the state of batches
+
+    @abstractmethod
+    def prepare(self, rows: Sequence[Row]) -> Batch:
+        """Store rows as pending."""
+
+    @abstractmethod
+    def settle(self, batch: Batch, rows: Sequence[Row]) -> None:
+        """Replace a pending batch by a settled one with ``rows``, which say what became of it."""
+
+    @abstractmethod
+    def pending(self) -> Iterator[Batch]:
+        """Yield the pending batches, oldest first: those that a killed job left, and to readers
+        also those that a job is about to settle. To a writer, batches of other jobs that are alive
+        are not shown. Read the settled batches afterwards, not before: otherwise a batch that is
+        settled in between is missed."""
+
+    @abstractmethod
+    def numbers(self) -> list[int]:
+        """Return the numbers of the settled batches, oldest first."""
+
+    @abstractmethod
+    def rows_between(
+        self, after: int, until: int | None = None, columns: Sequence[str] = Row._fields
+    ) -> Iterator[tuple[int, list[Row]]]:
+        """Yield number and rows of each settled batch above ``after`` and up to ``until``, oldest
+        first, with None in columns that are not asked for."""
+
+    @abstractmethod
+    def settled_up_to(self) -> int:
+        """Return the number of the newest settled batch with no pending batch before it, 0 if there
+        is none. No batch up to that number is settled any more."""
+
+    @abstractmethod
+    def replace(self, number: int, rows: Sequence[Row]) -> None:
+        """Replace a settled batch by the same rows with keys that were wrapped again."""
+
+    # -- notes of what a job has begun
+
+    @abstractmethod
+    def begin(self, job_id: str, folder: str) -> None:
+        """Note that a job has begun, which stages files in and below ``folder``."""
+
+    @abstractmethod
+    def end(self, job_id: str) -> None:
+        """Note that nothing that a job staged is left. It is no error if there is no note."""
+
+    @abstractmethod
+    def killed(self) -> dict[str, str]:
+        """Return the folders of jobs that did not end, by job id; to a writer, without other jobs
+        that are alive."""
+
+    @abstractmethod
+    def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:
+        """Note the uploads that wave ``number`` of a job has begun, by target: their names do not
+        tell which job they belong to."""
+
+    @abstractmethod
+    def forget_staged(self, job_id: str, number: int) -> None:
+        """Note that no upload of a wave is left. It is no error if there is no note."""
+
+    @abstractmethod
+    def staged(self, job_id: str) -> list[tuple[str, str]]:
+        """Return the uploads that a job has noted: (target, what its storage calls it) each."""
+
+    @abstractmethod
+    def how_to_forget(self, job_id: str) -> str:
+        """Return what a user has to do to give up a killed job whose folder is lost for good: the
+        end of a sentence, after "if it is lost for good,"."""
+
+    # -- what all kinds have in common
+
+    def rows(self, columns: Sequence[str] = Row._fields, *, pending: bool = False) -> list[Row]:
+        """Return the settled rows, oldest first, with None in columns that are not asked for;
+        ``pending`` adds the pending ones, in the order of their batches."""
+        # Before the settled ones, so that a batch which is settled meanwhile is not missed.
+        batches: dict[int, Sequence[Row]] = dict(self.pending()) if pending else {}
+        batches.update(self.rows_between(0, None, columns))
+        return [row for number in sorted(batches) for row in batches[number]]
+
+    def done(
+        self, operation: str, columns: Sequence[str] = Row._fields, *, below: str = ""
+    ) -> dict[str, Row]:
+        """Return by target the newest row of each file that is done and was not removed since.
+        ``below``: only targets that begin with this text need be there."""
+        wanted = [*columns, "operation", "status", "target"]
+        newest: dict[str, Row] = {}
+        for row in self.rows(wanted):
+            if row.operation != operation:
+                continue
+            if row.status == DONE:
+                newest[row.target] = row
+            elif row.status == REMOVED:
+                newest.pop(row.target, None)
+        return newest
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let other jobs write. What is pending stays pending."""
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
