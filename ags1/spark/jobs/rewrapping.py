@@ -68,8 +68,8 @@ def rewrap_ledger(
             cut = range(0, len(rows), _KEYS_IN_A_TASK)
             tasks = [documents[first : first + _KEYS_IN_A_TASK] for first in cut]
             results = iter(job.group.run(tasks, work) if tasks else ())
-            for number, batch in batches:
-                _replace(job, number, batch, results)
+            new = [(number, _rewrapped(job, batch, results)) for number, batch in batches]
+            job.ledger.replace_all([(number, rows) for number, rows in new if rows is not None])
     return job.summary
 
 
@@ -84,8 +84,8 @@ def _together(ledger: Ledger) -> Iterator[list[tuple[int, list[Row]]]]:
     yield group
 
 
-def _replace(job: Job, number: int, batch: list[Row], results: Iterator[_Rewrapped]) -> None:
-    """Replace the keys of a batch by the next results, and count them."""
+def _rewrapped(job: Job, batch: list[Row], results: Iterator[_Rewrapped]) -> list[Row] | None:
+    """Return a batch with the keys of the next results, and count them; None if none changed."""
     rows = []
     done = 0
     for row in batch:
@@ -98,9 +98,8 @@ def _replace(job: Job, number: int, batch: list[Row], results: Iterator[_Rewrapp
                 new = result.key_metadata, result.master_key_id
                 row = row._replace(key_metadata=new[0], master_key_id=new[1])
         rows.append(row)
-    if done:
-        job.ledger.replace(number, rows)
     job.summary.done += done
+    return rows if done else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,8 @@ when its method returns, or did not happen::
 A job may be killed between any two steps, or in one. Then the next job that opens the ledger for
 writing sees its batches in ``pending`` and its notes in ``killed`` and ``staged``, and brings them
 to their end. Numbers of batches grow in the order of ``prepare``. A settled batch never changes,
-except that ``replace`` wraps its keys again. Knows nothing of Spark or of storages of files.
+except that ``replace`` wraps its keys again. ``compact`` changes
+only how batches are stored. Knows nothing of Spark or of storages of files.
 """
 
 from __future__ import annotations
@@ -74,6 +75,16 @@ class Ledger(ABC):
     @abstractmethod
     def replace(self, number: int, rows: Sequence[Row]) -> None:
         """Replace a settled batch by the same rows with keys that were wrapped again."""
+
+    def replace_all(self, batches: Sequence[tuple[int, Sequence[Row]]]) -> None:
+        """Replace settled batches, each with its number, as ``replace`` does."""
+        for number, rows in batches:
+            self.replace(number, rows)
+
+    @abstractmethod
+    def compact(self) -> tuple[int, int]:
+        """Store settled batches in fewer files. Rows and numbers of batches do not change. Needs a
+        ledger that is open for writing. Return the number of files before and after."""
 
     # -- notes of what a job has begun
 

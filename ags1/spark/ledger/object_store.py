@@ -7,15 +7,15 @@
     _state/<revision>.json      who holds the claim, what is pending, the next number
 
 **The state.** The object of the highest revision counts. Whoever changes the state makes the object
-of the next revision, by a write that fails if that object exists. So of two who change one revision,
-only one succeeds. Old revisions are removed, but never the highest. Therefore the writer lists the
-revisions once more: if its own is the highest, its change counts; if not, its write came so late
-that its revision had been removed already, and it has changed nothing. All other objects have names
-that are used once, and the state, or the version in its name, says whether an object counts.
+of the next revision, by a write that fails if that object exists. So of two who change one
+revision, only one succeeds. Old revisions are removed, but never the highest. Therefore the writer
+lists the revisions once more: if its own is the highest, its change counts; if not, its write came
+so late that its revision had been removed already, and it has changed nothing. All other objects
+have names that are used once. The state, or the version in a name, says whether an object counts.
 
 **The claim.** A job claims the ledger by a change of the state, with a new epoch, and renews the
 claim every ``RENEWAL_SECONDS`` by a change without any other meaning. A killed job renews nothing.
-``LEASE_SECONDS`` after the last change, by the storage's clock, another job may take the claim over.
+``LEASE_SECONDS`` after the last change, by the storage's clock, another job may take it over.
 
 **A job that was paused and has lost its claim can do no harm.** Every step of it that counts is a
 change of the state, and fails, because the new holder has changed the state:
@@ -80,7 +80,7 @@ _STAGED_IN_A_NOTE = 20_000
 class _State(NamedTuple):
     """One revision. ``epoch`` counts the claims, ``next`` is the number of the next batch,
     ``pending`` has the names of pending batches by number. ``holder`` says who holds the claim, for
-    messages; None if nobody does. ``writer`` and ``revision`` make each object unlike all others."""
+    messages; None if nobody does. ``writer`` and ``revision`` make it unlike all others."""
 
     revision: int = 0
     writer: str = ""
@@ -276,24 +276,23 @@ class ObjectLedger(SegmentLedger):
 
     def _read_state(self) -> _State | None:
         """Return the state, None if there is no ledger. Raises FormatError, OSError."""
-        for tries_left in reversed(range(_TRIES)):
-            newest = self._newest()
-            if newest is None:
-                if any(is_batch(name) for name in self._objects.names()):
-                    said = "it has batches, but no state: import it as a copy into a new ledger"
-                    raise FormatError(f"the ledger is damaged: {said}", file=self.location)
-                return None
+        tries_left = _TRIES
+        while (newest := max(self._revisions(), default=None)) is not None:
             name = _state_name(newest)
             try:
                 return _State.from_bytes(self._objects.read(name), self._objects.url_of(name))
             except FileNotFoundError:  # an old one by now
+                tries_left -= 1
                 if not tries_left:
                     raise
-        raise AssertionError
+        if any(is_batch(name) for name in self._objects.names()):
+            said = "the ledger is damaged (it has batches, but no state): rebuild it from this copy"
+            raise FormatError(said, file=self.location)
+        return None
 
-    def _newest(self) -> int | None:
+    def _revisions(self) -> list[int]:
         names = self._objects.names(_STATE)
-        return max((int(match[1]) for name in names if (match := _REVISION.fullmatch(name))), default=None)
+        return [int(match[1]) for name in names if (match := _REVISION.fullmatch(name))]
 
     def _claim(self, found: _State | None) -> _State:
         """Take the claim. Raises BlockingIOError while another job holds it."""
@@ -325,8 +324,8 @@ class ObjectLedger(SegmentLedger):
                 except _LostClaimError:
                     self._is_lost = True
             said = (
-                "another job has taken this ledger over, because this one had not renewed its claim "
-                f"for {LEASE_SECONDS:.0f} s: run it again; what it had prepared is in the ledger"
+                "another job has taken this ledger over, because this one had not renewed its "
+                f"claim for {LEASE_SECONDS:.0f} s: run it again; what was prepared is in the ledger"
             )
             raise BlockingIOError(errno.EAGAIN, said, self.location)
 
@@ -342,8 +341,7 @@ class ObjectLedger(SegmentLedger):
             if found == before._replace(revision=revision, writer=self._writer):
                 return self._changed(found, changes)
             raise _LostClaimError from None
-        names = self._objects.names(_STATE)
-        revisions = [int(match[1]) for name in names if (match := _REVISION.fullmatch(name))]
+        revisions = self._revisions()
         if max(revisions, default=revision) > revision:
             raise _LostClaimError
         old = [number for number in revisions if number <= revision - _REVISIONS]

@@ -104,9 +104,9 @@ class Objects:
         from fsspec.spec import AbstractFileSystem
 
         kind = type(self._fs)
-        looks_first = kind.pipe_file is AbstractFileSystem.pipe_file and not (
-            isinstance(self._fs, AsyncFileSystem) and kind._pipe_file is not AsyncFileSystem._pipe_file
-        )
+        looks_first = kind.pipe_file is AbstractFileSystem.pipe_file
+        if isinstance(self._fs, AsyncFileSystem):
+            looks_first = kind._pipe_file is AsyncFileSystem._pipe_file
         if looks_first:
             raise OSError(errno.ENOTSUP, _NO_CONDITION, self.url)
         # Under ``_``: readers of Parquet folders pass over it.

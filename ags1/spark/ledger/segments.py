@@ -132,7 +132,10 @@ class SegmentLedger(Ledger):
                 if not tries_left:
                     raise
 
-    def replace(self, batches: Sequence[Numbered]) -> None:
+    def replace(self, number: int, rows: Sequence[Row]) -> None:
+        self.replace_all([(number, rows)])
+
+    def replace_all(self, batches: Sequence[Numbered]) -> None:
         new = dict(batches)
         for segment in self._segments():
             if not new.keys().isdisjoint(range(segment.first, segment.last + 1)):
@@ -143,21 +146,23 @@ class SegmentLedger(Ledger):
     def compact(self) -> tuple[int, int]:
         until = self.settled_up_to()
         present = [segment for segment in self._segments() if segment.last <= until]
+        before = len(present)
         files = 0
-        run: list[Segment] = []
-        batches: list[Numbered] = []
-        for segment in [*present, None]:
-            size = sum(len(rows) for _, rows in batches)
-            if run and (segment is None or segment.first != run[-1].last + 1 or size >= MERGED_ROWS):
-                if len(run) > 1:
-                    self._write(batches, run)
-                files += 1
-                run, batches = [], []
-            if segment is not None:
-                run.append(segment)
-                batches += self._read(segment, Row._fields)
+        while present:
+            run = [present.pop(0)]
+            batches: list[Numbered] = list(self._read(run[0], Row._fields))
+            while (
+                present
+                and present[0].first == run[-1].last + 1
+                and sum(len(rows) for _, rows in batches) < MERGED_ROWS
+            ):
+                run.append(present.pop(0))
+                batches += self._read(run[-1], Row._fields)
+            if len(run) > 1:
+                self._write(batches, run)
+            files += 1
         self._kept = None
-        return len(present), files
+        return before, files
 
     def _batches(
         self, segment: Segment, columns: tuple[str, ...], after: int, until: int | None
