@@ -117,7 +117,7 @@ class LedgerStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type:
                         rows.pop(row.target, None)
             if rows:
                 # Pending batches before settled ones: see ``Ledger.pending``.
-                for pending in ledger.pending():
+                for pending in ledger.pending(others=True):
                     _leave_out(rows, [row for row in pending.rows if has_its_name(row)])
                 for _, batch in ledger.rows_between(last, None, _KNOWN):
                     _leave_out(rows, batch)

@@ -68,8 +68,10 @@ def rewrap_ledger(
             cut = range(0, len(rows), _KEYS_IN_A_TASK)
             tasks = [documents[first : first + _KEYS_IN_A_TASK] for first in cut]
             results = iter(job.group.run(tasks, work) if tasks else ())
-            new = [(number, _rewrapped(job, batch, results)) for number, batch in batches]
-            job.ledger.replace_all([(number, rows) for number, rows in new if rows is not None])
+            done = ((number, _done(job.summary, rows, results)) for number, rows in batches)
+            job.ledger.replace_all({number: rows for number, rows in done if rows is not None})
+        if to_kms is None:
+            job.ledger.rewrap(to_key_id)
     return job.summary
 
 
@@ -84,21 +86,21 @@ def _together(ledger: Ledger) -> Iterator[list[tuple[int, list[Row]]]]:
     yield group
 
 
-def _rewrapped(job: Job, batch: list[Row], results: Iterator[_Rewrapped]) -> list[Row] | None:
-    """Return a batch with the keys of the next results, and count them; None if none changed."""
+def _done(summary: Summary, batch: list[Row], results: Iterator[_Rewrapped]) -> list[Row] | None:
+    """Return a batch with the keys of the next results, and count them; None if all failed."""
     rows = []
     done = 0
     for row in batch:
         if row.key_metadata is not None:
             result = next(results)
             if result.key_metadata is None:
-                job.summary.add_failure(row.target, result.error_kind, result.error)
+                summary.add_failure(row.target, result.error_kind, result.error)
             else:
                 done += 1
                 new = result.key_metadata, result.master_key_id
                 row = row._replace(key_metadata=new[0], master_key_id=new[1])
         rows.append(row)
-    job.summary.done += done
+    summary.done += done
     return rows if done else None
 
 

@@ -18,6 +18,7 @@ only how batches are stored. Knows nothing of Spark or of storages of files.
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -50,10 +51,10 @@ class Ledger(ABC):
         """Replace a pending batch by a settled one with ``rows``, which say what became of it."""
 
     @abstractmethod
-    def pending(self) -> Iterator[Batch]:
+    def pending(self, *, others: bool = False) -> Iterator[Batch]:
         """Yield the pending batches, oldest first: those that a killed job left, and to readers
-        also those that a job is about to settle. To a writer, batches of other jobs that are alive
-        are not shown. Read the settled batches afterwards, not before: otherwise a batch that is
+        also those that a job is about to settle. A writer gets those that it may settle;
+        ``others`` adds those of other jobs. Read the settled batches afterwards, not before: otherwise a batch that is
         settled in between is missed."""
 
     @abstractmethod
@@ -76,15 +77,20 @@ class Ledger(ABC):
     def replace(self, number: int, rows: Sequence[Row]) -> None:
         """Replace a settled batch by the same rows with keys that were wrapped again."""
 
-    def replace_all(self, batches: Sequence[tuple[int, Sequence[Row]]]) -> None:
-        """Replace settled batches, each with its number, as ``replace`` does."""
-        for number, rows in batches:
+    def replace_all(self, batches: Mapping[int, Sequence[Row]]) -> None:
+        """Replace settled batches as ``replace`` does, each one whole."""
+        for number, rows in batches.items():
             self.replace(number, rows)
 
-    @abstractmethod
+    def rewrap(self, to_key_id: str | None) -> None:
+        """Wrap the ledger's own keys again, under another master key of the same KMS or the newest
+        version of their own. A ledger that is not encrypted itself has none."""
+
     def compact(self) -> tuple[int, int]:
         """Store settled batches in fewer files. Rows and numbers of batches do not change. Needs a
-        ledger that is open for writing. Return the number of files before and after."""
+        ledger that is open for writing. Return the number of files before and after. Raises OSError
+        for a ledger that has no such files."""
+        raise OSError(errno.ENOTSUP, "a ledger of this kind is not compacted", self.location)
 
     # -- notes of what a job has begun
 
@@ -125,7 +131,7 @@ class Ledger(ABC):
         """Return the settled rows, oldest first, with None in columns that are not asked for;
         ``pending`` adds the pending ones, in the order of their batches."""
         # Before the settled ones, so that a batch which is settled meanwhile is not missed.
-        batches: dict[int, Sequence[Row]] = dict(self.pending()) if pending else {}
+        batches: dict[int, Sequence[Row]] = dict(self.pending(others=True)) if pending else {}
         batches.update(self.rows_between(0, None, columns))
         return [row for number in sorted(batches) for row in batches[number]]
 

@@ -102,7 +102,7 @@ class FolderLedger(SegmentLedger):
             write_rows(settled, rows, durable=self._durable)
             os.unlink(pending)
 
-    def pending(self) -> Iterator[Batch]:
+    def pending(self, *, others: bool = False) -> Iterator[Batch]:
         pending = self._pending()
         settled = set(self.numbers())
         for number, path in pending:

@@ -15,7 +15,8 @@ have names that are used once. The state, or the version in a name, says whether
 
 **The claim.** A job claims the ledger by a change of the state, with a new epoch, and renews the
 claim every ``RENEWAL_SECONDS`` by a change without any other meaning. A killed job renews nothing.
-``LEASE_SECONDS`` after the last change, by the storage's clock, another job may take it over.
+``LEASE_SECONDS`` after the last change, by the storage's clock, another job may take it over; on the
+same machine, as soon as the process is gone.
 
 **A job that was paused and has lost its claim can do no harm.** Every step of it that counts is a
 change of the state, and fails, because the new holder has changed the state:
@@ -41,9 +42,7 @@ import contextlib
 import errno
 import io
 import json
-import os
 import re
-import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -52,6 +51,7 @@ import pyarrow as pa
 
 from ..._gcm import random_bytes
 from ...errors import FormatError
+from .claims import is_gone, process_name, this_process
 from .objects import Objects
 from .rows import Batch, Row, damaged, read_parquet, write_parquet
 from .segments import (
@@ -79,8 +79,8 @@ _STAGED_IN_A_NOTE = 20_000
 
 class _State(NamedTuple):
     """One revision. ``epoch`` counts the claims, ``next`` is the number of the next batch,
-    ``pending`` has the names of pending batches by number. ``holder`` says who holds the claim, for
-    messages; None if nobody does. ``writer`` and ``revision`` make it unlike all others."""
+    ``pending`` has the names of pending batches by number. ``holder`` is the process that holds
+    the claim (``claims``); None if none does. ``writer`` and ``revision`` make it unlike all others."""
 
     revision: int = 0
     writer: str = ""
@@ -167,7 +167,7 @@ class ObjectLedger(SegmentLedger):
         self._change(pending=others)
         self._objects.remove([name])
 
-    def pending(self) -> Iterator[Batch]:
+    def pending(self, *, others: bool = False) -> Iterator[Batch]:
         for number, name in sorted(self._current().pending.items()):
             with contextlib.suppress(FileNotFoundError):  # settled since
                 data = pa.BufferReader(self._objects.read(name))
@@ -296,19 +296,18 @@ class ObjectLedger(SegmentLedger):
 
     def _claim(self, found: _State | None) -> _State:
         """Take the claim. Raises BlockingIOError while another job holds it."""
-        held = found is not None and found.holder is not None
-        age = self._objects.check(_state_name(found.revision) if found and held else None)
-        if found is not None and held and age <= LEASE_SECONDS:
+        holder = None if found is None else found.holder
+        age = self._objects.check(_state_name(found.revision) if found and holder else None)
+        if holder is not None and age <= LEASE_SECONDS and not is_gone(holder):
             said = (
-                f"another job ({found.holder}) is writing to this ledger: wait for it; if it was "
-                f"killed, its claim ends {LEASE_SECONDS:.0f} s after the last renewal, which is "
-                f"{max(age, 0):.0f} s old"
+                f"another job is writing to this ledger ({process_name(holder)}): wait for it; if "
+                f"it was killed, run this one again {LEASE_SECONDS:.0f} s after it renewed its "
+                f"claim, which was {max(age, 0):.0f} s ago"
             )
             raise BlockingIOError(errno.EAGAIN, said, self.location)
         found = found or _State()
-        holder = f"process {os.getpid()} on {socket.gethostname()}"
         try:
-            return self._changed(found, {"epoch": found.epoch + 1, "holder": holder})
+            return self._changed(found, {"epoch": found.epoch + 1, "holder": this_process()})
         except _LostClaimError:
             said = "another job has just begun to write to this ledger: wait for it"
             raise BlockingIOError(errno.EAGAIN, said, self.location) from None

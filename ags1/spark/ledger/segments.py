@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -133,14 +133,15 @@ class SegmentLedger(Ledger):
                     raise
 
     def replace(self, number: int, rows: Sequence[Row]) -> None:
-        self.replace_all([(number, rows)])
+        self.replace_all({number: rows})
 
-    def replace_all(self, batches: Sequence[Numbered]) -> None:
-        new = dict(batches)
+    def replace_all(self, batches: Mapping[int, Sequence[Row]]) -> None:
         for segment in self._segments():
-            if not new.keys().isdisjoint(range(segment.first, segment.last + 1)):
+            if not batches.keys().isdisjoint(range(segment.first, segment.last + 1)):
                 old = self._read(segment, Row._fields)
-                self._write([(number, new.get(number, rows)) for number, rows in old], [segment])
+                self._write(
+                    [(number, batches.get(number, rows)) for number, rows in old], [segment]
+                )
         self._kept = None
 
     def compact(self) -> tuple[int, int]:
