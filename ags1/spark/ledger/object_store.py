@@ -15,8 +15,8 @@ have names that are used once. The state, or the version in a name, says whether
 
 **The claim.** A job claims the ledger by a change of the state, with a new epoch, and renews the
 claim every ``RENEWAL_SECONDS`` by a change without any other meaning. A killed job renews nothing.
-``LEASE_SECONDS`` after the last change, by the storage's clock, another job may take it over; on the
-same machine, as soon as the process is gone.
+``LEASE_SECONDS`` after the last change, by the storage's clock, another job may take it over. On
+the same machine, it may as soon as the process is gone.
 
 **A job that was paused and has lost its claim can do no harm.** Every step of it that counts is a
 change of the state, and fails, because the new holder has changed the state:
@@ -80,7 +80,7 @@ _STAGED_IN_A_NOTE = 20_000
 class _State(NamedTuple):
     """One revision. ``epoch`` counts the claims, ``next`` is the number of the next batch,
     ``pending`` has the names of pending batches by number. ``holder`` is the process that holds
-    the claim (``claims``); None if none does. ``writer`` and ``revision`` make it unlike all others."""
+    the claim (``claims``); None if none does. ``writer`` and ``revision`` make it unique."""
 
     revision: int = 0
     writer: str = ""
