@@ -25,13 +25,13 @@ from ..iceberg.pyiceberg.expressions import parse_row_filter
 from ..iceberg.read.filters import bound_filter
 from ..iceberg.read.metadata import parse_metadata
 from ..iceberg.read.metadata_columns import filtered_schema
-from ..iceberg.read.records import ContentFile
+from ..iceberg.read.records import ContentFile, ManifestEntry, read_entries
 from ..iceberg.read.scan import EncryptedScan
 from ..iceberg.read.splits import splits_of
 from ..iceberg.read.tasks import TaskReader
 from ..iceberg.spec.column_types import as_stored, check_readable
 from ..iceberg.spec.constants import MAIN_BRANCH, POSITION_ID, ROW_ID
-from ..iceberg.steps import SnapshotStep
+from ..iceberg.steps import RecomputedSnapshotStep, SnapshotStep
 from ..iceberg.storage.byte_meter import ByteMeter
 from ..iceberg.storage.output import TableOutput
 from ..iceberg.storage.table_files import TableFiles

@@ -11,12 +11,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from ags1.kms import LocalKms
 from ags1.spark.keys import KmsConfig
+from ags1.spark.ledger import Ledger, LedgerAt, open_ledger
 
 _CONF = {
     "spark.driver.memory": "1g",
@@ -110,3 +111,40 @@ def real_s3() -> Iterator[dict[str, str]]:
         pytest.skip("there is no Go to build MinIO with")
     with s3_server() as environment:
         yield environment
+
+
+class LedgerPlace(NamedTuple):
+    """Where a test has its ledger, which it may open again and again."""
+
+    kind: str
+    at: LedgerAt
+
+    def open(self, *, writing: bool = True, root: str | None = None) -> Ledger:
+        return open_ledger(self.at, writing=writing, root=root)
+
+
+@pytest.fixture
+def table_ledger(tmp_path: Path, kms: KmsConfig, monkeypatch: pytest.MonkeyPatch) -> LedgerPlace:
+    """A ledger that is a table of the catalog 'prod', which is configured."""
+    pytest.importorskip("pyiceberg")
+    from pyiceberg.catalog import _ENV_CONFIG
+
+    properties = {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}/warehouse",
+    }
+    monkeypatch.setattr(_ENV_CONFIG, "config", {"catalog": {"prod": properties}})
+    return LedgerPlace("iceberg", LedgerAt("iceberg:prod.ops.ledger", kms, "default"))
+
+
+@pytest.fixture(params=["folder", "iceberg", "object"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> LedgerPlace:
+    """A ledger of each kind. The objects are in memory; ``test_object_ledger`` has servers."""
+    if request.param == "object":
+        pytest.importorskip("fsspec")
+        return LedgerPlace("object", LedgerAt(f"memory://{tmp_path.name}/ledger"))
+    if request.param == "iceberg":
+        found: LedgerPlace = request.getfixturevalue("table_ledger")
+        return found
+    return LedgerPlace("folder", LedgerAt(str(tmp_path / "ledger")))

@@ -19,13 +19,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ags1 import layout
-from ags1.errors import FormatError, KmsAccessDeniedError, KmsConfigurationError
+from ags1.errors import (
+    FormatError,
+    KmsAccessDeniedError,
+    KmsConfigurationError,
+    NotEncryptedError,
+)
+from ags1.iceberg import load_catalog
+from ags1.iceberg.transaction import EncryptedTransaction
 from ags1.spark.jobs import planning
-from ags1.spark.jobs.publishing import has_its_name, published, settle_pending
+from ags1.spark.jobs.publishing import clear, has_its_name, published, settle_pending
 from ags1.spark.keys import KmsConfig
-from ags1.spark.ledger import DONE, ENCRYPT, FAILED, SCHEMA, Ledger, Row, open_ledger
+from ags1.spark.ledger import (
+    DONE,
+    ENCRYPT,
+    FAILED,
+    SCHEMA,
+    Ledger,
+    LedgerAt,
+    Row,
+    claims,
+    open_ledger,
+)
 from ags1.spark.ledger import folder as folder_ledger
 from ags1.spark.ledger.folder import FolderLedger
+from ags1.spark.ledger.iceberg import IcebergLedger
 from ags1.spark.storage import choice as storages
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage import local_files as files
@@ -33,6 +51,8 @@ from ags1.spark.storage.local import LOCAL
 from ags1.spark.storage.pieces import BLOCK_SIZE, Item, Piece
 from ags1.spark.storage.protocol import Staging, UnknownOutcomeError
 from ags1.spark.storage.remote import version_of
+
+from .conftest import LedgerPlace
 
 JOB = "0123456789ab"
 
@@ -75,35 +95,58 @@ def path_of(row: Row) -> Path:
     return Path(row.target).parent / found[0]
 
 
-def test_rows_come_back_and_the_newest_done_one_counts(tmp_path: Path) -> None:
+def test_rows_come_back_and_the_newest_done_one_counts(tmp_path: Path, place: LedgerPlace) -> None:
     old, failed = row(tmp_path / "a"), row(tmp_path / "a", status=FAILED)
     new, other = row(tmp_path / "a", source_size=9), row(tmp_path / "b")
-    with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:
+    with place.open() as ledger:
         for rows in ([old, other], [new], [failed]):
             ledger.settle(ledger.prepare(rows), rows)
         assert ledger.rows() == [old, other, new, failed]
         assert ledger.done(ENCRYPT) == {new.target: new, other.target: other}
-    with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:  # goes on numbering
+    with place.open() as ledger:  # goes on numbering
         ledger.settle(ledger.prepare([old]), [old])
         assert ledger.done(ENCRYPT)[old.target] == old
 
 
-def test_parquet_readers_see_settled_rows_only(tmp_path: Path) -> None:
-    with open_ledger(str(tmp_path), writing=True) as ledger:
+def test_readers_see_settled_rows_only(tmp_path: Path, place: LedgerPlace) -> None:
+    with place.open() as ledger, place.open(writing=False) as reader:
         batch = ledger.prepare([row(tmp_path / "a")])
         ledger.begin(JOB, str(tmp_path))
-        assert ledger.rows() == []
-        assert ledger.rows(pending=True) == [row(tmp_path / "a")]
+        for opened in (ledger, reader):
+            assert opened.rows() == []
+            assert opened.rows(pending=True) == [row(tmp_path / "a")]
+            assert opened.killed() == {JOB: str(tmp_path)}
+            assert (opened.numbers(), opened.settled_up_to()) == ([], 0)
+        later = ledger.prepare([row(tmp_path / "b")])
+        ledger.settle(later, later.rows)
+        assert (reader.numbers(), reader.settled_up_to()) == ([later.number], 0)
         ledger.settle(batch, batch.rows)
-    assert pq.read_table(tmp_path).num_rows == 1
+        assert reader.settled_up_to() == later.number
+        assert list(reader.rows_between(batch.number)) == [(later.number, [*later.rows])]
+        named = reader.rows(["target"])
+        assert [row.target for row in named] == [str(tmp_path / "a"), str(tmp_path / "b")]
+        assert {row.source for row in named} == {None}
+    if place.kind == "folder":
+        assert pq.read_table(tmp_path / "ledger").num_rows == 2
 
 
-def test_one_job_at_a_time_writes(tmp_path: Path) -> None:
-    with open_ledger(str(tmp_path), writing=True):
+def test_keys_that_were_wrapped_again(tmp_path: Path, place: LedgerPlace) -> None:
+    batches = {}
+    with place.open() as ledger:
+        for names in ("ab", "cd"):
+            batch = ledger.prepare([row(tmp_path / name) for name in names])
+            ledger.settle(batch, batch.rows)
+            batches[batch.number] = [row._replace(key_metadata="[]") for row in batch.rows]
+        ledger.replace_all(batches)
+        assert dict(ledger.rows_between(0)) == batches
+
+
+def test_one_job_at_a_time_writes(tmp_path: Path, place: LedgerPlace) -> None:
+    with place.open():
         with pytest.raises(BlockingIOError, match="another job"):
-            open_ledger(str(tmp_path), writing=True)
-        open_ledger(str(tmp_path), writing=False).close()
-    open_ledger(str(tmp_path), writing=True).close()
+            place.open()
+        place.open(writing=False).close()
+    place.open().close()
 
 
 def test_a_ledger_that_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +267,214 @@ def test_what_a_killed_job_is_known_by_is_synced(
             assert bool(synced) == durable
 
 
+class _Killed(BaseException):
+    """Ends a job where a kill would: what it raises through is not told."""
+
+
+class _Kills:
+    """Kills a job at its ``at``-th step: before or after a change of the ledger, within one, or
+    around the naming of a file."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+        self.steps = 0
+        self._at = at
+        for owner, names in (
+            (FolderLedger, ("begin", "prepare", "settle", "end")),
+            (IcebergLedger, ("begin", "prepare", "settle", "end")),
+            (folder_ledger, ("write_rows",)),
+            (EncryptedTransaction, ("_commit",)),
+            (local_storage, ("publish",)),
+        ):
+            for name in names:
+                monkeypatch.setattr(owner, name, self._around(getattr(owner, name)))
+
+    def _around(self, call: Any) -> Any:
+        def called(*args: Any, **more: Any) -> Any:
+            self._step()
+            result = call(*args, **more)
+            self._step()
+            return result
+
+        return called
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.steps == self._at:
+            raise _Killed
+
+
+def _encrypt(ledger: Ledger, folder: Path, job_id: str) -> None:
+    """Do what a job does, without Spark: two waves of two files, of which the last one fails."""
+    LOCAL.mark(job_id, str(folder), durable=False)
+    ledger.begin(job_id, str(folder))
+    done = ledger.done(ENCRYPT, below=str(folder))
+    for wave in ("ab", "cd"):
+        rows = []
+        for name in wave:
+            if str(folder / name) not in done:
+                # The content stands for the key that encrypted it.
+                key = os.urandom(2).hex()
+                data = staged(folder / name, key.encode(), job_id=job_id)
+                rows.append(row(folder / name, attempt=data, key_id=key, target_size=4))
+                rows[-1] = rows[-1]._replace(job_id=job_id)
+        if rows:
+            batch = ledger.prepare(rows)
+            ledger.settle(batch, published(rows))
+    clear(ledger, job_id, str(folder))
+
+
+def test_a_job_that_is_killed_at_any_step(
+    tmp_path: Path, place: LedgerPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.open().close()
+    at = 0
+    while True:
+        at += 1
+        folder = tmp_path / f"out{at}"
+        folder.mkdir()
+        ledger = place.open(root=str(folder))
+        with monkeypatch.context() as patch:
+            kills = _Kills(patch, at)
+            try:
+                _encrypt(ledger, folder, f"{at:06x}")
+            except _Killed:
+                is_killed = True
+            else:
+                is_killed = False
+        # Every file that has its name has its key, also before the next job.
+        known = {(row.target, row.key_id) for row in ledger.rows(pending=True)}
+        for path in folder.iterdir():
+            if path.name in "abcd":
+                assert (str(path), path.read_text()) in known
+        ledger.close()
+        with place.open(root=str(folder)) as ledger:
+            settle_pending(ledger)
+            _encrypt(ledger, folder, f"{at:06x}ff")
+            rows = ledger.done(ENCRYPT, below=str(folder))
+            everything = [row for row in ledger.rows() if row.target in rows]
+            assert not list(ledger.pending(others=True))
+            assert not ledger.killed()
+        # No file twice, none without its key, and nothing else.
+        assert sorted(Path(target).name for target in rows) == list("abcd")
+        assert len(everything) == 4
+        names = sorted(path.name for path in folder.iterdir())
+        # A job that was killed before its note leaves its mark.
+        assert [name for name in names if not name.endswith("-root.tmp")] == list("abcd")
+        for target, found in rows.items():
+            assert Path(target).read_text() == found.key_id
+        if not is_killed:
+            break
+    assert kills.steps > 18
+
+
+class TestTwoJobs:
+    """Of one table."""
+
+    def test_both_run_if_their_files_do_not_meet(
+        self, tmp_path: Path, table_ledger: LedgerPlace
+    ) -> None:
+        with table_ledger.open(root="/a") as first, table_ledger.open(root="/b") as second:
+            one = first.prepare([row(tmp_path / "one")])
+            two = second.prepare([row(tmp_path / "two")])
+            assert one.number < two.number
+            assert [batch.number for batch in second.pending()] == [two.number]
+            second.begin("22", "/b")
+            assert (first.killed(), second.killed()) == ({}, {"22": "/b"})
+            second.settle(two, two.rows)
+            first.settle(one, one.rows)
+            for root in ("/a", "/a/sub", "/", None):
+                with pytest.raises(BlockingIOError, match=r"process .* last seen .* release"):
+                    table_ledger.open(root=root)
+            table_ledger.open(root="/ab").close()
+            assert {row.target for row in first.rows()} == {
+                str(tmp_path / "one"),
+                str(tmp_path / "two"),
+            }
+            second.end("22")
+
+    @pytest.mark.parametrize("how", ["lease", "release", "process"])
+    def test_a_dead_jobs_work_is_taken_over(
+        self, tmp_path: Path, table_ledger: LedgerPlace, monkeypatch: pytest.MonkeyPatch, how: str
+    ) -> None:
+        elsewhere = table_ledger.open(root="/b")
+        dead = table_ledger.open(root="/a")
+        batch = dead.prepare([row(tmp_path / "a")])
+        dead.begin(JOB, "/a")
+        dead.note_staged(JOB, 1, {"s3://bucket/a": "upload"})
+        [claim] = [claim for claim in dead.claims() if claim.roots == ("/a",)]
+        if how == "lease":
+            later = claims.now_ms() + claims.LEASE_SECONDS * 1000 + 1
+            monkeypatch.setattr("ags1.spark.ledger.iceberg.now_ms", lambda: later)
+        elif how == "release":
+            with table_ledger.open(writing=False) as reader:
+                reader.release(claim.claim_id)
+                with pytest.raises(OSError, match="no claim of a job ffff"):
+                    reader.release("ffff")
+        else:
+            monkeypatch.setattr(claims, "_start_of", lambda pid: "")
+        with table_ledger.open(root="/a/b") as heir:
+            assert [taken.rows for taken in heir.pending()] == [[*batch.rows]]
+            assert heir.killed() == {JOB: "/a"}
+            assert heir.staged(JOB) == [("s3://bucket/a", "upload")]
+            for change in (
+                lambda: dead.settle(batch, batch.rows),
+                lambda: dead.prepare(batch.rows),
+                lambda: dead.replace_all({1: batch.rows}),
+            ):
+                with pytest.raises(OSError, match="another job has taken over"):
+                    change()
+            [taken] = heir.pending()
+            heir.settle(taken, taken.rows)
+            heir.end(JOB)
+            assert heir.rows() == [*batch.rows]
+        dead.close()
+        elsewhere.close()
+        with table_ledger.open(writing=False) as reader:
+            assert not [claim for claim in reader.claims() if claim.roots[0].startswith("/a")]
+
+
+def test_a_table_that_is_no_ledger(table_ledger: LedgerPlace) -> None:
+    for name, said in (
+        ("iceberg:prod.ledger", "CATALOG.NAMESPACE.TABLE"),
+        ("iceberg:none.ops.ledger", "no catalog 'none' is configured"),
+    ):
+        with pytest.raises(OSError, match=said):
+            open_ledger(LedgerAt(name, table_ledger.at.kms, "default"), writing=True)
+    with pytest.raises(FileNotFoundError, match="no such ledger"):
+        table_ledger.open(writing=False)
+    assert table_ledger.at.kms is not None
+    with load_catalog("prod", **dict(table_ledger.at.kms.properties)) as catalog:
+        catalog.create_namespace("ops")
+        schema = pa.schema([("a", pa.int64())])
+        catalog.create_table("ops.plain", schema)
+        catalog.create_table("ops.other", schema, properties={"encryption.key-id": "default"})
+    for name, error in (("plain", NotEncryptedError), ("other", FormatError)):
+        with pytest.raises(error):
+            open_ledger(table_ledger.at._replace(location=f"iceberg:prod.ops.{name}"), writing=True)
+
+
+def test_a_ledger_of_many_waves(
+    tmp_path: Path, table_ledger: LedgerPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old wrapped keys leave the table's files, and its files and snapshots do not pile up."""
+    monkeypatch.setattr("ags1.spark.ledger.iceberg._FILES_BEFORE_COMPACTION", 5)
+    monkeypatch.setattr("ags1.spark.ledger.iceberg._COMMITS_BEFORE_EXPIRY", 8)
+    monkeypatch.setattr("ags1.spark.ledger.iceberg._JOBS_SNAPSHOTS_MS", 0)
+    with table_ledger.open() as ledger:
+        for number in range(6):
+            batch = ledger.prepare([row(tmp_path / f"{number}")])
+            ledger.settle(batch, batch.rows)
+    with table_ledger.open(writing=False) as ledger:
+        assert isinstance(ledger, IcebergLedger)
+        assert [Path(row.target).name for row in ledger.rows()] == list("012345")
+        assert list(ledger.done(ENCRYPT, below=str(tmp_path / "3"))) == [str(tmp_path / "3")]
+        table = ledger._table
+        assert len(list(table.scan().plan_files())) == 1
+        branch = table.snapshot_by_name("jobs")
+        assert branch is not None
+        assert len(table.snapshots()) < 20
+
+
 def test_a_link_inside_the_target_folder(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "real").mkdir()
@@ -275,12 +526,14 @@ def test_rows_that_no_job_writes(
 class TestAfterAKill:
     """What was pending is brought to its end, wherever the kill came."""
 
+    @pytest.fixture(autouse=True)
+    def _at(self, place: LedgerPlace) -> None:
+        self.place = place
+
     def settle(self, folder: Path, *rows: Row) -> list[Row]:
-        with open_ledger(str(folder / "ledger"), writing=True) as ledger:
-            LOCAL.mark(JOB, str(folder), durable=True)
-            ledger.begin(JOB, str(folder))
-            ledger.prepare(list(rows))
-        with open_ledger(str(folder / "ledger"), writing=True) as ledger:
+        with self.kill(folder, *rows):
+            pass
+        with self.place.open() as ledger:
             settle_pending(ledger)
             assert not ledger.killed()
             assert not list(ledger.pending())
@@ -289,10 +542,11 @@ class TestAfterAKill:
 
     def kill(self, folder: Path, *rows: Row) -> Ledger:
         """Return the ledger after the kill of a job with files in ``folder``."""
-        ledger = open_ledger(str(folder.parent / "ledger"), writing=True)
+        ledger = self.place.open()
         LOCAL.mark(JOB, str(folder), durable=True)
         ledger.begin(JOB, str(folder))
-        ledger.prepare(rows)
+        if rows:
+            ledger.prepare(rows)
         return ledger
 
     def test_before_the_first_name(self, tmp_path: Path) -> None:
@@ -358,7 +612,7 @@ class TestAfterAKill:
         with pytest.raises(FileNotFoundError, match="mount it"):
             self.settle(tmp_path, wanted)
         (tmp_path / "elsewhere").rename(tmp_path / "out")
-        with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:
+        with self.place.open() as ledger:
             settle_pending(ledger)
             assert ledger.rows() == [wanted]
 
@@ -377,7 +631,7 @@ class TestAfterAKill:
             mount.rename(tmp_path / "volume")
             mount.mkdir()
             for root in (None, str(mount), str(tmp_path)):
-                with pytest.raises(FileNotFoundError, match=f"mount it.*_job-{JOB}.json"):
+                with pytest.raises(FileNotFoundError, match=f"mount it.*{JOB}"):
                     settle_pending(ledger, root=root)
             settle_pending(ledger, root=str(other))  # whose files are no others'
             assert ledger.rows() == [elsewhere]
@@ -398,7 +652,13 @@ class TestAfterAKill:
             folder.mkdir()
             with pytest.raises(FileNotFoundError) as caught:
                 settle_pending(ledger)
-            os.unlink(str(caught.value.strerror).rpartition("remove ")[2])
+            if self.place.kind == "folder":
+                os.unlink(str(caught.value.strerror).rpartition("remove ")[2])
+            else:
+                assert str(caught.value.strerror).endswith(
+                    f" ledger forget {ledger.location} {JOB}"
+                )
+                ledger.end(JOB)
             settle_pending(ledger)
             [settled] = ledger.rows()
             assert (settled.status, settled.key_metadata) == (FAILED, "{}")
@@ -458,21 +718,6 @@ class TestAfterAKill:
             settle_pending(ledger)
             assert not ledger.killed()
         assert not stays.exists()
-
-    @pytest.mark.parametrize("replaces", [True, False])
-    @pytest.mark.parametrize("code", [errno.ENOENT, errno.EIO])
-    def test_a_name_that_was_given_though_the_answer_was_lost(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaces: bool, code: int
-    ) -> None:
-        wanted = row(tmp_path / "a", attempt=staged(tmp_path / "a"), replaces=replaces)
-
-        def losing(temporary: str, target: str, **_: object) -> None:
-            (os.rename if replaces else os.link)(temporary, target)
-            raise OSError(code, "no answer")
-
-        monkeypatch.setattr(local_storage, "publish", losing)
-        assert published([wanted]) == [wanted]
-        assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
     def test_a_name_that_was_not_given(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -541,6 +786,22 @@ class TestAfterAKill:
         theirs.write_bytes(b"of another job")
         self.settle(tmp_path)
         assert theirs.exists()
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EIO])
+def test_a_name_that_was_given_though_the_answer_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaces: bool, code: int
+) -> None:
+    wanted = row(tmp_path / "a", attempt=staged(tmp_path / "a"), replaces=replaces)
+
+    def losing(temporary: str, target: str, **_: object) -> None:
+        (os.rename if replaces else os.link)(temporary, target)
+        raise OSError(code, "no answer")
+
+    monkeypatch.setattr(local_storage, "publish", losing)
+    assert published([wanted]) == [wanted]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 @given(

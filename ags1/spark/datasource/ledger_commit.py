@@ -27,6 +27,7 @@ from ..ledger import (
     REMOVED,
     Batch,
     Ledger,
+    LedgerAt,
     Row,
     check_ledger,
     open_ledger,
@@ -56,7 +57,7 @@ def rows_of(folder: str, new: Sequence[NewFile], job_id: str, source: str) -> li
 
 
 def commit_to_ledger(
-    folder_of_ledger: str,
+    ledger_at: LedgerAt | str,
     folder: str,
     rows: Sequence[Row],
     *,
@@ -72,7 +73,7 @@ def commit_to_ledger(
     means that another job has been writing to the ledger for a minute.
     """
     old: list[str] = []
-    with _opened(folder_of_ledger) as ledger:
+    with _opened(ledger_at, folder) as ledger:
         settle_pending(ledger)
         if is_done is not None and is_done(ledger):
             staging.withdraw(rows)
@@ -92,13 +93,14 @@ def commit_to_ledger(
         remove_with_sidecar(path)
 
 
-def take_back(folder_of_ledger: str, job_id: str) -> None:
-    """Undo what an interrupted commit of a job has done. Raises OSError."""
+def take_back(ledger_at: LedgerAt | str, job_id: str, folder: str | None = None) -> None:
+    """Undo what an interrupted commit of a job to ``folder`` (None: any) has done. Raises
+    OSError."""
     try:
-        check_ledger(folder_of_ledger)
+        check_ledger(ledger_at.location if isinstance(ledger_at, LedgerAt) else ledger_at)
     except FileNotFoundError:
         return
-    with _opened(folder_of_ledger) as ledger:
+    with _opened(ledger_at, folder) as ledger:
         for batch in ledger.pending():
             if any(row.job_id == job_id for row in batch.rows):
                 _give_up(ledger, batch, "Ags1Error", "the commit was interrupted")
@@ -110,12 +112,12 @@ def remove_with_sidecar(path: str) -> None:
     staging.remove(sidecar_path(path))
 
 
-def _opened(folder: str) -> Ledger:
+def _opened(ledger_at: LedgerAt | str, root: str | None) -> Ledger:
     """Open a ledger for writing, as soon as no other job writes."""
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
-            return open_ledger(folder, writing=True)
+            return open_ledger(ledger_at, writing=True, root=root)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from .. import options as opt
 from ..jobs.publishing import has_its_name
-from ..ledger import DONE, ENCRYPT, REMOVED, Ledger, Row, open_ledger
+from ..ledger import DONE, ENCRYPT, REMOVED, Ledger, LedgerAt, Row, open_ledger
 from ..storage.choice import absolute
 from .encrypted_files import list_file, list_if_there
 from .reader import FilesPartition, FilesReader
@@ -45,10 +45,10 @@ class LedgerStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type:
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._files = FilesReader(options, schema)
-        self._ledger = options.get("ledger", "")
-        if not self._ledger:
+        if not options.get("ledger"):
             said = "reading a stream needs the option 'ledger': it tells which files are done"
             raise ValueError(said)
+        self._ledger = LedgerAt.of_options(options)
         self._folders = [absolute(path) for path in opt.paths(options)]
         self._start = options.get("startingoffsets", _EARLIEST).lower()
         if self._start not in (_EARLIEST, _LATEST):

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from ..keys import FileKeys, KmsConfig
-from ..ledger import DECRYPT, ENCRYPT
+from ..ledger import DECRYPT, ENCRYPT, LedgerAt
 from ..storage.choice import absolute
 from ..storage.pieces import Item
 from .rewrapping import rewrap_ledger
@@ -75,8 +75,8 @@ def encrypt_files(
     root = absolute(_named(target, "target"))
     paths = _paths(sources)
     keys = FileKeys.for_sealing(kms, key_id)
-    folder = _named(ledger, "ledger")
-    with Job(spark, ENCRYPT, root, folder, durable, cores, progress) as job:
+    at = LedgerAt(_named(ledger, "ledger"), kms, key_id)
+    with Job(spark, ENCRYPT, root, at, durable, cores, progress) as job:
         files = job.selection.listed(paths)
         wanted = [Wanted(file, file.relative_path, file.size, None) for file in files]
         items = job.selection.items(wanted, suffix=SUFFIX, overwrite=overwrite)
@@ -108,8 +108,8 @@ def decrypt_files(
     root = absolute(_named(target, "target"))
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
-    folder = _named(ledger, "ledger")
-    with Job(spark, DECRYPT, root, folder, durable, cores, progress) as job:
+    at = LedgerAt(_named(ledger, "ledger"), kms)
+    with Job(spark, DECRYPT, root, at, durable, cores, progress) as job:
         wanted = []
         for file, row in job.selection.encrypted(paths):
             below = file.relative_path.removesuffix(SUFFIX)
@@ -133,7 +133,8 @@ def verify_files(
     errors as in ``decrypt_files``."""
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
-    with Job(spark, VERIFY, "", _named(ledger, "ledger"), False, cores, progress) as job:
+    at = LedgerAt(_named(ledger, "ledger"), kms)
+    with Job(spark, VERIFY, "", at, False, cores, progress) as job:
         items: list[Item] = []
         for (path, name, size, version), row in job.selection.encrypted(paths):
             text_size, wrapped = row.source_size, row.key_metadata

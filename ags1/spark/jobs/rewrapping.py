@@ -17,7 +17,7 @@ from ...errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError, KmsKeyNotFoundE
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
 from ...keys.sidecar import Sidecar
 from ..keys import FileKeys, KmsConfig, as_text
-from ..ledger import Ledger, Row
+from ..ledger import Ledger, LedgerAt, Row
 from .running import Job, Summary
 from .work import cause
 
@@ -60,7 +60,7 @@ def rewrap_ledger(
     if accepted and to_key_id is not None and to_kms is None:
         accepted |= {to_key_id}  # what an earlier run has done
     keys = FileKeys.for_opening(kms, accepted)
-    with Job(spark, REWRAP, "", os.fspath(ledger), durable, None, None) as job:
+    with Job(spark, REWRAP, "", LedgerAt(os.fspath(ledger), kms), durable, None, None) as job:
         work = _Rewrapping(keys, kms if to_kms is None else to_kms, to_key_id)
         for batches in _together(job.ledger):
             rows = [row for _, batch in batches for row in batch if row.key_metadata is not None]

@@ -38,6 +38,7 @@ from ..ledger import (
     ENCRYPT,
     FAILED,
     SKIPPED,
+    LedgerAt,
     Row,
     check_ledger,
     open_ledger,
@@ -126,7 +127,7 @@ class Job:
         spark: Any,
         operation: str,
         root: str,
-        ledger: str,
+        ledger: LedgerAt,
         durable: bool,
         cores: int | None,
         progress: Progress | None,
@@ -153,8 +154,8 @@ class Job:
         self._staging = Staging(self.id, root, operation == ENCRYPT, durable)
         self._wave = 0  # the number of the newest wave in the ledger
         if operation != ENCRYPT:
-            check_ledger(ledger)
-        self.ledger = open_ledger(ledger, writing=self.writes, durable=durable)
+            check_ledger(ledger.location)
+        self.ledger = open_ledger(ledger, writing=self.writes, durable=durable, root=root or None)
         self.selection = Selection(operation, root, self.ledger)
 
     def __enter__(self) -> Job:

@@ -11,7 +11,7 @@ files cannot be decrypted.
 """
 
 from .base import Ledger
-from .choice import check_ledger, ledger_location, open_ledger
+from .choice import LedgerAt, check_ledger, ledger_location, open_ledger
 from .rows import (
     DECRYPT,
     DONE,
@@ -34,6 +34,7 @@ __all__ = [
     "SKIPPED",
     "Batch",
     "Ledger",
+    "LedgerAt",
     "Row",
     "check_ledger",
     "ledger_location",

@@ -22,6 +22,7 @@ import errno
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 
+from .claims import Claim
 from .rows import DONE, REMOVED, Batch, Row
 
 
@@ -54,8 +55,8 @@ class Ledger(ABC):
     def pending(self, *, others: bool = False) -> Iterator[Batch]:
         """Yield the pending batches, oldest first: those that a killed job left, and to readers
         also those that a job is about to settle. A writer gets those that it may settle;
-        ``others`` adds those of other jobs. Read the settled batches afterwards, not before: otherwise a batch that is
-        settled in between is missed."""
+        ``others`` adds those of other jobs. Read the settled batches afterwards, not before:
+        otherwise a batch that is settled in between is missed."""
 
     @abstractmethod
     def numbers(self) -> list[int]:
@@ -85,6 +86,17 @@ class Ledger(ABC):
     def rewrap(self, to_key_id: str | None) -> None:
         """Wrap the ledger's own keys again, under another master key of the same KMS or the newest
         version of their own. A ledger that is not encrypted itself has none."""
+        return
+
+    def claims(self) -> list[Claim]:
+        """Return the claims of jobs that write, also of dead jobs that have left something. A
+        ledger with a lock of the operating system has none."""
+        return []
+
+    def release(self, claim_id: str) -> None:
+        """End the claim of a job that is dead: the next job takes over what it has left. If the job
+        is alive, its next step fails. Raises OSError if there is no such claim."""
+        raise OSError(errno.ENOENT, f"the ledger has no claim of a job {claim_id}", self.location)
 
     def compact(self) -> tuple[int, int]:
         """Store settled batches in fewer files. Rows and numbers of batches do not change. Needs a

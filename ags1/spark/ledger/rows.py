@@ -59,7 +59,7 @@ _TYPES: dict[str, pa.DataType] = {
     "finished_ms": pa.int64(),
 }
 # Columns that are null in no row: those whose fields cannot be None.
-_ALWAYS = frozenset(name for name, kind in Row.__annotations__.items() if "None" not in str(kind))
+ALWAYS = frozenset(name for name, kind in Row.__annotations__.items() if "None" not in str(kind))
 SCHEMA = pa.schema([(name, _TYPES.get(name, pa.string())) for name in Row._fields])
 
 
@@ -84,7 +84,7 @@ def rows_of(table: pa.Table, columns: Iterable[str], where: str) -> list[Row]:
     names = [name for name in Row._fields if name in wanted]
     for name in names:
         column = table.column(name)
-        if column.type != SCHEMA.field(name).type or (name in _ALWAYS and column.null_count):
+        if column.type != SCHEMA.field(name).type or (name in ALWAYS and column.null_count):
             raise damaged(f"column {name!r}", where)
     nothing = [None] * table.num_rows
     values = [table.column(name).to_pylist() if name in wanted else nothing for name in Row._fields]
