@@ -178,7 +178,7 @@ class TestClaims:
         with ThreadPoolExecutor(8) as pool:
             got = [ledger for ledger in pool.map(claim, range(8)) if ledger is not None]
         assert len(got) == 1
-        with pytest.raises(BlockingIOError, match=r"another job is writing.*60 s after"):
+        with pytest.raises(BlockingIOError, match=r"another job is writing.*60 s after.* release"):
             open_ledger(url, writing=True)
         got[0].close()
         open_ledger(url, writing=True).close()
@@ -206,6 +206,19 @@ class TestClaims:
         assert run_python(killed, url, check=False, timeout=60).returncode == -9
         with open_ledger(url, writing=True) as ledger:
             put(ledger, "a")
+
+    def test_a_claim_that_is_released(self, url: str) -> None:
+        dead = open_ledger(url, writing=True)
+        with open_ledger(url, writing=False) as reader:
+            [claim] = reader.claims()
+            with pytest.raises(OSError, match="no claim of a job ffff"):
+                reader.release("ffff")
+            reader.release(claim.claim_id)
+            assert reader.claims() == []
+        with pytest.raises(BlockingIOError, match="another job has taken"):
+            dead.prepare(rows_named("a"))
+        open_ledger(url, writing=True).close()
+        dead.close()
 
     def test_a_paused_job_can_do_no_harm(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         paused = open_ledger(url, writing=True)

@@ -51,7 +51,7 @@ import pyarrow as pa
 
 from ..._gcm import random_bytes
 from ...errors import FormatError
-from .claims import is_gone, process_name, this_process
+from .claims import Claim, is_gone, process_name, this_process
 from .objects import Objects
 from .rows import Batch, Row, damaged, read_parquet, write_parquet
 from .segments import (
@@ -178,7 +178,21 @@ class ObjectLedger(SegmentLedger):
         return min(state.pending, default=state.next) - 1
 
     def how_to_forget(self, job_id: str) -> str:
-        return f"remove {self._objects.url_of(f'_job-{job_id}.json')}"
+        return f"run: ags1 spark ledger forget {self.location} {job_id}"
+
+    def claims(self) -> list[Claim]:
+        state = self._current()
+        if state.holder is None:
+            return []
+        renewed = self._objects.modified(_state_name(state.revision))
+        return [Claim(state.writer, ("",), state.holder, int(renewed * 1000))]
+
+    def release(self, claim_id: str) -> None:
+        state = self._current()
+        if state.holder is None or state.writer != claim_id:
+            super().release(claim_id)
+        with contextlib.suppress(_LostClaimError):  # renewed, or ended, meanwhile
+            self._changed(state, {"holder": None})
 
     # -- notes
 
@@ -300,9 +314,10 @@ class ObjectLedger(SegmentLedger):
         age = self._objects.check(_state_name(found.revision) if found and holder else None)
         if holder is not None and age <= LEASE_SECONDS and not is_gone(holder):
             said = (
-                f"another job is writing to this ledger ({process_name(holder)}): wait for it; if "
-                f"it was killed, run this one again {LEASE_SECONDS:.0f} s after it renewed its "
-                f"claim, which was {max(age, 0):.0f} s ago"
+                f"another job is writing to this ledger ({process_name(holder)}, last seen "
+                f"{max(age, 0):.0f} s ago): wait for it. If it is dead, this ledger is free "
+                f"{LEASE_SECONDS:.0f} s after it was last seen, or after: ags1 spark ledger "
+                f"release {self.location} {found.writer if found else ''}"
             )
             raise BlockingIOError(errno.EAGAIN, said, self.location)
         found = found or _State()
@@ -336,8 +351,13 @@ class ObjectLedger(SegmentLedger):
             self._objects.create(_state_name(revision), state.to_bytes())
         except FileExistsError:
             found = self._read_state()
-            # The answer to a renewal was lost.
-            if found == before._replace(revision=revision, writer=self._writer):
+            # The answer to an earlier change was lost. What is pending may be unlike what this
+            # change is about.
+            if (
+                found is not None
+                and found.writer == self._writer
+                and (found.pending == before.pending or changes.keys() <= {"holder"})
+            ):
                 return self._changed(found, changes)
             raise _LostClaimError from None
         revisions = self._revisions()

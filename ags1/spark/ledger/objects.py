@@ -116,7 +116,7 @@ class Objects:
             try:
                 self._put(name, b"2")
             except FileExistsError:
-                return 0.0 if age_of is None else self._modified(name) - self._modified(age_of)
+                return 0.0 if age_of is None else self.modified(name) - self.modified(age_of)
             raise OSError(errno.ENOTSUP, _NO_CONDITION, self.url)
         finally:
             self.remove([name])
@@ -132,7 +132,8 @@ class Objects:
                     raise self._exists(name) from None
                 raise
 
-    def _modified(self, name: str) -> float:
+    def modified(self, name: str) -> float:
+        """Return when an object was made, in seconds since 1970, by the storage's clock."""
         path = self._name(name)
         with os_errors(self.url_of(name)):
             self._fs.invalidate_cache(self._fs._parent(path))
