@@ -16,6 +16,7 @@ from ..kms import options
 from ..kms.options import KmsOptions, Target
 from ..options import Paths, flag, grouped, no_fsync, output
 from ..report import Report, bar
+from .ledger import ledger as ledger_commands
 from .session import kms_config, master, session
 from .tables import COMMANDS
 
@@ -37,9 +38,9 @@ _ledger = click.option(
     "--ledger",
     required=True,
     type=_PATH,
-    metavar="DIR",
-    help="The ledger: a folder of Parquet files with each file's wrapped key and outcome. If it is "
-    "lost, the files cannot be decrypted.",
+    metavar="LEDGER",
+    help="The ledger with each file's wrapped key and outcome: a folder of Parquet files, or "
+    "iceberg:CATALOG.NAMESPACE.TABLE. If it is lost, the files cannot be decrypted.",
 )
 _force = flag("-f", "--force", help="Overwrite targets that the ledger does not list.")
 _sources = click.argument("sources", nargs=-1, required=True, type=_PATH, metavar="SOURCE...")
@@ -82,7 +83,8 @@ def spark() -> None:
     """Work on any number of files with Spark (pip install 'ags1[spark]', and Java).
 
     Large files are split into ranges of blocks and small files are grouped, so that all cores work.
-    The keys are kept in a ledger, a folder on the driver's machine, instead of sidecars. A path is
+    The keys are kept in a ledger instead of sidecars: a folder on the driver's machine, or an
+    encrypted table, which outlives it (iceberg:CATALOG.NAMESPACE.TABLE). A path is
     a folder that the driver and all executors have mounted, or a URL of S3 (pip install 'ags1[s3]')
     or of another storage that fsspec knows. Each process uses the KMS and the storage under its own
     identity and finds its own credentials: a role, VAULT_TOKEN, a token file. A secret in
@@ -276,5 +278,5 @@ def _line(summary: Summary) -> str:
     return ", ".join(parts)
 
 
-for _command in COMMANDS:
+for _command in (*COMMANDS, ledger_commands):
     spark.add_command(_command)

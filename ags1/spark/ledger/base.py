@@ -151,11 +151,11 @@ class Ledger(ABC):
         self, operation: str, columns: Sequence[str] = Row._fields, *, below: str = ""
     ) -> dict[str, Row]:
         """Return by target the newest row of each file that is done and was not removed since.
-        ``below``: only targets that begin with this text need be there."""
+        ``below``: only targets that begin with this text."""
         wanted = [*columns, "operation", "status", "target"]
         newest: dict[str, Row] = {}
         for row in self.rows(wanted):
-            if row.operation != operation:
+            if row.operation != operation or not row.target.startswith(below):
                 continue
             if row.status == DONE:
                 newest[row.target] = row
