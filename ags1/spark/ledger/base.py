@@ -98,11 +98,10 @@ class Ledger(ABC):
         is alive, its next step fails. Raises OSError if there is no such claim."""
         raise OSError(errno.ENOENT, f"the ledger has no claim of a job {claim_id}", self.location)
 
+    @abstractmethod
     def compact(self) -> tuple[int, int]:
         """Store settled batches in fewer files. Rows and numbers of batches do not change. Needs a
-        ledger that is open for writing. Return the number of files before and after. Raises OSError
-        for a ledger that has no such files."""
-        raise OSError(errno.ENOTSUP, "a ledger of this kind is not compacted", self.location)
+        ledger that is open for writing. Return the number of files before and after."""
 
     # -- notes of what a job has begun
 

@@ -86,7 +86,8 @@ class Objects:
             with os_errors(self.url_of(name)), contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(self._name(name))
 
-        with ThreadPoolExecutor(_REQUESTS, "ags1-ledger") as pool:
+        names = list(names)
+        with ThreadPoolExecutor(max(1, min(len(names), _REQUESTS)), "ags1-ledger") as pool:
             list(pool.map(remove, names))
 
     def read_all(self, names: Iterable[str]) -> Iterator[bytes]:
