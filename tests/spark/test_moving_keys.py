@@ -17,6 +17,7 @@ from ags1.keys import Keychain
 from ags1.keys.keychain import FILE_KEY_SIZE
 from ags1.keys.sidecar import read_sidecar, sidecar_path
 from ags1.kms import LocalKms
+from ags1.spark.jobs.selection import Selection
 from ags1.spark.jobs.sidecars import rows_from_sidecars, write_sidecars
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
 from ags1.spark.ledger import ENCRYPT, Ledger, Row, open_ledger, segments
@@ -148,6 +149,20 @@ def test_the_commands(tmp_path: Path, keyring: Path, sealed: dict[Path, tuple[by
     wrong = CliRunner().invoke(app, ["spark", "ledger", "export", where])
     assert wrong.exit_code == 2
     assert "give either a TARGET or --to-sidecars" in wrong.output
+
+
+def test_sidecars_are_no_encrypted_files(
+    tmp_path: Path, sealed: dict[Path, tuple[bytes, Row]]
+) -> None:
+    with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:
+        fill(ledger, [row for _, row in sealed.values()])
+        write_sidecars(ledger)
+        (tmp_path / "sealed" / "other.keys").write_bytes(b"of nobody")
+        selection = Selection("verify", "", ledger)
+        found = [file.path for file, _ in selection.encrypted([str(tmp_path / "sealed")])]
+        assert found == sorted(map(str, sealed))
+        [failure] = selection.failures
+        assert failure.file.relative_path == "other.keys"
 
 
 class TestCompactingAFolder:

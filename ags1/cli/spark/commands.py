@@ -37,8 +37,9 @@ _ledger = click.option(
     required=True,
     type=_PATH,
     metavar="LEDGER",
-    help="The ledger with each file's wrapped key and outcome: a folder of Parquet files, or "
-    "iceberg:CATALOG.NAMESPACE.TABLE. If it is lost, the files cannot be decrypted.",
+    help="The ledger with each file's wrapped key and outcome: a folder of Parquet files, "
+    "s3://BUCKET/FOLDER, or iceberg:CATALOG.NAMESPACE.TABLE. If it is lost, the files cannot be "
+    "decrypted.",
 )
 _force = flag("-f", "--force", help="Overwrite targets that the ledger does not list.")
 _sources = click.argument("sources", nargs=-1, required=True, type=_PATH, metavar="SOURCE...")
