@@ -178,7 +178,7 @@ class TestClaims:
         with ThreadPoolExecutor(8) as pool:
             got = [ledger for ledger in pool.map(claim, range(8)) if ledger is not None]
         assert len(got) == 1
-        with pytest.raises(BlockingIOError, match=r"another job is writing.*60 s after.* release"):
+        with pytest.raises(BlockingIOError, match=r"another job is writing.*45 s after.* release"):
             open_ledger(url, writing=True)
         got[0].close()
         open_ledger(url, writing=True).close()

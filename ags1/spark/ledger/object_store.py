@@ -65,7 +65,8 @@ from .segments import (
     write_batches,
 )
 
-LEASE_SECONDS = 60.0
+# Less than the minute for which a stream's commit waits.
+LEASE_SECONDS = 45.0
 RENEWAL_SECONDS = 10.0
 # Revisions that stay for readers who have listed them already.
 _REVISIONS = 8
