@@ -18,7 +18,7 @@ MEMORY := $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)"
 	2>/dev/null && echo /dev/shm)
 
 .NOTPARALLEL:
-.PHONY: venv native dev demo pipeline test fuzz mutants interop peers bench bench-smoke bench-peers lint \
+.PHONY: venv native dev demo pipeline test fuzz mutants interop cluster peers bench bench-smoke bench-peers lint \
 	wheel debug sanitize clean
 
 dev: native $(VENV)/.with-test
@@ -66,7 +66,12 @@ mutants: dev
 # Against the released Java and Spark (JDK 17, Maven) and a real Vault (Go): minutes the first time.
 # In two processes, each with a Spark session of its own.
 interop: native $(VENV)/.with-interop
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "interop or spark"
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "(interop or spark) and not cluster"
+
+# Against a real S3 server (Go) and HDFS (Maven), on other versions of PySpark, and on a standalone
+# cluster: minutes, and the first time many.
+cluster: native $(VENV)/.with-interop
+	$(BIN)/python -m pytest -m cluster
 
 # PyIceberg's own tests, which pip fetches once.
 peers: dev $(VENV)/.with-peer-tests

@@ -308,7 +308,8 @@ def test_the_page_on_keys_runs_with_aws(home: Home, aws: str) -> None:
 
 @pytest.mark.interop
 def test_the_page_on_keys_runs_with_vault(home: Home, aws: str) -> None:
-    from vault_server import VaultServer, build, have_go
+    from go_server import have_go
+    from vault_server import VaultServer, build
 
     if not have_go():
         pytest.skip("Go is not on this machine")

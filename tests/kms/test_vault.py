@@ -28,8 +28,9 @@ from typing import Any
 import https_server
 import pytest
 from conftest import RunPython
+from go_server import cache_home, have_go
 from kms_contract import KEY, KmsContract, everything_said, spellings
-from vault_server import SOURCE, VaultServer, build, cache_home, have_go
+from vault_server import SOURCE, VaultServer, build
 
 from ags1.errors import (
     KmsAccessDeniedError,

@@ -99,6 +99,20 @@ def kms(keyring: Path) -> KmsConfig:
     return KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": str(keyring)})
 
 
+@pytest.fixture(scope="session")
+def real_s3() -> Iterator[dict[str, str]]:
+    """The environment in which the AWS SDKs talk to a real S3 server with the bucket 'bucket'."""
+    from go_server import have_go
+    from s3_server import s3_server
+
+    if not have_go():
+        if os.environ.get("CI") == "true":
+            pytest.fail("there is no Go to build MinIO with", pytrace=False)
+        pytest.skip("there is no Go to build MinIO with")
+    with s3_server() as environment:
+        yield environment
+
+
 class LedgerPlace(NamedTuple):
     """Where a test has its ledger, which it may open again and again."""
 
@@ -124,9 +138,12 @@ def table_ledger(tmp_path: Path, kms: KmsConfig, monkeypatch: pytest.MonkeyPatch
     return LedgerPlace("iceberg", LedgerAt("iceberg:prod.ops.ledger", kms, "default"))
 
 
-@pytest.fixture(params=["folder", "iceberg"])
+@pytest.fixture(params=["folder", "iceberg", "object"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> LedgerPlace:
-    """A ledger of each kind."""
+    """A ledger of each kind. The objects are in memory; ``test_object_ledger`` has servers."""
+    if request.param == "object":
+        pytest.importorskip("fsspec")
+        return LedgerPlace("object", LedgerAt(f"memory://{tmp_path.name}/ledger"))
     if request.param == "iceberg":
         found: LedgerPlace = request.getfixturevalue("table_ledger")
         return found

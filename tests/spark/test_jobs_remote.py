@@ -85,16 +85,23 @@ class VerifyingHere(Verifying):
 
 
 @pytest.fixture(scope="module")
-def endpoint(spark: Any) -> Iterator[str]:
-    """S3's URL, known to this process and to Spark's workers."""
+def s3_environment() -> Iterator[dict[str, str]]:
+    """The environment in which the AWS SDKs talk to S3's stand-in."""
     from aws_server import aws_server, dummy_environment
 
-    with aws_server() as url, pytest.MonkeyPatch.context() as patch:
+    with aws_server() as url:
+        yield dummy_environment(url)
+
+
+@pytest.fixture(scope="module")
+def endpoint(spark: Any, s3_environment: dict[str, str]) -> Iterator[str]:
+    """S3's URL, known to this process and to Spark's workers."""
+    with pytest.MonkeyPatch.context() as patch:
         _forget_connections()
-        for name, value in dummy_environment(url).items():
+        for name, value in s3_environment.items():
             patch.setenv(name, value)
             patch.setitem(spark.sparkContext.environment, name, value)
-        yield url
+        yield s3_environment["AWS_ENDPOINT_URL"]
         _forget_connections()
 
 
@@ -110,7 +117,8 @@ class Places:
         self.root, self.spark, self.kms = root, spark, kms
         self.ledger = root / "ledger"
         self.s3 = boto3.client("s3")
-        self.s3.create_bucket(Bucket=BUCKET)
+        with contextlib.suppress(self.s3.exceptions.BucketAlreadyOwnedByYou):
+            self.s3.create_bucket(Bucket=BUCKET)
 
     def url(self, kind: str, name: str) -> str:
         starts = {"s3": f"s3://{BUCKET}", "local": str(self.root)}

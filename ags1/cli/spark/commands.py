@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ... import errors
-from ...errors import Ags1Error
 from .. import console
 from ..console import Output, print_error, print_json
 from ..exits import Group
 from ..kms import options
 from ..kms.options import KmsOptions, Target
 from ..options import Paths, flag, grouped, no_fsync, output
-from ..report import Report, bar
+from ..report import bar
 from .ledger import ledger as ledger_commands
-from .session import kms_config, master, session
+from .session import kms_config, master, report_of, session
 from .tables import COMMANDS
 
 if TYPE_CHECKING:
@@ -39,8 +37,9 @@ _ledger = click.option(
     required=True,
     type=_PATH,
     metavar="LEDGER",
-    help="The ledger with each file's wrapped key and outcome: a folder of Parquet files, or "
-    "iceberg:CATALOG.NAMESPACE.TABLE. If it is lost, the files cannot be decrypted.",
+    help="The ledger with each file's wrapped key and outcome: a folder of Parquet files, "
+    "s3://BUCKET/FOLDER, or iceberg:CATALOG.NAMESPACE.TABLE. If it is lost, the files cannot be "
+    "decrypted.",
 )
 _force = flag("-f", "--force", help="Overwrite targets that the ledger does not list.")
 _sources = click.argument("sources", nargs=-1, required=True, type=_PATH, metavar="SOURCE...")
@@ -249,12 +248,7 @@ def _run(job: str, master: str | None, out: Output, *paths: Any, **how: Any) -> 
 
 
 def _report(summary: Summary, out: Output) -> int:
-    report = Report(out)
-    for failure in summary.failures:
-        kind: Any = getattr(errors, failure.kind, None)
-        is_ours = isinstance(kind, type) and issubclass(kind, Ags1Error)
-        error: Exception = kind(failure.message) if is_ours else OSError(0, failure.message)
-        report.failed(error, failure.path, failure.kind)
+    report = report_of(summary.failures, out)
     if more := summary.failed - len(summary.failures):
         print_error(f"{more} more files failed")
     facts = asdict(summary)

@@ -12,21 +12,23 @@ from ..console import Output
 from ..exits import Group
 from ..kms import options
 from ..kms.options import KmsOptions
-from ..options import output
-from .session import kms_config
+from ..options import Paths, flag, output
+from .session import kms_config, report_of
 
 if TYPE_CHECKING:
+    from ...spark.jobs.sidecars import Moved
     from ...spark.ledger import LedgerAt
 
 _ledger = click.argument("ledger", metavar="LEDGER")
 
 
-@click.group("ledger", cls=Group, short_help="Look at a ledger, copy it, free it.")
+@click.group("ledger", cls=Group, short_help="Look at a ledger, copy it, compact it, free it.")
 def ledger() -> None:
-    """Look at a ledger, copy it, free it.
+    """Look at a ledger, copy it, compact it, rebuild it, free it.
 
-    LEDGER is a folder, or iceberg:CATALOG.NAMESPACE.TABLE for an encrypted table of a catalog that
-    PyIceberg's configuration names. A table is opened with the KMS of its catalog or else with the
+    LEDGER is a folder, the URL of one in S3 or another object storage with conditional writes, or
+    iceberg:CATALOG.NAMESPACE.TABLE for an encrypted table of a catalog that PyIceberg's
+    configuration names. A table is opened with the KMS of its catalog or else with the
     one of the options.
 
     Examples:
@@ -110,19 +112,88 @@ def import_(ledger: str, source: str, key: str | None, kms: KmsOptions, out: Out
 
 @ledger.command()
 @_ledger
-@click.argument("target", metavar="TARGET")
+@click.argument("target", metavar="[TARGET]", required=False)
+@flag("--to-sidecars", help="Write FILE.keys beside each encrypted file, instead of a TARGET.")
 @options.new_key
 @options.kms
 @output
-def export(ledger: str, target: str, key: str | None, kms: KmsOptions, out: Output) -> int:
+def export(
+    ledger: str,
+    target: str | None,
+    to_sidecars: bool,
+    key: str | None,
+    kms: KmsOptions,
+    out: Output,
+) -> int:
     """Copy the rows of LEDGER into the ledger TARGET, such as a folder for a backup.
 
-    The rest is as for 'import', the other way round.
+    The rest is as for 'import', the other way round. With --to-sidecars, each encrypted file gets
+    its wrapped key beside it. Then 'ags1 decrypt' and others open it without the ledger, and
+    'rebuild' makes a ledger of the sidecars.
 
     Examples:
       ags1 spark ledger export iceberg:prod.ops.ledger backup
+      ags1 spark ledger export ledger --to-sidecars
     """
-    return _copy(ledger, target, key, kms, out)
+    if (target is None) != to_sidecars:
+        raise click.UsageError("give either a TARGET or --to-sidecars")
+    if target is not None:
+        return _copy(ledger, target, key, kms, out)
+    from ...spark.jobs.sidecars import write_sidecars
+    from ...spark.ledger import open_ledger
+
+    with open_ledger(_at(ledger, kms), writing=False) as opened:
+        moved = write_sidecars(opened)
+    return _report(moved, "wrote {:,} sidecars", out)
+
+
+@ledger.command()
+@_ledger
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@options.new_key
+@options.kms
+@output
+def rebuild(ledger: str, sources: Paths, key: str | None, kms: KmsOptions, out: Output) -> int:
+    """Make a ledger of the sidecars beside encrypted files.
+
+    SOURCE is an encrypted file, a folder or a pattern. LEDGER gets a row for each encrypted file
+    with FILE.keys beside it; a new table is encrypted under the master key --key. Files that the
+    ledger has already are left alone, so the command can be repeated. Nothing is decrypted:
+    'verify' tells afterwards whether each key opens its file. To rebuild from a copy of a ledger,
+    use 'import'.
+
+    Examples:
+      ags1 spark ledger rebuild ledger sealed
+      ags1 spark ledger rebuild s3://ops/ledger s3://sealed/2026
+    """
+    from ...spark.jobs.sidecars import rows_from_sidecars
+    from ...spark.ledger import open_ledger
+
+    with open_ledger(_at(ledger, kms, key, new=True), writing=True) as opened:
+        moved = rows_from_sidecars(opened, sources)
+    return _report(moved, "took the keys of {:,} files from their sidecars", out)
+
+
+@ledger.command()
+@_ledger
+@options.kms
+@output
+def compact(ledger: str, kms: KmsOptions, out: Output) -> int:
+    """Store a ledger's rows in fewer files.
+
+    Each wave of a job adds a file. Rows, and numbers of batches, do not change, so streams that
+    read the ledger go on where they were. Of a table, old snapshots are expired too.
+
+    Examples:
+      ags1 spark ledger compact ledger
+    """
+    from ...spark.ledger import open_ledger
+
+    with open_ledger(_at(ledger, kms), writing=True) as opened:
+        before, after = opened.compact()
+    facts = {"ledger": ledger, "files_before": before, "files_after": after}
+    out.result(facts, f"{before:,} files became {after:,}")
+    return 0
 
 
 @ledger.command()
@@ -170,6 +241,14 @@ def forget(ledger: str, job: str, kms: KmsOptions, out: Output) -> int:
         opened.end(job)
     out.result({"ledger": ledger, "forgotten": job}, f"forgot job {job}")
     return 0
+
+
+def _report(moved: Moved, text: str, out: Output) -> int:
+    report = report_of(moved.failures, out)
+    facts = {"done": moved.done, "known": moved.known, "failed": len(moved.failures)}
+    text = text.format(moved.done)
+    out.result(facts, f"{text}, {moved.known:,} were there already" if moved.known else text)
+    return report.exit_code
 
 
 def _copy(source: str, target: str, key: str | None, kms: KmsOptions, out: Output) -> int:

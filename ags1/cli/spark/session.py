@@ -9,13 +9,18 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ... import errors
+from ..console import Output
+from ..report import Report
+
 if TYPE_CHECKING:
     from ...kms.settings import Settings
+    from ...spark.jobs import FailedFile
     from ...spark.keys import KmsConfig
 
 master = click.option(
@@ -41,6 +46,17 @@ def kms_config(settings: Settings) -> KmsConfig:
             if name in properties:
                 properties[name] = os.path.abspath(properties[name])
     return KmsConfig(properties)
+
+
+def report_of(failures: Iterable[FailedFile], out: Output) -> Report:
+    """Return a report of the files for which a command has failed."""
+    report = Report(out)
+    for failure in failures:
+        kind: Any = getattr(errors, failure.kind, None)
+        is_ours = isinstance(kind, type) and issubclass(kind, errors.Ags1Error)
+        error: Exception = kind(failure.message) if is_ours else OSError(0, failure.message)
+        report.failed(error, failure.path, failure.kind)
+    return report
 
 
 @contextlib.contextmanager

@@ -37,7 +37,8 @@ from .encrypted_files import encrypted_below, is_encrypted
 
 # Other writers hold the lock for moments, except bulk jobs.
 LOCK_SECONDS = 60.0
-_POLL_SECONDS = 0.1
+# Between two looks, at first and at most: of some ledgers, each look is some requests.
+_POLL_SECONDS, _MOST_POLL_SECONDS = 0.1, 2.0
 
 
 class NewFile(NamedTuple):
@@ -115,13 +116,15 @@ def remove_with_sidecar(path: str) -> None:
 def _opened(ledger_at: LedgerAt | str, root: str | None) -> Ledger:
     """Open a ledger for writing, as soon as no other job writes."""
     deadline = time.monotonic() + LOCK_SECONDS
+    pause = _POLL_SECONDS
     while True:
         try:
             return open_ledger(ledger_at, writing=True, root=root)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(2 * pause, _MOST_POLL_SECONDS)
 
 
 def _commit(ledger: Ledger, rows: list[Row]) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from ...errors import FormatError, KeyMetadataError, TruncatedError
+from ...keys.sidecar import SUFFIX as KEYS
 from ...layout import encrypted_size
 from ..ledger import DONE, ENCRYPT, Ledger, Row
 from ..storage.choice import absolute, find, storage_of
@@ -81,6 +82,8 @@ class Selection:
         by_name = {f"{row.relative_path}{SUFFIX}": row for row in by_target.values()}
         for file in self.listed(paths):
             row = by_target.get(file.path) or by_name.get(file.relative_path)
+            if row is None and _is_sidecar_of(file, by_target, by_name):
+                continue
             if row is None:
                 self._fail(file, KeyMetadataError(_NO_KEY))
             elif self._has_its_length(file, row):
@@ -189,6 +192,14 @@ class Selection:
 
     def _fail(self, file: SourceFile, error: BaseException, target: str = "") -> None:
         self.failures.append(Failure(file, target, error))
+
+
+def _is_sidecar_of(
+    file: SourceFile, by_target: Mapping[str, Row], by_name: Mapping[str, Row]
+) -> bool:
+    """Whether a file is the sidecar of an encrypted file of the ledger."""
+    path, name = file.path.removesuffix(KEYS), file.relative_path.removesuffix(KEYS)
+    return path != file.path and (path in by_target or name in by_name)
 
 
 def _unlisted(path: str, relative_path: str = "") -> SourceFile:

@@ -1,10 +1,13 @@
 """The ledger: what became of each file of a job, and its wrapped key. If the ledger is lost, the
 files cannot be decrypted.
 
-    rows     a row, its columns, and Parquet files of rows
-    base     what a ledger of any kind promises
-    folder   a folder of the driver's file system
-    choice   ``open_ledger``: the kind that a text names
+    rows          a row, its columns, and Parquet files of rows
+    base          what a ledger of any kind promises
+    segments      files of settled batches, one or many each
+    folder        a folder of the driver's file system
+    objects       conditional writes to an object storage
+    object_store  a folder of an object storage
+    choice        ``open_ledger``: the kind that a text names
 """
 
 from .base import Ledger

@@ -12,7 +12,8 @@ when its method returns, or did not happen::
 A job may be killed between any two steps, or in one. Then the next job that opens the ledger for
 writing sees its batches in ``pending`` and its notes in ``killed`` and ``staged``, and brings them
 to their end. Numbers of batches grow in the order of ``prepare``. A settled batch never changes,
-except that ``replace`` wraps its keys again. Knows nothing of Spark or of storages of files.
+except that ``replace`` wraps its keys again. ``compact`` changes
+only how batches are stored. Knows nothing of Spark or of storages of files.
 """
 
 from __future__ import annotations
@@ -96,6 +97,11 @@ class Ledger(ABC):
         """End the claim of a job that is dead: the next job takes over what it has left. If the job
         is alive, its next step fails. Raises OSError if there is no such claim."""
         raise OSError(errno.ENOENT, f"the ledger has no claim of a job {claim_id}", self.location)
+
+    @abstractmethod
+    def compact(self) -> tuple[int, int]:
+        """Store settled batches in fewer files. Rows and numbers of batches do not change. Needs a
+        ledger that is open for writing. Return the number of files before and after."""
 
     # -- notes of what a job has begun
 

@@ -1,6 +1,7 @@
 """Which kind of ledger a text names, and the one way to open it.
 
 a folder, or file:/…           ``folder``, for one machine
+s3://…, gs://…, another URL    ``object_store``, for any number of machines
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from ..keys import KmsConfig
 from ..paths import local_path
 from .base import Ledger
 from .folder import FolderLedger
+from .object_store import ObjectLedger
 
 _TABLE = "iceberg:"
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+# URLs with one slash: dbfs:/ledger, or s3:/bucket/ledger, which pathlib makes of s3://.
+_ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/(?!/)")
 
 
 class LedgerAt(NamedTuple):
@@ -42,15 +45,17 @@ class LedgerAt(NamedTuple):
 
 def ledger_location(text: str | os.PathLike[str]) -> str:
     """Return the text of a ledger in the form that means the same in any current folder. Raises
-    OSError for a URL that is no ledger: taken as a path, it would name a folder below the current
-    one, and the only copy of the keys would be there."""
+    OSError for a URL with one slash: taken as a path, it would name a folder below the current one,
+    and the only copy of the keys would be there."""
     path = os.fspath(text)
     if path.startswith(_TABLE):
         return path
     here = local_path(path)
-    # Also URLs with one slash: dbfs:/ledger, or s3:/bucket/ledger, which pathlib makes of s3://.
-    if here is None or _URL.match(here):
-        raise OSError(errno.EINVAL, "a ledger has to be a folder of the driver, not a URL", path)
+    if here is None:
+        return path.rstrip("/")
+    if _ONE_SLASH.match(here):
+        said = "this is neither a folder nor a URL: write two slashes behind the colon"
+        raise OSError(errno.EINVAL, said, path)
     return os.path.abspath(here)
 
 
@@ -73,7 +78,7 @@ def open_ledger(
     exist, and no other job may write the same files until it is closed.
 
     ``durable`` syncs a folder's files to the disk. ``root`` is the folder of the files that the
-    caller will write; None means any files. A folder has one writer, whatever its root.
+    caller will write; None means any files. Folders and URLs have one writer, whatever its root.
 
     Raises BlockingIOError while another job writes, OSError, FormatError for a file there that is
     not a ledger's, and KmsAccessDeniedError for a ledger that other users may write to: jobs move
@@ -85,4 +90,6 @@ def open_ledger(
         from .iceberg import IcebergLedger  # PyIceberg is optional
 
         return IcebergLedger(location, writing=writing, root=root, kms=at.kms, key_id=at.key_id)
+    if local_path(location) is None:
+        return ObjectLedger(location, writing=writing)
     return FolderLedger(location, writing=writing, durable=durable)

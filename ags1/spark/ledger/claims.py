@@ -39,15 +39,14 @@ class Claim(NamedTuple):
     def is_alive(self, at_ms: int) -> bool:
         """Whether the job of the claim may still write at a time."""
         lease_ends = self.renewed_ms + LEASE_SECONDS * 1000
-        return at_ms < lease_ends and not _is_gone(self.process)
+        return at_ms < lease_ends and not is_gone(self.process)
 
     def refusal(self, location: str, at_ms: int) -> BlockingIOError:
         """Return the error for a job that wants to write the same files."""
-        facts = _facts(self.process)
         seen = max(0, at_ms - self.renewed_ms) // 1000
         message = (
             f"another job, {self.claim_id}, is writing files of {self.roots[0] or 'any folder'} "
-            f"with this ledger (process {facts.get('pid')} of {facts.get('host')}, last seen "
+            f"with this ledger ({process_name(self.process)}, last seen "
             f"{seen} s ago): wait for it. If it is dead, this ledger is free {LEASE_SECONDS // 60} "
             f"minutes after it was last seen, or after: ags1 spark ledger release {location} "
             f"{self.claim_id}"
@@ -64,6 +63,12 @@ def this_process() -> str:
     )
 
 
+def process_name(process: str) -> str:
+    """Return what to call a process in messages."""
+    facts = _facts(process)
+    return f"process {facts.get('pid')} of {facts.get('host')}"
+
+
 def now_ms() -> int:
     """Return the time in ms since 1970."""
     return time.time_ns() // 1_000_000
@@ -73,7 +78,7 @@ def _is_below(path: str, root: str) -> bool:
     return not root or f"{path.rstrip('/')}/".startswith(f"{root.rstrip('/')}/")
 
 
-def _is_gone(process: str) -> bool:
+def is_gone(process: str) -> bool:
     """Whether a process is known to have ended. Processes of other machines are never known."""
     facts = _facts(process)
     space = _space()

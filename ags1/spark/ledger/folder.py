@@ -1,6 +1,6 @@
 """A ledger that is a folder of the driver's file system, with Parquet files::
 
-    batch-<number>.parquet      settled rows; the highest number is the newest
+    batch-<number>.parquet      settled rows; the highest number is the newest (``segments``)
     _pending-<number>.parquet   rows whose files may not all have their names yet
     _job-<job id>.json          a job that is running, or was killed
     _staged-<job id>-….json     the uploads that it has begun; they are aborted with it
@@ -22,15 +22,24 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import BinaryIO
 
 from ... import private_file
 from ...atomic import AtomicFile, sync_folder
 from ...errors import KmsAccessDeniedError
 from ...kms.passphrase import check_owner
-from .base import Ledger
 from .rows import Batch, Row, read_parquet, write_parquet
+from .segments import (
+    Numbered,
+    Segment,
+    SegmentLedger,
+    is_batch,
+    read_batches,
+    segment_name,
+    segments,
+    write_batches,
+)
 
-_BATCH = re.compile(r"batch-(\d{12})\.parquet")
 _PENDING = re.compile(r"_pending-(\d{12})\.parquet")
 _JOB = re.compile(r"_job-([0-9a-f]+)\.json")
 _MAX_JOB_SIZE = 1 << 20
@@ -39,7 +48,7 @@ _MAX_STAGED_SIZE = 64 << 20
 _STAGED_IN_A_NOTE = 20_000
 
 
-class FolderLedger(Ledger):
+class FolderLedger(SegmentLedger):
     """A folder of Parquet files. ``writing`` takes its lock, which one job at a time holds. Raises
     BlockingIOError while another job writes, OSError, FormatError for a file there that is not a
     ledger's, and KmsAccessDeniedError for a folder that other users may write to: jobs move and
@@ -62,7 +71,13 @@ class FolderLedger(Ledger):
             self.close()
             said = "another job is writing to this ledger: wait for it"
             raise BlockingIOError(errno.EAGAIN, said, self.folder) from None
-        self._next = 1 + max((number for number, _ in self._files(_BATCH, _PENDING)), default=0)
+        settled = self._segments()
+        numbers = [segment.last for segment in settled] + [number for number, _ in self._pending()]
+        self._next = 1 + max(numbers, default=0)
+        counting = {segment.name for segment in settled}
+        for name in os.listdir(self.folder):
+            if is_batch(name) and name not in counting:  # of a ``compact`` that was killed
+                os.unlink(self._path(name))
 
     def close(self) -> None:
         """Release the lock."""
@@ -88,8 +103,8 @@ class FolderLedger(Ledger):
             os.unlink(pending)
 
     def pending(self, *, others: bool = False) -> Iterator[Batch]:
-        pending = self._files(_PENDING)
-        settled = {number for number, _ in self._files(_BATCH)}
+        pending = self._pending()
+        settled = set(self.numbers())
         for number, path in pending:
             if number in settled:  # with other rows, just before the kill
                 if self._lock >= 0:
@@ -138,37 +153,37 @@ class FolderLedger(Ledger):
                     folders[match[1]] = str(json.loads(data)["folder"])
         return folders
 
-    def numbers(self) -> list[int]:
-        return [number for number, _ in self._files(_BATCH)]
-
-    def replace(self, number: int, rows: Sequence[Row]) -> None:
-        path = self._path(f"batch-{number:012}.parquet")
-        write_rows(path, rows, durable=self._durable, overwrite=True)
-
     def how_to_forget(self, job_id: str) -> str:
         return f"remove {self._path(f'_job-{job_id}.json')}"
 
     def settled_up_to(self) -> int:
         # Before the pending ones, so that each earlier batch that is pending is seen.
-        settled = [number for number, _ in self._files(_BATCH)]
-        pending = [number for number, _ in self._files(_PENDING)]
+        settled = self.numbers()
+        pending = [number for number, _ in self._pending()]
         first = min(set(pending).difference(settled), default=None)
         last = max(settled, default=0)
         return last if first is None else min(last, first - 1)
 
-    def rows_between(
-        self, after: int, until: int | None = None, columns: Sequence[str] = Row._fields
-    ) -> Iterator[tuple[int, list[Row]]]:
-        for number, path in self._files(_BATCH):
-            if after < number and (until is None or number <= until):
-                yield number, read_rows(path, columns)
+    def _segments(self) -> list[Segment]:
+        return segments(os.listdir(self.folder))
 
-    def _files(self, *patterns: re.Pattern[str]) -> list[tuple[int, str]]:
+    def _read(self, segment: Segment, columns: Sequence[str]) -> list[tuple[int, list[Row]]]:
+        path = self._path(segment.name)
+        return list(read_batches(path, segment, columns, path))
+
+    def _write(self, batches: Sequence[Numbered], old: Sequence[Segment]) -> None:
+        name = segment_name(batches[0][0], batches[-1][0])
+        with _new_file(self._path(name), durable=self._durable, overwrite=True) as file:
+            write_batches(file, batches)
+        for segment in old:
+            if segment.name != name:
+                os.unlink(self._path(segment.name))
+
+    def _pending(self) -> list[tuple[int, str]]:
         return sorted(
             (int(match[1]), self._path(name))
             for name in os.listdir(self.folder)
-            for pattern in patterns
-            if (match := pattern.fullmatch(name))
+            if (match := _PENDING.fullmatch(name))
         )
 
     def _path(self, name: str) -> str:
@@ -200,13 +215,19 @@ def _rows_if_there(path: str, columns: Iterable[str] = Row._fields) -> list[Row]
         return None
 
 
-def write_rows(path: str, rows: Sequence[Row], *, durable: bool, overwrite: bool = False) -> None:
-    """Write a batch to a file, whole or not at all. Raises OSError."""
+def write_rows(path: str, rows: Sequence[Row], *, durable: bool) -> None:
+    """Write a batch to a new file, whole or not at all. Raises OSError."""
+    with _new_file(path, durable=durable, overwrite=False) as file:
+        write_parquet(file, rows)
+
+
+@contextlib.contextmanager
+def _new_file(path: str, *, durable: bool, overwrite: bool) -> Iterator[BinaryIO]:
     with (
         AtomicFile(path, overwrite=overwrite, durable=durable, mode=0o600) as out,
         open(out.fd, "wb", closefd=False) as file,
     ):
-        write_parquet(file, rows)
+        yield file
 
 
 def read_rows(path: str, columns: Iterable[str] = Row._fields) -> list[Row]:

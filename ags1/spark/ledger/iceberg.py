@@ -416,13 +416,23 @@ class IcebergLedger(Ledger):
         """Compact many small data files of settled rows, and expire old snapshots: of main as the
         table's properties ``history.expire.*`` say, of the jobs after ten minutes."""
         table = self._table.refresh()
-        files = sum(len(files) for files in _files_by_entry(table.view()).values())
-        if files >= _FILES_BEFORE_COMPACTION:
+        if self._files() >= _FILES_BEFORE_COMPACTION:
             with contextlib.suppress(CommitFailedException):  # the next job does it
                 table.rewrite_data_files()
                 expires = True
         if expires:
             self._expire()
+
+    def compact(self) -> tuple[int, int]:
+        before = self._files()
+        self._table.refresh().rewrite_data_files()
+        self._expire()
+        return before, self._files()
+
+    def _files(self) -> int:
+        """Return how many data files the settled rows are in."""
+        view = self._table.refresh().view()
+        return sum(len(files) for files in _files_by_entry(view).values())
 
     def _expire(self) -> None:
         table = self._table.refresh()

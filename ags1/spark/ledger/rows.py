@@ -98,6 +98,11 @@ def write_parquet(file: BinaryIO, rows: Sequence[Row]) -> None:
 
 def read_parquet(file: Any, columns: Iterable[str], where: str) -> list[Row]:
     """Return the rows of a Parquet file, a path or a file of pyarrow's, as ``rows_of``."""
+    return rows_of(read_table(file, columns, where), columns, where)
+
+
+def read_table(file: Any, columns: Iterable[str], where: str) -> pa.Table:
+    """Return these columns of a Parquet file, a path or a file of pyarrow's. Raises FormatError."""
     wanted = frozenset(columns)
     names = [name for name in Row._fields if name in wanted]
     try:
@@ -110,7 +115,7 @@ def read_parquet(file: Any, columns: Iterable[str], where: str) -> list[Row]:
     if table.column_names != names:
         said = "this is not a ledger's file (columns are missing): remove it from the folder"
         raise FormatError(said, file=where)
-    return rows_of(table, names, where)
+    return table
 
 
 def damaged(what: str, where: str) -> FormatError:

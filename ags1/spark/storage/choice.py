@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from ...errors import KmsConfigurationError
-from ...kms.properties import Properties
 from ...process import OncePerProcess
+from ..filesystems import filesystem_of, host_url_of, refuse_chain
 from ..paths import local_path
 from .local import LOCAL
 from .protocol import Problem, SourceFile, Storage
-from .remote import RemoteStorage, os_errors
+from .remote import RemoteStorage
 from .s3 import S3Storage
 
 _LISTING_THREADS = 8
-_SIGNATURE = re.compile(r"[?&](x-\w+-)?(signature|security-token)=", re.IGNORECASE)
-# What fsspec takes for a URL inside another URL: two colons behind a scheme or a host.
-_CHAIN = re.compile(r"::[^/]*://|^[^/]*://[^/\[]*::")
 
 
 class Listing(NamedTuple):
@@ -35,42 +30,20 @@ def storage_of(path: str) -> Storage:
     the credentials that this process finds. Raises OSError for a URL that cannot be used, and
     KmsConfigurationError for one with a password, a signature or another URL in it: paths are sent
     to executors and stored in ledgers."""
-    if "::" in path and _CHAIN.search(path):
-        raise KmsConfigurationError(
-            "a URL with another one inside, behind '::', is refused: give the URL of the files "
-            "themselves"
-        )
+    refuse_chain(path)
     return LOCAL if local_path(path) is not None else _remote_storage_of(path)
 
 
-def _has_secret(path: str) -> bool:
-    if "@" not in path and "?" not in path:
-        return False
-    # In other URLs a question mark is part of a name.
-    text = path if path.lower().startswith("http") else path.partition("?")[0]
-    return bool(Properties({"path": text}).secrets() or _SIGNATURE.search(text))
-
-
 def _remote_storage_of(path: str) -> RemoteStorage:
-    if _has_secret(path):
-        raise KmsConfigurationError(
-            "a URL with a password or a signature is refused, as paths are sent to executors and "
-            "stored: let each process find its own credentials (a file, the environment, its "
-            "identity)"
-        )
-    scheme, _, rest = path.partition("://")
-    host_url = f"{scheme}://{rest.partition('/')[0]}"
+    host_url = host_url_of(path)
     known = _remote.get()
     return known.get(host_url) or known.setdefault(host_url, _new_storage(host_url))
 
 
 def _new_storage(host_url: str) -> RemoteStorage:
     """Return the storage of a URL's scheme and host. Raises OSError if it cannot be used."""
-    with os_errors(host_url):
-        import fsspec.core  # optional
-
-        filesystem, _ = fsspec.core.url_to_fs(host_url)
-        protocol = filesystem.protocol
+    filesystem = filesystem_of(host_url)
+    protocol = filesystem.protocol
     if "s3" in ((protocol,) if isinstance(protocol, str) else protocol):
         return S3Storage(filesystem, host_url)
     return RemoteStorage(filesystem, host_url)

@@ -17,8 +17,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
+from ... import private_file
 from ...atomic import publish
 from ...errors import Ags1Error
+from ...keys.sidecar import MAX_SIDECAR_SIZE
 from ...source import regular_file
 from ..ledger import Row
 from ..paths import local_path
@@ -237,6 +239,12 @@ class LocalStorage:
 
     def remove(self, path: str) -> None:
         files.remove(local_path(path) or path)
+
+    def read_small(self, path: str) -> bytes:
+        return private_file.read(local_path(path) or path, MAX_SIDECAR_SIZE)[0]
+
+    def write_small(self, path: str, data: bytes) -> None:
+        private_file.write(local_path(path) or path, data, overwrite=True, durable=True)
 
     def sync_names(self, paths: Collection[str]) -> None:
         devices = {os.stat(path).st_dev: path for path in paths}

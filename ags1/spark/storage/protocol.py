@@ -210,6 +210,12 @@ class Storage(Protocol):
     def remove(self, path: str) -> None:
         """Remove a file, if it exists. A file that cannot be removed stays."""
 
+    def read_small(self, path: str) -> bytes:
+        """Return the bytes of a sidecar. Raises OSError, also if the file is too large for one."""
+
+    def write_small(self, path: str, data: bytes) -> None:
+        """Write a sidecar, whole or not at all, in place of an older one."""
+
     def sync_names(self, paths: Collection[str]) -> None:
         """Sync the names in these folders to the disk."""
 

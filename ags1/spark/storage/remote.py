@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from ...atomic import is_temporary, temporary_name
 from ...errors import Ags1Error
+from ...keys.sidecar import MAX_SIDECAR_SIZE
+from ..filesystems import os_errors
 from ..ledger import Row
 from .pieces import Item, Piece
 from .protocol import (
@@ -54,17 +56,6 @@ _VERSIONS = (
     "ETag etag Content-MD5 Digest generation mtime LastModified last_modified Last-Modified "
     "modificationTime modify sha".split()
 )
-
-
-@contextlib.contextmanager
-def os_errors(path: str) -> Iterator[None]:
-    """Raise OSError instead of the exceptions that each file system has of its own."""
-    try:
-        yield
-    except (OSError, Ags1Error, MemoryError):
-        raise
-    except Exception as error:
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
 
 
 class RemoteSource:
@@ -280,6 +271,17 @@ class RemoteStorage:
     def remove(self, path: str) -> None:
         with contextlib.suppress(OSError), os_errors(path):
             self.fs.rm_file(self.name(path))
+
+    def read_small(self, path: str) -> bytes:
+        with os_errors(path):
+            data = bytes(self.fs.cat_file(self.name(path), start=0, end=MAX_SIDECAR_SIZE + 1))
+        if len(data) > MAX_SIDECAR_SIZE:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        return data
+
+    def write_small(self, path: str, data: bytes) -> None:
+        with os_errors(path):
+            self.fs.pipe_file(self.name(path), data)
 
     def sync(self, staged: Sequence[str]) -> None:
         return  # closing a file has stored it

@@ -25,6 +25,7 @@ from typing import Any
 from ... import layout
 from ...errors import Ags1Error
 from ...process import OncePerProcess
+from ..filesystems import os_errors
 from ..ledger import Row
 from .pieces import BLOCK_SIZE, Item, Piece
 from .protocol import (
@@ -41,7 +42,7 @@ from .protocol import (
     UnknownOutcomeError,
     Uploads,
 )
-from .remote import NAMELESS, RemoteSource, RemoteStorage, in_pool, os_errors
+from .remote import NAMELESS, RemoteSource, RemoteStorage, in_pool
 
 # S3's limits: a part but the last has 5 MiB at least, and an upload 10,000 parts at most.
 _PART_BLOCKS = 8

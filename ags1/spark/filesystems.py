@@ -1,0 +1,67 @@
+"""The file system of fsspec that a URL means. Needs fsspec, which is optional."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import Ags1Error, KmsConfigurationError
+from ..kms.properties import Properties
+
+_SIGNATURE = re.compile(r"[?&](x-\w+-)?(signature|security-token)=", re.IGNORECASE)
+# What fsspec takes for a URL inside another URL: two colons behind a scheme or a host.
+_CHAIN = re.compile(r"::[^/]*://|^[^/]*://[^/\[]*::")
+
+
+def refuse_chain(path: str) -> None:
+    """Raise KmsConfigurationError for a URL with another URL in it."""
+    if "::" in path and _CHAIN.search(path):
+        raise KmsConfigurationError(
+            "a URL with another one inside, behind '::', is refused: give the URL of the files "
+            "themselves"
+        )
+
+
+def host_url_of(url: str) -> str:
+    """Return the scheme and the host of a URL. Raises KmsConfigurationError for a URL with a
+    password or a signature in it: paths are sent to executors and stored in ledgers."""
+    if _has_secret(url):
+        raise KmsConfigurationError(
+            "a URL with a password or a signature is refused, as paths are sent to executors and "
+            "stored: let each process find its own credentials (a file, the environment, its "
+            "identity)"
+        )
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
+
+
+def filesystem_of(host_url: str) -> Any:
+    """Return the file system that fsspec has for a URL's scheme, with the credentials that this
+    process finds. Raises OSError if it cannot be used."""
+    with os_errors(host_url):
+        import fsspec.core  # optional
+
+        filesystem, _ = fsspec.core.url_to_fs(host_url)
+    return filesystem
+
+
+@contextlib.contextmanager
+def os_errors(path: str) -> Iterator[None]:
+    """Raise OSError instead of the exceptions that each file system has of its own."""
+    try:
+        yield
+    except (OSError, Ags1Error, MemoryError):
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
+
+
+def _has_secret(path: str) -> bool:
+    if "@" not in path and "?" not in path:
+        return False
+    # In other URLs a question mark is part of a name.
+    text = path if path.lower().startswith("http") else path.partition("?")[0]
+    return bool(Properties({"path": text}).secrets() or _SIGNATURE.search(text))

@@ -1,0 +1,157 @@
+"""Moves keys between a ledger and sidecars: a sidecar beside each encrypted file of a ledger, and
+rows for encrypted files that have a sidecar beside them. No file is encrypted or decrypted, and no
+KMS is called: wrapped keys are copied as they are. Needs no Spark."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ... import layout
+from ..._gcm import random_bytes
+from ...errors import Ags1Error, KeyMetadataError
+from ...keys.sidecar import SUFFIX as KEYS
+from ...keys.sidecar import Sidecar, sidecar_path
+from ..keys import as_text
+from ..ledger import DONE, ENCRYPT, Ledger, Row
+from ..storage.choice import find, storage_of
+from ..storage.protocol import REQUESTS, SourceFile
+from .running import FailedFile
+from .selection import SUFFIX
+from .work import cause
+
+_ROWS_IN_A_BATCH = 100_000
+_ERRORS = (Ags1Error, OSError)
+
+
+@dataclass(slots=True)
+class Moved:
+    """How many files' keys were copied, how many were there already, and those that failed."""
+
+    done: int = 0
+    known: int = 0
+    failures: list[FailedFile] = field(default_factory=list)
+
+    def fail(self, path: str, error: BaseException) -> None:
+        """Note a failure."""
+        self.failures.append(FailedFile(path, type(error).__name__, cause(error)))
+
+
+def write_sidecars(ledger: Ledger) -> Moved:
+    """Write ``FILE.keys`` beside each encrypted file of a ledger. A sidecar that is there keeps its
+    other keys, because they may be those of an older content. A file that is not there, and a
+    sidecar that cannot be read, are failures. Raises OSError and FormatError for the ledger."""
+
+    def write(row: Row) -> bool:
+        """Return whether the sidecar had to be written."""
+        storage = storage_of(row.target)
+        if storage.statuses(row.target.rpartition("/")[0], 1, follow=True)(row.target) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), row.target)
+        path = sidecar_path(row.target)
+        sidecar = Sidecar.from_bytes((row.key_metadata or "").encode())
+        try:
+            old = storage.read_small(path)
+        except FileNotFoundError:
+            old = b""
+        if old:
+            sidecar = sidecar.with_keys_of(Sidecar.from_bytes(old))
+        data = sidecar.to_bytes()
+        if data != old:
+            storage.write_small(path, data)
+        return data != old
+
+    moved = Moved()
+    columns = ("target", "key_metadata")
+    rows = [row for row in ledger.done(ENCRYPT, columns).values() if row.key_metadata is not None]
+    with ThreadPoolExecutor(REQUESTS, "ags1-sidecars") as pool:
+        futures = [pool.submit(write, row) for row in rows]
+        for row, future in zip(rows, futures, strict=True):
+            try:
+                if future.result():
+                    moved.done += 1
+                else:
+                    moved.known += 1
+            except _ERRORS as error:
+                moved.fail(row.target, error)
+    return moved
+
+
+def rows_from_sidecars(ledger: Ledger, sources: Iterable[str]) -> Moved:
+    """Add a row to a ledger for each encrypted file with a sidecar beside it. ``sources`` are
+    files, folders or patterns. Files whose key the ledger has are left alone, so this can be
+    repeated. The key is the one that the sidecar names first; whether it opens the file, a
+    verification tells. Raises OSError and FormatError for the ledger."""
+    moved = Moved()
+    listing = find(sources)
+    for path, problem in listing.problems:
+        moved.fail(path, problem)
+    known = {target: row.key_id for target, row in ledger.done(ENCRYPT, ("key_id",)).items()}
+    job_id = random_bytes(6).hex()
+    waiting: list[Row] = []
+    for file, result in _with_sidecars(listing.files):
+        if isinstance(result, BaseException):
+            moved.fail(file.path, result)
+        elif file.path not in known:
+            try:
+                waiting.append(_row(file, result, job_id))
+            except Ags1Error as error:
+                moved.fail(file.path, error)
+        elif known[file.path] == result.key_id:
+            moved.known += 1
+        else:
+            said = "the ledger has another key for this file: rebuild into a new ledger"
+            moved.fail(file.path, KeyMetadataError(said))
+    for first in range(0, len(waiting), _ROWS_IN_A_BATCH):
+        batch = ledger.prepare(waiting[first : first + _ROWS_IN_A_BATCH])
+        ledger.settle(batch, batch.rows)
+        moved.done += len(batch.rows)
+    return moved
+
+
+def _with_sidecars(
+    files: Sequence[SourceFile],
+) -> Iterator[tuple[SourceFile, Sidecar | BaseException]]:
+    """Yield the files that have a sidecar beside them, with what it is or why it cannot be read."""
+    paths = {file.path for file in files}
+    pairs = [file for file in files if sidecar_path(file.path) in paths]
+
+    def read(file: SourceFile) -> Sidecar | BaseException:
+        try:
+            data = storage_of(file.path).read_small(sidecar_path(file.path))
+            return Sidecar.from_bytes(data)
+        except _ERRORS as error:
+            return error
+
+    with ThreadPoolExecutor(REQUESTS, "ags1-sidecars") as pool:
+        yield from zip(pairs, pool.map(read, pairs), strict=True)
+    for file in files:
+        if file.path.endswith(SUFFIX) and sidecar_path(file.path) not in paths:
+            said = f"there is no sidecar {os.path.basename(file.path)}{KEYS} beside the file"
+            yield file, KeyMetadataError(said)
+
+
+def _row(file: SourceFile, sidecar: Sidecar, job_id: str) -> Row:
+    return Row(
+        operation=ENCRYPT,
+        source="",
+        target=file.path,
+        relative_path=file.relative_path.removesuffix(SUFFIX),
+        source_size=layout.plaintext_size(file.size),
+        source_version="",
+        target_size=file.size,
+        status=DONE,
+        error_kind=None,
+        error=None,
+        key_metadata=as_text(sidecar.to_dict()),
+        key_id=sidecar.key_id,
+        master_key_id=sidecar.kek_entry(sidecar.file_keys[0]).encrypted_by_id,
+        plaintext_hmac=None,
+        attempt=None,
+        replaces=False,
+        job_id=job_id,
+        finished_ms=time.time_ns() // 1_000_000,
+    )

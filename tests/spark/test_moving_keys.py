@@ -1,0 +1,236 @@
+"""Keys that move between ledgers and sidecars, and ledgers whose batches are merged. No Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import ags1
+from ags1 import oneshot
+from ags1.cli.app import app
+from ags1.keys import Keychain
+from ags1.keys.keychain import FILE_KEY_SIZE
+from ags1.keys.sidecar import read_sidecar, sidecar_path
+from ags1.kms import LocalKms
+from ags1.spark.jobs.selection import Selection
+from ags1.spark.jobs.sidecars import rows_from_sidecars, write_sidecars
+from ags1.spark.keys import FileKeys, KmsConfig, as_text
+from ags1.spark.ledger import ENCRYPT, Ledger, Row, open_ledger, segments
+from ags1.spark.ledger.folder import FolderLedger
+
+from .conftest import LedgerPlace
+from .test_ledger import row
+
+
+@pytest.fixture
+def sealed(tmp_path: Path, kms: KmsConfig) -> dict[Path, tuple[bytes, Row]]:
+    """Encrypted files: their plaintexts, and the rows that a job would have for them."""
+    keys = FileKeys.for_sealing(kms, "default")
+    made = {}
+    for name, size in (("a", 0), ("sub/b", 10), ("sub/c", 3_000_000)):
+        plain = os.urandom(size)
+        data, km = oneshot.encrypt(plain, key_size=FILE_KEY_SIZE)
+        path = tmp_path / "sealed" / f"{name}.ags1"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        document = keys.wrap(km)
+        facts: dict[str, Any] = {
+            "relative_path": name,
+            "source_size": size,
+            "target_size": len(data),
+            "key_metadata": as_text(document),
+            "key_id": document["key-id"],
+        }
+        made[path] = plain, row(path, **facts)
+    return made
+
+
+def fill(ledger: Ledger, rows: list[Row]) -> None:
+    ledger.settle(ledger.prepare(rows), rows)
+
+
+def check(sealed: dict[Path, tuple[bytes, Row]], keyring: Path) -> None:
+    """Each file opens by its sidecar alone."""
+    keychain = Keychain(LocalKms(str(keyring)))
+    for path, (plain, _) in sealed.items():
+        km = keychain.open(sidecar_path(str(path)), str(path))
+        with ags1.open(str(path), km=km) as file:
+            assert file.read() == plain
+
+
+def test_sidecars_from_a_ledger_and_back(
+    tmp_path: Path,
+    place: LedgerPlace,
+    keyring: Path,
+    sealed: dict[Path, tuple[bytes, Row]],
+) -> None:
+    rows = [row for _, row in sealed.values()]
+    missing = row(tmp_path / "sealed" / "gone.ags1", key_metadata=rows[0].key_metadata)
+    with place.open() as ledger:
+        fill(ledger, [*rows, missing])
+        moved = write_sidecars(ledger)
+        assert (moved.done, moved.known) == (3, 0)
+        assert [failure.kind for failure in moved.failures] == ["FileNotFoundError"]
+        assert not Path(sidecar_path(missing.target)).exists()
+        assert write_sidecars(ledger).known == 3
+    check(sealed, keyring)
+    with open_ledger(str(tmp_path / "new"), writing=True) as rebuilt:
+        for expected in ((3, 0), (0, 3)):
+            moved = rows_from_sidecars(rebuilt, [str(tmp_path / "sealed")])
+            assert (moved.done, moved.known, moved.failures) == (*expected, [])
+        found = rebuilt.done(ENCRYPT)
+        columns = ("relative_path", "source_size", "target_size", "key_id", "master_key_id")
+        for row_before in rows:
+            after = found[row_before.target]
+            assert [getattr(after, name) for name in columns] == [
+                getattr(row_before, name) for name in columns
+            ]
+            assert json.loads(after.key_metadata or "") == json.loads(row_before.key_metadata or "")
+
+
+def test_a_sidecar_keeps_the_keys_of_an_older_content(
+    tmp_path: Path, kms: KmsConfig, keyring: Path, sealed: dict[Path, tuple[bytes, Row]]
+) -> None:
+    path, (_, row_of_file) = next(iter(sealed.items()))
+    older = FileKeys.for_sealing(kms, "default").wrap(oneshot.encrypt(b"older")[1])
+    Path(sidecar_path(str(path))).write_text(as_text(older))
+    with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:
+        fill(ledger, [row for _, row in sealed.values()])
+        assert write_sidecars(ledger).done == 3
+        sidecar = read_sidecar(sidecar_path(str(path)))
+        assert [key.key_id for key in sidecar.file_keys] == [row_of_file.key_id, older["key-id"]]
+        check(sealed, keyring)
+        Path(sidecar_path(str(path))).write_bytes(b"somebody's notes")
+        [failure] = write_sidecars(ledger).failures
+        assert (failure.path, failure.kind) == (str(path), "KeyMetadataError")
+        assert Path(sidecar_path(str(path))).read_bytes() == b"somebody's notes"
+
+
+def test_what_cannot_be_rebuilt(tmp_path: Path, sealed: dict[Path, tuple[bytes, Row]]) -> None:
+    [first, second, third] = sealed
+    with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:
+        rows = [row for _, row in sealed.values()]
+        fill(ledger, rows)
+        write_sidecars(ledger)
+        fill(ledger, [rows[2]._replace(key_id="another")])
+        Path(sidecar_path(str(first))).unlink()
+        second.write_bytes(b"cut")
+        moved = rows_from_sidecars(ledger, [str(tmp_path / "sealed")])
+    with open_ledger(str(tmp_path / "new"), writing=True) as rebuilt:
+        again = rows_from_sidecars(rebuilt, [str(tmp_path / "sealed")])
+    assert {failure.path: failure.kind for failure in again.failures} == {
+        str(first): "KeyMetadataError",
+        str(second): "FormatError",
+    }
+    assert str(third) in {failure.path for failure in moved.failures}
+
+
+def test_the_commands(tmp_path: Path, keyring: Path, sealed: dict[Path, tuple[bytes, Row]]) -> None:
+    for name in ("ledger", "backup"):
+        with open_ledger(str(tmp_path / name), writing=True) as ledger:
+            for _, row_of_file in sealed.values():
+                fill(ledger, [row_of_file])
+    folder, where = str(tmp_path / "sealed"), str(tmp_path / "ledger")
+    for arguments, facts in (
+        (["compact", where], {"ledger": where, "files_before": 3, "files_after": 1}),
+        (["export", where, "--to-sidecars"], {"done": 3, "known": 0, "failed": 0}),
+        (["rebuild", str(tmp_path / "new"), folder], {"done": 3, "known": 0, "failed": 0}),
+        (["rebuild", "memory://moving/ledger", folder], {"done": 3, "known": 0, "failed": 0}),
+    ):
+        done = CliRunner().invoke(app, ["spark", "ledger", *arguments, "--json"])
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout) == {**facts, "ok": True}
+    check(sealed, keyring)
+    wrong = CliRunner().invoke(app, ["spark", "ledger", "export", where])
+    assert wrong.exit_code == 2
+    assert "give either a TARGET or --to-sidecars" in wrong.output
+
+
+def test_sidecars_are_no_encrypted_files(
+    tmp_path: Path, sealed: dict[Path, tuple[bytes, Row]]
+) -> None:
+    with open_ledger(str(tmp_path / "ledger"), writing=True) as ledger:
+        fill(ledger, [row for _, row in sealed.values()])
+        write_sidecars(ledger)
+        (tmp_path / "sealed" / "other.keys").write_bytes(b"of nobody")
+        selection = Selection("verify", "", ledger)
+        found = [file.path for file, _ in selection.encrypted([str(tmp_path / "sealed")])]
+        assert found == sorted(map(str, sealed))
+        [failure] = selection.failures
+        assert failure.file.relative_path == "other.keys"
+
+
+class TestCompactingAFolder:
+    def fill(self, folder: Path, count: int) -> list[Row]:
+        rows = [row(folder / str(number)) for number in range(count)]
+        with open_ledger(str(folder), writing=True) as ledger:
+            for one in rows:
+                fill(ledger, [one])
+        return rows
+
+    def test_rows_and_numbers_stay(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows = self.fill(tmp_path, 10)
+        monkeypatch.setattr(segments, "MERGED_ROWS", 4)
+        with open_ledger(str(tmp_path), writing=True) as ledger:
+            held = ledger.prepare([row(tmp_path / "held")])
+            fill(ledger, [row(tmp_path / "later")])
+            assert ledger.compact() == (10, 3)
+            assert ledger.settled_up_to() == 10
+            assert ledger.numbers() == [*range(1, 11), 12]
+            assert [one for number, one in ledger.rows_between(4, 6)] == [[rows[4]], [rows[5]]]
+            ledger.replace(7, [rows[6]._replace(key_metadata="new")])
+            ledger.settle(held, held.rows)
+        with open_ledger(str(tmp_path), writing=True) as ledger:
+            fill(ledger, [row(tmp_path / "last")])
+            assert ledger.numbers() == [*range(1, 14)]
+            assert [one.key_metadata for one in ledger.rows()].index("new") == 6
+
+    def test_a_kill_between_the_merged_file_and_the_old_ones(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rows = self.fill(tmp_path, 5)
+        unlink = os.unlink
+        removed: list[str] = []
+
+        def stopping(path: Any, **more: Any) -> None:
+            removed.append(path)
+            if len(removed) == 3:
+                raise KeyboardInterrupt
+            unlink(path, **more)
+
+        with open_ledger(str(tmp_path), writing=True) as ledger, monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", stopping)
+            with pytest.raises(KeyboardInterrupt):
+                ledger.compact()
+        assert len(list(tmp_path.glob("batch-*"))) == 4
+        with open_ledger(str(tmp_path), writing=False) as reader:
+            assert reader.rows() == rows
+        with open_ledger(str(tmp_path), writing=True) as ledger:
+            assert ledger.rows() == rows
+            fill(ledger, [row(tmp_path / "next")])
+            assert ledger.numbers() == [*range(1, 7)]
+        assert len(list(tmp_path.glob("batch-*"))) == 2
+
+    def test_a_reader_whose_files_are_merged_meanwhile(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rows = self.fill(tmp_path, 6)
+        with (
+            open_ledger(str(tmp_path), writing=True) as ledger,
+            open_ledger(str(tmp_path), writing=False) as reader,
+        ):
+            read = FolderLedger._read
+
+            def reading(self: FolderLedger, segment: segments.Segment, columns: Any) -> Any:
+                if self is reader and segment.first == 3:
+                    monkeypatch.setattr(FolderLedger, "_read", read)
+                    assert ledger.compact() == (6, 1)
+                return read(self, segment, columns)
+
+            monkeypatch.setattr(FolderLedger, "_read", reading)
+            assert reader.rows() == rows

@@ -1,0 +1,409 @@
+"""A ledger in an object storage: claims, paused and killed jobs, and storages that it refuses.
+
+On fsspec's own storage in memory, on moto, and on a real S3 server. No Spark.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import pyarrow.dataset as ds
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from ags1.errors import FormatError, KmsConfigurationError
+from ags1.spark.ledger import (
+    DONE,
+    ENCRYPT,
+    FAILED,
+    Batch,
+    Ledger,
+    Row,
+    object_store,
+    open_ledger,
+    segments,
+)
+from ags1.spark.ledger.objects import Objects
+
+from .test_ledger import JOB, row
+
+pytest.importorskip("s3fs")
+BUCKET = "bucket"
+
+
+def _forget_connections() -> None:
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[dict[str, str]]:
+    """moto, which looks first and then writes, so one request at a time."""
+    from aws_catalogs import Quiet
+    from aws_server import dummy_environment
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    app = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, app, threaded=False, request_handler=Quiet)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield dummy_environment(f"http://127.0.0.1:{server.server_port}")
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(
+    params=["memory", "moto", pytest.param("minio", marks=pytest.mark.cluster)],
+)
+def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a ledger that does not exist yet."""
+    if request.param == "memory":
+        MemoryFileSystem.store.clear()
+        yield "memory://bucket/ledger"
+        MemoryFileSystem.store.clear()
+        return
+    boto3 = pytest.importorskip("boto3")
+    environment = request.getfixturevalue("moto" if request.param == "moto" else "real_s3")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    _forget_connections()
+    s3 = boto3.resource("s3")
+    bucket = s3.Bucket(BUCKET)
+    if request.param == "moto":
+        bucket.create()
+    yield f"s3://{BUCKET}/ledger"
+    bucket.objects.all().delete()
+    _forget_connections()
+
+
+def rows_named(*names: str) -> list[Row]:
+    return [row(Path("/out") / name) for name in names]
+
+
+def names_in(rows: list[Row]) -> list[str]:
+    return [row.relative_path for row in rows]
+
+
+def put(ledger: Ledger, *names: str) -> Batch:
+    """Store a batch and settle it."""
+    batch = ledger.prepare(rows_named(*names))
+    ledger.settle(batch, batch.rows)
+    return batch
+
+
+class TestPromises:
+    def test_pending_then_settled(self, url: str) -> None:
+        with open_ledger(url, writing=True) as ledger, open_ledger(url, writing=False) as reader:
+            batch = ledger.prepare(rows_named("a"))
+            assert reader.rows() == []
+            assert reader.rows(pending=True) == rows_named("a")
+            assert reader.settled_up_to() == 0
+            put(ledger, "b")  # held back by the first
+            assert (reader.settled_up_to(), reader.numbers()) == (0, [2])
+            failed = [rows_named("a")[0]._replace(status=FAILED)]
+            ledger.settle(batch, failed)
+            assert reader.settled_up_to() == 2
+            assert reader.rows() == ledger.rows() == [*failed, *rows_named("b")]
+            assert list(reader.pending()) == []
+        with open_ledger(url, writing=True) as ledger:  # goes on numbering
+            assert put(ledger, "c").number == 3
+            assert ledger.done(ENCRYPT).keys() == {"/out/b", "/out/c"}
+
+    def test_notes_of_jobs_and_uploads(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(object_store, "_STAGED_IN_A_NOTE", 2)
+        begun = {f"s3://bucket/{number}": "upload" for number in range(5)}
+        with open_ledger(url, writing=True) as ledger:
+            ledger.begin(JOB, "/out")
+            ledger.note_staged(JOB, 1, begun)
+            ledger.note_staged(JOB, 2, {"s3://bucket/x": "upload"})
+            assert ledger.killed() == {JOB: "/out"}
+            assert dict(ledger.staged(JOB)) == begun | {"s3://bucket/x": "upload"}
+            ledger.forget_staged(JOB, 1)
+            ledger.forget_staged(JOB, 1)
+            assert ledger.staged(JOB) == [("s3://bucket/x", "upload")]
+            ledger.end(JOB)
+            assert (ledger.staged(JOB), ledger.killed()) == ([], {})
+
+    def test_readers_of_parquet_see_settled_rows_only(self, url: str) -> None:
+        with open_ledger(url, writing=True) as ledger:
+            put(ledger, "a")
+            ledger.begin(JOB, "/out")
+            ledger.prepare(rows_named("b"))
+            fs, path = fsspec.url_to_fs(url)
+            table = ds.dataset(path, filesystem=fs, format="parquet").to_table()
+            assert table.column("relative_path").to_pylist() == ["a"]
+
+    def test_reading_makes_no_ledger(self, url: str) -> None:
+        with pytest.raises(FileNotFoundError, match="there is no ledger"):
+            open_ledger(url, writing=False)
+        assert Objects(url).names("_state") == []
+
+    def test_compacting_and_wrapping_again(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(segments, "MERGED_ROWS", 6)
+        with open_ledger(url, writing=True) as ledger, open_ledger(url, writing=False) as reader:
+            for name in "abcdefgh":
+                put(ledger, name, name * 2)
+            held = ledger.prepare(rows_named("held"))
+            put(ledger, "later")
+            before = reader.rows()
+            assert ledger.compact() == (8, 3)
+            assert reader.rows() == before
+            assert reader.numbers() == [*range(1, 9), 10]
+            assert [number for number, _ in reader.rows_between(3, 5)] == [4, 5]
+            new = [row._replace(key_metadata="new") for row in rows_named("e", "ee")]
+            ledger.replace_all({5: new})
+            assert dict(reader.rows_between(3, 6))[5] == new
+            assert names_in(reader.rows()) == names_in(before)
+            ledger.settle(held, held.rows)
+            assert ledger.compact() == (5, 3)
+            assert names_in(reader.rows()) == [*names_in(before)[:16], "held", "later"]
+
+
+class TestClaims:
+    def test_one_of_many_gets_it(self, url: str) -> None:
+        def claim(_: int) -> Ledger | None:
+            try:
+                return open_ledger(url, writing=True)
+            except BlockingIOError:
+                return None
+
+        with ThreadPoolExecutor(8) as pool:
+            got = [ledger for ledger in pool.map(claim, range(8)) if ledger is not None]
+        assert len(got) == 1
+        with pytest.raises(BlockingIOError, match=r"another job is writing.*45 s after.* release"):
+            open_ledger(url, writing=True)
+        got[0].close()
+        open_ledger(url, writing=True).close()
+
+    def test_a_claim_is_renewed(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(object_store, "RENEWAL_SECONDS", 0.02)
+        with open_ledger(url, writing=True) as ledger:
+            first = max(Objects(url).names("_state"))
+            wait = threading.Event()
+            for _ in range(500):
+                if len(Objects(url).names("_state")) == object_store._REVISIONS:
+                    break
+                wait.wait(0.02)
+            assert max(Objects(url).names("_state")) > first
+            assert len(Objects(url).names("_state")) <= object_store._REVISIONS + 1
+            put(ledger, "a")
+            assert names_in(ledger.rows()) == ["a"]
+
+    def test_a_process_of_this_machine_that_is_gone(self, url: str, run_python: Any) -> None:
+        """Only on a server: nobody else sees this process's memory."""
+        if url.startswith("memory"):
+            return
+        killed = "import os, sys\nfrom ags1.spark.ledger import open_ledger\n"
+        killed += "open_ledger(sys.argv[1], writing=True)\nos.kill(os.getpid(), 9)\n"
+        assert run_python(killed, url, check=False, timeout=60).returncode == -9
+        with open_ledger(url, writing=True) as ledger:
+            put(ledger, "a")
+
+    def test_a_claim_that_is_released(self, url: str) -> None:
+        dead = open_ledger(url, writing=True)
+        with open_ledger(url, writing=False) as reader:
+            [claim] = reader.claims()
+            with pytest.raises(OSError, match="no claim of a job ffff"):
+                reader.release("ffff")
+            reader.release(claim.claim_id)
+            assert reader.claims() == []
+        with pytest.raises(BlockingIOError, match="another job has taken"):
+            dead.prepare(rows_named("a"))
+        open_ledger(url, writing=True).close()
+        dead.close()
+
+    def test_a_paused_job_can_do_no_harm(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        paused = open_ledger(url, writing=True)
+        known = paused.prepare(rows_named("a"))
+        unknown = SimpleNamespace(number=2, rows=rows_named("b"))
+        monkeypatch.setattr(object_store, "LEASE_SECONDS", -1.0)
+        with open_ledger(url, writing=True) as ledger:
+            [batch] = ledger.pending()
+            assert (batch.number, names_in(list(batch.rows))) == (1, ["a"])
+            for step in (
+                lambda: paused.prepare(unknown.rows),
+                lambda: paused.settle(known, rows_named("wrong")),
+            ):
+                with pytest.raises(BlockingIOError, match="another job has taken this ledger over"):
+                    step()
+            ledger.settle(batch, batch.rows)
+            put(ledger, "c")
+            assert ledger.numbers() == [1, 2]
+            paused.close()
+        with open_ledger(url, writing=True) as ledger:
+            assert names_in(ledger.rows()) == ["a", "c"]
+            assert list(ledger.pending()) == []
+            # What the paused job left is gone.
+            assert len([n for n in Objects(url).names() if n.endswith(".parquet")]) == 2
+
+    def test_a_change_that_arrives_late(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its revision was removed already, so the write itself succeeds."""
+        paused = open_ledger(url, writing=True)
+        monkeypatch.setattr(object_store, "LEASE_SECONDS", -1.0)
+        monkeypatch.setattr(object_store, "_REVISIONS", 1)
+        with open_ledger(url, writing=True) as ledger:
+            for name in "abcd":
+                put(ledger, name)
+            with pytest.raises(BlockingIOError, match="another job has taken this ledger over"):
+                paused.prepare(rows_named("x"))
+            put(ledger, "e")
+            paused.close()
+            with open_ledger(url, writing=False) as reader:
+                assert names_in(reader.rows(pending=True)) == list("abcde")
+
+
+def _stop_at(step: int, after: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return a ``_put`` and a ``remove`` that a kill ends at their ``step``-th request."""
+    real = Objects._put, Objects.remove
+    calls = 0
+
+    def stopping(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == step and not after:
+                raise KeyboardInterrupt
+            if calls > step:
+                raise KeyboardInterrupt
+            method(*arguments)
+            if calls == step:
+                raise KeyboardInterrupt
+
+        return call
+
+    return stopping(real[0]), stopping(real[1])
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_at_every_step(url: str, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    """One batch on its way, and a compaction: each is whole or was not, and nothing is doubled."""
+    monkeypatch.setattr(object_store, "RENEWAL_SECONDS", 3600.0)  # whoever is killed renews nothing
+    with open_ledger(url, writing=True) as ledger:
+        put(ledger, "a")
+    for step in range(1, 100):
+        reached = "open"
+        put_, remove = _stop_at(step, after)
+        with monkeypatch.context() as patch:
+            patch.setattr(Objects, "_put", put_)
+            patch.setattr(Objects, "remove", remove)
+            patch.setattr(object_store.ObjectLedger, "close", lambda self: None)
+            try:
+                ledger = open_ledger(url, writing=True)
+                batch = ledger.prepare(rows_named(f"b{step}"))
+                reached = "prepared"
+                ledger.settle(batch, batch.rows)
+                reached = "settled"
+                ledger.compact()
+                reached = "all"
+            except KeyboardInterrupt:
+                pass
+        with monkeypatch.context() as patch:
+            patch.setattr(object_store, "LEASE_SECONDS", -1.0)
+            with open_ledger(url, writing=True) as after_kill:
+                pending = [name for b in after_kill.pending() for name in names_in(list(b.rows))]
+                settled = names_in(after_kill.rows())
+                assert len(settled) == len({*settled})
+                assert not {*pending} & {*settled}
+                if reached in ("settled", "all"):
+                    assert f"b{step}" in settled
+                elif reached == "prepared":
+                    assert f"b{step}" in [*pending, *settled]
+                for batch in list(after_kill.pending()):
+                    after_kill.settle(batch, batch.rows)
+                assert names_in(after_kill.rows()) == [*settled, *pending]
+                assert after_kill.settled_up_to() == len(settled) + len(pending)
+        if reached == "all":
+            break
+    assert reached == "all"
+    assert step > 10
+
+
+@pytest.mark.parametrize("was_made", [False, True])
+def test_an_answer_that_was_lost(url: str, monkeypatch: pytest.MonkeyPatch, was_made: bool) -> None:
+    real = Objects._put
+    lost: list[str] = []
+
+    def losing(self: Objects, name: str, data: bytes) -> None:
+        if name not in lost and not name.startswith("_probe"):
+            lost.append(name)
+            if was_made:
+                real(self, name, data)
+            raise OSError("no answer")
+        real(self, name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "_put", losing)
+        with open_ledger(url, writing=True) as ledger:
+            put(ledger, "a")
+            put(ledger, "b")
+            ledger.compact()
+    assert len(lost) > 8
+    with open_ledger(url, writing=True) as ledger:
+        assert names_in(ledger.rows()) == ["a", "b"]
+
+
+class ShelfOfLedgers(LocalFileSystem):  # type: ignore[misc]
+    """A file system that looks first and then writes, as fsspec's do by default."""
+
+    protocol = "ledgershelf"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("ledgershelf://")))
+
+
+fsspec.register_implementation("ledgershelf", ShelfOfLedgers, clobber=True)
+
+
+class TestRefused:
+    def test_a_file_system_that_looks_first(self, tmp_path: Path) -> None:
+        with pytest.raises(OSError, match=r"no conditional writes.*use an S3 bucket") as caught:
+            open_ledger(f"ledgershelf://{tmp_path}/ledger", writing=True)
+        assert not isinstance(caught.value, FileExistsError)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_server_that_ignores_the_condition(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fs = fsspec.url_to_fs(url)[0]
+        real = fs.pipe_file
+        monkeypatch.setattr(fs, "pipe_file", lambda path, data, mode: real(path, data))
+        with pytest.raises(OSError, match="no conditional writes"):
+            open_ledger(url, writing=True)
+        assert Objects(url).names() == Objects(url).names("_state") == []
+
+    @pytest.mark.parametrize(
+        "bad", ["s3://user:password@bucket/ledger", "simplecache::s3://bucket/ledger"]
+    )
+    def test_urls_with_secrets_or_others_inside(self, bad: str) -> None:
+        with pytest.raises(KmsConfigurationError):
+            open_ledger(bad, writing=True)
+
+    @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"revision": 1}', b"[" * 100_000])
+    def test_a_state_that_no_job_has_written(self, url: str, data: bytes) -> None:
+        Objects(url).create("_state/000000000001.json", data)
+        for writing in (False, True):
+            with pytest.raises(FormatError, match="the ledger is damaged"):
+                open_ledger(url, writing=writing)
+
+    def test_batches_without_a_state(self, url: str) -> None:
+        with open_ledger(url, writing=True) as ledger:
+            put(ledger, "a")
+        objects = Objects(url)
+        objects.remove(f"_state/{name}" for name in objects.names("_state"))
+        with pytest.raises(FormatError, match="rebuild it from this copy"):
+            open_ledger(url, writing=True)
+
+
+def test_what_was_written_is_done(url: str) -> None:
+    with open_ledger(url, writing=True) as ledger:
+        put(ledger, "a", "b")
+        assert {row.status for row in ledger.rows(("status",))} == {DONE}
