@@ -355,7 +355,7 @@ def test_patterns_and_what_is_passed_over(places: Places) -> None:
         "in/b/**": {"x", "y", "c/x"},
         "in/b/y": {"y"},
     }
-    passed = storages.find([places.url("s3", "in")], passed_over=[places.url("s3", "in/b")])
+    passed = storages.find([places.url("s3", "in")], closed=[places.url("s3", "in/b")])
     assert {item.relative_path for item in passed.files} == {"a/x"}
     for nothing in ("none", "in/*.csv"):
         [problem] = storages.find([places.url("s3", nothing)]).problems

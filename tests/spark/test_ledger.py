@@ -547,7 +547,7 @@ class TestAfterAKill:
 def test_every_block_is_in_one_piece(sizes: list[int], cores: int, cost: int) -> None:
     items = [Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
     seen: dict[int, list[Piece]] = {}
-    for wave in planning.waves(items, cores, cost):
+    for wave in planning.waves(items, planning.Pace(cores), cost):
         assert all(wave.tasks)
         pieces = [piece for task in wave.tasks for piece in task]
         assert {piece.number for piece in pieces} == {item.number for item in wave.items}
@@ -570,13 +570,13 @@ def test_every_block_is_in_one_piece(sizes: list[int], cores: int, cost: int) ->
 def test_tasks_are_few_and_even() -> None:
     small = [Item(n, "", "", "", 10_000, "1", 10_000) for n in range(20_000)]
     cost = planning.task_cost(small, 2)
-    tasks = [task for wave in planning.waves(small, 2, cost) for task in wave.tasks]
+    tasks = [task for wave in planning.waves(small, planning.Pace(2), cost) for task in wave.tasks]
     assert 6 <= len(tasks) <= 16
     assert max(map(len, tasks)) < 2 * 20_000 / len(tasks)
     for sizes in ([2 << 30], [32 << 20] * 64, [5 << 30] + [10_000] * 1000):
         items = [Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
         cost = planning.task_cost(items, 2)
-        tasks = [task for wave in planning.waves(items, 2, cost) for task in wave.tasks]
+        tasks = [task for wave in planning.waves(items, planning.Pace(2), cost) for task in wave.tasks]
         loads = [sum(piece.cost + planning.FILE_COST for piece in task) for task in tasks]
         assert len(tasks) >= 6
         assert max(loads) < 1.5 * cost
@@ -592,7 +592,7 @@ def test_what_nothing_tells_the_version_of_is_one_piece() -> None:
         (unknown._replace(wrapped="{}"), True),  # to be opened: its tags tell
         (known._replace(unit=0), False),
     ):
-        [wave] = planning.waves([item], 2, 64 << 20)
+        [wave] = planning.waves([item], planning.Pace(2), 64 << 20)
         assert (len(wave.tasks) > 1) is is_cut
 
 

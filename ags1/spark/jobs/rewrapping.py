@@ -15,13 +15,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
+from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import Sidecar
 from ..keys import FileKeys, KmsConfig, as_text
 from ..ledger import Row, read_rows, write_rows
 from ..paths import ledger_folder
 from ..storage import local_files as files
 from ..workers import task_context
-from .running import Job, Summary
+from .running import Conduct, Job, Summary
 from .work import cause
 
 REWRAP = "rewrap"
@@ -48,6 +49,7 @@ def rewrap_ledger(
     to_kms: KmsConfig | None = None,
     key_ids: Iterable[str] = (),
     durable: bool = True,
+    cores: int | None = None,
 ) -> Summary:
     """Wrap the KEKs of a ledger under the master key ``to_key_id``, of ``to_kms`` if that is given.
     By default each is wrapped under the newest version of its own master key.
@@ -61,8 +63,16 @@ def rewrap_ledger(
         accepted |= {to_key_id}  # what an earlier run has done
     keys = FileKeys.for_opening(kms, accepted)
     folder = ledger_folder(os.fspath(ledger))
-    with Job(spark, REWRAP, folder, folder, durable, None, None) as job:
+    conduct = Conduct(durable=durable, cores=cores)
+    with Job(spark, REWRAP, folder, folder, conduct) as job:
         paths = job.ledger.batches()
+        batches = job.ledger.rows_between(0, None, ("key_metadata",))
+        keys.check(row.key_metadata for _, rows in batches for row in rows if row.key_metadata)
+        if to_key_id is not None:
+            # One KMS call, which fails if no key can be wrapped under it.
+            target = kms if to_kms is None else to_kms
+            KeyEncryptionKey.generate(target.client(), to_key_id, key_size=FILE_KEY_SIZE)
+        job.begin()
         work = _Rewrapping(keys, kms if to_kms is None else to_kms, to_key_id, job.id, durable)
         job.stages_in(folder)
         for result in job.group.run(paths, work) if paths else ():

@@ -19,6 +19,7 @@ from ..ledger import Row
 from .pieces import Item, Piece
 from .protocol import (
     CHANGED,
+    EXCLUDED,
     REQUESTS,
     Attempt,
     Check,
@@ -26,6 +27,7 @@ from .protocol import (
     Level,
     NothingStagedError,
     Output,
+    PassedOver,
     Prepared,
     Problem,
     Results,
@@ -34,6 +36,7 @@ from .protocol import (
     Staging,
     Status,
     StatusOf,
+    Takes,
     UnknownOutcomeError,
     Uploads,
 )
@@ -144,8 +147,8 @@ class RemoteStorage:
         parts = target[len(root) + 1 :].split("/")
         return not {"", ".", ".."}.intersection(parts) and self.absolute(target) == target
 
-    def find(self, source: str, passed_over: Collection[str], pool: Executor) -> Found:
-        closed = tuple(path + "/" for path in passed_over)
+    def find(self, source: str, closed: Collection[str], takes: Takes, pool: Executor) -> Found:
+        not_here = tuple(path + "/" for path in closed)
         with os_errors(source):
             self.fs.invalidate_cache()
             name = self.name(source)
@@ -162,7 +165,7 @@ class RemoteStorage:
                 base = name if facts["type"] == "directory" else name.rpartition("/")[0]
                 matches = {name: facts}
         for match, facts in matches.items():
-            items: Iterable[SourceFile | Problem]
+            items: Iterable[SourceFile | Problem | PassedOver]
             if facts["type"] != "directory":
                 items = [self.source_file(facts, base)]
             elif "**" in source and match != base:
@@ -170,8 +173,11 @@ class RemoteStorage:
             else:
                 items = self._below(match.rstrip("/"), base, pool)
             for item in items:
-                if not isinstance(item, SourceFile) or _is_wanted(item, closed):
+                if not isinstance(item, SourceFile):
                     yield item
+                elif _is_wanted(item, not_here):
+                    is_taken = takes(item.relative_path, False)
+                    yield item if is_taken else PassedOver(item.path, EXCLUDED)
         self.fs.invalidate_cache()
 
     def _below(self, folder: str, base: str, pool: Executor) -> Found:
@@ -188,7 +194,7 @@ class RemoteStorage:
             yield from items
 
     def _listed(self, folder: str, base: str, deep: bool) -> Level:
-        items: list[SourceFile | Problem] = []
+        items: list[SourceFile | Problem | PassedOver] = []
         folders: list[str] = []
         try:
             with os_errors(folder):
@@ -229,7 +235,7 @@ class RemoteStorage:
             for item in self._below(name, name, pool):
                 if isinstance(item, SourceFile):
                     known[item.path] = Status(item.size, item.version)
-                elif not isinstance(item.error, FileNotFoundError):
+                elif isinstance(item, Problem) and not isinstance(item.error, FileNotFoundError):
                     raise item.error
         self.fs.invalidate_cache()
         return known.get
@@ -243,6 +249,12 @@ class RemoteStorage:
     def make_root(self, root: str) -> None:
         with os_errors(root):
             self.fs.makedirs(self.name(root), exist_ok=True)
+
+    def missing_folders(self, folders: Iterable[str], root: str) -> set[str]:
+        return set()
+
+    def remove_empty(self, folders: Collection[str]) -> None:
+        return
 
     def mark(self, job_id: str, root: str, *, durable: bool) -> None:
         return  # a store that cannot be reached raises an error instead
