@@ -6,6 +6,7 @@ import errno
 import functools
 import os
 import shutil
+import socket
 import threading
 import time
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -576,7 +577,9 @@ def test_tasks_are_few_and_even() -> None:
     for sizes in ([2 << 30], [32 << 20] * 64, [5 << 30] + [10_000] * 1000):
         items = [Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
         cost = planning.task_cost(items, 2)
-        tasks = [task for wave in planning.waves(items, planning.Pace(2), cost) for task in wave.tasks]
+        tasks = [
+            task for wave in planning.waves(items, planning.Pace(2), cost) for task in wave.tasks
+        ]
         loads = [sum(piece.cost + planning.FILE_COST for piece in task) for task in tasks]
         assert len(tasks) >= 6
         assert max(loads) < 1.5 * cost
@@ -614,7 +617,7 @@ class TestListing:
         assert found("a/b/2.csv") == ["2.csv"]
         assert found("a*/*.csv") == ["a/1.csv"]
         assert found("**/*.csv") == ["a/1.csv", "a/b/2.csv"]
-        assert found("", passed_over=[str(tmp_path / "a" / "b")]) == ["a/1.csv", "c/3.txt"]
+        assert found("", closed=[str(tmp_path / "a" / "b")]) == ["a/1.csv", "c/3.txt"]
 
     def test_what_is_missing_is_told(self, tmp_path: Path) -> None:
         listing = storages.find([str(tmp_path / "none"), str(tmp_path / "*.csv"), str(tmp_path)])
@@ -627,7 +630,34 @@ class TestListing:
             pass
         listing = storages.find([str(tmp_path)])
         assert [found.relative_path for found in listing.files] == ["a"]
-        assert [problem.path for problem in listing.problems] == [f"{tmp_path}/\\xff"]
+        assert listing.problems == []
+        assert listing.passed_over == {"name_not_utf8": (f"{tmp_path}/\\xff", 1)}
+        [problem] = storages.find([os.fsdecode(os.fsencode(tmp_path) + b"/\xff")]).problems
+        assert problem.path == f"{tmp_path}/\\xff"
+
+    def test_what_is_no_file_is_counted(self, tmp_path: Path) -> None:
+        folder = tmp_path / "in" / "deep"
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+        (folder / "to_file").symlink_to("file")
+        (folder / "to_folder").symlink_to(tmp_path)
+        for name, goal in (("nothing", "none"), ("itself", "itself"), ("below", "file/below")):
+            (folder / name).symlink_to(goal)
+        (folder / "null").symlink_to("/dev/null")
+        os.mkfifo(folder / "pipe")
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(os.path.relpath(folder / "socket"))
+        expected = {"dangling_link": 3, "device": 1, "link_to_folder": 1, "pipe": 1, "socket": 1}
+        for source in ("in", "in/deep", "in/**"):
+            listing = storages.find([str(tmp_path / source)])
+            names = [Path(found.path).name for found in listing.files]
+            assert (names, listing.problems) == (["file", "to_file"], [])
+            counts = {reason: count for reason, (_, count) in listing.passed_over.items()}
+            if source == "in/**":  # a folder that a link leads to is only looked at
+                counts["link_to_folder"] = 1
+            assert counts == expected
+        for name in ("nothing", "pipe", "socket"):  # by their names they are failures
+            assert len(storages.find([str(folder / name)]).problems) == 1
 
     def test_names_with_a_globs_characters(self, tmp_path: Path) -> None:
         (tmp_path / "a[1]*.csv").write_bytes(b"")

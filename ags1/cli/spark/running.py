@@ -28,13 +28,13 @@ _DONE = {
     "rewrap": "rewrapped the keys of",
 }
 _PASSED_OVER = {
-    "link_to_folder": "links to folders",
-    "dangling_link": "dangling links",
-    "pipe": "pipes",
-    "socket": "sockets",
-    "device": "devices",
-    "name_not_utf8": "names that are not UTF-8",
-    "excluded": "excluded",
+    "link_to_folder": "link to a folder",
+    "dangling_link": "dangling link",
+    "pipe": "pipe",
+    "socket": "socket",
+    "device": "device",
+    "name_not_utf8": "name that is not UTF-8",
+    "excluded": "excluded path",
 }
 
 
@@ -217,6 +217,6 @@ def _line(summary: Summary, how: Running) -> str:
     parts += [f"{number:,} {what}" for what, number in others.items() if number]
     if summary.passed_over:
         reasons = summary.passed_over.items()
-        text = ", ".join(f"{number:,} {_PASSED_OVER[reason]}" for reason, number in reasons)
-        parts.append(f"passed over: {text}")
+        text = ", ".join(f"{_PASSED_OVER[reason]}: {number:,}" for reason, number in reasons)
+        return f"{', '.join(parts)}; passed over ({text})"
     return ", ".join(parts)

@@ -66,8 +66,9 @@ def rewrap_ledger(
     conduct = Conduct(durable=durable, cores=cores)
     with Job(spark, REWRAP, folder, folder, conduct) as job:
         paths = job.ledger.batches()
-        batches = job.ledger.rows_between(0, None, ("key_metadata",))
-        keys.check(row.key_metadata for _, rows in batches for row in rows if row.key_metadata)
+        if to_kms is None:  # otherwise an earlier run may have done them all
+            batches = job.ledger.rows_between(0, None, ("key_metadata",))
+            keys.check(row.key_metadata for _, rows in batches for row in rows if row.key_metadata)
         if to_key_id is not None:
             # One KMS call, which fails if no key can be wrapped under it.
             target = kms if to_kms is None else to_kms
@@ -81,6 +82,7 @@ def rewrap_ledger(
             job.summary.done += result.done
             for failed in result.failures:
                 job.summary.add_failure(*failed)
+        job.has_ended = True
     return job.summary
 
 

@@ -183,6 +183,7 @@ class Job:
         self._folders: set[str] = set()
         self._new_folders: set[str] = set()
         self._has_begun = False
+        self.has_ended = False  # all that Spark was asked for
         self._bytes_done: Any = None
         self._total = 0
         self._tried = 0  # files
@@ -218,6 +219,7 @@ class Job:
 
     def __enter__(self) -> Job:
         try:
+            self._storage.check_root(self._root)
             if self.writes:
                 # Other operations concern all files of the ledger.
                 root = self._root if self.operation in (ENCRYPT, DECRYPT) else None
@@ -242,7 +244,7 @@ class Job:
 
     def __exit__(self, *error: object) -> None:
         group = self._group
-        was_interrupted = error[0] is not None and group is not None
+        was_interrupted = group is not None and not self.has_ended
         tasks_may_run = group is not None and (was_interrupted or group.has_failures)
         try:
             # Spark itself may have ended.
@@ -293,6 +295,7 @@ class Job:
         self._commit_failures()
         if items and not self._is_stopped:
             self._run_waves(items, kind, keys, digests)
+        self.has_ended = True
         self.summary.not_tried = len(items) - self._tried
         if self._no_room is not None:
             error, todo = self._no_room, len(items) - self.summary.done - self.summary.failed

@@ -74,7 +74,11 @@ class Selection:
         for reason, (first, count) in listing.passed_over.items():
             self.passed_over[reason] = count
             if reason == NOT_UTF8:  # it may be a file whose content nobody encrypts
-                _log.warning("passed over %d names that are not UTF-8, first %s", count, first)
+                _log.warning(
+                    "passed over %d names that are not UTF-8, the first is %s: rename them",
+                    count,
+                    first,
+                )
         if not listing.files and not listing.problems and EXCLUDED not in listing.passed_over:
             own = tuple(absolute(folder).rstrip("/") + "/" for folder in self._own_folders)
             for path in paths:

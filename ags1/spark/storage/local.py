@@ -104,6 +104,10 @@ class LocalStorage:
     def statuses(self, folder: str, count: int, *, follow: bool) -> StatusOf:
         return partial(_status, follow)
 
+    def check_root(self, root: str) -> None:
+        if os.path.lexists(root) and not os.path.isdir(root):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)
+
     def make_root(self, root: str) -> None:
         os.makedirs(root, exist_ok=True)
 

@@ -162,6 +162,9 @@ class Storage(Protocol):
         """Return a function that returns the status of a file below a folder. About ``count`` files
         will be asked for. ``follow``: follow links."""
 
+    def check_root(self, root: str) -> None:
+        """Raise OSError if ``root`` is something else than a folder."""
+
     def make_root(self, root: str) -> None:
         """Make the folder of a job's targets, or check that it can be used."""
 

@@ -246,6 +246,9 @@ class RemoteStorage:
         except FileNotFoundError:
             return None
 
+    def check_root(self, root: str) -> None:
+        return
+
     def make_root(self, root: str) -> None:
         with os_errors(root):
             self.fs.makedirs(self.name(root), exist_ok=True)
