@@ -11,6 +11,7 @@ import threading
 import time
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -29,10 +30,11 @@ from ags1.spark.ledger import DONE, ENCRYPT, FAILED, SCHEMA, Ledger, Row
 from ags1.spark.storage import choice as storages
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage import local_files as files
+from ags1.spark.storage import remote as remote_storage
 from ags1.spark.storage.local import LOCAL
 from ags1.spark.storage.pieces import BLOCK_SIZE, Item, Piece
-from ags1.spark.storage.protocol import Staging, UnknownOutcomeError
-from ags1.spark.storage.remote import version_of
+from ags1.spark.storage.protocol import Staging, Status, UnknownOutcomeError
+from ags1.spark.storage.remote import RemoteSource, unsettled_seconds, version_of
 
 JOB = "0123456789ab"
 
@@ -921,3 +923,55 @@ def test_what_a_row_calls_staged_is_of_its_own_job_and_in_the_targets_folder() -
         assert files.staged_of(f"{path}\t5-6", "ab") is None
     assert files.staged_of(name, "ab") is None
     assert files.staged_of(f"{name}\t5-6", "cd") is None
+
+
+@pytest.mark.parametrize(
+    ("version", "is_whole"),
+    [
+        ("2026-01-31 23:59:59+00:00", True),
+        ("2026-01-31 23:59:59.250000+00:00", False),
+        ("2026-01-31T23:59:59Z", True),
+        ("1769903999", True),
+        ("1769903999.0", True),
+        ("1769903999.25", False),
+        ("20260131235959", True),
+        ("Sat, 31 Jan 2026 23:59:59 GMT", True),
+        ('"9b2cf535f27731c974343645a3985328"', False),
+        ("", False),
+    ],
+)
+def test_a_time_in_whole_seconds_is_sure_later(version: str, is_whole: bool) -> None:
+    second = 1769903999  # 2026-01-31 23:59:59 UTC, by GNU date
+    for after, left in ((0.0, 2.0), (0.5, 1.5), (1.5, 0.5), (2.0, 0.0), (3600.0, 0.0), (-0.5, 2.0)):
+        assert unsettled_seconds(version, second + after) == (left if is_whole else 0.0)
+
+
+def test_a_source_that_is_replaced_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read has the version that the ledger gets: the content cannot change any more
+    without the version."""
+    clock = [1000.2]
+    contents = {1000.1: b"old", 1000.7: b"new"}
+
+    class Server:
+        """Replaces a file; tells its time in whole seconds."""
+
+        fs = SimpleNamespace(cat_file=lambda name, start, end: Server.now()[start:end])
+
+        @staticmethod
+        def now() -> bytes:
+            return contents[max(when for when in contents if when <= clock[0])]
+
+        def status(self, path: str) -> Status:
+            return Status(len(self.now()), "1000")
+
+        def name(self, path: str) -> str:
+            return path
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    fake = SimpleNamespace(time=lambda: clock[0], sleep=sleep)
+    monkeypatch.setattr(remote_storage, "time", fake)
+    source = RemoteSource(Server(), "x")  # type: ignore[arg-type]
+    assert source.read(0, 3) == b"new"
+    source.check_unchanged()

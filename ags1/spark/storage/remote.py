@@ -8,8 +8,11 @@ import contextlib
 import errno
 import glob
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -50,6 +53,11 @@ _FEW = 64
 # A tree is divided into this many listings, which run at the same time.
 _SIDE_BY_SIDE = 8
 _HALF_MOVED = "moving the file to its name failed; the next job tries again"
+# A time in whole seconds is sure so many seconds later, unless clocks differ by more than a minute.
+_SETTLED_AFTER = 2.0
+_CLOCKS_DIFFER = 60.0
+# A larger number is no time in seconds.
+_LAST_SECOND = 1e11
 # Bytes compared at a time.
 _COMPARED = 8 << 20
 # The keys in fsspec's info of a file whose values change with the file.
@@ -78,7 +86,11 @@ class RemoteSource:
 
     def __init__(self, storage: RemoteStorage, path: str) -> None:
         self._storage, self._path = storage, path
-        self.size, self.version = storage.status(path)
+        status = storage.status(path)
+        if wait := unsettled_seconds(status.version, time.time()):
+            time.sleep(wait)
+            status = storage.status(path)
+        self.size, self.version = status
 
     def read(self, offset: int, size: int) -> bytes:
         if not size:
@@ -438,6 +450,36 @@ def _copies(kind: type[Any]) -> bool:
 def _status(facts: Mapping[str, Any]) -> Status:
     size = -1 if facts["type"] == "directory" else int(facts["size"])
     return Status(size, version_of(facts))
+
+
+def unsettled_seconds(version: str, now: float) -> float:
+    """Return how long a version may still be that of two contents: until its second is over, if it
+    is a time in whole seconds, and another one for a clock that differs. ``now`` is in seconds
+    since 1970."""
+    second = _whole_second(version)
+    if second is None or abs(now - second) > _CLOCKS_DIFFER:
+        return 0.0
+    return min(max(second + _SETTLED_AFTER - now, 0.0), _SETTLED_AFTER)
+
+
+def _whole_second(version: str) -> float | None:
+    """Return the time that a version is, in seconds since 1970; None if it is finer, or no time."""
+    for parsed in (float, _compact, datetime.fromisoformat, parsedate_to_datetime):
+        try:
+            value = parsed(version)
+            if isinstance(value, datetime):
+                zoned = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+                value = zoned.timestamp()
+        except (ValueError, TypeError, OverflowError):
+            continue
+        if parsed is not float or abs(value) < _LAST_SECOND:
+            return value if value == int(value) else None
+    return None
+
+
+def _compact(text: str) -> datetime:
+    """Return the time that FTP's servers write: 20260131235959."""
+    return datetime.strptime(text, "%Y%m%d%H%M%S")
 
 
 def version_of(facts: Mapping[str, Any]) -> str:
