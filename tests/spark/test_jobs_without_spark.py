@@ -238,7 +238,7 @@ class TestBeforeSpark:
         options = "--dry-run", "--exclude", "tmp/", "--include", "*.csv"
         status, [file, summary] = run("encrypt", places.source, places.target, *options)
         target = str(places.target / "a.csv.ags1")
-        assert file == {"path": str(places.source / "a.csv"), "target": target, "size": 1000}
+        assert file == {"file": str(places.source / "a.csv"), "target": target, "size": 1000}
         assert (status, summary["dry_run"], summary["to_do"]) == (Exit.OK, True, 1)
         assert (summary["size"], summary["passed_over"]) == (1000, {"excluded": 2})
         assert not places.target.exists()

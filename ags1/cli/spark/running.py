@@ -4,7 +4,7 @@ last either the summary or the error that ended the command."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -179,7 +179,7 @@ def _report(summary: Summary, how: Running) -> int:
             f"{file.path}{f' -> {file.target}' if file.target else ''}, {console.size(file.size)}"
         )
         if out.as_json:
-            print_json(asdict(file))
+            print_json({"file": file.path, "target": file.target, "size": file.size})
         elif not out.quiet:
             print_line(one_line(line))
     if out.as_json:
