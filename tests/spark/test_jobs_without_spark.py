@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import stat
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from ags1.spark.keys import KmsConfig
 from ags1.spark.ledger import Ledger
 from ags1.spark.storage.local import LocalStorage
 from ags1.spark.storage.pieces import Piece
+from tests.aws_server import aws_server, dummy_environment
 
 
 class _Context:
@@ -202,6 +204,20 @@ class TestBeforeSpark:
         places.target.write_bytes(b"a file")
         message = self.told(run, Exit.IO, "encrypt", places.source, places.target)
         assert str(places.target) in message
+
+    def test_a_bucket_that_is_not_there(
+        self, places: Places, run: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("pyspark")
+        s3fs = pytest.importorskip("s3fs")
+        places.write("a")
+        with aws_server() as endpoint:
+            for name, value in dummy_environment(endpoint).items():
+                monkeypatch.setenv(name, value)
+            bucket = f"none-{uuid.uuid4().hex}"
+            message = self.told(run, Exit.IO, "encrypt", places.source, f"s3://{bucket}/x")
+            s3fs.S3FileSystem.clear_instance_cache()
+        assert "bucket" in message.lower()
 
     def test_sources_that_match_nothing(self, places: Places, run: Any) -> None:
         pytest.importorskip("pyspark")
