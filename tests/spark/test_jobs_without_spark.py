@@ -92,6 +92,7 @@ class Places:
         self.source, self.target, self.back = root / "in", root / "sealed", root / "back"
         self.ledger, self.kms, self.keyring = root / "ledger", kms, keyring
         self.source.mkdir()
+        self.session: Callable[[], Any] = lambda: None
 
     def write(self, *names: str, size: int = 1000) -> None:
         for name in names:
@@ -101,11 +102,11 @@ class Places:
 
     def encrypt(self, **more: Any) -> jobs.Summary:
         how = {"ledger": self.ledger, "kms": self.kms, "key_id": "default", "durable": False}
-        return jobs.encrypt_files(lambda: None, self.source, self.target, **(how | more))
+        return jobs.encrypt_files(self.session, self.source, self.target, **(how | more))
 
     def decrypt(self, **more: Any) -> jobs.Summary:
         how = {"ledger": self.ledger, "kms": self.kms, "durable": False}
-        return jobs.decrypt_files(lambda: None, None, self.back, **(how | more))
+        return jobs.decrypt_files(self.session, None, self.back, **(how | more))
 
     def names(self, folder: Path) -> set[str]:
         return {str(path.relative_to(folder)) for path in folder.rglob("*")}
@@ -353,7 +354,9 @@ class TestRuns:
         places.target.mkdir()
         for number in (0, 1, 2):
             (places.target / f"f{number:02}.ags1").write_bytes(b"mine")
+        start, places.session = places.session, lambda: pytest.fail("started")
         stopped = places.encrypt(max_failures=3)
+        places.session = start
         assert (stopped.done, stopped.failed, stopped.not_tried) == (0, 3, 37)
         assert places.encrypt(max_failures=4).done == 37
 

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import functools
 import importlib.util
+import logging
 import os
 import re
 import signal
@@ -107,9 +108,14 @@ def session(master: str | None, *, verbose: bool = False) -> Iterator[Any]:
         java = getattr(error, "java_exception", None)
         message = error if java is None else java.getMessage()
         raise OSError(errno.EIO, f"Spark did not start: {message}") from None
+    # Py4J logs a traceback when the JVM ends, to Python's root logger.
+    silence = logging.NullHandler()
+    if not verbose:
+        logging.getLogger().addHandler(silence)
     try:
         yield made
     finally:
+        logging.getLogger().removeHandler(silence)
         with contextlib.suppress(Exception):  # Spark itself may have ended
             made.stop()
 
