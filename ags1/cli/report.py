@@ -24,9 +24,10 @@ _MAX_CAUSE = 1000
 class Report:
     """Collects the results of a run over several files. ``total_size`` is the work in bytes, None
     if it is not known. If standard error is a terminal, a line with the progress is printed there,
-    unless ``--quiet`` is given."""
+    unless ``--quiet`` is given. ``once``: with ``--json``, a failure is told as JSON alone."""
 
-    def __init__(self, out: Output, total_size: int | None = None) -> None:
+    def __init__(self, out: Output, total_size: int | None = None, *, once: bool = False) -> None:
+        self._as_text = not (once and out.as_json)
         self.exit_code = Exit.OK
         self._out = out
         self._total_size = total_size
@@ -89,7 +90,8 @@ class Report:
             raise error
         self.exit_code = self.exit_code or failure.exit_code
         self._hide_line()
-        print_error(failure.message)
+        if self._as_text:
+            print_error(failure.message)
         self._print_json(file, failure)
 
     def not_tried(self, files: Sequence[str]) -> None:
@@ -110,8 +112,7 @@ class Report:
 
     def _print_json(self, file: str, failure: Failure) -> None:
         if self._out.as_json:
-            error = {name: value for name, value in failure._asdict().items() if value is not None}
-            print_json({"file": file, "ok": False, "error": error})
+            print_json({"file": file, "ok": False, "error": facts_of(failure)})
 
     def _hide_line(self) -> None:
         if self._has_line:
@@ -134,6 +135,11 @@ def bar(name: str, out: Output) -> Iterator[Callable[[int, int | None], None]]:
             report.progress(done_size)
 
         yield progress
+
+
+def facts_of(failure: Failure) -> dict[str, Any]:
+    """Return a failure as it is in JSON."""
+    return {name: value for name, value in failure._asdict().items() if value is not None}
 
 
 def shortened(text: str, size: int = _MAX_NAME) -> str:

@@ -32,6 +32,7 @@ _PASSPHRASE = "kms.local.passphrase"
 _PASSPHRASE_FILE = "kms.local.passphrase-file"
 _ALGORITHM = "AES-256-GCM"
 _WRAPPED_PREFIX = struct.Struct(">BI")
+_NEW_KEY = "make a new one with: ags1 keygen --name NAME"
 _WRAPPED_FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:/+=-]{0,127}")
 # The version is for another way to make fingerprints, so that the two kinds are never equal.
@@ -142,7 +143,8 @@ class LocalKms(WrapsOnly):
                 "which), or the wrapped key is damaged"
             )
         _, number = _WRAPPED_PREFIX.unpack(prefix)
-        version = self._master_key(key_id, number).versions[number]
+        advice = "name the keyring that has it: a new key of this name would not open anything"
+        version = self._master_key(key_id, number, advice=advice).versions[number]
         try:
             return open_sealed(version.key, wrapped_key[_WRAPPED_PREFIX.size :], prefix)
         except (AuthenticationError, ValueError):
@@ -221,25 +223,22 @@ class LocalKms(WrapsOnly):
         return LocalKms, (self.path, None if source is None else source.file)
 
     def _master_key(
-        self, name: str, number: int | None = None, *, fresh: bool = False
+        self, name: str, number: int | None = None, *, fresh: bool = False, advice: str = _NEW_KEY
     ) -> MasterKey:
         keyring = self._keyring.get()
         keys = keyring.keys(fresh=fresh)
         if name not in keys or (number is not None and number not in keys[name].versions):
             keys = keyring.keys(fresh=True)
         if name not in keys:
-            raise self._not_found(name)
+            raise self._not_found(name, advice)
         if number is not None and number not in keys[name].versions:
             raise KmsKeyNotFoundError(
                 f"the master key {name!r} in the keyring {self.path} has no version {number}"
             )
         return keys[name]
 
-    def _not_found(self, name: str) -> KmsKeyNotFoundError:
-        return KmsKeyNotFoundError(
-            f"no master key {name!r} in the keyring {self.path} "
-            f"(make a new one with: ags1 keygen --name NAME)"
-        )
+    def _not_found(self, name: str, advice: str = _NEW_KEY) -> KmsKeyNotFoundError:
+        return KmsKeyNotFoundError(f"no master key {name!r} in the keyring {self.path} ({advice})")
 
 
 @discreet

@@ -9,11 +9,11 @@ Spark.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import KmsConfigurationError
+from ..errors import KMS_UNUSABLE, Ags1Error, KmsConfigurationError
 from ..key_metadata import KeyMetadata
 from ..keys.cache import KekCache
 from ..keys.envelope import EncryptedKey, KeyEncryptionKey
@@ -106,6 +106,30 @@ class FileKeys:
         """Return the key for HMACs of plaintexts. It is derived from the job's KEK as HMAC-SHA-256
         of a fixed text. Raises KmsError."""
         return self._kek().derived_key(_HMAC_PURPOSE)
+
+    def check(self, documents: Iterable[str]) -> None:
+        """Check that the KEK of one of these wrapped keys, at least, can be unwrapped; that is one
+        KMS call, unless it fails. If none can, the cause is no single file's: raises the first
+        error, one of KeyMetadataError, AuthenticationError, KmsError."""
+        first_error: Ags1Error | None = None
+        tried: set[tuple[str, bytes, str | None]] = set()
+        for document in documents:
+            try:
+                sidecar = Sidecar.from_bytes(document.encode())
+                entry = sidecar.kek_entry(sidecar.file_keys[0])
+                known = (entry.key_id, entry.encrypted_key_metadata, entry.encrypted_by_id)
+                if known in tried:
+                    continue
+                tried.add(known)
+                self.unwrap_kek(entry)
+            except KMS_UNUSABLE:
+                raise
+            except Ags1Error as error:
+                first_error = first_error or error
+            else:
+                return
+        if first_error is not None:
+            raise first_error
 
     def prepare(self) -> None:
         """Unwrap the job's KEK, so that a KMS that fails does so before any work begins. Raises

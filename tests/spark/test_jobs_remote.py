@@ -363,7 +363,7 @@ def test_patterns_and_what_is_passed_over(places: Places) -> None:
         "in/b/**": {"x", "y", "c/x"},
         "in/b/y": {"y"},
     }
-    passed = storages.find([places.url("s3", "in")], passed_over=[places.url("s3", "in/b")])
+    passed = storages.find([places.url("s3", "in")], closed=[places.url("s3", "in/b")])
     assert {item.relative_path for item in passed.files} == {"a/x"}
     for nothing in ("none", "in/*.csv"):
         [problem] = storages.find([places.url("s3", nothing)]).problems
@@ -824,6 +824,30 @@ class TestUploads:
         else:
             assert settled.error_kind == "NothingStagedError"
             assert places.read("s3", "sealed") == {}
+
+    @pytest.mark.parametrize("code", ["InvalidRequest", "SlowDown"])
+    def test_a_refusal_ends_the_upload_of_a_killed_job(
+        self, places: Places, staged: Any, monkeypatch: pytest.MonkeyPatch, code: str
+    ) -> None:
+        """Otherwise its batch would stay pending, and bar the ledger's targets for good."""
+        row = self.row(staged, self.write(staged, 0, b"mine"), 4)
+        call = S3Storage.call
+
+        def refusing(self: S3Storage, method: str, **more: Any) -> Any:
+            if method != "complete_multipart_upload":
+                return call(self, method, **more)
+            answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+            raise OSError("refused") from ClientError(answer, method)
+
+        monkeypatch.setattr(S3Storage, "call", refusing)
+        if code == "SlowDown":  # it may be done later
+            with pytest.raises(OSError, match="refused"):
+                published([row], again=True)
+            assert places.uploads() == ["sealed/x"]
+        else:
+            [settled] = published([row], again=True)
+            assert settled.error_kind == "NothingStagedError"
+            assert places.uploads() == []
 
     def test_a_name_that_seems_to_name_a_version(self, places: Places, staged: Any) -> None:
         storage, *more, item, _ = staged

@@ -7,10 +7,12 @@ import functools
 import json
 import os
 import shutil
+import socket
 import threading
 import time
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -52,10 +54,11 @@ from ags1.spark.ledger.objects import Objects
 from ags1.spark.storage import choice as storages
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage import local_files as files
+from ags1.spark.storage import remote as remote_storage
 from ags1.spark.storage.local import LOCAL
 from ags1.spark.storage.pieces import BLOCK_SIZE, Item, Piece
-from ags1.spark.storage.protocol import Staging, UnknownOutcomeError
-from ags1.spark.storage.remote import version_of
+from ags1.spark.storage.protocol import Staging, Status, UnknownOutcomeError
+from ags1.spark.storage.remote import RemoteSource, unsettled_seconds, version_of
 
 from .conftest import LedgerPlace
 
@@ -820,7 +823,7 @@ def test_a_name_that_was_given_though_the_answer_was_lost(
 def test_every_block_is_in_one_piece(sizes: list[int], cores: int, cost: int) -> None:
     items = [Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
     seen: dict[int, list[Piece]] = {}
-    for wave in planning.waves(items, cores, cost):
+    for wave in planning.waves(items, planning.Pace(cores), cost):
         assert all(wave.tasks)
         pieces = [piece for task in wave.tasks for piece in task]
         assert {piece.number for piece in pieces} == {item.number for item in wave.items}
@@ -843,13 +846,15 @@ def test_every_block_is_in_one_piece(sizes: list[int], cores: int, cost: int) ->
 def test_tasks_are_few_and_even() -> None:
     small = [Item(n, "", "", "", 10_000, "1", 10_000) for n in range(20_000)]
     cost = planning.task_cost(small, 2)
-    tasks = [task for wave in planning.waves(small, 2, cost) for task in wave.tasks]
+    tasks = [task for wave in planning.waves(small, planning.Pace(2), cost) for task in wave.tasks]
     assert 6 <= len(tasks) <= 16
     assert max(map(len, tasks)) < 2 * 20_000 / len(tasks)
     for sizes in ([2 << 30], [32 << 20] * 64, [5 << 30] + [10_000] * 1000):
         items = [Item(n, "", "", "", size, "1", size) for n, size in enumerate(sizes)]
         cost = planning.task_cost(items, 2)
-        tasks = [task for wave in planning.waves(items, 2, cost) for task in wave.tasks]
+        tasks = [
+            task for wave in planning.waves(items, planning.Pace(2), cost) for task in wave.tasks
+        ]
         loads = [sum(piece.cost + planning.FILE_COST for piece in task) for task in tasks]
         assert len(tasks) >= 6
         assert max(loads) < 1.5 * cost
@@ -865,7 +870,7 @@ def test_what_nothing_tells_the_version_of_is_one_piece() -> None:
         (unknown._replace(wrapped="{}"), True),  # to be opened: its tags tell
         (known._replace(unit=0), False),
     ):
-        [wave] = planning.waves([item], 2, 64 << 20)
+        [wave] = planning.waves([item], planning.Pace(2), 64 << 20)
         assert (len(wave.tasks) > 1) is is_cut
 
 
@@ -887,7 +892,7 @@ class TestListing:
         assert found("a/b/2.csv") == ["2.csv"]
         assert found("a*/*.csv") == ["a/1.csv"]
         assert found("**/*.csv") == ["a/1.csv", "a/b/2.csv"]
-        assert found("", passed_over=[str(tmp_path / "a" / "b")]) == ["a/1.csv", "c/3.txt"]
+        assert found("", closed=[str(tmp_path / "a" / "b")]) == ["a/1.csv", "c/3.txt"]
 
     def test_what_is_missing_is_told(self, tmp_path: Path) -> None:
         listing = storages.find([str(tmp_path / "none"), str(tmp_path / "*.csv"), str(tmp_path)])
@@ -900,7 +905,34 @@ class TestListing:
             pass
         listing = storages.find([str(tmp_path)])
         assert [found.relative_path for found in listing.files] == ["a"]
-        assert [problem.path for problem in listing.problems] == [f"{tmp_path}/\\xff"]
+        assert listing.problems == []
+        assert listing.passed_over == {"name_not_utf8": (f"{tmp_path}/\\xff", 1)}
+        [problem] = storages.find([os.fsdecode(os.fsencode(tmp_path) + b"/\xff")]).problems
+        assert problem.path == f"{tmp_path}/\\xff"
+
+    def test_what_is_no_file_is_counted(self, tmp_path: Path) -> None:
+        folder = tmp_path / "in" / "deep"
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+        (folder / "to_file").symlink_to("file")
+        (folder / "to_folder").symlink_to(tmp_path)
+        for name, goal in (("nothing", "none"), ("itself", "itself"), ("below", "file/below")):
+            (folder / name).symlink_to(goal)
+        (folder / "null").symlink_to("/dev/null")
+        os.mkfifo(folder / "pipe")
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(os.path.relpath(folder / "socket"))
+        expected = {"dangling_link": 3, "device": 1, "link_to_folder": 1, "pipe": 1, "socket": 1}
+        for source in ("in", "in/deep", "in/**"):
+            listing = storages.find([str(tmp_path / source)])
+            names = [Path(found.path).name for found in listing.files]
+            assert (names, listing.problems) == (["file", "to_file"], [])
+            counts = {reason: count for reason, (_, count) in listing.passed_over.items()}
+            if source == "in/**":  # a folder that a link leads to is only looked at
+                counts["link_to_folder"] = 1
+            assert counts == expected
+        for name in ("nothing", "pipe", "socket"):  # by their names they are failures
+            assert len(storages.find([str(folder / name)]).problems) == 1
 
     def test_names_with_a_globs_characters(self, tmp_path: Path) -> None:
         (tmp_path / "a[1]*.csv").write_bytes(b"")
@@ -1214,3 +1246,55 @@ def test_the_commands_on_ledgers(tmp_path: Path, table_ledger: LedgerPlace, keyr
     refused = run("import", other, table)
     assert refused.exit_code == 6
     assert "has a newer row" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("version", "is_whole"),
+    [
+        ("2026-01-31 23:59:59+00:00", True),
+        ("2026-01-31 23:59:59.250000+00:00", False),
+        ("2026-01-31T23:59:59Z", True),
+        ("1769903999", True),
+        ("1769903999.0", True),
+        ("1769903999.25", False),
+        ("20260131235959", True),
+        ("Sat, 31 Jan 2026 23:59:59 GMT", True),
+        ('"9b2cf535f27731c974343645a3985328"', False),
+        ("", False),
+    ],
+)
+def test_a_time_in_whole_seconds_is_sure_later(version: str, is_whole: bool) -> None:
+    second = 1769903999  # 2026-01-31 23:59:59 UTC, by GNU date
+    for after, left in ((0.0, 2.0), (0.5, 1.5), (1.5, 0.5), (2.0, 0.0), (3600.0, 0.0), (-0.5, 2.0)):
+        assert unsettled_seconds(version, second + after) == (left if is_whole else 0.0)
+
+
+def test_a_source_that_is_replaced_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read has the version that the ledger gets: the content cannot change any more
+    without the version."""
+    clock = [1000.2]
+    contents = {1000.1: b"old", 1000.7: b"new"}
+
+    class Server:
+        """Replaces a file; tells its time in whole seconds."""
+
+        fs = SimpleNamespace(cat_file=lambda name, start, end: Server.now()[start:end])
+
+        @staticmethod
+        def now() -> bytes:
+            return contents[max(when for when in contents if when <= clock[0])]
+
+        def status(self, path: str) -> Status:
+            return Status(len(self.now()), "1000")
+
+        def name(self, path: str) -> str:
+            return path
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    fake = SimpleNamespace(time=lambda: clock[0], sleep=sleep)
+    monkeypatch.setattr(remote_storage, "time", fake)
+    source = RemoteSource(Server(), "x")  # type: ignore[arg-type]
+    assert source.read(0, 3) == b"new"
+    source.check_unchanged()

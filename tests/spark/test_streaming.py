@@ -31,6 +31,7 @@ from ags1.spark.datasource.reader import FilesReader
 from ags1.spark.datasource.stream_reader import LedgerStreamReader
 from ags1.spark.datasource.stream_writer import StreamWriter, is_committed, job_id_of
 from ags1.spark.datasource.writer import FilesWriter, Target, WrittenFile
+from ags1.spark.jobs.publishing import settle_pending
 from ags1.spark.keys import KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, FAILED, REMOVED, Ledger, Row, open_ledger
 from ags1.spark.options import sealing_keys as options_sealing_keys
@@ -631,6 +632,31 @@ def test_files_of_a_commit_that_fails_are_taken_back(
     assert [row.status for row in settled(given)] == [DONE] + [FAILED] * 4
 
 
+def test_a_folder_of_a_killed_driver_is_not_mounted(
+    given: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, messages = written(given, folder, "b", "c")
+    with monkeypatch.context() as patch:  # as after a kill: nothing of this is caught
+        patch.setattr("ags1.spark.datasource.ledger_commit.published", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            writer.commit(messages)
+    volume = folder.with_name("volume")
+    folder.rename(volume)
+    folder.mkdir()  # the mount point
+    with Ledger(given["ledger"], writing=True) as ledger:
+        with pytest.raises(FileNotFoundError, match="mount it"):
+            settle_pending(ledger)
+        assert len(list(ledger.pending())) == 1
+    folder.rmdir()
+    volume.rename(folder)
+    with Ledger(given["ledger"], writing=True) as ledger:
+        settle_pending(ledger)
+        assert ledger.killed() == {}
+    assert [row.status for row in settled(given)] == [DONE, DONE]
+    assert len(list(folder.glob("*.ags1"))) == 2
+    assert not list(folder.glob(".ags1-*"))
+
+
 def test_only_files_of_the_job_are_taken_back(
     given: dict[str, str], folder: Path, tmp_path: Path
 ) -> None:
@@ -643,6 +669,10 @@ def test_only_files_of_the_job_are_taken_back(
     take_back(given["ledger"], job)
     assert (tmp_path / "precious").exists()
     assert [row.status for row in settled(given)] == [DONE, FAILED]
+
+
+def _interrupt(*args: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _raise(*args: object) -> None:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
-from .. import console
-from ..console import Output, print_error, print_json
 from ..exits import Group
 from ..kms import options
 from ..kms.options import KmsOptions, Target
-from ..options import Paths, flag, grouped, no_fsync, output
-from ..report import bar
+from ..options import Paths, flag, grouped, no_fsync
 from .ledger import ledger as ledger_commands
-from .session import kms_config, master, report_of, session
+from .running import BulkCommand, Running, run, running, selecting
+from .session import kms_config
 from .tables import COMMANDS
-
-if TYPE_CHECKING:
-    from ...spark.jobs import Summary
 
 
 class _NamedPath(click.Path):
@@ -69,12 +64,6 @@ class _Reading:
 
 
 _reading = grouped("reading", _Reading, _ledger, options.trusted_keys, options.kms)
-_VERBS = {
-    "encrypt": "encrypted",
-    "decrypt": "decrypted",
-    "verify": "verified",
-    "rewrap": "rewrapped the keys of",
-}
 
 
 @click.group("spark", cls=Group, short_help="Encrypt, decrypt, verify many files on Spark.")
@@ -98,7 +87,7 @@ def spark() -> None:
     """
 
 
-@spark.command(short_help="Encrypt files into a folder, each under a fresh key.")
+@spark.command(cls=BulkCommand, short_help="Encrypt files into a folder, each under a fresh key.")
 @_sources
 @_target
 @_ledger
@@ -110,10 +99,9 @@ def spark() -> None:
     help="Store an HMAC-SHA-256 of each plaintext in the ledger, under a key derived from the "
     "run's key. Each file is then read twice.",
 )
-@master
 @_force
 @no_fsync
-@output
+@selecting
 def encrypt(
     sources: Paths,
     target: str,
@@ -121,23 +109,27 @@ def encrypt(
     key: str | None,
     kms: KmsOptions,
     plaintext_hmac: bool,
-    master: str | None,
     force: bool,
     no_fsync: bool,
-    out: Output,
+    how: Running,
 ) -> int:
     """Encrypt files, folders and globs into the folder TARGET, each file under a fresh key.
 
     FILE becomes TARGET/FILE.ags1, with the same tree as in the source folder. To go on with an
     interrupted run, repeat the command: it skips files that the ledger lists as done and that have
     not changed since, and encrypts changed sources again. If a file fails, the ledger records it
-    and the others are still done. Files that are encrypted already, links to folders, and what is
-    not a file are skipped.
+    and the others are still done. Files that are encrypted already are skipped. Links to folders,
+    dangling links, pipes, sockets, devices and names that are not UTF-8 are passed over and
+    counted.
+
+    A PATTERN is as in .gitignore: '*.tmp' matches at any depth, '2026/*.csv' from the source folder
+    on, 'cache/' folders alone, '**' over folders. --exclude wins over --include.
 
     Examples:
       ags1 spark encrypt warehouse sealed --ledger ledger
       ags1 spark encrypt '/data/2026-*/*.avro' sealed --ledger ledger --master 'local[2]'
       ags1 spark encrypt in sealed --ledger ledger --kms aws --key alias/files --json
+      ags1 spark encrypt in sealed --ledger ledger --include '*.csv' --exclude tmp/ --dry-run
     """
     from ...spark.ledger import ledger_location
     from ..kms.master_keys import named_key
@@ -146,10 +138,9 @@ def encrypt(
     config = kms_config(settings)
     ledger_location(ledger)  # raises before Spark starts
 
-    return _run(
+    return run(
         "encrypt_files",
-        master,
-        out,
+        how,
         sources,
         target,
         ledger=ledger,
@@ -161,22 +152,15 @@ def encrypt(
     )
 
 
-@spark.command()
+@spark.command(cls=BulkCommand)
 @_some_sources
 @_target
 @_reading
-@master
 @_force
 @no_fsync
-@output
+@selecting
 def decrypt(
-    sources: Paths,
-    target: str,
-    reading: _Reading,
-    master: str | None,
-    force: bool,
-    no_fsync: bool,
-    out: Output,
+    sources: Paths, target: str, reading: _Reading, force: bool, no_fsync: bool, how: Running
 ) -> int:
     """Decrypt files into the folder TARGET, with the keys in the ledger.
 
@@ -187,16 +171,15 @@ def decrypt(
       ags1 spark decrypt copy --ledger ledger          all that the ledger has
       ags1 spark decrypt sealed copy --ledger ledger   these files, moved or not
     """
-    how = {"overwrite": force, "durable": not no_fsync, **reading.opening()}
-    return _run("decrypt_files", master, out, sources or None, target, **how)
+    more = {"overwrite": force, "durable": not no_fsync, **reading.opening()}
+    return run("decrypt_files", how, sources or None, target, **more)
 
 
-@spark.command()
+@spark.command(cls=BulkCommand)
 @_some_sources
 @_reading
-@master
-@output
-def verify(sources: Paths, reading: _Reading, master: str | None, out: Output) -> int:
+@selecting
+def verify(sources: Paths, reading: _Reading, how: Running) -> int:
     """Check every block of the files in a ledger; write nothing.
 
     Without SOURCE, all files of the ledger are checked.
@@ -205,18 +188,15 @@ def verify(sources: Paths, reading: _Reading, master: str | None, out: Output) -
       ags1 spark verify --ledger ledger
       ags1 spark verify sealed --ledger ledger --json | jq -r 'select(.ok | not) | .file'
     """
-    return _run("verify_files", master, out, sources or None, **reading.opening())
+    return run("verify_files", how, sources or None, **reading.opening())
 
 
-@spark.command()
+@spark.command(cls=BulkCommand)
 @_reading
 @options.target
-@master
 @no_fsync
-@output
-def rewrap(
-    reading: _Reading, target: Target, master: str | None, no_fsync: bool, out: Output
-) -> int:
+@running
+def rewrap(reading: _Reading, target: Target, no_fsync: bool, how: Running) -> int:
     """Wrap the keys in a ledger again. The encrypted files do not change.
 
     The keys are wrapped under another master key (--to-key), which may be in another KMS
@@ -231,45 +211,9 @@ def rewrap(
     from ..kms.master_keys import target_of
 
     other = target_of(target)
-    how = {"to_key_id": target.to_key, "durable": not no_fsync, **reading.opening()}
-    how["to_kms"] = None if other is None else kms_config(other)
-    return _run("rewrap_ledger", master, out, **how)
-
-
-def _run(job: str, master: str | None, out: Output, *paths: Any, **how: Any) -> int:
-    """Do a job of ``ags1.spark.jobs`` in a session of Spark and report it."""
-    with session(master) as running, bar("", out) as progress:
-        from ...spark import jobs
-
-        if job != "rewrap_ledger":  # it has no sizes to tell
-            how["progress"] = progress
-        summary = getattr(jobs, job)(running, *paths, **how)
-    return _report(summary, out)
-
-
-def _report(summary: Summary, out: Output) -> int:
-    report = report_of(summary.failures, out)
-    if more := summary.failed - len(summary.failures):
-        print_error(f"{more} more files failed")
-    facts = asdict(summary)
-    del facts["failures"]
-    facts |= {"bytes_per_second": summary.bytes_per_second, "ok": not summary.failed}
-    if out.as_json:
-        print_json(facts)
-    else:
-        out.result(facts, _line(summary))
-    return report.exit_code
-
-
-def _line(summary: Summary) -> str:
-    parts = [f"{_VERBS[summary.operation]} {summary.done:,} files"]
-    if summary.size:
-        size, rate = (console.size(number) for number in (summary.size, summary.bytes_per_second))
-        parts.append(f"{size} in {summary.seconds:.1f} s ({rate}/s)")
-    others = {"done already": summary.unchanged, "skipped": summary.skipped}
-    others["failed"] = summary.failed
-    parts += [f"{number:,} {what}" for what, number in others.items() if number]
-    return ", ".join(parts)
+    more = {"to_key_id": target.to_key, "durable": not no_fsync, **reading.opening()}
+    more["to_kms"] = None if other is None else kms_config(other)
+    return run("rewrap_ledger", how, **more)
 
 
 for _command in (*COMMANDS, ledger_commands):

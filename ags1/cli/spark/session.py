@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import importlib.util
+import logging
 import os
+import re
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,12 +21,17 @@ import click
 
 from ... import errors
 from ..console import Output
+from ..options import flag
 from ..report import Report
 
 if TYPE_CHECKING:
     from ...kms.settings import Settings
     from ...spark.jobs import FailedFile
     from ...spark.keys import KmsConfig
+
+_NO_PYSPARK = "PySpark is not installed: pip install 'ags1[spark]'"
+# Any scheme: a cluster manager may be a plug-in.
+_MASTER = re.compile(r"local|local\[(\d+|\*)(, *\d+)?\]|local-cluster\[.+\]|yarn|[a-z0-9]+://.+")
 
 master = click.option(
     "--master",
@@ -49,8 +59,9 @@ def kms_config(settings: Settings) -> KmsConfig:
 
 
 def report_of(failures: Iterable[FailedFile], out: Output) -> Report:
-    """Return a report of the files for which a command has failed."""
-    report = Report(out)
+    """Return a report of the files for which a command has failed. With ``--json`` they are told as
+    JSON alone."""
+    report = Report(out, once=True)
     for failure in failures:
         kind: Any = getattr(errors, failure.kind, None)
         is_ours = isinstance(kind, type) and issubclass(kind, errors.Ags1Error)
@@ -59,16 +70,39 @@ def report_of(failures: Iterable[FailedFile], out: Output) -> Report:
     return report
 
 
+verbose = flag("-v", "--verbose", help="Show what Spark logs, on standard error.")
+
+
+def check_session(master: str | None) -> None:
+    """Raise click.UsageError for what would make ``session`` fail, without starting Spark: no
+    PySpark, or a master that Spark would not understand."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise click.UsageError(_NO_PYSPARK)
+    if master is not None and _MASTER.fullmatch(master) is None:
+        said = f"{master!r} is no master of Spark: give one such as local[4], spark://host:7077, "
+        raise click.UsageError(said + "yarn or k8s://https://host:443")
+
+
 @contextlib.contextmanager
-def session(master: str | None) -> Iterator[Any]:
-    """Return the session of Spark that is there, or a new one, which ends with the block. Raises
-    click.UsageError without PySpark, OSError when Spark does not start."""
+def when_needed(master: str | None, *, verbose: bool = False) -> Iterator[Callable[[], Any]]:
+    """Yield a function that returns a session, as ``session`` does; Spark starts when it is called
+    first. Raises click.UsageError for what can be checked before."""
+    check_session(master)
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda: stack.enter_context(session(master, verbose=verbose)))
+
+
+@contextlib.contextmanager
+def session(master: str | None, *, verbose: bool = False) -> Iterator[Any]:
+    """Return the session of Spark that is there, or a new one, which ends with the block. Nothing
+    that Spark logs is shown, unless ``verbose`` or AGS1_DEBUG says so. Raises click.UsageError
+    without PySpark, OSError when Spark does not start."""
     try:
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError:
-        raise click.UsageError("PySpark is not installed: pip install 'ags1[spark]'") from None
+        raise click.UsageError(_NO_PYSPARK) from None
     running = SparkSession.getActiveSession()
     if running is not None:
         yield running
@@ -77,21 +111,50 @@ def session(master: str | None) -> Iterator[Any]:
         # On one machine, workers use this Python. spark-submit may have set the variable already.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("ags1").config("spark.ui.showConsoleProgress", "false")
-    if not os.environ.get("AGS1_DEBUG"):
+    verbose = verbose or bool(os.environ.get("AGS1_DEBUG"))
+    if not verbose:
         builder = builder.config("spark.log.level", "FATAL")  # ags1 reports failures itself
     if master is not None:
         builder = builder.master(master)
     try:
-        made = _undisturbed(builder.getOrCreate)
+        with contextlib.nullcontext() if verbose else _without_log():
+            made = _undisturbed(builder.getOrCreate)
     except (PySparkRuntimeError, Py4JJavaError) as error:
         # Java's, for example, because it does not understand the master.
         java = getattr(error, "java_exception", None)
         message = error if java is None else java.getMessage()
         raise OSError(errno.EIO, f"Spark did not start: {message}") from None
+    # Py4J logs a traceback when the JVM ends, to Python's root logger.
+    silence = logging.NullHandler()
+    if not verbose:
+        logging.getLogger().addHandler(silence)
     try:
         yield made
     finally:
-        made.stop()
+        logging.getLogger().removeHandler(silence)
+        with contextlib.suppress(Exception):  # Spark itself may have ended
+            made.stop()
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """Have a JVM that starts in this block write to nowhere what it would write to standard error:
+    Java and Spark print lines before any setting reaches them. If Spark does not start, the lines
+    are printed after all."""
+    with tempfile.TemporaryFile() as lines:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        before = os.dup(2)
+        os.dup2(lines.fileno(), 2)
+        try:
+            yield
+        except Exception:
+            lines.seek(0)
+            os.write(before, lines.read())
+            raise
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
 
 
 def _undisturbed(start: Callable[[], Any]) -> Any:

@@ -3,7 +3,8 @@
 All files of a write, or of a stream's batch, become part of the ledger in one step, or none does.
 The ledger stores them as a pending batch before the first file gets its name, and settles the batch
 after the last one has. If the driver is killed in between, the next job that opens the ledger
-finishes that. Knows nothing of Spark.
+finishes that. A mark in the folder tells that job whether the folder is mounted, as for bulk jobs.
+Knows nothing of Spark.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ..ledger import (
     check_ledger,
     open_ledger,
 )
+from ..storage.choice import storage_of
 from . import staging
 from .encrypted_files import encrypted_below, is_encrypted
 
@@ -89,7 +91,7 @@ def commit_to_ledger(
             with contextlib.suppress(FileNotFoundError):
                 old = encrypted_below(folder, {row.target for row in known})
         if rows or gone:
-            _commit(ledger, [*rows, *gone])
+            _commit(ledger, folder, [*rows, *gone])
     for path in old:
         remove_with_sidecar(path)
 
@@ -105,6 +107,8 @@ def take_back(ledger_at: LedgerAt | str, job_id: str, folder: str | None = None)
         for batch in ledger.pending():
             if any(row.job_id == job_id for row in batch.rows):
                 _give_up(ledger, batch, "Ags1Error", "the commit was interrupted")
+        if (folder := ledger.killed().get(job_id)) is not None:
+            _end(ledger, job_id, folder)
 
 
 def remove_with_sidecar(path: str) -> None:
@@ -127,7 +131,25 @@ def _opened(ledger_at: LedgerAt | str, root: str | None) -> Ledger:
             pause = min(2 * pause, _MOST_POLL_SECONDS)
 
 
-def _commit(ledger: Ledger, rows: list[Row]) -> None:
+def _commit(ledger: Ledger, folder: str, rows: list[Row]) -> None:
+    staged = {row.job_id for row in rows if row.attempt is not None}
+    for job_id in staged:
+        # Both are there already if a killed driver has left them.
+        with contextlib.suppress(FileExistsError):
+            storage_of(folder).mark(job_id, folder, durable=True)
+        with contextlib.suppress(FileExistsError):
+            ledger.begin(job_id, folder)
+    _publish(ledger, rows)
+    for job_id in staged:
+        _end(ledger, job_id, folder)
+
+
+def _end(ledger: Ledger, job_id: str, folder: str) -> None:
+    ledger.end(job_id)
+    storage_of(folder).remove_mark(job_id, folder)
+
+
+def _publish(ledger: Ledger, rows: list[Row]) -> None:
     batch = ledger.prepare(rows)
     settled = published(rows)
     failed = next((row for row in settled if row.status == FAILED), None)

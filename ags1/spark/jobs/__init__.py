@@ -4,6 +4,7 @@
     planning    the driver cuts the work into tasks, and the tasks into waves
     running     the driver runs the waves, and stores the result for each file
     group       Spark runs the tasks of a wave
+    patterns    which files a user wants
     work        a task encrypts, decrypts or verifies its pieces, under names of its own
     transfer    blocks go from a source to an output, encrypted or decrypted on the way
     publishing  files get their names; the work of a killed job is finished
@@ -17,7 +18,7 @@ that fsspec knows (``spark.storage``).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from ..keys import FileKeys, KmsConfig
@@ -25,13 +26,14 @@ from ..ledger import DECRYPT, ENCRYPT, LedgerAt
 from ..storage.choice import absolute
 from ..storage.pieces import Item
 from .rewrapping import rewrap_ledger
-from .running import VERIFY, FailedFile, Job, Progress, Summary
+from .running import VERIFY, Conduct, FailedFile, Job, PlannedFile, Progress, Summary
 from .selection import SUFFIX, Wanted
 from .work import Decrypting, Encrypting, Verifying
 
 __all__ = [
     "FailedFile",
     "KmsConfig",
+    "PlannedFile",
     "Summary",
     "decrypt_files",
     "encrypt_files",
@@ -56,6 +58,10 @@ def encrypt_files(
     plaintext_hmac: bool = False,
     cores: int | None = None,
     progress: Progress | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    max_failures: int | None = None,
+    dry_run: bool = False,
 ) -> Summary:
     """Encrypt files into the folder ``target``, each under a fresh key that the ledger holds.
 
@@ -67,16 +73,25 @@ def encrypt_files(
     know; ``durable`` syncs files before the ledger has them as done. ``plaintext_hmac`` stores an
     HMAC of each plaintext, for which it is read a second time. ``cores`` are those of the cluster,
     by default what Spark says. ``progress(done, total)`` is called with bytes of sources.
+    ``include`` and ``exclude`` are patterns as in ``.gitignore``: only files that match one of the
+    first, if there are any, and none that match one of the second (``jobs.patterns``).
+    ``max_failures``: when so many files have failed, no other one is begun. ``dry_run``: write
+    nothing, open no file, and return what would be done.
 
-    Raises KmsError, OSError for a ledger or folder that cannot be used, ValueError. The failure of
-    one file, or sources without any file, is in the summary and in the ledger, and stops no other.
+    ``spark`` is a session, or a function that returns one. That is called when there is something
+    to do, after everything that needs no Spark: the listing, the ledger's lock, the KMS.
+
+    Raises KmsError, OSError for a ledger or folder that cannot be used or is full, ValueError, and
+    SparkEndedError. What is done so far stays done. The failure of one file, or sources without any
+    file, is in the summary and in the ledger, and stops no other.
     There are more than eight arguments, because each is an option of the command.
     """
     root = absolute(_named(target, "target"))
     paths = _paths(sources)
-    keys = FileKeys.for_sealing(kms, key_id)
     at = LedgerAt(_named(ledger, "ledger"), kms, key_id)
-    with Job(spark, ENCRYPT, root, at, durable, cores, progress) as job:
+    conduct = Conduct(durable, cores, progress, include, exclude, dry_run, max_failures)
+    keys = FileKeys.for_sealing(kms, key_id)
+    with Job(spark, ENCRYPT, root, at, conduct) as job:
         files = job.selection.listed(paths)
         wanted = [Wanted(file, file.relative_path, file.size, None) for file in files]
         items = job.selection.items(wanted, suffix=SUFFIX, overwrite=overwrite)
@@ -96,6 +111,10 @@ def decrypt_files(
     durable: bool = True,
     cores: int | None = None,
     progress: Progress | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    max_failures: int | None = None,
+    dry_run: bool = False,
 ) -> Summary:
     """Decrypt files whose keys the ledger has into the folder ``target``, under their old names.
 
@@ -103,13 +122,15 @@ def decrypt_files(
     relative paths below the folder that is given. ``key_ids`` are the master keys to accept. They
     have to be given if the KMS would unwrap with other users' keys too. The same ledger notes which
     files are done, and the next job leaves those alone. The other arguments, their number and the
-    errors are those of ``encrypt_files``.
+    errors are those of ``encrypt_files``. If no key can be unwrapped, that is an error of the job:
+    KmsError, KeyMetadataError, AuthenticationError.
     """
     root = absolute(_named(target, "target"))
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
     at = LedgerAt(_named(ledger, "ledger"), kms)
-    with Job(spark, DECRYPT, root, at, durable, cores, progress) as job:
+    conduct = Conduct(durable, cores, progress, include, exclude, dry_run, max_failures)
+    with Job(spark, DECRYPT, root, at, conduct) as job:
         wanted = []
         for file, row in job.selection.encrypted(paths):
             below = file.relative_path.removesuffix(SUFFIX)
@@ -128,13 +149,18 @@ def verify_files(
     key_ids: Iterable[str] = (),
     cores: int | None = None,
     progress: Progress | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    max_failures: int | None = None,
+    dry_run: bool = False,
 ) -> Summary:
     """Authenticate every block of files whose keys the ledger has; write nothing. Arguments and
     errors as in ``decrypt_files``."""
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
     at = LedgerAt(_named(ledger, "ledger"), kms)
-    with Job(spark, VERIFY, "", at, False, cores, progress) as job:
+    conduct = Conduct(False, cores, progress, include, exclude, dry_run, max_failures)
+    with Job(spark, VERIFY, "", at, conduct) as job:
         items: list[Item] = []
         for (path, name, size, version), row in job.selection.encrypted(paths):
             text_size, wrapped = row.source_size, row.key_metadata

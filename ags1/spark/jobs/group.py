@@ -39,6 +39,10 @@ class TaskFailedError(Ags1Error):
     """A task failed again and again, with an error that the work on a file does not raise."""
 
 
+class SparkEndedError(Ags1Error):
+    """Spark's JVM, or the connection to it, has ended during a job."""
+
+
 class JobGroup:
     """Runs Spark jobs in the job group ``group_id``, which Spark's user interface shows with
     ``description``. ``cores`` are those of the cluster, by default what Spark says."""
@@ -125,8 +129,9 @@ class JobGroup:
         self.is_cancelled = True
         under_way = {future for future in futures if not future.cancel()}
         while under_way:
-            # Again and again: a wave may be about to begin.
-            self.context.cancelJobGroup(self._id)
+            # Again and again: a wave may be about to begin. Spark itself may have ended.
+            with contextlib.suppress(Exception):
+                self.context.cancelJobGroup(self._id)
             under_way = wait(under_way, _POLL_SECONDS).not_done
 
     def _last_jobs(self, count: int) -> list[int]:
@@ -142,6 +147,11 @@ class JobGroup:
 def _task_failure(error: Exception) -> Exception:
     """Return the exception of ours that caused Spark's, or else a TaskFailedError."""
     text = str(error)
+    if _is_end_of_spark(error):
+        return SparkEndedError(
+            "Spark's JVM ended during the job, perhaps for want of memory: see its log, and run "
+            "the job again; it goes on where it was"
+        )
     if match := _PYTHON_ERROR.search(text):
         kind = getattr(errors, match[1], None)
         if isinstance(kind, type) and issubclass(kind, Ags1Error):
@@ -152,3 +162,17 @@ def _task_failure(error: Exception) -> Exception:
     causes = [line for line in python.splitlines() if line and not line.startswith(" ")]
     causes += [*message.splitlines(), type(error).__name__]
     return TaskFailedError(causes[0][:_MAX_CAUSE])
+
+
+def _is_end_of_spark(error: Exception) -> bool:
+    """Whether that is what PySpark raises when its JVM does not answer any more."""
+    from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError  # optional
+
+    if isinstance(error, (ConnectionError, Py4JNetworkError)):
+        return True
+    # Py4J's own words, for an answer that broke off.
+    return (
+        isinstance(error, Py4JError)
+        and not isinstance(error, Py4JJavaError)
+        and "occurred while calling" in str(error)
+    )

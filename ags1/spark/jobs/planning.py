@@ -18,7 +18,10 @@ MIN_TASK_COST = 64 << 20
 MAX_TASK_COST = 1 << 30
 # For each core: enough tasks that few cores are idle while a slow task ends.
 _TASKS_PER_CORE = 3
-# A wave's results are committed together. A killed driver loses the work of a few waves.
+# A wave's results are committed together, and a killed driver loses the work of two waves. So a
+# wave is as large as this time allows at the speed that was measured, and the first ones are small.
+WAVE_SECONDS = 60.0
+_FIRST_TASKS_PER_CORE = 2
 _WAVE_TASKS_PER_CORE = 4
 
 
@@ -40,12 +43,33 @@ def task_cost(items: Sequence[Item], cores: int, file_cost: int = FILE_COST) -> 
     return max(MIN_TASK_COST, min(MAX_TASK_COST, total // (cores * _TASKS_PER_CORE)))
 
 
+class Pace:
+    """How many tasks a wave may have. A killed driver shall lose about ``WAVE_SECONDS`` for each
+    wave under way, but no core shall be idle."""
+
+    def __init__(self, cores: int) -> None:
+        self._least = cores
+        self._most = max(_WAVE_TASKS_PER_CORE * cores, 8)
+        self._tasks_done = 0
+        self.wave_tasks = max(_FIRST_TASKS_PER_CORE * cores, 4)
+
+    def finished(self, wave: Wave, seconds: float) -> None:
+        """Take that a wave has finished, ``seconds`` after the first one began."""
+        self._tasks_done += len(wave.tasks)
+        fitting = int(self._tasks_done / max(seconds, 1e-3) * WAVE_SECONDS)
+        self.wave_tasks = min(max(fitting, self._least), self._most)
+
+
 def waves(
-    items: Sequence[Item], cores: int, cost: int, file_cost: int = FILE_COST, digests: bool = False
+    items: Sequence[Item],
+    pace: Pace,
+    cost: int,
+    file_cost: int = FILE_COST,
+    digests: bool = False,
 ) -> Iterator[Wave]:
     """Cut the work into waves of tasks of about ``cost`` bytes each, large files first.
-    ``digests``: one more task reads all of a file that is cut, for its HMAC."""
-    wave_tasks = max(_WAVE_TASKS_PER_CORE * cores, 8)
+    ``digests``: one more task reads all of a file that is cut, for its HMAC. The files of a wave
+    are not cut before it is asked for: ``pace`` may change until then."""
     tasks: list[Task] = []
     taken: list[Item] = []
     task: Task = []
@@ -63,7 +87,7 @@ def waves(
             tasks.append([whole(item)._replace(digests=True)])
         tasks += ([piece] for piece in ranges(item, cost))
         taken.append(item)
-        if len(tasks) >= wave_tasks:
+        if len(tasks) >= pace.wave_tasks:
             yield Wave(tasks, taken)
             tasks, taken = [], []
     for item in small:
@@ -73,7 +97,7 @@ def waves(
         if load >= cost:
             tasks.append(task)
             task, load = [], 0
-            if len(tasks) >= wave_tasks:
+            if len(tasks) >= pace.wave_tasks:
                 yield Wave(tasks, taken)
                 tasks, taken = [], []
     if task:

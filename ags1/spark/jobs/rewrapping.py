@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import KMS_UNUSABLE, Ags1Error, KeyMetadataError, KmsKeyNotFoundError, KmsUnwrapError
 from ...keys.envelope import EncryptedKey, KeyEncryptionKey
+from ...keys.keychain import FILE_KEY_SIZE
 from ...keys.sidecar import Sidecar
 from ..keys import FileKeys, KmsConfig, as_text
 from ..ledger import Ledger, LedgerAt, Row
-from .running import Job, Summary
+from .running import Conduct, Job, Summary
 from .work import cause
 
 REWRAP = "rewrap"
@@ -48,6 +49,7 @@ def rewrap_ledger(
     to_kms: KmsConfig | None = None,
     key_ids: Iterable[str] = (),
     durable: bool = True,
+    cores: int | None = None,
 ) -> Summary:
     """Wrap the KEKs of a ledger under the master key ``to_key_id``, of ``to_kms`` if that is given.
     By default each is wrapped under the newest version of its own master key.
@@ -60,8 +62,16 @@ def rewrap_ledger(
     if accepted and to_key_id is not None and to_kms is None:
         accepted |= {to_key_id}  # what an earlier run has done
     keys = FileKeys.for_opening(kms, accepted)
-    with Job(spark, REWRAP, "", LedgerAt(os.fspath(ledger), kms), durable, None, None) as job:
-        work = _Rewrapping(keys, kms if to_kms is None else to_kms, to_key_id)
+    at = LedgerAt(os.fspath(ledger), kms)
+    with Job(spark, REWRAP, "", at, Conduct(durable=durable, cores=cores)) as job:
+        if to_kms is None:  # otherwise an earlier run may have done them all
+            batches = job.ledger.rows_between(0, None, ("key_metadata",))
+            keys.check(row.key_metadata for _, rows in batches for row in rows if row.key_metadata)
+        target = kms if to_kms is None else to_kms
+        if to_key_id is not None:
+            # One KMS call, which fails if no key can be wrapped under it.
+            KeyEncryptionKey.generate(target.client(), to_key_id, key_size=FILE_KEY_SIZE)
+        work = _Rewrapping(keys, target, to_key_id)
         for batches in _together(job.ledger):
             rows = [row for _, batch in batches for row in batch if row.key_metadata is not None]
             documents = [row.key_metadata or "" for row in rows]
@@ -70,6 +80,7 @@ def rewrap_ledger(
             results = iter(job.group.run(tasks, work) if tasks else ())
             done = ((number, _done(job.summary, rows, results)) for number, rows in batches)
             job.ledger.replace_all({number: rows for number, rows in done if rows is not None})
+        job.has_ended = True
         if to_kms is None:
             job.ledger.rewrap(to_key_id)
     return job.summary

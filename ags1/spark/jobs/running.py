@@ -3,9 +3,10 @@
 ::
 
     Job()            the ledger's lock
-    __enter__        finish what a killed job has left; note that this job has begun
+    __enter__        finish what a killed job has left
     selection        which files have to be done
-    run              for each wave: _prepared  stage the files, make keys that tasks share
+    run              begin: note that this job has begun; only then Spark is needed
+                     for each wave: _prepared  stage the files, make keys that tasks share
                                     _run_wave  the tasks, by Spark (``group``)
                                     _finish    put together what they wrote, and _commit:
                                                rows pending, files named, rows settled
@@ -18,9 +19,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import itertools
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,11 +51,12 @@ from ..storage.pieces import Item, target_size
 from ..storage.protocol import Staging
 from ..workers import task_context
 from . import planning
-from .group import JobGroup
-from .planning import Task, Wave, task_cost, waves
+from .group import JobGroup, SparkEndedError
+from .patterns import Patterns
+from .planning import Pace, Task, Wave, task_cost, waves
 from .publishing import clear, published, settle_pending, sync_names
-from .selection import Selection
-from .work import EXPECTED, Result, Work, failed, identity_of
+from .selection import SUFFIX, Selection
+from .work import EXPECTED, NO_ROOM, Result, Work, failed, identity_of
 
 VERIFY = "verify"
 # In a summary; the ledger has them all.
@@ -82,19 +86,35 @@ class FailedFile:
         return f"{self.path}: {self.message}"
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A file that a job would do, its target (empty for a job that writes none), and the source's
+    size in bytes."""
+
+    path: str
+    target: str
+    size: int
+
+
 @dataclass(slots=True)
 class Summary:
-    """The result of a job. ``unchanged`` files were done already. ``size`` is the bytes of the
-    sources that were done now. ``failures`` has the first thousand."""
+    """The result of a job. ``unchanged`` files were done already; ``skipped`` ones were encrypted
+    already. ``not_tried`` files were left because too many others failed. ``passed_over`` counts,
+    by reason, what is no file or was not wanted. ``size`` is the bytes of the sources that were
+    done now. ``failures`` has the first thousand. A dry run has the files that it would do in
+    ``planned``."""
 
     operation: str
     done: int = 0
     unchanged: int = 0
     skipped: int = 0
     failed: int = 0
+    not_tried: int = 0
     size: int = 0
     seconds: float = 0.0
+    passed_over: dict[str, int] = field(default_factory=dict)
     failures: list[FailedFile] = field(default_factory=list)
+    planned: list[PlannedFile] = field(default_factory=list)
 
     @property
     def bytes_per_second(self) -> float:
@@ -105,6 +125,37 @@ class Summary:
         self.failed += 1
         if len(self.failures) < MAX_FAILURES:
             self.failures.append(FailedFile(path, kind, message))
+
+
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """How a job is run: the arguments of these names of ``encrypt_files``."""
+
+    durable: bool = True
+    cores: int | None = None
+    progress: Progress | None = None
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    dry_run: bool = False
+    max_failures: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("cores", "max_failures"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ValueError(f"{name} is {number}: give 1 or more")
+
+
+class _NoLedger:
+    """What a dry run reads where there is no ledger yet."""
+
+    own_folder: str | None = None
+
+    def done(self, operation: str, columns: Sequence[str] = ()) -> dict[str, Row]:
+        return {}
+
+    def close(self) -> None:
+        return
 
 
 class _Shared(NamedTuple):
@@ -123,73 +174,104 @@ class Job:
     """One run: its ledger, its summary, and its waves."""
 
     def __init__(
-        self,
-        spark: Any,
-        operation: str,
-        root: str,
-        ledger: LedgerAt,
-        durable: bool,
-        cores: int | None,
-        progress: Progress | None,
+        self, spark: Any, operation: str, root: str, ledger: LedgerAt, conduct: Conduct
     ) -> None:
         self.summary = Summary(operation)
         self.operation = operation
         self.id = random_bytes(6).hex()
-        self.group = JobGroup(spark, f"ags1-{self.id}", f"ags1: {operation} files", cores)
-        self.writes = operation != VERIFY
-        self._stages = operation in (ENCRYPT, DECRYPT)
+        self.writes = operation != VERIFY and not conduct.dry_run
+        self._spark = spark
+        self._group: JobGroup | None = None
+        self._conduct = conduct
         self._root = root
         self._storage = storage_of(root)
-        self._durable = durable
-        self._progress = progress or (lambda done, total: None)
+        self._durable = conduct.durable
+        self._progress = conduct.progress or (lambda done, total: None)
         self._started = time.monotonic()
         self._folders: set[str] = set()
-        self._bytes_done: Any = self.group.context.accumulator(0)
+        self._new_folders: set[str] = set()
+        self._has_begun = False
+        self.has_ended = False  # all that Spark was asked for
+        self._bytes_done: Any = None
         self._total = 0
+        self._tried = 0  # files
+        self._no_room: OSError | None = None
         self._master_key_id: str | None = None
         self._has_pending_batch = False
         self._failed_jobs = 0  # since the last one that succeeded
         # By the item's number.
         self._shared: dict[int, _Shared] = {}
-        self._staging = Staging(self.id, root, operation == ENCRYPT, durable)
+        self._staging = Staging(self.id, root, operation == ENCRYPT, conduct.durable)
         self._wave = 0  # the number of the newest wave in the ledger
-        if operation != ENCRYPT:
+        suffix = "" if operation == ENCRYPT else SUFFIX
+        wanted = Patterns(conduct.include, conduct.exclude, suffix=suffix)
+        self.ledger: Any = self._opened(ledger)
+        self.selection = Selection(operation, root, self.ledger, wanted)
+
+    def _opened(self, ledger: LedgerAt) -> Any:
+        if self.operation != ENCRYPT:
             check_ledger(ledger.location)
-        self.ledger = open_ledger(ledger, writing=self.writes, durable=durable, root=root or None)
-        self.selection = Selection(operation, root, self.ledger)
+        try:
+            return open_ledger(
+                ledger, writing=self.writes, durable=self._durable, root=self._root or None
+            )
+        except FileNotFoundError:
+            if self.operation == ENCRYPT and self._conduct.dry_run:
+                return _NoLedger()
+            raise
+
+    @property
+    def group(self) -> JobGroup:
+        """The Spark jobs of this run. Spark is started when they are first asked for."""
+        if self._group is None:
+            session = self._spark() if callable(self._spark) else self._spark
+            description = f"ags1: {self.operation} files"
+            self._group = JobGroup(session, f"ags1-{self.id}", description, self._conduct.cores)
+        return self._group
 
     def __enter__(self) -> Job:
         try:
+            self._storage.check_root(self._root)
             if self.writes:
                 # Other operations concern all files of the ledger.
-                root = self._root if self._stages else None
-                settle_pending(self.ledger, durable=self._durable, root=root)
-                if self._stages:
-                    self._storage.make_root(self._root)
-                    # In this order: a note without a mark means that the folder is not mounted.
-                    self._storage.mark(self.id, self._root, durable=self._durable)
-                    self.ledger.begin(self.id, self._root)
+                root = self._root if self.operation in (ENCRYPT, DECRYPT) else None
+                with self._naming_ledger():
+                    settle_pending(self.ledger, durable=self._durable, root=root)
         except BaseException:
             self.ledger.close()
             raise
         return self
 
+    def begin(self) -> None:
+        """Make the folder of the targets, and note in it and in the ledger that this job writes.
+        Raises OSError."""
+        if self.writes:
+            self._new_folders |= self._storage.missing_folders([self._root], self._root)
+            self._storage.make_root(self._root)
+            self._has_begun = True
+            # In this order: a note without a mark means that the folder is not mounted.
+            self._storage.mark(self.id, self._root, durable=self._durable)
+            with self._naming_ledger():
+                self.ledger.begin(self.id, self._root)
+
     def __exit__(self, *error: object) -> None:
-        was_interrupted = error[0] is not None
-        tasks_may_run = was_interrupted or self.group.has_failures
+        group = self._group
+        was_interrupted = group is not None and not self.has_ended
+        tasks_may_run = group is not None and (was_interrupted or group.has_failures)
         try:
             # Spark itself may have ended.
             with contextlib.suppress(Exception):
-                if tasks_may_run or self.group.speculates:
-                    tasks_may_run = not self.group.wait_for_tasks() or was_interrupted
+                if group is not None and (tasks_may_run or group.speculates):
+                    tasks_may_run = not group.wait_for_tasks() or was_interrupted
             # A pending batch needs its staged files: the next job settles it.
-            if self._stages and not self._has_pending_batch:
+            if self._has_begun and not self._has_pending_batch:
                 if tasks_may_run:
                     # The ledger keeps its note, so the next job removes what late tasks leave.
                     staged = self.ledger.staged(self.id)
                     self._storage.clear(self.id, self._root, self._folders, staged)
                 else:
                     clear(self.ledger, self.id, self._root, self._folders)
+                self._storage.remove_empty(self._new_folders)
         finally:
             self.ledger.close()
         self.summary.seconds = time.monotonic() - self._started
@@ -203,21 +285,55 @@ class Job:
         *,
         digests: bool = False,
     ) -> None:
-        """Do the work, wave after wave; ``digests``: also compute HMACs of the plaintexts."""
+        """Do the work, wave after wave; ``digests``: also compute HMACs of the plaintexts. Spark is
+        not needed, and nothing is written, before all is known that can be known without it. Raises
+        OSError if there is no room for more targets; then the files done so far stay done."""
         self._master_key_id = master_key_id
         self._total = sum(item.source_size for item in items)
         self._progress(0, self._total)
+        if master_key_id is None:
+            keys.check(item.wrapped or "" for item in items)
+        if self._conduct.dry_run:
+            planned = (PlannedFile(item.source, item.target, item.source_size) for item in items)
+            self.summary.planned = list(planned)
+            self._commit_failures()
+            return
+        if items:
+            self.begin()
         self._commit_failures()
+        if items and not self._is_stopped:
+            self._run_waves(items, kind, keys, digests)
+        self.has_ended = True
+        self.summary.not_tried = len(items) - self._tried
+        if self._no_room is not None:
+            error, todo = self._no_room, len(items) - self.summary.done - self.summary.failed
+            said = f"{error.strerror} ({self.summary.done} files are done, {todo} are left): "
+            said += "make room and run the job again"
+            raise OSError(error.errno, said, error.filename)
+
+    @property
+    def _is_stopped(self) -> bool:
+        most = self._conduct.max_failures
+        return self._no_room is not None or (most is not None and self.summary.failed >= most)
+
+    def _run_waves(
+        self, items: list[Item], kind: Callable[..., Work], keys: FileKeys, digests: bool
+    ) -> None:
+        self._bytes_done = self.group.context.accumulator(0)
         work = kind(keys, self.id, self._durable, self._bytes_done.add, digests)
         remote = self._storage.is_remote or any(storage_of(i.source).is_remote for i in items)
         file_cost = planning.REMOTE_FILE_COST if remote else planning.FILE_COST
         cost = task_cost(items, self.group.cores, file_cost)
-        cut = waves(items, self.group.cores, cost, file_cost, digests)
-        prepared = (self._prepared(wave, keys) for wave in cut)
+        pace = Pace(self.group.cores)
+        cut = waves(items, pace, cost, file_cost, digests)
+        wanted = itertools.takewhile(lambda _: not self._is_stopped, cut)
+        prepared = (self._prepared(wave, keys) for wave in wanted)
+        begun = time.monotonic()
         not_empty = (wave for wave in prepared if wave.tasks)
         run = self.group.run_waves(not_empty, lambda wave: self._run_wave(wave, work), self._tell)
         with closing(run) as finished:
             for wave, results in finished:
+                pace.finished(wave, time.monotonic() - begun)
                 self._finish(wave, results)
         self._progress(self._total, self._total)
 
@@ -238,7 +354,7 @@ class Job:
             if (
                 self.group.is_cancelled
                 or self._failed_jobs > _MAX_FAILED_JOBS
-                or isinstance(failure, KMS_UNUSABLE)
+                or isinstance(failure, (*KMS_UNUSABLE, SparkEndedError))
                 or any(sign in str(failure) for sign in _NO_PYTHON)
             ):
                 raise
@@ -257,9 +373,12 @@ class Job:
 
     def _prepared(self, wave: Wave, keys: FileKeys) -> Wave:
         """Stage the files of a wave, and make the keys of files that are cut."""
+        self._tried += len(wave.items)
         if not self.writes:
             return wave
-        self._folders.update(os.path.dirname(item.target) for item in wave.items)
+        folders = {os.path.dirname(item.target) for item in wave.items}
+        self._folders |= folders
+        self._new_folders |= self._storage.missing_folders(folders, self._root)
         cut = {task[0].number for task in wave.tasks if task[0].block_count}
         staged = dict(self._spread(partial(_staged, self._staging, cut), wave.items))
         rows: list[Row] = []
@@ -268,7 +387,8 @@ class Job:
         for item in wave.items:
             stage = staged[item.number]
             if isinstance(stage, OSError):
-                rows.append(self._failure_row(item, stage))
+                if not self._has_no_room(stage, item):
+                    rows.append(self._failure_row(item, stage))
                 continue
             items.append(item)
             self._shared[item.number] = self._sharing(stage, item, cut, keys)
@@ -276,7 +396,8 @@ class Job:
                 begun[item.target] = stage
         if begun:
             self._wave += 1
-            self.ledger.note_staged(self.id, self._wave, begun)
+            with self._naming_ledger():
+                self.ledger.note_staged(self.id, self._wave, begun)
         self._commit(rows)
         tasks = [
             [
@@ -333,16 +454,21 @@ class Job:
         for item in wave.items:
             shared = self._shared.pop(item.number, _Shared(None))
             results = of_item[item.number]
+            has_no_room = False
             try:
-                row = self._row(item, self._whole(item, shared, results))
+                whole = self._whole(item, shared, results)
+                row = self._row(item, whole)
+                has_no_room = self._has_no_room(OSError(whole.errno, whole.error), item)
             except EXPECTED as error:
                 row = self._failure_row(item, error)
+                has_no_room = self._has_no_room(error, item)
             if self.writes:
                 staged = [(result.first_block, result.staged or "") for result in results]
                 all_discarded &= self._storage.discard(
                     item.target, shared.staged, staged, all_=row.status != DONE
                 )
-            rows.append(row)
+            if not has_no_room:
+                rows.append(row)
         self._commit(rows)
         if wave.number and all_discarded:
             self.ledger.forget_staged(self.id, wave.number)
@@ -390,9 +516,31 @@ class Job:
     def _failure_row(self, item: Item, error: BaseException) -> Row:
         return self._row(item, failed(item, 0, error))
 
+    def _has_no_room(self, error: BaseException, item: Item) -> bool:
+        """Whether an item failed because nothing more can be written where its target is. Then the
+        job tries no other file: that is not this file's failure."""
+        if not isinstance(error, OSError) or error.errno not in NO_ROOM:
+            return False
+        if self._no_room is None:
+            said = os.strerror(error.errno)
+            self._no_room = OSError(error.errno, said, os.path.dirname(item.target))
+        return True
+
+    @contextlib.contextmanager
+    def _naming_ledger(self) -> Iterator[None]:
+        """Have an OSError that names no file name the ledger."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None:
+                said = error.strerror or str(error)
+                raise type(error)(error.errno or errno.EIO, said, self.ledger.location) from None
+            raise
+
     def _commit_failures(self) -> None:
         """Commit the failures of files that are not tried."""
         self.summary.unchanged = self.selection.unchanged
+        self.summary.passed_over = self.selection.passed_over
         rows = []
         for file, target, error in self.selection.failures:
             item = Item(-1, file.path, target, file.relative_path, file.size, file.version, 0)
@@ -405,11 +553,13 @@ class Job:
             return
         if self.writes:
             self._has_pending_batch = True
-            batch = self.ledger.prepare(rows)
+            with self._naming_ledger():
+                batch = self.ledger.prepare(rows)
             rows = self._spread(published, rows, partial(published, again=True))
             if self._durable:
                 sync_names(rows)
-            self.ledger.settle(batch, rows)
+            with self._naming_ledger():
+                self.ledger.settle(batch, rows)
             self._has_pending_batch = False
         summary = self.summary
         for row in rows:

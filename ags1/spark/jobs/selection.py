@@ -5,6 +5,7 @@ it has the file's target as done, and source and target still are as it says, th
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,12 @@ from ...layout import encrypted_size
 from ..ledger import DONE, ENCRYPT, Ledger, Row
 from ..storage.choice import absolute, find, storage_of
 from ..storage.pieces import BLOCK_SIZE, Item
-from ..storage.protocol import REQUESTS, SourceFile, StatusOf
+from ..storage.protocol import EXCLUDED, NOT_UTF8, REQUESTS, SourceFile, StatusOf
+from .patterns import Patterns
 from .publishing import has_its_name
 from .work import WRONG_LENGTH
+
+_log = logging.getLogger(__name__)
 
 SUFFIX = ".ags1"
 _NO_FILE = "there is no file: check the path, and that it is mounted"
@@ -46,9 +50,11 @@ class Failure(NamedTuple):
 
 class Selection:
     """The files of one job. ``root`` is the folder of its targets, empty if it writes none.
-    ``failures`` and ``unchanged`` (a number) are of the files that the job need not try."""
+    ``failures`` and ``unchanged`` (a number) are of the files that the job need not try, and
+    ``passed_over`` (numbers by reason) of what is no file, or is not wanted."""
 
-    def __init__(self, operation: str, root: str, ledger: Ledger) -> None:
+    def __init__(self, operation: str, root: str, ledger: Ledger, wanted: Patterns) -> None:
+        self._wanted = wanted
         self._operation = operation
         self._root = root
         self._ledger = ledger
@@ -58,17 +64,29 @@ class Selection:
         self._status_of: StatusOf = lambda target: None
         self.failures: list[Failure] = []
         self.unchanged = 0
+        self.passed_over: dict[str, int] = {}
 
     def listed(self, paths: Sequence[str]) -> Sequence[SourceFile]:
         """Return the files that paths, globs and folders mean. Paths that cannot be listed, or
         paths without any file, are failures: the folder may not be mounted."""
-        listing = find(paths, passed_over=self._own_folders)
+        listing = find(paths, closed=self._own_folders, takes=self._wanted)
         for path, error in listing.problems:
             self._fail(_unlisted(path), error)
-        if not listing.files and not listing.problems:
+        for reason, (first, count) in listing.passed_over.items():
+            self.passed_over[reason] = count
+            if reason == NOT_UTF8:  # it may be a file whose content nobody encrypts
+                _log.warning(
+                    "passed over %d names that are not UTF-8, the first is %s: rename them",
+                    count,
+                    first,
+                )
+        if not listing.files and not listing.problems and EXCLUDED not in listing.passed_over:
             own = tuple(absolute(folder).rstrip("/") + "/" for folder in self._own_folders)
             for path in paths:
                 message = _OWN_FOLDER if (absolute(path) + "/").startswith(own) else _NO_FILE
+                if listing.passed_over:
+                    kinds = ", ".join(f"{n} {name}" for name, n in self.passed_over.items())
+                    message += f" (passed over: {kinds})"
                 self._fail(_unlisted(path), OSError(errno.ENOENT, message))
         return listing.files
 
@@ -154,6 +172,9 @@ class Selection:
         by_storage: dict[int, list[str]] = {}
         storages: dict[str, int] = {}
         for path, row in by_target.items():
+            if not self._wanted(row.relative_path, False):
+                self.passed_over[EXCLUDED] = self.passed_over.get(EXCLUDED, 0) + 1
+                continue
             try:
                 storages[path] = id(storage_of(path))
             except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ the ledger.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hmac
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,8 @@ from .transfer import open_blocks, seal, texts_of
 
 EXPECTED = (Ags1Error, OSError, MemoryError)
 ALREADY_ENCRYPTED = "is encrypted already"
+# Errors of the target's file system: every other file would fail, too.
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 WRONG_LENGTH = "the file is not as long as the ledger says: it was cut or replaced"
 _SMALL = 1 << 20
 # Pieces of a task at a time, if each one mostly waits for a remote storage.
@@ -41,7 +44,7 @@ class Result(NamedTuple):
     """The result for a piece. ``staged`` tells the target's storage where the bytes are.
     ``wrapped`` and ``key_id`` are the wrapped key and its id, if the task made a key. Sizes are
     bytes. ``error_kind`` is the exception's name; a piece with an ``error`` and no kind was
-    skipped."""
+    skipped. ``errno`` is that of an OSError."""
 
     number: int
     first_block: int = 0
@@ -54,6 +57,7 @@ class Result(NamedTuple):
     plaintext_hmac: bytes | None = None
     error_kind: str | None = None
     error: str | None = None
+    errno: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,19 +98,28 @@ class Work:
             if self.durable and self.writes:
                 # All targets of a job are in one storage.
                 storage_of(task[0].target).sync([r.staged for r in results if r.staged])
-        except BaseException:
+        except BaseException as error:
             for piece, result in zip(task, results, strict=False):
                 if result.staged is not None and result.staged != piece.shared:
                     storage = storage_of(piece.target)
                     storage.discard(piece.target, None, [(0, result.staged)], all_=True)
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                return [failed(piece, piece.first_block, error) for piece in task]
             raise
         return results
 
     def _results(self, task: list[Piece], attempt: Attempt) -> Iterator[Result]:
         paths = [task[0].target, *(piece.source for piece in task)]
         if not any(storage_of(path).is_remote for path in paths):
+            no_room: Result | None = None
             for piece in task:
-                yield self._result(piece, attempt)
+                if no_room is not None:
+                    yield no_room._replace(number=piece.number, first_block=piece.first_block)
+                    continue
+                result = self._result(piece, attempt)
+                if result.errno in NO_ROOM:
+                    no_room = result
+                yield result
             return
         with ThreadPoolExecutor(_SIDE_BY_SIDE, "ags1-piece") as pool:
             yield from pool.map(self._result, task, repeat(attempt))
@@ -277,7 +290,8 @@ def _geometry_of(size: int) -> Geometry:
 def failed(of: Item | Piece, first_block: int, error: BaseException) -> Result:
     """Return the result for a file or a piece of it whose work has raised ``error``."""
     result = Result(of.number, first_block, of.source_size, of.source_version)
-    return result._replace(error_kind=type(error).__name__, error=cause(error))
+    number = (error.errno or 0) if isinstance(error, OSError) else 0
+    return result._replace(error_kind=type(error).__name__, error=cause(error), errno=number)
 
 
 def _done(piece: Piece, source: Source, staged: str | None, target_size: int) -> Result:

@@ -11,7 +11,7 @@ from ...process import OncePerProcess
 from ..filesystems import filesystem_of, host_url_of, refuse_chain
 from ..paths import local_path
 from .local import LOCAL
-from .protocol import Problem, SourceFile, Storage
+from .protocol import PassedOver, Problem, SourceFile, Storage, Takes
 from .remote import RemoteStorage
 from .s3 import S3Storage
 
@@ -19,10 +19,12 @@ _LISTING_THREADS = 8
 
 
 class Listing(NamedTuple):
-    """The files in the order of their paths, and the paths that could not be listed."""
+    """The files in the order of their paths, the paths that could not be listed, and by reason the
+    first path that was passed over and their number."""
 
     files: list[SourceFile]
     problems: list[Problem]
+    passed_over: dict[str, tuple[str, int]]
 
 
 def storage_of(path: str) -> Storage:
@@ -66,21 +68,33 @@ def absolute(path: str) -> str:
     return whole
 
 
-def find(sources: Iterable[str], *, passed_over: Collection[str] = ()) -> Listing:
+def find(
+    sources: Iterable[str], *, closed: Collection[str] = (), takes: Takes | None = None
+) -> Listing:
     """List the files that paths, globs and folders mean, each file once. Folders are walked,
-    several at a time. Links to folders, unfinished files of ags1, and all files in the folders
-    ``passed_over`` are left out. Raises KmsConfigurationError as ``storage_of``."""
+    several at a time. What is no file, and what ``takes`` does not take, is counted. Unfinished
+    files of ags1, and all files in the folders ``closed``, are left out without a count. Raises
+    KmsConfigurationError as ``storage_of``."""
     files: dict[str, SourceFile] = {}
     problems: list[Problem] = []
+    passed_over: dict[str, tuple[str, int]] = {}
+    takes = takes or _all
     with ThreadPoolExecutor(_LISTING_THREADS, "ags1-listing") as pool:
         for source in sources:
             try:
                 absolute(source)
-                for item in storage_of(source).find(source, passed_over, pool):
+                for item in storage_of(source).find(source, closed, takes, pool):
                     if isinstance(item, SourceFile):
                         files.setdefault(item.path, item)
+                    elif isinstance(item, PassedOver):
+                        first, count = passed_over.get(item.reason, (item.path, 0))
+                        passed_over[item.reason] = first, count + 1
                     else:
                         problems.append(item)
             except OSError as error:
                 problems.append(Problem(source, error))
-    return Listing([files[path] for path in sorted(files)], problems)
+    return Listing([files[path] for path in sorted(files)], problems, passed_over)
+
+
+def _all(relative_path: str, is_folder: bool) -> bool:
+    return True

@@ -38,6 +38,7 @@ from .protocol import (
     Staging,
     Status,
     StatusOf,
+    Takes,
     Uploads,
 )
 
@@ -93,17 +94,39 @@ class LocalStorage:
     def holds(self, root: str, target: str) -> bool:
         return os.path.normpath(target) == target and target.startswith(root + os.sep)
 
-    def find(self, source: str, passed_over: Collection[str], pool: Executor) -> Found:
-        here = (local_path(path) for path in passed_over)
-        closed = frozenset(os.path.abspath(path) for path in here if path is not None)
-        for path, base in files.expand(local_path(source) or source):
-            yield from files.below(path, base, closed, pool)
+    def find(self, source: str, closed: Collection[str], takes: Takes, pool: Executor) -> Found:
+        here = (local_path(path) for path in closed)
+        folders = frozenset(os.path.abspath(path) for path in here if path is not None)
+        for path, base, is_match in files.expand(local_path(source) or source):
+            if is_match and (passed_over := files.passed_over(path)) is not None:
+                yield passed_over
+            else:
+                yield from files.below(path, base, folders, takes, pool)
 
     def statuses(self, folder: str, count: int, *, follow: bool) -> StatusOf:
         return partial(_status, follow)
 
+    def check_root(self, root: str) -> None:
+        if os.path.lexists(root) and not os.path.isdir(root):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)
+
     def make_root(self, root: str) -> None:
         os.makedirs(root, exist_ok=True)
+
+    def missing_folders(self, folders: Iterable[str], root: str) -> set[str]:
+        missing: set[str] = set()
+        for folder in folders:
+            while len(folder) >= len(root) and folder not in missing:
+                if os.path.lexists(folder):
+                    break
+                missing.add(folder)
+                folder = os.path.dirname(folder)
+        return missing
+
+    def remove_empty(self, folders: Collection[str]) -> None:
+        for folder in sorted(folders, key=len, reverse=True):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
 
     def mark(self, job_id: str, root: str, *, durable: bool) -> None:
         path = files.mark_path(root, job_id)

@@ -18,7 +18,21 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 from ...atomic import is_temporary, temporary_name
-from .protocol import Found, Level, Problem, SourceFile
+from .protocol import (
+    DANGLING_LINK,
+    DEVICE,
+    EXCLUDED,
+    LINK_TO_FOLDER,
+    NOT_UTF8,
+    PIPE,
+    SOCKET,
+    Found,
+    Level,
+    PassedOver,
+    Problem,
+    SourceFile,
+    Takes,
+)
 
 # The name of the folder in which a data source stages files begins with this. The rest of the name
 # is the beginning of the job's ID. Readers pass over such folders.
@@ -48,11 +62,12 @@ def version(status: os.stat_result) -> str:
     return str(status.st_mtime_ns)
 
 
-def expand(source: str) -> Iterator[tuple[str, str]]:
-    """Yield the paths that ``source`` means, each with the folder its relative path begins in."""
+def expand(source: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield the paths that ``source`` means, each with the folder its relative path begins in, and
+    whether it matches a pattern."""
     path = os.path.abspath(source)
     if os.path.lexists(path) or not glob.has_magic(source):
-        yield path, path if os.path.isdir(path) else os.path.dirname(path)
+        yield path, path if os.path.isdir(path) else os.path.dirname(path), False
         return
     base = path
     while glob.has_magic(base):
@@ -63,7 +78,7 @@ def expand(source: str) -> Iterator[tuple[str, str]]:
     for match in matches:
         # "**" matches folders and all that is in them, and it follows links.
         if "**" not in source or not (os.path.isdir(match) or _is_beyond_link(match, base)):
-            yield match, base
+            yield match, base, True
 
 
 def _is_beyond_link(path: str, base: str) -> bool:
@@ -75,26 +90,42 @@ def _is_beyond_link(path: str, base: str) -> bool:
     return False
 
 
-def below(path: str, base: str, closed: frozenset[str], pool: Executor) -> Found:
+def passed_over(path: str) -> PassedOver | None:
+    """Return why a match of a pattern is no file to work on, None if it is one or is a folder."""
+    if not _is_text(path):
+        return PassedOver(_text_of(path), NOT_UTF8)
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        return PassedOver(path, DANGLING_LINK) if _dangles(path, error) else None
+    return None if stat.S_ISDIR(mode) else _special(path, mode)
+
+
+def below(path: str, base: str, closed: frozenset[str], takes: Takes, pool: Executor) -> Found:
     """Yield the file at a path of ``expand``, or all files in that folder, level by level."""
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", path)
         file = SourceFile(path, os.path.relpath(path, base), status.st_size, version(status))
-        yield file if _is_text(path) else _no_text(path)
+        if not takes(file.relative_path, False):
+            yield PassedOver(_text_of(path), EXCLUDED)
+        else:
+            yield file if _is_text(path) else _no_text(path)
         return
     level = [] if path in closed else [path]
     while level:
         below: list[str] = []
-        for items, folders in pool.map(functools.partial(_list_folder, base=base), level):
+        for items, folders in pool.map(
+            functools.partial(_list_folder, base=base, takes=takes), level
+        ):
             yield from items
             below += [folder for folder in folders if folder not in closed]
         level = below
 
 
-def _list_folder(folder: str, base: str) -> Level:
-    items: list[SourceFile | Problem] = []
+def _list_folder(folder: str, base: str, takes: Takes) -> Level:
+    items: list[SourceFile | Problem | PassedOver] = []
     folders: list[str] = []
     prefix = "" if folder == base else os.path.relpath(folder, base) + "/"
     try:
@@ -102,20 +133,21 @@ def _list_folder(folder: str, base: str) -> Level:
             for entry in entries:
                 if is_temporary(entry.name):
                     continue
-                if not _is_text(entry.path):
-                    items.append(_no_text(entry.path))
-                    continue
+                name = prefix + entry.name
                 try:
-                    if entry.is_dir(follow_symlinks=False):
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    if not takes(name, is_folder):
+                        items.append(PassedOver(_text_of(entry.path), EXCLUDED))
+                    elif not _is_text(entry.path):
+                        items.append(PassedOver(_text_of(entry.path), NOT_UTF8))
+                    elif is_folder:
                         folders.append(entry.path)
-                        continue
-                    status = entry.stat()
+                    else:
+                        items.append(_file(entry.path, name, entry.stat()))
                 except OSError as error:
-                    items.append(Problem(entry.path, error))
-                    continue
-                if stat.S_ISREG(status.st_mode):
-                    name = prefix + entry.name
-                    items.append(SourceFile(entry.path, name, status.st_size, version(status)))
+                    gone = _dangles(entry.path, error)
+                    problem = Problem(entry.path, error)
+                    items.append(PassedOver(entry.path, DANGLING_LINK) if gone else problem)
     except OSError as error:
         items.append(Problem(folder, error))
     return items, folders
@@ -129,10 +161,31 @@ def _is_text(path: str) -> bool:
     return True
 
 
+def _text_of(path: str) -> str:
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def _no_text(path: str) -> Problem:
     # Neither Parquet nor Spark's rows can hold such a name.
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return Problem(text, OSError(errno.EILSEQ, "its name is not UTF-8: rename it"))
+    return Problem(_text_of(path), OSError(errno.EILSEQ, "its name is not UTF-8: rename it"))
+
+
+def _file(path: str, name: str, status: os.stat_result) -> SourceFile | PassedOver:
+    file = SourceFile(path, name, status.st_size, version(status))
+    return _special(path, status.st_mode) or file
+
+
+def _special(path: str, mode: int) -> PassedOver | None:
+    """Return why to pass over what is at a path, None for a regular file."""
+    if stat.S_ISREG(mode):
+        return None
+    kinds = {stat.S_IFDIR: LINK_TO_FOLDER, stat.S_IFIFO: PIPE, stat.S_IFSOCK: SOCKET}
+    return PassedOver(path, kinds.get(stat.S_IFMT(mode), DEVICE))
+
+
+def _dangles(path: str, error: OSError) -> bool:
+    """Whether a path could not be looked at because it is a link to nothing, or to itself."""
+    return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and os.path.islink(path)
 
 
 def staged_path(target: str, job_id: str, attempt: str) -> str:

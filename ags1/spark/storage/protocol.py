@@ -36,8 +36,14 @@ REQUESTS = 32
 # Tells the status of a target; None if there is no target.
 StatusOf: TypeAlias = "Callable[[str], Status | None]"
 # What a listing yields; and the files of one folder, with the paths of the folders in it.
-Found: TypeAlias = "Iterator[SourceFile | Problem]"
-Level: TypeAlias = "tuple[list[SourceFile | Problem], list[str]]"
+Found: TypeAlias = "Iterator[SourceFile | Problem | PassedOver]"
+Level: TypeAlias = "tuple[list[SourceFile | Problem | PassedOver], list[str]]"
+# Whether somebody wants a relative path; ``is_folder``: all that may be below it.
+Takes: TypeAlias = "Callable[[str, bool], bool]"
+# Why a listing passes over a path.
+LINK_TO_FOLDER, DANGLING_LINK = "link_to_folder", "dangling_link"
+PIPE, SOCKET, DEVICE = "pipe", "socket", "device"
+NOT_UTF8, EXCLUDED = "name_not_utf8", "excluded"
 # By the item's number, what its attempts share (``Piece.shared``), or why it cannot be written.
 Prepared: TypeAlias = "Mapping[int, str | OSError | None]"
 # The first block and the ``Output.staged`` of each attempt at an item.
@@ -73,6 +79,13 @@ class Problem(NamedTuple):
 
     path: str
     error: OSError
+
+
+class PassedOver(NamedTuple):
+    """A path in a folder that is no file to work on, and why: ``PIPE`` and so on."""
+
+    path: str
+    reason: str
 
 
 class Status(NamedTuple):
@@ -141,16 +154,26 @@ class Storage(Protocol):
     def holds(self, root: str, target: str) -> bool:
         """Whether a target lies in the folder ``root``, under the name that a listing gives it."""
 
-    def find(self, source: str, passed_over: Collection[str], pool: Executor) -> Found:
-        """Yield the files that match a path, a pattern or a folder. Those in the folders
-        ``passed_over`` are left out."""
+    def find(self, source: str, closed: Collection[str], takes: Takes, pool: Executor) -> Found:
+        """Yield the files that match a path, a pattern or a folder and that ``takes`` takes. Those
+        in the folders ``closed`` are left out."""
 
     def statuses(self, folder: str, count: int, *, follow: bool) -> StatusOf:
         """Return a function that returns the status of a file below a folder. About ``count`` files
         will be asked for. ``follow``: follow links."""
 
+    def check_root(self, root: str) -> None:
+        """Raise OSError if ``root`` is something else than a folder."""
+
     def make_root(self, root: str) -> None:
         """Make the folder of a job's targets, or check that it can be used."""
+
+    def missing_folders(self, folders: Iterable[str], root: str) -> set[str]:
+        """Return those of the folders, and of the folders between them and ``root``, that do not
+        exist. Storages that make no folders return none."""
+
+    def remove_empty(self, folders: Collection[str]) -> None:
+        """Remove those of the folders that are empty. Others stay."""
 
     def mark(self, job_id: str, root: str, *, durable: bool) -> None:
         """Leave a mark of the job in the folder of its targets, if that may be a mount. Without the

@@ -8,8 +8,11 @@ import contextlib
 import errno
 import glob
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,6 +24,7 @@ from ..ledger import Row
 from .pieces import Item, Piece
 from .protocol import (
     CHANGED,
+    EXCLUDED,
     REQUESTS,
     Attempt,
     Check,
@@ -28,6 +32,7 @@ from .protocol import (
     Level,
     NothingStagedError,
     Output,
+    PassedOver,
     Prepared,
     Problem,
     Results,
@@ -36,6 +41,7 @@ from .protocol import (
     Staging,
     Status,
     StatusOf,
+    Takes,
     UnknownOutcomeError,
     Uploads,
 )
@@ -49,6 +55,11 @@ _FEW = 64
 # A tree is divided into this many listings, which run at the same time.
 _SIDE_BY_SIDE = 8
 _HALF_MOVED = "moving the file to its name failed; the next job tries again"
+# A time in whole seconds is sure so many seconds later, unless clocks differ by more than a minute.
+_SETTLED_AFTER = 2.0
+_CLOCKS_DIFFER = 60.0
+# A larger number is no time in seconds.
+_LAST_SECOND = 1e11
 # Bytes compared at a time.
 _COMPARED = 8 << 20
 # The keys in fsspec's info of a file whose values change with the file.
@@ -66,7 +77,11 @@ class RemoteSource:
 
     def __init__(self, storage: RemoteStorage, path: str) -> None:
         self._storage, self._path = storage, path
-        self.size, self.version = storage.status(path)
+        status = storage.status(path)
+        if wait := unsettled_seconds(status.version, time.time()):
+            time.sleep(wait)
+            status = storage.status(path)
+        self.size, self.version = status
 
     def read(self, offset: int, size: int) -> bytes:
         if not size:
@@ -135,8 +150,8 @@ class RemoteStorage:
         parts = target[len(root) + 1 :].split("/")
         return not {"", ".", ".."}.intersection(parts) and self.absolute(target) == target
 
-    def find(self, source: str, passed_over: Collection[str], pool: Executor) -> Found:
-        closed = tuple(path + "/" for path in passed_over)
+    def find(self, source: str, closed: Collection[str], takes: Takes, pool: Executor) -> Found:
+        not_here = tuple(path + "/" for path in closed)
         with os_errors(source):
             self.fs.invalidate_cache()
             name = self.name(source)
@@ -153,7 +168,7 @@ class RemoteStorage:
                 base = name if facts["type"] == "directory" else name.rpartition("/")[0]
                 matches = {name: facts}
         for match, facts in matches.items():
-            items: Iterable[SourceFile | Problem]
+            items: Iterable[SourceFile | Problem | PassedOver]
             if facts["type"] != "directory":
                 items = [self.source_file(facts, base)]
             elif "**" in source and match != base:
@@ -161,8 +176,11 @@ class RemoteStorage:
             else:
                 items = self._below(match.rstrip("/"), base, pool)
             for item in items:
-                if not isinstance(item, SourceFile) or _is_wanted(item, closed):
+                if not isinstance(item, SourceFile):
                     yield item
+                elif _is_wanted(item, not_here):
+                    is_taken = takes(item.relative_path, False)
+                    yield item if is_taken else PassedOver(item.path, EXCLUDED)
         self.fs.invalidate_cache()
 
     def _below(self, folder: str, base: str, pool: Executor) -> Found:
@@ -179,7 +197,7 @@ class RemoteStorage:
             yield from items
 
     def _listed(self, folder: str, base: str, deep: bool) -> Level:
-        items: list[SourceFile | Problem] = []
+        items: list[SourceFile | Problem | PassedOver] = []
         folders: list[str] = []
         try:
             with os_errors(folder):
@@ -220,7 +238,7 @@ class RemoteStorage:
             for item in self._below(name, name, pool):
                 if isinstance(item, SourceFile):
                     known[item.path] = Status(item.size, item.version)
-                elif not isinstance(item.error, FileNotFoundError):
+                elif isinstance(item, Problem) and not isinstance(item.error, FileNotFoundError):
                     raise item.error
         self.fs.invalidate_cache()
         return known.get
@@ -231,9 +249,18 @@ class RemoteStorage:
         except FileNotFoundError:
             return None
 
+    def check_root(self, root: str) -> None:
+        return
+
     def make_root(self, root: str) -> None:
         with os_errors(root):
             self.fs.makedirs(self.name(root), exist_ok=True)
+
+    def missing_folders(self, folders: Iterable[str], root: str) -> set[str]:
+        return set()
+
+    def remove_empty(self, folders: Collection[str]) -> None:
+        return
 
     def mark(self, job_id: str, root: str, *, durable: bool) -> None:
         return  # a store that cannot be reached raises an error instead
@@ -425,6 +452,36 @@ def _copies(kind: type[Any]) -> bool:
 def _status(facts: Mapping[str, Any]) -> Status:
     size = -1 if facts["type"] == "directory" else int(facts["size"])
     return Status(size, version_of(facts))
+
+
+def unsettled_seconds(version: str, now: float) -> float:
+    """Return how long a version may still be that of two contents: until its second is over, if it
+    is a time in whole seconds, and another one for a clock that differs. ``now`` is in seconds
+    since 1970."""
+    second = _whole_second(version)
+    if second is None or abs(now - second) > _CLOCKS_DIFFER:
+        return 0.0
+    return min(max(second + _SETTLED_AFTER - now, 0.0), _SETTLED_AFTER)
+
+
+def _whole_second(version: str) -> float | None:
+    """Return the time that a version is, in seconds since 1970; None if it is finer, or no time."""
+    for parsed in (float, _compact, datetime.fromisoformat, parsedate_to_datetime):
+        try:
+            value = parsed(version)
+            if isinstance(value, datetime):
+                zoned = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+                value = zoned.timestamp()
+        except (ValueError, TypeError, OverflowError):
+            continue
+        if parsed is not float or abs(value) < _LAST_SECOND:
+            return value if value == int(value) else None
+    return None
+
+
+def _compact(text: str) -> datetime:
+    """Return the time that FTP's servers write: 20260131235959."""
+    return datetime.strptime(text, "%Y%m%d%H%M%S")
 
 
 def version_of(facts: Mapping[str, Any]) -> str:

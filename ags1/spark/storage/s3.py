@@ -57,6 +57,9 @@ _ATTEMPT_KEY = "ags1-attempt"
 _CHECKSUMS = frozenset(f"Checksum{name}" for name in "CRC32 CRC32C CRC64NVME SHA1 SHA256".split())
 # S3's codes for an upload that can never be completed.
 _NEVER = frozenset({"NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
+# S3's codes for a request that it will not do, now or later. Neither the caller's rights, nor a
+# conflict, nor the load is the cause.
+_REFUSALS = frozenset({"EntityTooLarge", "InvalidArgument", "InvalidRequest", "MalformedXML"})
 _uploaders = OncePerProcess(lambda: ThreadPoolExecutor(_UPLOADS, "ags1-upload"))
 
 
@@ -261,8 +264,8 @@ class S3Storage(RemoteStorage):
             code = _code(error)
             exists = code in ("PreconditionFailed", "412") or isinstance(error, FileExistsError)
             try:
-                if not again and not exists:
-                    # S3 may still be completing it.
+                if not exists and (not again or code in _REFUSALS):
+                    # S3 may still be completing it. With ``again``, what may pass is not given up.
                     self._end(row.target, attempt["upload"])
                 if self.has_its_name(row):
                     return
@@ -272,7 +275,7 @@ class S3Storage(RemoteStorage):
                 raise _doubt(row.target, error) from None
             if exists:
                 raise _exists(row.target) from None
-            if code in _NEVER:
+            if code in _NEVER or (again and code in _REFUSALS):
                 raise NothingStagedError(error.errno, error.strerror or str(error)) from error
             raise
 

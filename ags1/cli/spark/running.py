@@ -1,0 +1,215 @@
+"""What the bulk commands share: the options of every one, a run of a job, and what it prints. With
+``--json`` all that a command says is on standard output, one object a line: each failure once, and
+last either the summary or the error that ended the command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .. import console
+from ..console import Output, print_error, print_json, print_line, warnings_as_lines
+from ..exits import EXPECTED, Command, Exit, Failure, ReaderGoneError, describe, one_line
+from ..options import flag, grouped, output
+from ..report import bar, facts_of
+from .session import check_session, master, report_of, verbose, when_needed
+
+if TYPE_CHECKING:
+    from ...spark.jobs import Summary
+
+_DONE = {
+    "encrypt": "encrypted",
+    "decrypt": "decrypted",
+    "verify": "verified",
+    "rewrap": "rewrapped the keys of",
+}
+_PASSED_OVER = {
+    "link_to_folder": "link to a folder",
+    "dangling_link": "dangling link",
+    "pipe": "pipe",
+    "socket": "socket",
+    "device": "device",
+    "name_not_utf8": "name that is not UTF-8",
+    "excluded": "excluded path",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What the options say of the run: of Spark, and of the files to do."""
+
+    master: str | None
+    cores: int | None
+    verbose: bool
+    out: Output
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    max_failures: int | None = None
+    dry_run: bool = False
+
+
+def _patterns(
+    ctx: click.Context, param: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    from ...spark.jobs.patterns import Patterns
+
+    try:
+        Patterns(given)
+    except ImportError:
+        raise click.UsageError("patterns need pathspec: pip install 'ags1[spark]'", ctx) from None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return given
+
+
+_cores = click.option(
+    "--cores",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="The cores of the cluster, for which the work is cut.  [default: what Spark says]",
+)
+_include = click.option(
+    "--include",
+    multiple=True,
+    callback=_patterns,
+    metavar="PATTERN",
+    help="Only files that match this pattern, or another --include.",
+)
+_exclude = click.option(
+    "--exclude",
+    multiple=True,
+    callback=_patterns,
+    metavar="PATTERN",
+    help="No files that match this pattern, and none in folders that do.",
+)
+_max_failures = click.option(
+    "--max-failures",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Begin no other file when N files have failed.  [default: no limit]",
+)
+_dry_run = flag(
+    "--dry-run",
+    help="Print what would be done, with sizes; write nothing and do not start Spark.",
+)
+_spark = (master, _cores, verbose, output)
+running = grouped("how", Running, *_spark)
+selecting = grouped("how", Running, _include, _exclude, _max_failures, _dry_run, *_spark)
+
+
+class BulkCommand(Command):
+    """A command that, with ``--json``, prints its own errors as JSON, too."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        as_json = "--json" in args  # click empties the list
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            if not as_json:
+                raise
+            raise click.exceptions.Exit(_usage_as_json(error)) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if not ctx.params.get("as_json"):
+            return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            return _usage_as_json(error)
+        except ReaderGoneError:
+            raise
+        except EXPECTED as error:
+            failure = describe(error)
+            if failure.file == console.STDOUT:
+                raise
+            return _as_json(failure)
+
+
+def _usage_as_json(error: click.UsageError) -> Exit:
+    return _as_json(Failure(Exit.USAGE, one_line(error.format_message()), "UsageError"))
+
+
+def _as_json(failure: Failure) -> Exit:
+    print_json({"ok": False, "error": facts_of(failure)})
+    return failure.exit_code
+
+
+def run(job: str, how: Running, *paths: Any, **more: Any) -> int:
+    """Do a job of ``ags1.spark.jobs`` and report it. Spark starts when there is something to do."""
+    more["cores"] = how.cores
+    if job != "rewrap_ledger":  # it knows no sizes, and has one kind of file
+        names = ("include", "exclude", "max_failures", "dry_run")
+        more |= {name: getattr(how, name) for name in names}
+    check_session(how.master)
+    with (
+        warnings_as_lines(quiet=how.out.quiet or how.out.as_json),
+        when_needed(how.master, verbose=how.verbose) as spark,
+        bar("", how.out) as progress,
+    ):
+        from ...spark import jobs
+
+        if job != "rewrap_ledger":
+            more["progress"] = progress
+        summary = getattr(jobs, job)(spark, *paths, **more)
+    return _report(summary, how)
+
+
+def _report(summary: Summary, how: Running) -> int:
+    out = how.out
+    report = report_of(summary.failures, out)
+    if (more := summary.failed - len(summary.failures)) and not out.as_json:
+        print_error(f"{more} more files failed")
+    for file in summary.planned:
+        line = (
+            f"{file.path}{f' -> {file.target}' if file.target else ''}, {console.size(file.size)}"
+        )
+        if out.as_json:
+            print_json({"file": file.path, "target": file.target, "size": file.size})
+        elif not out.quiet:
+            print_line(one_line(line))
+    if out.as_json:
+        print_json(_facts(summary, how))
+    else:
+        out.result({}, _line(summary, how))
+    return report.exit_code
+
+
+def _facts(summary: Summary, how: Running) -> dict[str, Any]:
+    lists = ("failures", "planned")
+    names = (name for name in summary.__dataclass_fields__ if name not in lists)
+    facts = {name: getattr(summary, name) for name in names}
+    if how.dry_run:
+        size = sum(file.size for file in summary.planned)
+        facts |= {"dry_run": True, "to_do": len(summary.planned), "size": size}
+    return facts | {"bytes_per_second": summary.bytes_per_second, "ok": not summary.failed}
+
+
+def _line(summary: Summary, how: Running) -> str:
+    if how.dry_run:
+        size = console.size(sum(file.size for file in summary.planned))
+        parts = [f"would {summary.operation} {len(summary.planned):,} files", size]
+    else:
+        parts = [f"{_DONE[summary.operation]} {summary.done:,} files"]
+        if summary.size:
+            size, rate = map(console.size, (summary.size, summary.bytes_per_second))
+            parts.append(f"{size} in {summary.seconds:.1f} s ({rate}/s)")
+    others = {
+        "done already": summary.unchanged,
+        "skipped": summary.skipped,
+        "failed": summary.failed,
+        "not tried": summary.not_tried,
+    }
+    parts += [f"{number:,} {what}" for what, number in others.items() if number]
+    if summary.passed_over:
+        reasons = summary.passed_over.items()
+        text = ", ".join(f"{_PASSED_OVER[reason]}: {number:,}" for reason, number in reasons)
+        return f"{', '.join(parts)}; passed over ({text})"
+    return ", ".join(parts)

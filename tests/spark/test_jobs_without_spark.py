@@ -1,0 +1,417 @@
+"""What bulk jobs know before Spark starts: options, ledger, keys, sources, targets; and what they
+do when the cause of a failure is no single file's. Tasks run in this process, without a JVM."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("pathspec")
+
+from ags1.cli.app import app
+from ags1.cli.exits import Exit
+from ags1.errors import KeyMetadataError, KmsKeyNotFoundError
+from ags1.kms import LocalKms
+from ags1.spark import jobs
+from ags1.spark.jobs import planning, running, work
+from ags1.spark.jobs.patterns import Patterns
+from ags1.spark.jobs.planning import Pace, Wave
+from ags1.spark.jobs.work import Encrypting
+from ags1.spark.keys import KmsConfig
+from ags1.spark.ledger import Ledger
+from ags1.spark.storage.local import LocalStorage
+from ags1.spark.storage.pieces import Piece
+from tests.aws_server import aws_server, dummy_environment
+
+
+class _Context:
+    """What a task asks Spark for."""
+
+    def taskAttemptId(self) -> int:  # noqa: N802: Spark's name
+        return 1
+
+    def attemptNumber(self) -> int:  # noqa: N802: Spark's name
+        return 0
+
+
+class _Here:
+    """A group of Spark jobs, as jobs use it, that runs tasks in this process."""
+
+    has_failures = speculates = is_cancelled = False
+
+    def __init__(self, spark: Any, group_id: str, description: str, cores: int | None) -> None:
+        self.cores = cores or 2
+        self.context = self
+
+    def accumulator(self, value: int) -> Any:
+        return _Sum()
+
+    def run(self, tasks: list[Any], work: Callable[[Iterable[Any]], Iterator[Any]]) -> list[Any]:
+        return [result for task in tasks for result in work([task])]
+
+    def run_waves(
+        self, waves: Iterable[Wave], run: Callable[[Wave], Any], tick: Callable[[], object]
+    ) -> Iterator[tuple[Wave, Any]]:
+        for wave in waves:
+            yield wave, run(wave)
+
+
+class _Sum:
+    value = 0
+
+    def add(self, size: int) -> None:
+        self.value += size
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the tasks of jobs run in this process."""
+    monkeypatch.setattr(running, "JobGroup", _Here)
+    monkeypatch.setattr(work, "task_context", _Context)
+    monkeypatch.setattr(work, "end_of_task", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if the command line starts Spark."""
+    monkeypatch.setattr("ags1.cli.spark.session.session", lambda *_, **__: pytest.fail("started"))
+
+
+class Places:
+    def __init__(self, root: Path, kms: KmsConfig, keyring: Path) -> None:
+        self.source, self.target, self.back = root / "in", root / "sealed", root / "back"
+        self.ledger, self.kms, self.keyring = root / "ledger", kms, keyring
+        self.source.mkdir()
+        self.session: Callable[[], Any] = lambda: None
+
+    def write(self, *names: str, size: int = 1000) -> None:
+        for name in names:
+            path = self.source / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(os.urandom(size))
+
+    def encrypt(self, **more: Any) -> jobs.Summary:
+        how = {"ledger": self.ledger, "kms": self.kms, "key_id": "default", "durable": False}
+        return jobs.encrypt_files(self.session, self.source, self.target, **(how | more))
+
+    def decrypt(self, **more: Any) -> jobs.Summary:
+        how = {"ledger": self.ledger, "kms": self.kms, "durable": False}
+        return jobs.decrypt_files(self.session, None, self.back, **(how | more))
+
+    def names(self, folder: Path) -> set[str]:
+        return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def places(tmp_path: Path, kms: KmsConfig, keyring: Path) -> Places:
+    return Places(tmp_path, kms, keyring)
+
+
+@pytest.fixture
+def run(places: Places, capfd: pytest.CaptureFixture[str]) -> Any:
+    def run(command: str, *arguments: object) -> tuple[int, list[dict[str, Any]]]:
+        """Run a command; return its status and what it says, which is JSON alone."""
+        where = ["--ledger", places.ledger, "--keyring", places.keyring, "--json"]
+        with pytest.raises(SystemExit) as ended:
+            app(["spark", command, *map(str, [*where, *arguments])])
+        out, err = capfd.readouterr()
+        assert err == ""
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, [json.loads(line) for line in out.splitlines()]
+
+    return run
+
+
+class TestBeforeSpark:
+    """Each of these ends the command before Spark starts (``no_spark``)."""
+
+    def told(self, run: Any, code: Exit, *arguments: object) -> str:
+        status, [told] = run(*arguments)
+        assert (status, told["ok"], told["error"]["exit_code"]) == (code, False, code)
+        assert told.keys() == {"ok", "error"}
+        return str(told["error"]["message"])
+
+    def test_wrong_options(self, places: Places, run: Any) -> None:
+        pytest.importorskip("pyspark")
+        places.write("a")
+        pair = places.source, places.target
+        for options, word in (
+            (("--fast",), "--fast"),
+            (("--cores", 0), "--cores"),
+            (("--max-failures", "none"), "--max-failures"),
+            (("--exclude", "a["), "a["),
+            (("--include", "#x"), "#x"),
+            (("--master", "local[x]"), "local[x]"),
+            (("--master", "host:7077"), "host:7077"),
+            (("--kms", "aws"), "--keyring"),
+        ):
+            assert word in self.told(run, Exit.USAGE, "encrypt", *pair, *options)
+        assert "SOURCE" in self.told(run, Exit.USAGE, "encrypt")
+        assert "--to-key" in self.told(run, Exit.USAGE, "rewrap", "--to-kms", "vault")
+        assert not places.target.exists()
+        assert not places.ledger.exists()
+
+    def test_keys(self, places: Places, run: Any, here: None) -> None:
+        pytest.importorskip("pyspark")
+        places.write("d/a", "d/b")
+        pair = places.source, places.target
+        places.encrypt()
+        places.target = places.target.with_name("other")
+        nowhere = places.keyring.with_name("none.json")
+        message = self.told(run, Exit.KEYS, "encrypt", *pair, "--keyring", nowhere)
+        assert str(nowhere) in message
+        assert "'none'" in self.told(run, Exit.KEYS, "encrypt", *pair, "--key", "none")
+        LocalKms(str(nowhere)).create_key("another")
+        for command in (("decrypt", places.back), ("verify",), ("rewrap",)):
+            message = self.told(run, Exit.KEYS, *command, "--keyring", nowhere)
+            assert "'default'" in message
+            assert "name the keyring that has it" in message
+            assert "keygen" not in message
+        assert "'none'" in self.told(run, Exit.KEYS, "rewrap", "--to-key", "none")
+        nowhere.unlink()
+        LocalKms(str(nowhere)).create_key("default")
+        assert "does not open" in self.told(
+            run, Exit.KEYS, "decrypt", places.back, "--keyring", nowhere
+        )
+        assert not places.back.exists()
+
+    def test_the_ledger(self, places: Places, run: Any) -> None:
+        pytest.importorskip("pyspark")
+        places.write("a")
+        pair = places.source, places.target
+        for command in (("verify",), ("decrypt", places.back), ("rewrap",)):
+            assert str(places.ledger) in self.told(run, Exit.IO, *command)
+        places.ledger.mkdir(mode=0o700)
+        with open(places.ledger / "_lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert "another job" in self.told(run, Exit.IO, "encrypt", *pair)
+        places.ledger.chmod(stat.S_IRWXU | stat.S_IWGRP)
+        assert "others may write" in self.told(run, Exit.KEYS, "encrypt", *pair)
+        assert not places.target.exists()
+
+    def test_a_target_that_cannot_be_written(self, places: Places, run: Any) -> None:
+        pytest.importorskip("pyspark")
+        places.write("a")
+        places.target.write_bytes(b"a file")
+        message = self.told(run, Exit.IO, "encrypt", places.source, places.target)
+        assert str(places.target) in message
+
+    def test_a_bucket_that_is_not_there(
+        self, places: Places, run: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("pyspark")
+        s3fs = pytest.importorskip("s3fs")
+        places.write("a")
+        with aws_server() as endpoint:
+            for name, value in dummy_environment(endpoint).items():
+                monkeypatch.setenv(name, value)
+            bucket = f"none-{uuid.uuid4().hex}"
+            message = self.told(run, Exit.IO, "encrypt", places.source, f"s3://{bucket}/x")
+            s3fs.S3FileSystem.clear_instance_cache()
+        assert "bucket" in message.lower()
+
+    def test_sources_that_match_nothing(self, places: Places, run: Any) -> None:
+        pytest.importorskip("pyspark")
+        os.mkfifo(places.source / "pipe")
+        for source in (places.source, places.source / "*.csv", places.source / "none"):
+            status, [failure, summary] = run("encrypt", source, places.target)
+            assert (status, failure["file"], summary["failed"]) == (Exit.IO, str(source), 1)
+        assert not places.target.exists()
+
+    @pytest.mark.usefixtures("here")
+    def test_a_run_with_nothing_to_do(self, places: Places, run: Any) -> None:
+        pytest.importorskip("pyspark")
+        places.write("a", "b")
+        (places.source / "link").symlink_to(".")
+        os.mkfifo(places.source / "pipe")
+        (places.source / "dangling").symlink_to("none")
+        with open(os.fsencode(places.source) + b"/\xff", "wb"):
+            pass
+        assert places.encrypt().done == 2
+        status, [summary] = run("encrypt", places.source, places.target)
+        assert (status, summary["ok"], summary["unchanged"]) == (Exit.OK, True, 2)
+        assert summary["passed_over"] == {
+            "link_to_folder": 1,
+            "pipe": 1,
+            "dangling_link": 1,
+            "name_not_utf8": 1,
+        }
+        status, [summary] = run("encrypt", places.source, places.target, "--exclude", "[!ab]*")
+        assert summary["passed_over"] == {"excluded": 4}
+
+    def test_a_dry_run(self, places: Places, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("pyspark")
+        places.write("a.csv", "tmp/b.csv", "c.bin")
+        options = "--dry-run", "--exclude", "tmp/", "--include", "*.csv"
+        status, [file, summary] = run("encrypt", places.source, places.target, *options)
+        target = str(places.target / "a.csv.ags1")
+        assert file == {"file": str(places.source / "a.csv"), "target": target, "size": 1000}
+        assert (status, summary["dry_run"], summary["to_do"]) == (Exit.OK, True, 1)
+        assert (summary["size"], summary["passed_over"]) == (1000, {"excluded": 2})
+        assert not places.target.exists()
+        assert not places.ledger.exists()
+
+
+@pytest.mark.usefixtures("here")
+class TestRuns:
+    def test_what_is_planned_is_what_is_done(self, places: Places) -> None:
+        places.write("a", "d/b", "d/c.tmp")
+        planned = places.encrypt(dry_run=True, exclude=["*.tmp"]).planned
+        done = places.encrypt(exclude=["*.tmp"])
+        assert (done.done, done.passed_over) == (2, {"excluded": 1})
+        assert {file.target for file in planned} == {
+            str(path) for path in places.target.rglob("*.ags1")
+        }
+        before = places.names(places.ledger)
+        planned = places.decrypt(dry_run=True, include=["b"]).planned
+        assert [file.target for file in planned] == [str(places.back / "d" / "b")]
+        assert places.names(places.ledger) == before
+        assert places.decrypt(include=["b"]).done == 1
+        assert places.names(places.back) == {"d", "d/b"}
+
+    def test_a_wrong_keyring_leaves_nothing(self, places: Places, tmp_path: Path) -> None:
+        places.write(*(f"d{number}/f" for number in range(30)))
+        places.encrypt()
+        LocalKms(str(tmp_path / "k2.json")).create_key("another")
+        properties = {"encryption.kms-type": "local", "kms.local.keyring": f"{tmp_path}/k2.json"}
+        before = places.names(places.ledger)
+        with pytest.raises(KmsKeyNotFoundError, match="name the keyring"):
+            places.decrypt(kms=KmsConfig(properties))
+        with pytest.raises(KeyMetadataError, match="not among"):
+            places.decrypt(key_ids=["other"])
+        assert not places.back.exists()
+        assert places.names(places.ledger) == before
+
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+    def test_a_full_disk_ends_the_job(
+        self, places: Places, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        monkeypatch.setattr(planning, "MIN_TASK_COST", 4 * planning.FILE_COST)
+        places.write(*(f"d{n:02}/f" for n in range(60)))
+        tried = []
+
+        class Full(Encrypting):
+            def piece(self, piece: Piece, attempt: Any) -> Any:
+                tried.append(piece.source)
+                if len(tried) > 10:
+                    raise OSError(number, os.strerror(number))
+                return super().piece(piece, attempt)
+
+        monkeypatch.setattr(jobs, "Encrypting", Full)
+        with pytest.raises(OSError, match="10 files are done, 50 are left") as raised:
+            places.encrypt()
+        assert raised.value.errno == number
+        assert raised.value.filename.startswith(str(places.target))
+        assert len(tried) < 20  # one of each task that had begun
+        made = places.names(places.target)
+        assert len([name for name in made if name.endswith(".ags1")]) == 10
+        assert len(made) == 20  # no empty folder, nothing staged
+        with Ledger(str(places.ledger), writing=False) as ledger:
+            assert {row.status for row in ledger.rows()} == {"done"}
+        assert not list(places.ledger.glob("_[pj]*"))
+
+    def test_a_full_disk_when_files_are_synced(
+        self, places: Places, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        places.write("a", "d/b")
+
+        def full(self: object, staged: object) -> None:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+        monkeypatch.setattr(LocalStorage, "sync", full)
+        with pytest.raises(OSError, match="0 files are done, 2 are left"):
+            places.encrypt(durable=True)
+        assert not places.target.exists()
+
+    def test_a_full_disk_under_the_ledger_is_named(
+        self, places: Places, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        places.write("a")
+
+        def full(self: object, rows: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(Ledger, "prepare", full)
+        with pytest.raises(OSError, match=str(places.ledger)) as raised:
+            places.encrypt()
+        assert raised.value.errno == errno.ENOSPC
+
+    def test_as_many_failures_as_are_allowed(
+        self, places: Places, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(planning, "MIN_TASK_COST", 2 * planning.FILE_COST)
+        places.write(*(f"f{number:02}" for number in range(40)))
+        places.target.mkdir()
+        for number in (0, 1, 2):
+            (places.target / f"f{number:02}.ags1").write_bytes(b"mine")
+        start, places.session = places.session, lambda: pytest.fail("started")
+        stopped = places.encrypt(max_failures=3)
+        places.session = start
+        assert (stopped.done, stopped.failed, stopped.not_tried) == (0, 3, 37)
+        assert places.encrypt(max_failures=4).done == 37
+
+        class Refusing(Encrypting):
+            def piece(self, piece: Piece, attempt: Any) -> Any:
+                raise PermissionError(errno.EACCES, "no", piece.source)
+
+        monkeypatch.setattr(jobs, "Encrypting", Refusing)
+        stopped = places.encrypt(
+            ledger=places.ledger.with_name("l2"), max_failures=5, overwrite=True
+        )
+        assert 5 <= stopped.failed < 40
+        assert stopped.failed + stopped.not_tried == 40
+        with pytest.raises(ValueError, match="max_failures is 0"):
+            places.encrypt(max_failures=0)
+
+
+def test_patterns_are_those_of_gitignore() -> None:
+    paths = ["a.csv", "x/a.csv", "x/y/a.csv", "tmp/b", "x/tmp/b", "x/tmp.csv"]
+
+    def taken(**patterns: list[str]) -> list[str]:
+        wanted = Patterns(**patterns)  # type: ignore[arg-type]
+        return [path for path in paths if wanted(path, False)]
+
+    assert taken() == paths
+    assert taken(include=["*.csv"]) == ["a.csv", "x/a.csv", "x/y/a.csv", "x/tmp.csv"]
+    assert taken(include=["/*.csv"]) == ["a.csv"]
+    assert taken(include=["x/*.csv"]) == ["x/a.csv", "x/tmp.csv"]
+    assert taken(include=["x/**/a.csv"]) == ["x/a.csv", "x/y/a.csv"]
+    assert taken(exclude=["tmp"]) == ["a.csv", "x/a.csv", "x/y/a.csv", "x/tmp.csv"]
+    assert taken(exclude=["/tmp/"]) == [path for path in paths if path != "tmp/b"]
+    assert taken(include=["*.csv"], exclude=["x/"]) == ["a.csv"]
+    assert taken(exclude=["*.csv", "!x/a.csv"]) == ["x/a.csv", "tmp/b", "x/tmp/b"]
+    folders = Patterns(include=["*.csv"], exclude=["tmp/"])
+    assert folders("x", True)
+    assert not folders("x/tmp", True)
+    both = Patterns(include=["*.csv"], suffix=".ags1")
+    assert both("a.csv.ags1", False)
+    for pattern in ("", "#x", "a[", "!", "/"):
+        with pytest.raises(ValueError, match="matches nothing"):
+            Patterns([pattern])
+
+
+@pytest.mark.parametrize("task_seconds", [0.1, 7.0, 50.0, 900.0])
+@pytest.mark.parametrize("cores", [1, 2, 1000])
+def test_a_killed_driver_loses_minutes(cores: int, task_seconds: float) -> None:
+    """However slow the tasks are, once two waves have shown it, a wave takes about a minute, or
+    one task for each core."""
+    pace = Pace(cores)
+    assert pace.wave_tasks <= max(2 * cores, 4)
+    seconds = 0.0
+    for _ in range(3):
+        wave = Wave([[]] * pace.wave_tasks, [])
+        seconds += task_seconds * len(wave.tasks) / cores
+        pace.finished(wave, seconds)
+        assert cores <= pace.wave_tasks <= max(4 * cores, 8)
+        lasts = task_seconds * -(-pace.wave_tasks // cores)
+        assert lasts <= max(planning.WAVE_SECONDS + task_seconds, task_seconds)
