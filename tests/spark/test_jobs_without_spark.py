@@ -37,10 +37,10 @@ from tests.aws_server import aws_server, dummy_environment
 class _Context:
     """What a task asks Spark for."""
 
-    def taskAttemptId(self) -> int:  # noqa: N802: Spark's name
+    def taskAttemptId(self) -> int:
         return 1
 
-    def attemptNumber(self) -> int:  # noqa: N802: Spark's name
+    def attemptNumber(self) -> int:
         return 0
 
 

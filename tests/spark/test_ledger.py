@@ -733,12 +733,14 @@ class TestAfterAKill:
     def test_a_name_that_was_not_given(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        (tmp_path / "a").write_bytes(b"old")
-        wanted = row(tmp_path / "a", attempt=staged(tmp_path / "a"), replaces=True)
+        folder = tmp_path / "out"
+        folder.mkdir()
+        (folder / "a").write_bytes(b"old")
+        wanted = row(folder / "a", attempt=staged(folder / "a"), replaces=True)
         monkeypatch.setattr(local_storage, "publish", _throttled)
         [settled] = published([wanted])
         assert (settled.status, settled.key_metadata) == (FAILED, "{}")
-        assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+        assert [path.read_bytes() for path in folder.iterdir()] == [b"old"]
 
     def test_a_staged_file_with_another_name_yet(self, tmp_path: Path) -> None:
         wanted = row(tmp_path / "a", attempt=staged(tmp_path / "a"))
