@@ -1,6 +1,7 @@
 """Which snapshot of a table a frame reads. It is decided when the frame is made, and stays.
 
-The options are those of Iceberg's Spark runtime, and each excludes the others: ``snapshot-id``,
+The options have Iceberg's names, and each excludes the others (Iceberg 1.12's own Spark runtime
+refuses ``tag`` and wants Spark's names): ``snapshot-id``,
 ``branch``, ``tag``, ``as-of-timestamp`` (ms since 1970; the snapshot that was current then), and
 ``start-snapshot-id`` (exclusive) for the rows that later snapshots have appended, up to
 ``end-snapshot-id`` (inclusive) or the head of ``branch``. ``versionAsOf`` (a snapshot ID, a branch
