@@ -23,6 +23,7 @@ from bench.subjects import (
     keys,
     messages,
     oneshot,
+    queries,
     spark,
     streams,
     tables,
@@ -230,6 +231,9 @@ def _rows() -> list[Target]:
         ):
             label = f"{contest}: {ours}, vs {theirs}"
             rows.append(Target(label, spark.SUBJECT, contest, ours, theirs, at_least))
+    for contest, at_least in ((queries.SUM, 0.8), (queries.GROUPS, 0.8), (queries.DAY, 0.5)):
+        label = f"Spark, {contest}: {queries.OURS}, vs {queries.JAVA}"
+        rows.append(Target(label, queries.SUBJECT, contest, queries.OURS, queries.JAVA, at_least))
     for contest, source in ((spark.AVRO, spark.AVRO_SOURCE), (spark.TABLE, spark.TABLE_SOURCE)):
         ours, theirs = f"{source}, 2 cores", f"{source}, 1 core"
         label = f"{contest}: 2 cores vs 1"
@@ -256,6 +260,7 @@ DEADLINES = [
         spark.SMALL_ENCRYPTED,
         10.0,
     ),
+    Deadline(f"Spark, {queries.COUNT}", queries.SUBJECT, queries.COUNT, queries.COUNTED, 0.5),
     Deadline(
         "4 KiB pread from a block that was just read",
         streams.SUBJECT,

@@ -17,7 +17,7 @@ from bench.material import make_material
 from bench.peers import ALL_PEERS
 from bench.rounds import Contest, Contestant, Series, compete
 from bench.settings import MIB, SMOKE
-from bench.subjects import ALL_SUBJECTS, bulk, engine, grid, spark, streams
+from bench.subjects import ALL_SUBJECTS, bulk, engine, grid, queries, spark, streams
 from bench.targets import DEADLINES, TARGETS, Deadline, Target, judge
 
 
@@ -119,7 +119,7 @@ def test_each_target_names_a_contest_that_is_held(tmp_path: Path) -> None:
         contest for measure in ALL_SUBJECTS.values() for contest in measure(settings, skipped)
     ]
     # Java, which Spark needs, is not everywhere.
-    assert set(skipped) == ({spark.SUBJECT} if spark.missing() else set())
+    assert set(skipped) == ({spark.SUBJECT, queries.SUBJECT} if spark.missing() else set())
     outcomes = judge(contests)
     assert len(outcomes) == len(TARGETS) + len(DEADLINES)
     open_rows = [

@@ -1,15 +1,17 @@
 """ags1 on Spark: jobs over many files and over whole tables, and two data sources.
 
 Executors run the same compiled code as one machine does. Only wrapped keys and the configuration of
-a KMS are sent to them (``keys``). Users import four names:
+a KMS are sent to them (``keys``). Users import these names:
 
     jobs             encrypt, decrypt, verify and rewrap any number of files
     tables           verify, migrate, rekey and compact whole encrypted tables
     datasource       the data source "ags1": encrypted files as rows
     iceberg_source   the data source "ags1-iceberg": encrypted tables as rows
+    queries          ``read_table`` and ``count``, which this package also exports
 
 Imports point down these floors only:
 
+    queries
     datasource   iceberg_source
                  tables
     jobs
@@ -18,5 +20,22 @@ Imports point down these floors only:
     known_options
     options  keys  paths  splits  workers  stream_failures  arrow_rows  iceberg_api
 
-This package itself imports neither PySpark nor Arrow.
+This package itself imports neither PySpark nor Arrow, until one of the two functions is named.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .queries import count, read_table
+
+__all__ = ["count", "read_table"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import queries  # PySpark and Arrow are optional
+
+    return getattr(queries, name)

@@ -7,7 +7,20 @@ from collections.abc import Callable, Iterator
 from bench.rounds import Contest
 from bench.settings import Settings
 
-from . import avro, bulk, engine, grid, keys, messages, oneshot, spark, streams, tables, writes
+from . import (
+    avro,
+    bulk,
+    engine,
+    grid,
+    keys,
+    messages,
+    oneshot,
+    queries,
+    spark,
+    streams,
+    tables,
+    writes,
+)
 
 # What could not be measured here, and why, is put into the second argument.
 Measure = Callable[[Settings, dict[str, str]], Iterator[Contest]]
@@ -24,4 +37,5 @@ ALL_SUBJECTS: dict[str, Measure] = {
     "writes": writes.measure,
     "bulk": bulk.measure,
     "spark": spark.measure,
+    "queries": queries.measure,
 }

@@ -67,7 +67,7 @@ _TASKS = 32
 # Of a task. To a shorter one Spark tells 0.04 s late that there is no more input (Nagle's
 # algorithm); to one that works it does so meanwhile.
 _WORK_SECONDS = 0.1
-_KEY = "keyA"
+KEY = "keyA"
 _KEYRING = "keyring.json"
 _AVRO_LEDGER = "avro-ledger"
 # Of the settings' table size: rows in Python's memory are what writing Avro takes its time for.
@@ -78,7 +78,7 @@ _SYNC_SIZE = 16
 # The newest that is published; all of 4.1 will do.
 _SPARK_AVRO = "org.apache.spark:spark-avro_2.13:4.1.1"
 # The key that Java's test KMS calls keyA.
-_KMS = {"encryption.kms-impl": "bench.subjects.spark:JavaTestKms"}
+KMS = {"encryption.kms-impl": "bench.subjects.spark:JavaTestKms"}
 
 _CONF = {
     "spark.driver.memory": "2g",
@@ -238,7 +238,7 @@ class Work:
     def _frame(self, source: str, path: str) -> Any:
         reader = self._spark.read.format(source)
         if source == "ags1-iceberg":
-            return reader.options(**_KMS, key=_KEY).load(path)
+            return reader.options(**KMS, key=KEY).load(path)
         return reader.options(keyring=self._keyring, ledger=self._ledger, inner="avro").load(path)
 
     def wait(self) -> float:
@@ -311,7 +311,7 @@ class JavaTestKms:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that its keys are in the configuration
-            return MemoryKms({f"encryption.kms.key.{_KEY}": b"0123456789012345".hex()})
+            return MemoryKms({f"encryption.kms.key.{KEY}": b"0123456789012345".hex()})
 
 
 def _kms(folder: Path) -> KmsConfig:
@@ -520,11 +520,11 @@ class AvroRows:
             type="sql",
             uri=f"sqlite:///{folder}/catalog.db",
             warehouse=f"file://{folder}/warehouse",
-            **_KMS,
+            **KMS,
         )
         catalog.create_namespace("db")
         properties = {
-            "encryption.key-id": _KEY,
+            "encryption.key-id": KEY,
             "write.format.default": "avro",
             "write.avro.compression-codec": "uncompressed",
             "write.target-file-size-bytes": str(1 << 40),
@@ -539,8 +539,8 @@ class AvroRows:
 
     def check(self) -> None:
         """Raise RuntimeError unless all rows are there."""
-        _expect(self.file_rows, self._two.ask("count", "ags1", str(self.sealed)))
-        _expect(self.table_rows, self._one.ask("count", "ags1-iceberg", self.table))
+        expect(self.file_rows, self._two.ask("count", "ags1", str(self.sealed)))
+        expect(self.table_rows, self._one.ask("count", "ags1-iceberg", self.table))
 
     def contests(
         self, rounds: int, java: Session | None, skipped: dict[str, str]
@@ -549,7 +549,7 @@ class AvroRows:
         if java is not None:
             try:
                 found = java.ask("register", Path(self.table.removeprefix("file://")))
-                _expect(self.table_rows, found)
+                expect(self.table_rows, found)
             except SparkError as error:
                 skipped[f"{SPARK_AVRO}; {ICEBERG}"] = str(error).partition("\n")[0]
                 java = None
@@ -589,7 +589,7 @@ def _repeat(path: Path, times: int) -> int:
     return path.stat().st_size
 
 
-def _expect(count: int, found: int) -> None:
+def expect(count: int, found: int) -> None:
     if found != count:
         raise RuntimeError(f"{found} rows of {count} are there")
 

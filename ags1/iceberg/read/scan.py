@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias, TypeVar, cast
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestEntryStatus
 from pyiceberg.schema import Schema
@@ -30,6 +30,7 @@ from .planning import EncryptedPlanner
 from .records import ContentFile
 from .snapshots import files_of
 from .tasks import DifferenceTask, TaskReader
+from .whole_files import all_rows_match, live_rows
 
 # What a stream of batches reads ahead, in stored bytes.
 READ_AHEAD = 128 << 20
@@ -85,16 +86,14 @@ class EncryptedScan(PlannedScan):
 
     def count(self) -> int:
         """Return the number of rows. Files are read only if the manifests are not enough."""
-        count = 0
-        open_tasks = []
-        # Manifests have nothing about metadata columns.
-        is_exact = _of_manifests(self) is self.row_filter
-        for task in self._tasks():
-            if is_exact and task.residual == AlwaysTrue() and not task.delete_files:
-                count += task.file.record_count
-            else:
-                open_tasks.append(task)
-        return count + _reader(self, projected=Schema()).count(open_tasks)
+        count, rest = self.count_by_manifests()
+        return count + _reader(self, projected=Schema()).count(rest)
+
+    def count_by_manifests(self) -> tuple[int, list[FileScanTask]]:
+        """Return the number of rows in the files that the manifests are enough for, and the tasks
+        of the other files. Manifests are enough for a file if all of its rows match the filter and
+        nothing but a deletion vector deletes some. A vector's entry has the number of its rows."""
+        return _count_by_manifests(self)
 
 
 class EncryptedIncrementalScan(IncrementalAppendScan):
@@ -129,6 +128,15 @@ class EncryptedIncrementalScan(IncrementalAppendScan):
             return entry.snapshot_id in appends and entry.status == ManifestEntryStatus.ADDED
 
         return _planner(self).plan_files(manifests, is_appended)
+
+    def count(self) -> int:
+        """Return the number of rows, as ``EncryptedScan.count``."""
+        count, rest = self.count_by_manifests()
+        return count + _reader(self, projected=Schema()).count(rest)
+
+    def count_by_manifests(self) -> tuple[int, list[FileScanTask]]:
+        """Return what ``EncryptedScan.count_by_manifests`` does."""
+        return _count_by_manifests(self)
 
     def to_arrow(self) -> pa.Table:
         """Return the rows, as ``EncryptedScan.to_arrow``."""
@@ -222,6 +230,25 @@ def _of_manifests(scan: _Scan) -> BooleanExpression:
     the filter itself."""
     schema = scan.table_metadata.schema()
     return without_metadata_columns(scan.row_filter, schema, case_sensitive=scan.case_sensitive)
+
+
+def _count_by_manifests(scan: _Scan) -> tuple[int, list[FileScanTask]]:
+    schema = scan.table_metadata.schema()
+    # Manifests have nothing about metadata columns.
+    is_exact = _of_manifests(scan) is scan.row_filter
+    count = 0
+    rest = []
+    for task in mark_handed_out(scan._tasks()):
+        deletes = cast("set[ContentFile]", task.delete_files)
+        if (
+            is_exact
+            and all(file.is_deletion_vector for file in deletes)
+            and all_rows_match(task, schema, scan.case_sensitive)
+        ):
+            count += live_rows(task)
+        else:
+            rest.append(task)
+    return count, rest
 
 
 def _planner(scan: _Scan) -> EncryptedPlanner:

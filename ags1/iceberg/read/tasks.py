@@ -138,9 +138,9 @@ class TaskReader:
             else:
                 yield self._with_metadata_columns(rows)
 
-    def count(self, task: FileScanTask) -> int:
-        """Return the number of the task's rows."""
-        return sum(rows.batch.num_rows for rows in self._rows(task))
+    def count(self, task: FileScanTask, split: tuple[int, int] | None = None) -> int:
+        """Return the number of the task's rows in ``split``, which is that of ``batches``."""
+        return sum(rows.batch.num_rows for rows in self._rows(task, split=split))
 
     def matches(self, task: FileScanTask) -> Matches:
         """Return the positions of the rows that are not deleted and that the filter matches."""

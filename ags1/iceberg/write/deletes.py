@@ -19,43 +19,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from pyiceberg import types
 from pyiceberg.expressions import BooleanExpression
-from pyiceberg.expressions.visitors import bind, extract_field_ids
+from pyiceberg.expressions.visitors import bind
 from pyiceberg.manifest import DataFileContent, ManifestFile
 from pyiceberg.manifest import ManifestEntry as PyIcebergEntry
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from ..pyiceberg.expressions import StrictMetricsEvaluator
 from ..read.filters import as_sql
 from ..read.planning import EncryptedPlanner, path_of_all
 from ..read.records import ContentFile, ManifestEntry, read_entries
 from ..read.tasks import TaskReader
+from ..read.whole_files import all_rows_match, live_rows
 from .view import TableView
 
 if TYPE_CHECKING:
     from pyroaring import BitMap64
 
 _Identity: TypeAlias = "tuple[str, int | None]"
-
-# PyIceberg compares the bounds of these types with a literal just as it compares the values.
-_BOUNDED_TYPES = (
-    types.BinaryType,
-    types.BooleanType,
-    types.DateType,
-    types.DecimalType,
-    types.DoubleType,
-    types.FixedType,
-    types.FloatType,
-    types.IntegerType,
-    types.LongType,
-    types.StringType,
-    types.TimestampType,
-    types.TimestamptzType,
-    types.TimeType,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +83,9 @@ def find_deletes(
     dropped: list[FileScanTask] = []
     unknown: list[FileScanTask] = []
     for task in planner.plan_files(view.manifests):
-        whole = _all_rows_match(task, view.schema, case_sensitive)
+        whole = all_rows_match(task, view.schema, case_sensitive)
         (dropped if whole else unknown).append(task)
-    matched_rows = sum(map(_live_rows, dropped))
+    matched_rows = sum(map(live_rows, dropped))
     read = frozenset(task.file.file_path for task in (*dropped, *unknown))
 
     # Only the columns of the filter and of equality deletes are read.
@@ -177,29 +159,6 @@ def _superseded(affected: list[FileScanTask], reader: TaskReader) -> list[Conten
         if covered.issuperset(reader.position_deletes(delete) if path is None else (path,)):
             superseded[delete] = None
     return list(superseded)
-
-
-def _all_rows_match(task: FileScanTask, schema: Schema, case_sensitive: bool) -> bool:
-    """Return whether a file's partition and metrics say that the filter is true for all rows. A
-    file without counts of the filter's columns must be read; PyIceberg takes a missing count for
-    0."""
-    file, residual = task.file, task.residual
-    field_ids = extract_field_ids(bind(schema, residual, case_sensitive=case_sensitive))
-    top_level = {f.field_id: f.field_type for f in schema.fields}
-    for field_id in field_ids:
-        kind = top_level.get(field_id)
-        if not isinstance(kind, _BOUNDED_TYPES) or field_id not in (file.null_value_counts or {}):
-            return False
-        is_float = isinstance(kind, types.FloatType | types.DoubleType)
-        if is_float and field_id not in (file.nan_value_counts or {}):
-            return False
-    return StrictMetricsEvaluator(schema, residual, case_sensitive).eval(file)
-
-
-def _live_rows(task: FileScanTask) -> int:
-    """Return the number of a file's rows that are not in its deletion vector."""
-    deletes = cast("set[ContentFile]", task.delete_files)
-    return task.file.record_count - sum(d.record_count for d in deletes if d.is_deletion_vector)
 
 
 def _identity(file: Any) -> _Identity:

@@ -11,7 +11,8 @@ and applies their deletes. Options to read: ``filter`` (see ``filters``),
 ``columns`` (names separated by commas, ``*`` for all of the table's; metadata columns such as
 ``_file`` if they are named), those that name a snapshot (see ``snapshots``), ``partSize`` (the
 stored bytes that a task reads, 64m), and those of ``tables.access``. A frame reads the snapshot
-that was current when it was made. Spark's filters are not pushed down, see ``datasource``. For
+that was current when it was made. Spark's filters are not taken, see ``datasource``: use
+``queries.read_table``. For
 writing see ``writer``, for all options ``known_options``.
 """
 

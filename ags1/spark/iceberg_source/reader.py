@@ -132,7 +132,7 @@ def partitions_of(
     if isinstance(scan, EncryptedScan):
         snapshot = scan.snapshot()
     key, job_key = JobKey.under_kek_of(table.files.keys, snapshot.key_id)
-    projected = projected or as_stored(scan.projection())
+    projected = as_stored(scan.projection()) if projected is None else projected
     metadata = without_history(table.view().metadata)
     metadata["current-schema-id"] = scan.table_metadata.current_schema_id
     job = _Job(
@@ -181,16 +181,32 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
 
     def read(self, partition: TablePartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task's files. Raises as ``TaskReader.batches``, and KmsError."""
-        job = partition.job
-        if job is None:
-            return
-        wanted = arrow_schema(self._schema)
-        reading = _reading(job)
-        for file, deletes, split in partition.tasks:
-            task = FileScanTask(file.open(reading.key), {d.open(reading.key) for d in deletes})
-            for batch in reading.reader.batches(task, split):
-                yield conform(batch, wanted)
+        yield from rows_of(partition, arrow_schema(self._schema))
         end_of_task()
+
+
+def rows_of(partition: TablePartition, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a partition in the columns ``wanted``, which Spark expects. Raises as
+    ``TaskReader.batches``, FormatError and KmsError."""
+    for reader, task, split in _opened(partition):
+        for batch in reader.batches(task, split):
+            yield conform(batch, wanted)
+
+
+def count_of(partition: TablePartition) -> int:
+    """Return the number of rows of a partition. Raises as ``TaskReader.count``, and KmsError."""
+    return sum(reader.count(task, split) for reader, task, split in _opened(partition))
+
+
+def _opened(
+    partition: TablePartition,
+) -> Iterator[tuple[TaskReader, FileScanTask, tuple[int, int] | None]]:
+    if partition.job is None:
+        return
+    reading = _reading(partition.job)
+    for file, deletes, split in partition.tasks:
+        task = FileScanTask(file.open(reading.key), {d.open(reading.key) for d in deletes})
+        yield reading.reader, task, split
 
 
 class _Reading(NamedTuple):

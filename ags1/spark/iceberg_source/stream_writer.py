@@ -1,12 +1,12 @@
 """Writes a stream into an encrypted table: each micro-batch is one snapshot, once.
 
 ``df.writeStream.format("ags1-iceberg").option("checkpointLocation", …).start("db.table")``. The
-output mode append adds a batch's rows, complete replaces all rows by them. As Iceberg's Spark runtime does, a snapshot's summary names the query,
-whose id is in the checkpoint, and the batch (``spark.sql.streaming.queryId`` and
-``spark.sql.streaming.epochId``). If the driver is killed before it has noted the end of a batch,
-Spark runs the batch again; the branch has it already, and the new files are removed. Unlike in
-Java, this is also looked up each time that the commit is tried: two drivers of one query cannot
-both commit a batch.
+output mode append adds a batch's rows, complete replaces all rows by them. As Iceberg's Spark
+runtime does, a snapshot's summary names the query, whose id is in the checkpoint, and the batch
+(``spark.sql.streaming.queryId`` and ``spark.sql.streaming.epochId``). If the driver is killed
+before it has noted the end of a batch, Spark runs the batch again; the branch has it already, and
+the new files are removed. Unlike in Java, this is also looked up each time that the commit is
+tried: two drivers of one query cannot both commit a batch.
 
 The files of a batch that a killed driver leaves have the query and the batch in their names. The
 first commit of the query's next run removes them. Manifests that it leaves stay, and so do the

@@ -1,0 +1,178 @@
+"""Queries on encrypted tables as DataFrames: ``read_table`` and ``count``.
+
+Spark tells a Python data source neither which columns a query uses nor, in a way that can be relied
+on, which rows. These functions get both as arguments. The driver plans the scan in the caller's own
+process, and tasks read its parts::
+
+    session.range ──► one row for each part ──► mapInArrow: the rows of the part
+
+All of it is DataFrames, so that it works on Spark Connect too. Only wrapped keys are in the plan.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyspark.sql.types import LongType, StructField, StructType
+
+from . import known_options as known
+from . import options as opt
+from .arrow_rows import arrow_schema, conform, spark_schema
+from .iceberg_api import as_stored
+from .iceberg_source.metadata_tables import metadata_table
+from .iceberg_source.reader import TablePartition, count_of, partitions_of, rows_of, scan_of
+from .tables.access import open_of_options
+from .workers import end_of_task
+
+_COUNT = StructType([StructField("count", LongType(), nullable=False)])
+# Spark goes through this many IDs in about 0.1 s of a core.
+_MOST_IDS = 100_000_000
+
+
+def read_table(
+    spark: Any,
+    table: str,
+    options: Mapping[str, str] | None = None,
+    *,
+    columns: Iterable[str] | None = None,
+    where: str | None = None,
+    snapshot: int | None = None,
+    branch: str | None = None,
+) -> Any:
+    """Return a DataFrame of an encrypted table's rows. ``spark`` is a classic session or one of
+    Spark Connect.
+
+    ``table`` is the table's name in a catalog or the location of its metadata.json, or the name of
+    a metadata table (``db.t.files``), which the driver reads whole. ``options`` are those of the
+    data source "ags1-iceberg", without secrets. The other arguments are its options ``columns``,
+    ``filter`` (see ``iceberg_source.filters``), ``snapshot-id`` and ``branch``. The columns come in
+    the table's order.
+
+    Files and row groups without matching rows are not read. The DataFrame has the rows of the
+    snapshot that is current now, however often and however late it is used. Spark estimates its
+    size from the number of rows in its files.
+
+    Raises as ``open_of_options`` and ``EncryptedScan.plan_files``; ValueError for an option,
+    column, snapshot or branch that is not known.
+    """
+    given = _options(table, options, columns, where, snapshot, branch)
+    if (metadata := metadata_table(given)) is not None:
+        found = metadata.read()
+        wanted = arrow_schema(spark_schema(found.schema))
+        batches = [conform(batch, wanted) for batch in found.to_batches()]
+        return spark.createDataFrame(pa.Table.from_batches(batches, wanted))
+    opened = open_of_options(given)
+    scan = scan_of(opened, given)
+    schema = spark_schema(schema_to_pyarrow(as_stored(scan.projection()), include_field_ids=False))
+    tasks = scan.plan_files()
+    rows = sum(task.file.record_count for task in tasks)
+    wanted = arrow_schema(schema)
+    parts = partitions_of(opened, given, scan, tasks) if tasks else []
+    return _frame(spark, parts, rows, lambda part: rows_of(part, wanted), schema)
+
+
+def count(
+    spark: Any | None,
+    table: str,
+    options: Mapping[str, str] | None = None,
+    *,
+    where: str | None = None,
+    snapshot: int | None = None,
+    branch: str | None = None,
+) -> int:
+    """Return the number of rows of an encrypted table, from its manifests as far as they suffice.
+
+    They suffice for a file if all of its rows match ``where``, and if at most a deletion vector
+    deletes some. Other files are read: by Spark's executors, or by this process if ``spark`` is
+    None. The arguments and errors are those of ``read_table``.
+    """
+    given = _options(table, options, None, where, snapshot, branch)
+    opened = open_of_options(given)
+    scan = scan_of(opened, given)
+    if spark is None:
+        whole: int = scan.count()
+        return whole
+    known_rows, tasks = scan.count_by_manifests()
+    if not tasks:
+        return known_rows
+    parts = partitions_of(opened, given, scan, tasks, Schema())
+    wanted = arrow_schema(_COUNT)
+
+    def counted(part: TablePartition) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch([pa.array([count_of(part)], pa.int64())], schema=wanted)
+
+    frame = _frame(spark, parts, len(parts), counted, _COUNT)
+    return int(known_rows + sum(row[0] for row in frame.collect()))
+
+
+def _options(
+    table: str,
+    options: Mapping[str, str] | None,
+    columns: Iterable[str] | None,
+    where: str | None,
+    snapshot: int | None,
+    branch: str | None,
+) -> dict[str, str]:
+    """Return all that is asked for as options of the data source. Raises ValueError for one that
+    is not known or is given twice, and KmsConfigurationError for one that is a secret."""
+    # Case does not count in the names of Spark's options. In names of properties it does.
+    given = {n if "." in n else n.lower(): text for n, text in (options or {}).items()}
+    arguments = {
+        "path": table,
+        "columns": None if columns is None else _joined(columns),
+        "filter": where,
+        "snapshot-id": None if snapshot is None else str(snapshot),
+        "branch": branch,
+    }
+    for name, value in arguments.items():
+        if value is not None and given.setdefault(name, value) != value:
+            raise ValueError(f"the option {name!r} is an argument too: leave one out")
+    opt.refuse_secrets(given)
+    known.check(given, known.TABLES, known.READ)
+    return given
+
+
+def _joined(columns: Iterable[str]) -> str:
+    if isinstance(columns, str):
+        return columns
+    names = list(columns)
+    if not names:
+        raise ValueError("no column is named: use count(), or name one in 'columns'")
+    if wrong := [name for name in names if "," in name]:
+        raise ValueError(f"the column {wrong[0]!r} has a comma in its name: select it with Spark")
+    return ",".join(names)
+
+
+def _frame(
+    spark: Any,
+    parts: list[TablePartition],
+    rows: int,
+    read: Callable[[TablePartition], Iterator[pa.RecordBatch]],
+    schema: StructType,
+) -> Any:
+    """Return a DataFrame that has a task for each part, with what ``read`` yields for it.
+
+    For Spark a frame of ``mapInArrow`` has the size of its input, with wider rows. An input of one
+    ID for each part would make every table look small enough to be sent whole to each executor.
+    So the input is a range of as many IDs as the table has rows (twice, since Spark counts 8 bytes
+    of each row of the range, and 16 of its columns), of which one for each part passes.
+    """
+    if not parts:
+        return spark.createDataFrame([], schema)
+    step = max(1, min(2 * rows, _MOST_IDS) // len(parts))
+    job = parts[0].job
+    sent = [pickle.dumps(part.tasks) for part in parts]
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read(TablePartition(job, pickle.loads(sent[number // step])))
+        end_of_task()
+
+    numbers = spark.range(0, step * len(parts), 1, len(parts))
+    return numbers.where(f"id % {step} = 0").mapInArrow(run, schema)
