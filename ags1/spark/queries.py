@@ -184,6 +184,6 @@ def _frame(
 def _size(kind: pa.DataType) -> int:
     """Return about how many bytes a value has."""
     try:
-        return max(1, kind.bit_width // 8)
+        return max(1, int(kind.bit_width) // 8)
     except ValueError:
         return _VALUE_SIZE
