@@ -30,8 +30,10 @@ from .tables.access import open_of_options
 from .workers import end_of_task
 
 _COUNT = StructType([StructField("count", LongType(), nullable=False)])
-# Spark goes through this many IDs in about 0.1 s of a core.
+# Spark goes through this many IDs in about 0.2 s of a core.
 _MOST_IDS = 100_000_000
+# What Spark counts for a row, and for a value of variable length, in bytes.
+_ROW_SIZE, _VALUE_SIZE = 8, 20
 
 
 def read_table(
@@ -157,14 +159,15 @@ def _frame(
 ) -> Any:
     """Return a DataFrame that has a task for each part, with what ``read`` yields for it.
 
-    For Spark a frame of ``mapInArrow`` has the size of its input, with wider rows. An input of one
-    ID for each part would make every table look small enough to be sent whole to each executor.
-    So the input is a range of as many IDs as the table has rows (twice, since Spark counts 8 bytes
-    of each row of the range, and 16 of its columns), of which one for each part passes.
+    Spark takes the size of the input for that of the output of ``mapInArrow``. An input of one ID
+    for each part would make every table look small enough to be sent whole to each executor. So the
+    input is a range of IDs, of 8 bytes each, that is as large as the rows of the table, up to
+    800 MB. One of them for each part passes.
     """
     if not parts:
         return spark.createDataFrame([], schema)
-    step = max(1, min(2 * rows, _MOST_IDS) // len(parts))
+    size = rows * (_ROW_SIZE + sum(map(_size, arrow_schema(schema).types)))
+    step = max(1, min(size // 8, _MOST_IDS) // len(parts))
     job = parts[0].job
     sent = [pickle.dumps(part.tasks) for part in parts]
 
@@ -176,3 +179,11 @@ def _frame(
 
     numbers = spark.range(0, step * len(parts), 1, len(parts))
     return numbers.where(f"id % {step} = 0").mapInArrow(run, schema)
+
+
+def _size(kind: pa.DataType) -> int:
+    """Return about how many bytes a value has."""
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:
+        return _VALUE_SIZE
