@@ -4,6 +4,9 @@ files cannot be decrypted.
     rows     a row, its columns, and Parquet files of rows
     base     what a ledger of any kind promises
     folder   a folder of the driver's file system
+    iceberg  an encrypted table
+    claims   which job writes which files of a table
+    copying  the rows of one ledger into another
     choice   ``open_ledger``: the kind that a text names
 """
 
