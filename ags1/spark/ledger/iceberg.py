@@ -82,10 +82,10 @@ SETTLED = "settled"
 # So many rows are read or replaced at once.
 _MOST_ROWS = 100_000
 # After so many commits a job expires old snapshots. After so many data files its end compacts them.
-_COMMITS_BEFORE_EXPIRY = 100
+_COMMITS_BEFORE_EXPIRY = 50
 _FILES_BEFORE_COMPACTION = 50
 # Readers of the branch of the jobs may still read what is younger.
-_JOBS_SNAPSHOTS_MS = 600_000
+_JOBS_SNAPSHOTS_MS = 120_000
 
 _SCHEMA = pa.schema(
     [pa.field(field.name, field.type, nullable=field.name not in ALWAYS) for field in SCHEMA]
@@ -102,9 +102,12 @@ _PROPERTIES = {
     "write.metadata.metrics.column.target": "full",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
-    "history.expire.max-snapshot-age-ms": str(24 * 3600 * 1000),
+    # By number, because each commit reads and writes all snapshots of the metadata.
+    "history.expire.max-snapshot-age-ms": "1",
+    "history.expire.min-snapshots-to-keep": "50",
     "encryption.keys.prune-on-commit": "true",
     "commit.retry.num-retries": "20",
+    "commit.manifest.min-count-to-merge": "20",
 }
 
 
@@ -207,6 +210,8 @@ class IcebergLedger(Ledger):
         self._closing = threading.Event()
         self._renewals: threading.Thread | None = None
         self._commits = 0
+        # By the path of a manifest, which never changes.
+        self._last_of_manifests: dict[str, int] = {}
         try:
             self._table = self._opened(key_id if writing else None)
             folder = self._table.location()
@@ -276,7 +281,7 @@ class IcebergLedger(Ledger):
         table: EncryptedTable | None = None
         while not self._closing.wait(RENEW_SECONDS):
             try:
-                table = table or self._loaded()
+                table = self._loaded() if table is None else table.refresh()
                 self._commit(lambda jobs: None, renew=True, table=table)
             except Exception as error:
                 # The job's own commits tell, if the claim is lost.
@@ -312,7 +317,7 @@ class IcebergLedger(Ledger):
         numbers: list[int] = []
 
         def prepare(jobs: _Jobs) -> None:
-            numbers[:] = [1 + max(_last_batch(jobs.view), *_pending(jobs.files), 0)]
+            numbers[:] = [1 + max(self._last_batch(jobs.view), *_pending(jobs.files), 0)]
             jobs.put(self._own("pending", f"{numbers[0]:012}"), rows, numbers[0])
 
         self._commit(prepare)
@@ -360,7 +365,7 @@ class IcebergLedger(Ledger):
     def settled_up_to(self) -> int:
         view = self._now()
         pending = _pending(_files_by_entry(view.at(JOBS_BRANCH)))
-        return min([_last_batch(view), *(number - 1 for number in pending)])
+        return min([self._last_batch(view), *(number - 1 for number in pending)])
 
     def replace(self, number: int, rows: Sequence[Row]) -> None:
         self.replace_all({number: rows})
@@ -414,7 +419,8 @@ class IcebergLedger(Ledger):
 
     def maintain(self, *, expires: bool = True) -> None:
         """Compact many small data files of settled rows, and expire old snapshots: of main as the
-        table's properties ``history.expire.*`` say, of the jobs after ten minutes."""
+        table's properties ``history.expire.*`` say, of the jobs after two
+        minutes."""
         table = self._table.refresh()
         if self._files() >= _FILES_BEFORE_COMPACTION:
             with contextlib.suppress(CommitFailedException):  # the next job does it
@@ -486,6 +492,22 @@ class IcebergLedger(Ledger):
     def _now(self) -> TableView:
         """Return the newest version of the table."""
         return self._table.refresh().view()
+
+    def _last_batch(self, view: TableView) -> int:
+        """Return the highest number of a settled batch, from the bounds in the manifests."""
+        view = view.at(MAIN_BRANCH)
+        field_id = view.schema.find_field("batch").field_id
+        known = self._last_of_manifests
+        self._last_of_manifests = {}
+        for manifest in view.manifests:
+            path = manifest.manifest_path
+            if path not in known:
+                entries = read_entries(manifest, view.files)
+                bounds = [(entry.file.upper_bounds or {}).get(field_id) for entry in entries]
+                numbers = [int.from_bytes(b, "little", signed=True) for b in bounds if b]
+                known[path] = max(numbers, default=0)
+            self._last_of_manifests[path] = known[path]
+        return max(self._last_of_manifests.values(), default=0)
 
     def _jobs(self) -> _Jobs:
         return _Jobs(self._now(), self._table.output(), {})
@@ -569,17 +591,6 @@ def _files_by_entry(view: TableView) -> dict[str, list[ManifestEntry]]:
 def _pending(entries: Iterable[str]) -> list[int]:
     """Return the numbers of pending batches."""
     return [int(name.rpartition("-")[2]) for name in entries if name.startswith("pending-")]
-
-
-def _last_batch(view: TableView) -> int:
-    """Return the highest number of a settled batch, from the bounds in the manifests."""
-    view = view.at(MAIN_BRANCH)
-    field_id = view.schema.find_field("batch").field_id
-    bounds = [
-        (entry.file.upper_bounds or {}).get(field_id)
-        for entry in _files_by_entry(view).get(SETTLED, ())
-    ]
-    return max((int.from_bytes(b, "little", signed=True) for b in bounds if b), default=0)
 
 
 def _read(view: TableView, wanted: BooleanExpression, columns: Sequence[str]) -> pa.Table:
