@@ -49,12 +49,13 @@ class _Here:
 
     def __init__(self, spark: Any, group_id: str, description: str, cores: int | None) -> None:
         self.cores = cores or 2
-        self.context = self
 
-    def accumulator(self, value: int) -> Any:
-        return _Sum()
-
-    def run(self, tasks: list[Any], work: Callable[[Iterable[Any]], Iterator[Any]]) -> list[Any]:
+    def run(
+        self,
+        tasks: list[Any],
+        work: Callable[[Iterable[Any]], Iterator[Any]],
+        costs: Iterable[int] = (),
+    ) -> list[Any]:
         return [result for task in tasks for result in work([task])]
 
     def run_waves(
@@ -62,13 +63,6 @@ class _Here:
     ) -> Iterator[tuple[Wave, Any]]:
         for wave in waves:
             yield wave, run(wave)
-
-
-class _Sum:
-    value = 0
-
-    def add(self, size: int) -> None:
-        self.value += size
 
 
 @pytest.fixture
