@@ -18,7 +18,7 @@ MEMORY := $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)"
 	2>/dev/null && echo /dev/shm)
 
 .NOTPARALLEL:
-.PHONY: venv native dev demo pipeline test fuzz mutants interop peers bench bench-smoke bench-peers lint \
+.PHONY: venv native dev demo pipeline test fuzz mutants interop connect peers bench bench-smoke bench-peers lint \
 	wheel debug sanitize clean
 
 dev: native $(VENV)/.with-test
@@ -67,6 +67,11 @@ mutants: dev
 # In two processes, each with a Spark session of its own.
 interop: native $(VENV)/.with-interop
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "interop or spark"
+
+# The bulk and table jobs on a session of Spark Connect instead of a classic one.
+connect: native $(VENV)/.with-interop
+	AGS1_TEST_SPARK=connect $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
+		tests/spark/test_jobs.py tests/spark/test_jobs_remote.py tests/spark/test_tables.py
 
 # PyIceberg's own tests, which pip fetches once.
 peers: dev $(VENV)/.with-peer-tests

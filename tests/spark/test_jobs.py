@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ from ags1.key_metadata import KeyMetadata
 from ags1.keys import Keychain, Sidecar
 from ags1.kms import LocalKms
 from ags1.spark import jobs
-from ags1.spark.jobs import planning, sessions, work
+from ags1.spark.jobs import group, planning, sessions, work
 from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
@@ -473,7 +473,7 @@ class TestRetries:
         folders.write(a=1000, victim=1000)
         waited = []
         monkeypatch.setattr(
-            JobGroup, "wait_for_tasks", lambda group: waited.append(group._failed_tags) or ended
+            JobGroup, "wait_for_tasks", lambda ran: waited.append(ran._failed_tags) or ended
         )
         assert folders.encrypt().done == 1
         [failed_tags] = waited
@@ -526,6 +526,23 @@ class TestRetries:
         monkeypatch.undo()
         assert folders.encrypt().done == 1
         folders.check()
+
+
+def _squares(numbers: Iterable[int]) -> Iterator[int]:
+    for number in numbers:
+        yield number * number
+
+
+def test_tasks_that_are_too_large_for_one_message_are_sent_in_several(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "_MAX_SENT", 4 * len(pickle.dumps(1)))
+    ran = JobGroup(spark, "ags1-parts", "squares", cores=None)
+    assert ran.cores == 2
+    assert ran.run(range(10), _squares, [3] * 10) == [number**2 for number in range(10)]
+    assert ran.cost_done == 30
+    assert not ran.has_failures
+    assert len(ran._last_tags) == 3
 
 
 class Slow(Decrypting):

@@ -144,6 +144,8 @@ class TestBeforeSpark:
             (("--include", "#x"), "#x"),
             (("--master", "local[x]"), "local[x]"),
             (("--master", "host:7077"), "host:7077"),
+            (("--remote", "spark://host:7077"), "sc://host:15002"),
+            (("--remote", "sc://host", "--master", "local[2]"), "--remote"),
             (("--kms", "aws"), "--keyring"),
         ):
             assert word in self.told(run, Exit.USAGE, "encrypt", *pair, *options)

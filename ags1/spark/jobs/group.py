@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import pickle
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -32,6 +33,8 @@ from .sessions import POLL_SECONDS, jobs_of
 # The Spark jobs whose tasks may still be running.
 _LAST_JOBS = 32
 _WAVES_IN_FLIGHT = 2
+# Between two looks at the progress of Spark jobs, which take some milliseconds.
+_LOOK_SECONDS = 0.5
 # Each task gets the pickles of all tasks of its Spark job. More are sent as several Spark jobs at a
 # time: a message of Spark Connect may have 128 MiB.
 _MAX_SENT = 8 << 20
@@ -82,6 +85,8 @@ class JobGroup:
         self._id = group_id
         self._numbers = itertools.count()
         self._finished_cost = 0
+        self._looked = 0.0
+        self._shares: dict[str, float] = {}
         # By the tags of running Spark jobs, what their tasks cost.
         self._running: dict[str, int] = {}
         self._last_tags: deque[str] = deque(maxlen=_LAST_JOBS)
@@ -103,9 +108,12 @@ class JobGroup:
         """The cost of all tasks that have ended. It counts those of a running Spark job as if they
         were equal, and becomes less when one fails."""
         running = self._running.copy()
-        return self._finished_cost + sum(
-            int(cost * self._jobs.share_done(tag)) for tag, cost in running.items() if cost
-        )
+        if time.monotonic() > self._looked + _LOOK_SECONDS:
+            self._shares = {tag: self._jobs.share_done(tag) for tag in running}
+            self._looked = time.monotonic()
+        shares = self._shares
+        done = (int(cost * shares.get(tag, 0.0)) for tag, cost in running.items())
+        return self._finished_cost + sum(done)
 
     def run(
         self,
