@@ -18,8 +18,8 @@ MEMORY := $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)"
 	2>/dev/null && echo /dev/shm)
 
 .NOTPARALLEL:
-.PHONY: venv native dev demo pipeline test fuzz mutants interop connect peers bench bench-smoke bench-peers lint \
-	wheel debug sanitize clean
+.PHONY: venv native dev demo pipeline test fuzz mutants interop connect peers bench bench-smoke bench-peers \
+	lint wheel debug sanitize clean
 
 dev: native $(VENV)/.with-test
 

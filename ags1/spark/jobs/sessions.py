@@ -109,8 +109,9 @@ class _ConnectJobs:
     def cores(self) -> int:
         from pyspark.sql import functions  # optional: the driver's part is imported without it
 
-        number = functions.max(functions.spark_partition_id()).alias("last")
-        [row] = self._spark.range(_COUNTED_ROWS).agg(number).collect()
+        partitions = functions.spark_partition_id().alias("partition")
+        rows = self._spark.range(_COUNTED_ROWS).select(partitions)
+        [row] = rows.agg(functions.max("partition").alias("last")).collect()
         return int(row["last"]) + 1
 
     @contextlib.contextmanager
