@@ -109,8 +109,9 @@ class JobGroup:
         were equal, and becomes less when one fails."""
         running = self._running.copy()
         if time.monotonic() > self._looked + _LOOK_SECONDS:
-            self._shares = {tag: self._jobs.share_done(tag) for tag in running}
             self._looked = time.monotonic()
+            with contextlib.suppress(Exception):  # Spark itself may have ended
+                self._shares = {tag: self._jobs.share_done(tag) for tag in running}
         shares = self._shares
         done = (int(cost * shares.get(tag, 0.0)) for tag, cost in running.items())
         return self._finished_cost + sum(done)
