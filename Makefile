@@ -18,8 +18,8 @@ MEMORY := $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)"
 	2>/dev/null && echo /dev/shm)
 
 .NOTPARALLEL:
-.PHONY: venv native dev demo pipeline test fuzz mutants interop cluster peers bench bench-smoke bench-peers lint \
-	wheel debug sanitize clean
+.PHONY: venv native dev demo pipeline test fuzz mutants interop connect cluster peers bench bench-smoke \
+	bench-peers lint wheel debug sanitize clean
 
 dev: native $(VENV)/.with-test
 
@@ -72,6 +72,11 @@ interop: native $(VENV)/.with-interop
 # cluster: minutes, and the first time many.
 cluster: native $(VENV)/.with-interop
 	$(BIN)/python -m pytest -m cluster
+
+# The bulk and table jobs on a session of Spark Connect instead of a classic one.
+connect: native $(VENV)/.with-interop
+	AGS1_TEST_SPARK=connect $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
+		tests/spark/test_jobs.py tests/spark/test_jobs_remote.py tests/spark/test_tables.py
 
 # PyIceberg's own tests, which pip fetches once.
 peers: dev $(VENV)/.with-peer-tests

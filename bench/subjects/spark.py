@@ -243,6 +243,7 @@ class Work:
 
     def wait(self) -> float:
         """Return the seconds of a core that ``_TASKS`` tasks take besides their work."""
+        from ags1.spark.jobs.group import JobGroup
         from ags1.spark.workers import end_of_task
 
         def wait(numbers: Iterable[int]) -> Iterator[int]:
@@ -251,9 +252,9 @@ class Work:
                 yield 0
             end_of_task()
 
-        context = self._spark.sparkContext
+        group = JobGroup(self._spark, "ags1-wait", "ags1: waiting tasks", self._cores)
         begin = time.perf_counter()
-        context.runJob(context.parallelize(range(_TASKS), _TASKS), wait)
+        group.run(range(_TASKS), wait)
         return (time.perf_counter() - begin) * self._cores - _TASKS * _WORK_SECONDS
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,10 +43,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
 
 
+def context_of(spark: Any) -> Any:
+    """Return the context of the JVM in this process, which a session of Connect does not show."""
+    from pyspark import SparkContext
+
+    assert spark is not None
+    return SparkContext._active_spark_context
+
+
 # Of the package, not of the session: other tests fork, and count memory and signals.
 @pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A Spark session with two worker threads; a task may fail twice."""
+    """A Spark session with two worker threads; a task may fail twice. With AGS1_TEST_SPARK=connect
+    it is one of Spark Connect, whose server is in the JVM of this process."""
     pytest.importorskip("pyspark")
     if shutil.which("java") is None:
         if os.environ.get("CI") == "true":
@@ -59,7 +69,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         # So that tasks find the tests' own functions.
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
-        builder = SparkSession.builder.master("local[2,3]").appName("ags1 tests")
+        remote = os.environ.get("AGS1_TEST_SPARK") == "connect"
+        builder = SparkSession.builder.appName("ags1 tests")
+        builder = builder.remote("local[2,3]") if remote else builder.master("local[2,3]")
         conf = _CONF | {
             "spark.local.dir": str(folder / "local"),
             "spark.eventLog.dir": f"file:{folder}/events",
@@ -70,9 +82,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         for name, value in conf.items():
             builder = builder.config(name, value)
         on_interrupt = signal.getsignal(signal.SIGINT)
-        session = builder.getOrCreate()
+        with warnings.catch_warnings():
+            # Connect's client sets again what its server was started with.
+            warnings.filterwarnings("ignore", "Failed to set", UserWarning)
+            session = builder.getOrCreate()
         signal.signal(signal.SIGINT, on_interrupt)  # Spark's own would stay when Spark is gone
-        session.sparkContext.setLogLevel("OFF")
+        context_of(session).setLogLevel("OFF")
         yield session
         session.stop()
         gateway = SparkContext._gateway

@@ -55,13 +55,8 @@ fsspec.register_implementation("many", Many)
 folder = sys.argv[1]
 LocalKms(folder + "/keyring.json").create_key("default")
 kms = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": folder + "/keyring.json"})
-context = types.SimpleNamespace(
-    defaultParallelism=100,
-    getConf=dict,
-    setJobGroup=print,
-    accumulator=lambda start: types.SimpleNamespace(add=print, value=0),
-)
-spark = types.SimpleNamespace(sparkContext=context)
+context = types.SimpleNamespace(defaultParallelism=100)
+spark = types.SimpleNamespace(sparkContext=context, conf={})
 
 counts = [0, 0, 0]
 

@@ -18,7 +18,9 @@ from fsspec.implementations.local import LocalFileSystem
 import ags1
 from ags1.spark import jobs
 from ags1.spark.jobs import planning
+from ags1.spark.jobs.group import JobGroup
 from ags1.spark.jobs.publishing import published, settle_pending
+from ags1.spark.jobs.running import Conduct
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig
 from ags1.spark.ledger import DONE, ENCRYPT, Ledger, Row, open_ledger
@@ -27,6 +29,8 @@ from ags1.spark.storage import s3 as s3_storage
 from ags1.spark.storage.pieces import Item, Piece
 from ags1.spark.storage.protocol import CHANGED, Attempt, Staging, UnknownOutcomeError
 from ags1.spark.storage.s3 import S3Storage
+
+from .conftest import context_of
 
 MIB = 1 << 20
 BUCKET = "bucket"
@@ -100,7 +104,7 @@ def endpoint(spark: Any, s3_environment: dict[str, str]) -> Iterator[str]:
         _forget_connections()
         for name, value in s3_environment.items():
             patch.setenv(name, value)
-            patch.setitem(spark.sparkContext.environment, name, value)
+            patch.setitem(context_of(spark).environment, name, value)
         yield s3_environment["AWS_ENDPOINT_URL"]
         _forget_connections()
 
@@ -638,15 +642,10 @@ def test_names_are_given_again_by_second_attempts(
     context = SimpleNamespace(attemptNumber=lambda: number)
     monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
     monkeypatch.setattr("ags1.spark.jobs.running._FEW_REQUESTS", 1)
-    spark = SimpleNamespace(
-        parallelize=lambda parts, count: parts,
-        runJob=lambda parts, call: call(parts),
-        getConf=lambda: {"spark.speculation": speculation},
-        accumulator=places.spark.sparkContext.accumulator,
-        defaultParallelism=2,
-    )
-    where = "s3://bucket/sealed", str(places.ledger), False, None, None
-    job = jobs.Job(SimpleNamespace(sparkContext=spark), ENCRYPT, *where)
+    spark = SimpleNamespace(conf={"spark.speculation": speculation}, sparkContext=None)
+    monkeypatch.setattr(JobGroup, "run", lambda group, parts, call: list(call(parts)))
+    conduct = Conduct(durable=False, cores=2)
+    job = jobs.Job(spark, ENCRYPT, "s3://bucket/sealed", str(places.ledger), conduct)
     with job.ledger:
         job._spread(
             lambda items: called.append("first") or items,

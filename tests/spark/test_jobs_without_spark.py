@@ -51,12 +51,13 @@ class _Here:
 
     def __init__(self, spark: Any, group_id: str, description: str, cores: int | None) -> None:
         self.cores = cores or 2
-        self.context = self
 
-    def accumulator(self, value: int) -> Any:
-        return _Sum()
-
-    def run(self, tasks: list[Any], work: Callable[[Iterable[Any]], Iterator[Any]]) -> list[Any]:
+    def run(
+        self,
+        tasks: list[Any],
+        work: Callable[[Iterable[Any]], Iterator[Any]],
+        costs: Iterable[int] = (),
+    ) -> list[Any]:
         return [result for task in tasks for result in work([task])]
 
     def run_waves(
@@ -64,13 +65,6 @@ class _Here:
     ) -> Iterator[tuple[Wave, Any]]:
         for wave in waves:
             yield wave, run(wave)
-
-
-class _Sum:
-    value = 0
-
-    def add(self, size: int) -> None:
-        self.value += size
 
 
 @pytest.fixture
@@ -153,6 +147,8 @@ class TestBeforeSpark:
             (("--include", "#x"), "#x"),
             (("--master", "local[x]"), "local[x]"),
             (("--master", "host:7077"), "host:7077"),
+            (("--remote", "spark://host:7077"), "sc://host:15002"),
+            (("--remote", "sc://host", "--master", "local[2]"), "--remote"),
             (("--kms", "aws"), "--keyring"),
         ):
             assert word in self.told(run, Exit.USAGE, "encrypt", *pair, *options)

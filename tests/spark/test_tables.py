@@ -47,6 +47,7 @@ from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.tables import executors, waves
 from ags1.spark.tables.tasks import Checking, OldFile, Rewriting
 
+from .conftest import context_of
 from .test_iceberg_source import JAVA_KMS, some_rows, stored_files, table_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -57,7 +58,7 @@ def session(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The session, with Java's test KMS."""
     module = tmp_path_factory.mktemp("kms") / "java_unitest_kms.py"
     module.write_text(JAVA_KMS)
-    spark.sparkContext.addPyFile(str(module))
+    context_of(spark).addPyFile(str(module))
     return spark
 
 
@@ -687,7 +688,7 @@ def test_a_table_in_s3_under_a_key_of_aws(
     with aws_server() as endpoint:
         for name, value in dummy_environment(endpoint).items():
             monkeypatch.setenv(name, value)
-            monkeypatch.setitem(session.sparkContext.environment, name, value)
+            monkeypatch.setitem(context_of(session).environment, name, value)
         boto3.client("s3").create_bucket(Bucket="lake")
         key_id = boto3.client("kms").create_key()["KeyMetadata"]["KeyId"]
         properties = {
@@ -775,12 +776,17 @@ def test_tasks_are_of_about_equal_cost_and_begin_with_the_largest() -> None:
     sizes = [1, 700, 3, 250, 250, 9, 90] * 10
     items = [(number, size << 20) for number, size in enumerate(sizes)]
 
-    tasks = waves.cut(items, cores=4, most=16)
+    tasks_and_sizes = waves.cut(items, cores=4, most=16)
+    tasks = [task for task, _ in tasks_and_sizes]
 
     assert sorted(itertools.chain.from_iterable(tasks)) == list(range(70))
     assert len(tasks) == 16
     costs = [sum(sizes[number] for number in task) for task in tasks]
     assert max(costs) - min(costs) <= 700
+    per_file = 512 << 10
+    assert [size for _, size in tasks_and_sizes] == [
+        (cost << 20) - per_file * len(task) for task, cost in zip(tasks, costs, strict=True)
+    ]
     assert all(sizes[task[0]] == 700 for task in tasks[:10])
 
 

@@ -33,12 +33,34 @@ _NO_PYSPARK = "PySpark is not installed: pip install 'ags1[spark]'"
 # Any scheme: a cluster manager may be a plug-in.
 _MASTER = re.compile(r"local|local\[(\d+|\*)(, *\d+)?\]|local-cluster\[.+\]|yarn|[a-z0-9]+://.+")
 
-master = click.option(
+_REMOTE = "sc://"
+_NO_CONNECT = "the client of Spark Connect is not installed: pip install 'ags1[connect]'"
+_master = click.option(
     "--master",
     metavar="URL",
     help="Spark's master, such as local[4] or spark://host:7077.  [default: that of spark-submit "
     "or of Spark's configuration, or local[*]]",
 )
+_remote = click.option(
+    "--remote",
+    metavar="URL",
+    help="A server of Spark Connect instead of a master, such as sc://host:15002.",
+)
+
+
+def master(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --master and --remote to a command, which takes either one as its argument ``master``."""
+
+    @functools.wraps(command)
+    def with_one(*arguments: Any, master: str | None, remote: str | None, **given: Any) -> Any:
+        if master is not None and remote is not None:
+            raise click.UsageError("--master and --remote exclude each other: give one of them")
+        if remote is not None and not remote.startswith(_REMOTE):
+            said = f"{remote!r} is no server of Spark Connect: give one such as sc://host:15002"
+            raise click.UsageError(said)
+        return command(*arguments, master=master if remote is None else remote, **given)
+
+    return _master(_remote(with_one))
 
 
 def kms_config(settings: Settings) -> KmsConfig:
@@ -75,9 +97,11 @@ verbose = flag("-v", "--verbose", help="Show what Spark logs, on standard error.
 
 def check_session(master: str | None) -> None:
     """Raise click.UsageError for what would make ``session`` fail, without starting Spark: no
-    PySpark, or a master that Spark would not understand."""
+    PySpark, no client of Spark Connect, or a master that Spark would not understand."""
     if importlib.util.find_spec("pyspark") is None:
         raise click.UsageError(_NO_PYSPARK)
+    if _is_remote(master) and importlib.util.find_spec("grpc") is None:
+        raise click.UsageError(_NO_CONNECT)
     if master is not None and _MASTER.fullmatch(master) is None:
         said = f"{master!r} is no master of Spark: give one such as local[4], spark://host:7077, "
         raise click.UsageError(said + "yarn or k8s://https://host:443")
@@ -107,6 +131,10 @@ def session(master: str | None, *, verbose: bool = False) -> Iterator[Any]:
     if running is not None:
         yield running
         return
+    if master is not None and _is_remote(master):
+        with _remote_session(master) as made:
+            yield made
+        return
     if master is None or master.startswith("local"):
         # On one machine, workers use this Python. spark-submit may have set the variable already.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -133,6 +161,32 @@ def session(master: str | None, *, verbose: bool = False) -> Iterator[Any]:
     finally:
         logging.getLogger().removeHandler(silence)
         with contextlib.suppress(Exception):  # Spark itself may have ended
+            made.stop()
+
+
+def _is_remote(master: str | None) -> bool:
+    return master is not None and master.startswith(_REMOTE)
+
+
+@contextlib.contextmanager
+def _remote_session(url: str) -> Iterator[Any]:
+    """Return a session of Spark Connect; the server goes on when it ends. Raises
+    click.UsageError without the client, OSError when the server does not answer."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        made = SparkSession.builder.remote(url).getOrCreate()
+        _ = made.version  # the first request to the server
+    except ImportError:
+        raise click.UsageError(_NO_CONNECT) from None
+    except PySparkException as error:
+        said = f"the server of Spark Connect at {url} cannot be used: {error}"
+        raise OSError(errno.EIO, said) from None
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(Exception):  # the server may have ended
             made.stop()
 
 

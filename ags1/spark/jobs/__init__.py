@@ -4,6 +4,7 @@
     planning    the driver cuts the work into tasks, and the tasks into waves
     running     the driver runs the waves, and stores the result for each file
     group       Spark runs the tasks of a wave
+    sessions    what classic sessions and those of Spark Connect do not share
     patterns    which files a user wants
     work        a task encrypts, decrypts or verifies its pieces, under names of its own
     transfer    blocks go from a source to an output, encrypted or decrypted on the way

@@ -6,30 +6,42 @@ way at a time, so that one can be committed, and the next one planned, while the
     driver     plan 1  plan 2           commit 1  plan 3           commit 2  plan 4
     cluster            [---- wave 1 ----][----- wave 2 -----------][----- wave 3 ------- ...
 
-Knows nothing of what the tasks do.
+A Spark job is a query: a partition for each task, and a function on it (``mapInArrow``). So the
+same code serves classic sessions and Spark Connect; ``sessions`` has what differs. The tasks travel
+pickled with the function. Knows nothing of what they do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import pickle
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import pyarrow as pa
 
 from ... import errors
 from ...errors import Ags1Error
+from .sessions import POLL_SECONDS, jobs_of
 
-_POLL_SECONDS = 0.1
-# Spark gives a Python worker two seconds to end.
-_LAST_TASKS_SECONDS = 10
 # The Spark jobs whose tasks may still be running.
 _LAST_JOBS = 32
 _WAVES_IN_FLIGHT = 2
+# Between two looks at the progress of Spark jobs, which take some milliseconds.
+_LOOK_SECONDS = 0.5
+# Each task gets the pickles of all tasks of its Spark job. More are sent as several Spark jobs at a
+# time: a message of Spark Connect may have 128 MiB.
+_MAX_SENT = 8 << 20
+_PARTS_AT_A_TIME = 16
 _MAX_CAUSE = 500
 _PYTHON_ERROR = re.compile(r"^ags1\.errors\.(\w+): (.*)$", re.MULTILINE)
+_RESULT_SCHEMA = pa.schema([("number", pa.int64()), ("result", pa.binary())])
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -43,39 +55,113 @@ class SparkEndedError(Ags1Error):
     """Spark's JVM, or the connection to it, has ended during a job."""
 
 
+@dataclass(frozen=True)
+class _OnPartition:
+    """The function that Spark runs on a partition, whose rows are numbers of pickled tasks. It
+    returns each number with its pickled result."""
+
+    tasks: list[bytes]
+    work: Callable[[Iterable[Any]], Iterator[Any]]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            numbers = batch.column(0).to_pylist()
+            results = self.work(pickle.loads(self.tasks[number]) for number in numbers)
+            for number, result in zip(numbers, results, strict=True):
+                columns = [pa.array([number], pa.int64()), pa.array([pickle.dumps(result)])]
+                yield pa.RecordBatch.from_arrays(columns, schema=_RESULT_SCHEMA)
+
+
 class JobGroup:
-    """Runs Spark jobs in the job group ``group_id``, which Spark's user interface shows with
-    ``description``. ``cores`` are those of the cluster, by default what Spark says."""
+    """Runs Spark jobs under tags that begin with ``group_id``. Spark's user interface shows them
+    with ``description``, unless the session is one of Spark Connect. ``cores`` are those of the
+    cluster, by default what Spark says."""
 
     def __init__(self, spark: Any, group_id: str, description: str, cores: int | None) -> None:
-        self.context = spark.sparkContext
-        self.cores = cores or max(self.context.defaultParallelism, 1)
+        self._spark = spark
+        self._jobs = jobs_of(spark, description)
+        self.cores = cores or max(self._jobs.cores(), 1)
         self.is_cancelled = False
         self._id = group_id
-        self._description = description
-        # Spark's ids of jobs that failed, or ran at that time: their tasks may still be running.
-        self._failed_ids: deque[int] = deque(maxlen=_LAST_JOBS)
+        self._numbers = itertools.count()
+        self._finished_cost = 0
+        self._looked = 0.0
+        self._shares: dict[str, float] = {}
+        # By the tags of running Spark jobs, what their tasks cost.
+        self._running: dict[str, int] = {}
+        self._last_tags: deque[str] = deque(maxlen=_LAST_JOBS)
+        # Spark jobs that failed, or ran at that time: their tasks may still be running.
+        self._failed_tags: deque[str] = deque(maxlen=_LAST_JOBS)
 
     @property
     def has_failures(self) -> bool:
         """Whether a Spark job has failed."""
-        return bool(self._failed_ids)
+        return bool(self._failed_tags)
 
     @property
     def speculates(self) -> bool:
         """Whether Spark may run two copies of a task at a time."""
-        return str(self.context.getConf().get("spark.speculation", "false")).lower() == "true"
+        return str(self._spark.conf.get("spark.speculation", "false")).lower() == "true"
 
-    def run(self, tasks: list[T], work: Callable[[Iterable[T]], Iterator[R]]) -> list[R]:
-        """Run a Spark job with a task for each of ``tasks``; return what ``work`` yields, in order.
-        ``work`` is pickled. Spark runs a task that fails again, as it is configured. Raises the
-        exception of ours that a task raised, and otherwise TaskFailedError."""
+    @property
+    def cost_done(self) -> int:
+        """The cost of all tasks that have ended. It counts those of a running Spark job as if they
+        were equal, and becomes less when one fails."""
+        running = self._running.copy()
+        if time.monotonic() > self._looked + _LOOK_SECONDS:
+            self._looked = time.monotonic()
+            with contextlib.suppress(Exception):  # Spark itself may have ended
+                self._shares = {tag: self._jobs.share_done(tag) for tag in running}
+        shares = self._shares
+        done = (int(cost * shares.get(tag, 0.0)) for tag, cost in running.items())
+        return self._finished_cost + sum(done)
+
+    def run(
+        self,
+        tasks: Sequence[T],
+        work: Callable[[Iterable[T]], Iterator[R]],
+        costs: Sequence[int] = (),
+    ) -> list[R]:
+        """Run a Spark job with a task for each of ``tasks``; return what ``work`` yields, one
+        result for each task, in order. ``work`` is pickled. Spark runs a task that fails again, as
+        it is configured. ``costs`` are those of the tasks, for ``cost_done``. Raises the exception
+        of ours that a task raised, and otherwise TaskFailedError."""
+        parts = list(_parts([pickle.dumps(task) for task in tasks], costs))
+        if len(parts) == 1:
+            return self._run_part(work, *parts[0])
+        with ThreadPoolExecutor(_PARTS_AT_A_TIME, "ags1-part") as pool:
+            futures = [pool.submit(self._run_part, work, sent, cost) for sent, cost in parts]
+            try:
+                return [result for future in futures for result in future.result()]
+            except BaseException:
+                self._end(futures)
+                raise
+
+    def _run_part(
+        self, work: Callable[[Iterable[T]], Iterator[R]], tasks: list[bytes], cost: int
+    ) -> list[R]:
+        tag = f"{self._id}-{next(self._numbers)}"
+        count = len(tasks)
+        self._last_tags.append(tag)
+        self._running[tag] = cost
         try:
-            return list(self.context.runJob(self.context.parallelize(tasks, len(tasks)), work))
+            with self._jobs.tagged(tag):
+                rows = self._spark.range(0, count, 1, count)
+                done = rows.mapInArrow(_OnPartition(tasks, work), "number bigint, result binary")
+                numbers, pickles = done.toArrow().columns
+            found = dict(zip(numbers.to_pylist(), pickles.to_pylist(), strict=True))
+            self._finished_cost += cost
+            return [pickle.loads(found[number]) for number in range(count)]
         except Exception as error:
             failure = _task_failure(error)
-            with contextlib.suppress(Exception):  # Spark itself may have ended
-                self._failed_ids += self._last_jobs(2 * _WAVES_IN_FLIGHT)
+            self._failed_tags += list(self._last_tags)[-2 * _WAVES_IN_FLIGHT :]
+        except BaseException:
+            # The user's Ctrl-C. A server of Spark Connect would go on.
+            with contextlib.suppress(Exception):
+                self._jobs.cancel(tag)
+            raise
+        finally:
+            del self._running[tag]
         # Outside of except: Spark's error, with the tasks' whole traceback, would be its context.
         raise failure
 
@@ -87,14 +173,9 @@ class JobGroup:
         cancelled if the generator is closed, or if anything raises."""
         in_flight: deque[tuple[T, Future[R]]] = deque()
 
-        def run_in_group(wave: T) -> R:
-            # Spark keeps the job group by thread.
-            self.context.setJobGroup(self._id, self._description)
-            return run(wave)
-
         def first() -> tuple[T, R]:
             wave, future = in_flight[0]
-            while not wait((future,), _POLL_SECONDS).done:
+            while not wait((future,), POLL_SECONDS).done:
                 tick()
             tick()
             # Until here it is in the queue, so that it is cancelled if something goes wrong.
@@ -104,7 +185,7 @@ class JobGroup:
         with ThreadPoolExecutor(_WAVES_IN_FLIGHT, "ags1-wave") as pool:
             try:
                 for wave in waves:
-                    in_flight.append((wave, pool.submit(run_in_group, wave)))
+                    in_flight.append((wave, pool.submit(run, wave)))
                     if len(in_flight) == _WAVES_IN_FLIGHT:
                         yield first()
                 while in_flight:
@@ -115,33 +196,37 @@ class JobGroup:
 
     def wait_for_tasks(self) -> bool:
         """Wait some seconds for tasks that outlast their Spark jobs: cancelled tasks and second
-        attempts. Return whether they have ended."""
-        end = time.monotonic() + _LAST_TASKS_SECONDS
-        job_ids = {*self._failed_ids, *self._last_jobs(_LAST_JOBS)}
-        while self._have_tasks(job_ids):
-            if time.monotonic() > end:
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
+        attempts. Return whether they are known to have ended; Spark Connect does not say it."""
+        return self._jobs.wait_for_tasks({*self._failed_tags, *self._last_tags})
 
     def _cancel(self, futures: Iterable[Future[Any]]) -> None:
         """End the waves that are under way, and wait until they have ended."""
         self.is_cancelled = True
+        self._end(futures)
+
+    def _end(self, futures: Iterable[Future[Any]]) -> None:
+        """Cancel all Spark jobs until what runs them has ended."""
         under_way = {future for future in futures if not future.cancel()}
         while under_way:
             # Again and again: a wave may be about to begin. Spark itself may have ended.
-            with contextlib.suppress(Exception):
-                self.context.cancelJobGroup(self._id)
-            under_way = wait(under_way, _POLL_SECONDS).not_done
+            for tag in tuple(self._running):
+                with contextlib.suppress(Exception):
+                    self._jobs.cancel(tag)
+            under_way = wait(under_way, POLL_SECONDS).not_done
 
-    def _last_jobs(self, count: int) -> list[int]:
-        return sorted(self.context.statusTracker().getJobIdsForGroup(self._id))[-count:]
 
-    def _have_tasks(self, job_ids: Iterable[int]) -> bool:
-        tracker = self.context.statusTracker()
-        jobs = [tracker.getJobInfo(job_id) for job_id in job_ids]
-        stages = [tracker.getStageInfo(n) for job in jobs if job for n in job.stageIds]
-        return any(stage.numActiveTasks for stage in stages if stage)
+def _parts(tasks: list[bytes], costs: Sequence[int]) -> Iterator[tuple[list[bytes], int]]:
+    """Cut pickled tasks into parts that are sent together; yield each with its cost."""
+    part: list[bytes] = []
+    size = cost = 0
+    for task, of_task in zip(tasks, costs or itertools.repeat(0), strict=False):
+        if part and size + len(task) > _MAX_SENT:
+            yield part, cost
+            part, size, cost = [], 0, 0
+        part.append(task)
+        size += len(task)
+        cost += of_task
+    yield part, cost
 
 
 def _task_failure(error: Exception) -> Exception:

@@ -192,7 +192,7 @@ class Job:
         self._new_folders: set[str] = set()
         self._has_begun = False
         self.has_ended = False  # all that Spark was asked for
-        self._bytes_done: Any = None
+        self._told = 0  # bytes
         self._total = 0
         self._tried = 0  # files
         self._no_room: OSError | None = None
@@ -319,8 +319,7 @@ class Job:
     def _run_waves(
         self, items: list[Item], kind: Callable[..., Work], keys: FileKeys, digests: bool
     ) -> None:
-        self._bytes_done = self.group.context.accumulator(0)
-        work = kind(keys, self.id, self._durable, self._bytes_done.add, digests)
+        work = kind(keys, self.id, self._durable, digests)
         remote = self._storage.is_remote or any(storage_of(i.source).is_remote for i in items)
         file_cost = planning.REMOTE_FILE_COST if remote else planning.FILE_COST
         cost = task_cost(items, self.group.cores, file_cost)
@@ -338,7 +337,10 @@ class Job:
         self._progress(self._total, self._total)
 
     def _tell(self) -> None:
-        self._progress(min(self._bytes_done.value, self._total), self._total)
+        if self._conduct.progress is None:
+            return
+        self._told = max(self._told, min(self.group.cost_done, self._total))
+        self._progress(self._told, self._total)
 
     def _run_wave(self, wave: Wave, work: Work) -> list[Result]:
         return self._run_tasks(wave.tasks, work)
@@ -346,8 +348,9 @@ class Job:
     def _run_tasks(self, tasks: list[Task], work: Work) -> list[Result]:
         """Run tasks as one Spark job. If it fails, for instance because a file kills its worker,
         run its parts one by one, so that only that file fails. Give up if no part succeeds."""
+        costs = [sum(piece.cost for piece in task) for task in tasks]
         try:
-            results = [result for part in self.group.run(tasks, work) for result in part]
+            results = [result for part in self.group.run(tasks, work, costs) for result in part]
         except Exception as error:
             failure = error
             self._failed_jobs += 1
@@ -442,7 +445,8 @@ class Job:
         again = again or call
         # With speculation two copies of a task run, and one may find the other's work.
         first_time = again if self.group.speculates else call
-        return self.group.run(parts, partial(_each, first_time, again))
+        results = self.group.run(parts, partial(_each, first_time, again))
+        return [result for part in results for result in part]
 
     def _finish(self, wave: Wave, results: list[Result]) -> None:
         """Put together the results of a wave and commit them."""
@@ -582,7 +586,7 @@ def _each(
     call: Callable[[list[T]], list[R]],
     again: Callable[[list[T]], list[R]],
     parts: Iterable[list[T]],
-) -> Iterator[R]:
+) -> Iterator[list[R]]:
     context = task_context()
     for part in parts:
-        yield from (again if context.attemptNumber() else call)(part)
+        yield (again if context.attemptNumber() else call)(part)

@@ -11,7 +11,7 @@ import dataclasses
 import errno
 import hmac
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from itertools import repeat
@@ -62,14 +62,13 @@ class Result(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The function that Spark runs on a partition of tasks; picklable. ``done`` is called with the
-    bytes of each finished piece, for the progress. ``digests``: compute HMACs of the plaintexts.
-    ``first_attempt`` is how often earlier Spark jobs have tried these pieces."""
+    """The function that Spark runs on a partition of tasks; picklable. ``digests``:
+    compute HMACs of the plaintexts. ``first_attempt`` is how often earlier Spark jobs have tried
+    these pieces."""
 
     keys: FileKeys
     job_id: str
     durable: bool
-    done: Callable[[int], object]
     digests: bool = False
     first_attempt: int = 0
 
@@ -92,9 +91,8 @@ class Work:
         when what was written cannot be synced."""
         results: list[Result] = []
         try:
-            for piece, result in zip(task, self._results(task, attempt), strict=True):
+            for result in self._results(task, attempt):
                 results.append(result)
-                self.done(piece.cost)
             if self.durable and self.writes:
                 # All targets of a job are in one storage.
                 storage_of(task[0].target).sync([r.staged for r in results if r.staged])

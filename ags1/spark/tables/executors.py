@@ -78,7 +78,6 @@ class SparkChecks:
         self._table = table
         self._job_table = JobTable(new_job_id(), tuple(sorted(options.items())))
         self._group = _job_group(spark, cores)
-        self._bytes_done = spark.sparkContext.accumulator(0)
 
     def run(
         self, checks: Iterator[Check], files: TableFiles, meter: ByteMeter, tick: Tick
@@ -95,12 +94,12 @@ class SparkChecks:
 
         def tell() -> None:
             nonlocal counted
-            now = self._bytes_done.value
+            now = max(counted, self._group.cost_done)
             meter.add(now - counted)
             counted = now
             tick()
 
-        work = Checking(self._job_table, files.keys.table_key_id, key, self._bytes_done.add)
+        work = Checking(self._job_table, files.keys.table_key_id, key)
         with closing(run_in_waves(self._group, sent(), work, tell)) as results:
             for number, outcome in results:
                 ids = snapshots.pop(number)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
@@ -113,22 +113,19 @@ class SentCheck(NamedTuple):
 
 @dataclass(frozen=True)
 class Checking:
-    """Checks files of an encrypted table; picklable. ``done`` is called with the bytes read;
-    ``key`` is None if no file has a key."""
+    """Checks files of an encrypted table; picklable. ``key`` is None if no file has
+    a key."""
 
     table: JobTable
     table_key_id: str
     key: JobKey | None
-    done: Callable[[int], object]
 
     def __call__(self, tasks: Iterable[list[SentCheck]]) -> Iterator[list[tuple[int, Outcome]]]:
         opened = self.table.open()
         job = None if self.key is None else self.key.open(opened.keks)
-        meter = ByteMeter()
-        checker = FileChecker(opened.files(self.table_key_id), meter)
+        checker = FileChecker(opened.files(self.table_key_id), ByteMeter())
         for task in tasks:
             yield [(check.number, checker(check.open(job))) for check in task]
-        self.done(meter.done)
         end_of_task()
 
 

@@ -36,8 +36,8 @@ def run_in_waves(
     while this waits. The tasks are cancelled if the generator is closed or anything raises. Raises
     as ``JobGroup.run``, and what ``items`` raises."""
 
-    def run(tasks: list[list[Item]]) -> list[list[Result]]:
-        return group.run(tasks, work)
+    def run(tasks: list[Costed[list[Item]]]) -> list[list[Result]]:
+        return group.run([task for task, _ in tasks], work, [size for _, size in tasks])
 
     with closing(group.run_waves(_waves(items, group.cores), run, tick)) as finished:
         for _, results in finished:
@@ -45,8 +45,8 @@ def run_in_waves(
                 yield from of_task
 
 
-def _waves(items: Iterable[Costed[Item]], cores: int) -> Iterator[list[list[Item]]]:
-    """Gather items; yield the tasks of a wave, each a list of items."""
+def _waves(items: Iterable[Costed[Item]], cores: int) -> Iterator[list[Costed[list[Item]]]]:
+    """Gather items; yield the tasks of a wave, each a list of items with their bytes."""
     most = max(_TASKS_PER_CORE * cores, 8)
     gathered: list[Costed[Item]] = []
     load = 0
@@ -60,9 +60,9 @@ def _waves(items: Iterable[Costed[Item]], cores: int) -> Iterator[list[list[Item
         yield cut(gathered, cores, most)
 
 
-def cut(items: list[Costed[Item]], cores: int, most: int) -> list[list[Item]]:
+def cut(items: list[Costed[Item]], cores: int, most: int) -> list[Costed[list[Item]]]:
     """Spread items over tasks of about equal cost, the most expensive items first. There are
-    ``most`` tasks at most, and no more than are worth it."""
+    ``most`` tasks at most, and no more than are worth it. Each comes with its items' bytes."""
     load = sum(cost for _, cost in items)
     count = max(-(-load // _TASK_COST), min(cores, -(-load // _LEAST_COST)))
     tasks: list[list[Item]] = [[] for _ in range(min(count, most, len(items)))]
@@ -71,4 +71,5 @@ def cut(items: list[Costed[Item]], cores: int, most: int) -> list[list[Item]]:
         weight, number = lightest[0]
         tasks[number].append(item)
         heapq.heapreplace(lightest, (weight + cost, number))
-    return tasks
+    weights = {number: weight for weight, number in lightest}
+    return [(task, weights[n] - FILE_COST * len(task)) for n, task in enumerate(tasks)]
