@@ -23,8 +23,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -47,6 +47,8 @@ _MAX_STAGED_SIZE = 64 << 20
 _MAX_ROWS = 5_000_000
 # Far from that size: URLs and the ids of uploads have a few hundred bytes each.
 _STAGED_IN_A_NOTE = 20_000
+
+T = TypeVar("T")
 
 
 class Row(NamedTuple):
@@ -149,15 +151,29 @@ class Ledger:
         batches.update(self.rows_between(0, None, columns))
         return [row for number in sorted(batches) for row in batches[number]]
 
-    def done(self, operation: str, columns: Sequence[str] = Row._fields) -> dict[str, Row]:
-        """Return by target the newest row of each file that is done and was not removed since."""
+    @overload
+    def done(self, operation: str, columns: Sequence[str] = ...) -> dict[str, Row]: ...
+
+    @overload
+    def done(
+        self, operation: str, columns: Sequence[str], *, keep: Callable[[Row], T]
+    ) -> dict[str, T]: ...
+
+    def done(
+        self,
+        operation: str,
+        columns: Sequence[str] = Row._fields,
+        *,
+        keep: Callable[[Row], Any] = lambda row: row,
+    ) -> dict[str, Any]:
+        """Return by target the newest row of each file that is done and was not removed since, or
+        what ``keep`` makes of it. One batch at a time is in memory besides."""
         wanted = [*columns, "operation", "status", "target"]
-        newest: dict[str, Row] = {}
-        for row in self.rows(wanted):
-            if row.operation != operation:
-                continue
+        newest: dict[str, Any] = {}
+        batches = self.rows_between(0, None, wanted)
+        for row in (row for _, rows in batches for row in rows if row.operation == operation):
             if row.status == DONE:
-                newest[row.target] = row
+                newest[row.target] = keep(row)
             elif row.status == REMOVED:
                 newest.pop(row.target, None)
         return newest

@@ -618,7 +618,7 @@ class TestListing:
 
     def test_what_is_missing_is_told(self, tmp_path: Path) -> None:
         listing = storages.find([str(tmp_path / "none"), str(tmp_path / "*.csv"), str(tmp_path)])
-        assert listing.files == []
+        assert not listing.files
         assert [type(problem.error) for problem in listing.problems] == [FileNotFoundError] * 2
 
     def test_names_that_are_no_text(self, tmp_path: Path) -> None:

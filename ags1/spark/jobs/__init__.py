@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 from ..keys import FileKeys, KmsConfig
 from ..ledger import DECRYPT, ENCRYPT
 from ..storage.choice import absolute
+from ..storage.packed import Packed
 from ..storage.pieces import Item
 from .rewrapping import rewrap_ledger
 from .running import VERIFY, FailedFile, Job, Progress, Summary
@@ -78,8 +79,8 @@ def encrypt_files(
     folder = _named(ledger, "ledger")
     with Job(spark, ENCRYPT, root, folder, durable, cores, progress) as job:
         files = job.selection.listed(paths)
-        wanted = [Wanted(file, file.relative_path, file.size, None) for file in files]
-        items = job.selection.items(wanted, suffix=SUFFIX, overwrite=overwrite)
+        wanted = (Wanted(file, file.relative_path, file.size, None) for file in files)
+        items = job.selection.items(wanted, len(files), suffix=SUFFIX, overwrite=overwrite)
         job.run(items, Encrypting, keys, key_id, digests=plaintext_hmac)
     return job.summary
 
@@ -110,12 +111,13 @@ def decrypt_files(
     paths = None if sources is None else _paths(sources)
     folder = _named(ledger, "ledger")
     with Job(spark, DECRYPT, root, folder, durable, cores, progress) as job:
-        wanted = []
+        wanted = Packed(Wanted._make)
         for file, row in job.selection.encrypted(paths):
             below = file.relative_path.removesuffix(SUFFIX)
             name = row.relative_path if paths is None else below
             wanted.append(Wanted(file, name, row.source_size, row.key_metadata))
-        job.run(job.selection.items(wanted, overwrite=overwrite), Decrypting, keys, None)
+        items = job.selection.items(wanted, len(wanted), overwrite=overwrite)
+        job.run(items, Decrypting, keys, None)
     return job.summary
 
 
@@ -134,7 +136,7 @@ def verify_files(
     keys = FileKeys.for_opening(kms, frozenset(key_ids))
     paths = None if sources is None else _paths(sources)
     with Job(spark, VERIFY, "", _named(ledger, "ledger"), False, cores, progress) as job:
-        items: list[Item] = []
+        items = Packed(Item._make)
         for (path, name, size, version), row in job.selection.encrypted(paths):
             text_size, wrapped = row.source_size, row.key_metadata
             items.append(Item(len(items), path, "", name, size, version, text_size, wrapped))

@@ -189,7 +189,7 @@ class Job:
 
     def run(
         self,
-        items: list[Item],
+        items: Collection[Item],
         kind: Callable[..., Work],
         keys: FileKeys,
         master_key_id: str | None,
@@ -198,11 +198,13 @@ class Job:
     ) -> None:
         """Do the work, wave after wave; ``digests``: also compute HMACs of the plaintexts."""
         self._master_key_id = master_key_id
-        self._total = sum(item.source_size for item in items)
+        remote = self._storage.is_remote
+        for item in items:
+            self._total += item.source_size
+            remote = remote or storage_of(item.source).is_remote
         self._progress(0, self._total)
         self._commit_failures()
         work = kind(keys, self.id, self._durable, self._bytes_done.add, digests)
-        remote = self._storage.is_remote or any(storage_of(i.source).is_remote for i in items)
         file_cost = planning.REMOTE_FILE_COST if remote else planning.FILE_COST
         cost = task_cost(items, self.group.cores, file_cost)
         cut = waves(items, self.group.cores, cost, file_cost, digests)

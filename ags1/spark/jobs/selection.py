@@ -5,8 +5,9 @@ it has the file's target as done, and source and target still are as it says, th
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from ...errors import FormatError, KeyMetadataError, TruncatedError
 from ...layout import encrypted_size
 from ..ledger import DONE, ENCRYPT, Ledger, Row
 from ..storage.choice import absolute, find, storage_of
+from ..storage.packed import Packed
 from ..storage.pieces import BLOCK_SIZE, Item
 from ..storage.protocol import REQUESTS, SourceFile, StatusOf
 from .publishing import has_its_name
@@ -53,12 +55,12 @@ class Selection:
         self._ledger = ledger
         # Sources are not searched for in these folders.
         self._own_folders = [folder for folder in (root, ledger.folder) if folder]
-        self._targets: set[str] = set()
+        self._targets: set[bytes] = set()  # their digests, which are smaller
         self._status_of: StatusOf = lambda target: None
         self.failures: list[Failure] = []
         self.unchanged = 0
 
-    def listed(self, paths: Sequence[str]) -> Sequence[SourceFile]:
+    def listed(self, paths: Sequence[str]) -> Packed[SourceFile]:
         """Return the files that paths, globs and folders mean. Paths that cannot be listed, or
         paths without any file, are failures: the folder may not be mounted."""
         listing = find(paths, passed_over=self._own_folders)
@@ -86,34 +88,41 @@ class Selection:
             elif self._has_its_length(file, row):
                 yield file, row
 
-    def items(self, wanted: Sequence[Wanted], *, suffix: str = "", overwrite: bool) -> list[Item]:
-        """Return the work on all files that are not done. The names of their targets end with
-        ``suffix``."""
+    def items(
+        self, wanted: Iterable[Wanted], count: int, *, suffix: str = "", overwrite: bool
+    ) -> Packed[Item]:
+        """Return the work on all files that are not done. There are about ``count``. The names of
+        their targets end with ``suffix``."""
         columns = ("source", "source_size", "source_version", "target_size")
-        rows = self._ledger.done(self._operation, columns)
+        rows = self._ledger.done(self._operation, columns, keep=_as_it_was)
         storage = storage_of(self._root)
-        self._status_of = storage.statuses(self._root, len(wanted), follow=False)
-        items: list[Item] = []
+        self._status_of = storage.statuses(self._root, count, follow=False)
+        items = Packed(Item._make)
         for file, name, size, wrapped in wanted:
             target = os.path.join(self._root, name + suffix)
-            row = rows.get(target)
+            row = rows.pop(target, None)
             if self._is_to_do(file, target, row, overwrite=overwrite):
                 source = file.path, target, name, file.size, file.version
                 replaces = overwrite or row is not None
-                items.append(Item(len(items), *source, size, wrapped, replaces, storage.unit(size)))
+                work = size, wrapped, replaces, storage.unit(size)
+                items.append(Item(len(items), *source, *work))
         return items
 
-    def _is_to_do(self, file: SourceFile, target: str, row: Row | None, *, overwrite: bool) -> bool:
-        """Return whether a file has to be done. ``row`` is the ledger's of its target."""
+    def _is_to_do(
+        self, file: SourceFile, target: str, row: bytes | None, *, overwrite: bool
+    ) -> bool:
+        """Return whether a file has to be done. ``row`` tells what the ledger has of its target
+        (``_as_it_was``)."""
         if not storage_of(self._root).holds(self._root, target):
             message = f"its target would be outside the folder {self._root}: rename the source"
             self._fail(file, OSError(errno.EINVAL, message))
             return False
-        if target in self._targets:
+        digest = _digest(target)
+        if digest in self._targets:
             message = f"another source has the same target, {target}: name a folder above both"
             self._fail(file, OSError(errno.EINVAL, message))
             return False
-        self._targets.add(target)
+        self._targets.add(digest)
         if row is None and overwrite:
             return True
         try:
@@ -128,8 +137,7 @@ class Selection:
             message += ": use --force (overwrite=True)"
             self._fail(file, FileExistsError(errno.EEXIST, message), target)
             return False
-        as_it_was = (row.source, row.source_size, row.source_version, row.target_size)
-        if as_it_was != (file.path, file.size, file.version, status.size):
+        if row != _digest(file.path, file.size, file.version, status.size):
             return True
         self.unchanged += 1
         return False
@@ -193,3 +201,13 @@ class Selection:
 
 def _unlisted(path: str, relative_path: str = "") -> SourceFile:
     return SourceFile(path, relative_path, 0, "")
+
+
+def _as_it_was(row: Row) -> bytes:
+    """Return what must still be so if a row's file is done."""
+    return _digest(row.source, row.source_size, row.source_version, row.target_size)
+
+
+def _digest(*facts: object) -> bytes:
+    """Return 16 bytes that are equal if, and only if, the facts are."""
+    return hashlib.blake2b(repr(facts).encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -13,6 +13,7 @@ from ...kms.properties import Properties
 from ...process import OncePerProcess
 from ..paths import local_path
 from .local import LOCAL
+from .packed import Packed, PackedFiles
 from .protocol import Problem, SourceFile, Storage
 from .remote import RemoteStorage, os_errors
 from .s3 import S3Storage
@@ -26,7 +27,7 @@ _CHAIN = re.compile(r"::[^/]*://|^[^/]*://[^/\[]*::")
 class Listing(NamedTuple):
     """The files in the order of their paths, and the paths that could not be listed."""
 
-    files: list[SourceFile]
+    files: Packed[SourceFile]
     problems: list[Problem]
 
 
@@ -97,7 +98,7 @@ def find(sources: Iterable[str], *, passed_over: Collection[str] = ()) -> Listin
     """List the files that paths, globs and folders mean, each file once. Folders are walked,
     several at a time. Links to folders, unfinished files of ags1, and all files in the folders
     ``passed_over`` are left out. Raises KmsConfigurationError as ``storage_of``."""
-    files: dict[str, SourceFile] = {}
+    files = PackedFiles()
     problems: list[Problem] = []
     with ThreadPoolExecutor(_LISTING_THREADS, "ags1-listing") as pool:
         for source in sources:
@@ -105,9 +106,9 @@ def find(sources: Iterable[str], *, passed_over: Collection[str] = ()) -> Listin
                 absolute(source)
                 for item in storage_of(source).find(source, passed_over, pool):
                     if isinstance(item, SourceFile):
-                        files.setdefault(item.path, item)
+                        files.add(item)
                     else:
                         problems.append(item)
             except OSError as error:
                 problems.append(Problem(source, error))
-    return Listing([files[path] for path in sorted(files)], problems)
+    return Listing(files.in_order(), problems)
