@@ -119,7 +119,7 @@ def table(spark: Any, folder: Path, keyring: str) -> dict[str, Any]:
         read = spark.read.format("ags1-iceberg").options(**options).load("db.t")
         rows = read.selectExpr("count(*) as n", "sum(id) as total").collect()[0]
         names = read.where("id >= 290").orderBy("id").collect()
-        report = tables.verify_table(spark, catalog.load_table("db.t"), kms)
+        report = tables.verify_table(spark, catalog.load_table("db.t"), options)
     return {
         "count": rows.n,
         "sum": rows.total,

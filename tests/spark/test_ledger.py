@@ -737,6 +737,23 @@ class TestElsewhere:
         assert settled.error_kind == (None if ours else "FileExistsError")
         assert fs.cat_file("/lake[1]/f") == (b"new" if ours else there)
 
+    def test_a_move_over_a_target_that_says_nothing(
+        self, fs: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As HDFS: a rename over a file does nothing, and WebHDFS of fsspec does not say so."""
+
+        def move(self: Any, source: str, target: str) -> None:
+            if not self.exists(target):
+                self.pipe(target, self.cat_file(source))
+                self.rm_file(source)
+
+        monkeypatch.setattr(type(fs), "mv", move)
+        fs.pipe("/lake[1]/f", b"older")
+        wanted = self.row(replaces=True)
+        assert published([wanted]) == [wanted]
+        assert fs.cat_file("/lake[1]/f") == b"new"
+        assert not fs.exists("/lake[1]/.ags1-ab.tmp/1")
+
     @pytest.mark.parametrize("root", ["/lake", "/lake[1]"])
     def test_what_cannot_be_removed_is_tried_again(
         self, fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
