@@ -70,7 +70,6 @@ def run_job(
     keyring: str,
     settings: dict[str, str],
     first_on_path: Sequence[Path] = (),
-    **process: Any,
 ) -> dict[str, Any]:
     """Run ``cluster_job`` in a process of its own; return what it found, or fail."""
     settings = {
@@ -88,13 +87,12 @@ def run_job(
     arguments = [f"{name}={value}" for name, value in settings.items()]
     done = subprocess.run(
         [sys.executable, str(JOB), master, str(folder), keyring, *arguments],
-        env=environment | process.pop("env", {}),
+        env=environment,
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=900,
         check=False,
-        **process,
     )
     if done.returncode:
         pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr[-8000:]}")
