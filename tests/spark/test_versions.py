@@ -57,36 +57,29 @@ def pyspark(version: str) -> list[Path]:
     with open(folder.parent / f"{version}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            made = folder.with_suffix(".new")
-            install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+            made = folder.with_name(f"{version}.new")
+            install = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-deps"]
             subprocess.run([*install, "--target", made, f"pyspark=={version}"], check=True)
             made.rename(folder)
     return [folder]
 
 
-def run_job(
-    master: str,
-    folder: Path,
-    keyring: str,
-    settings: dict[str, str],
-    first_on_path: Sequence[Path] = (),
-) -> dict[str, Any]:
+def run_job(folder: Path, keyring: Path, first_on_path: Sequence[Path]) -> dict[str, Any]:
     """Run ``cluster_job`` in a process of its own; return what it found, or fail."""
     settings = {
         **LOCAL,
         "spark.local.dir": f"{folder}/local",
         "spark.sql.warehouse.dir": f"file:{folder}/spark-warehouse",
         "spark.driver.extraJavaOptions": f"-XX:-UsePerfData -Djava.io.tmpdir={folder}",
-    } | settings
-    path = [*map(str, first_on_path), str(ROOT)]
+    }
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONPATH": os.pathsep.join([*map(str, first_on_path), str(ROOT)]),
         "PYSPARK_PYTHON": sys.executable,
     }
     environment.pop("SPARK_HOME", None)
     arguments = [f"{name}={value}" for name, value in settings.items()]
     done = subprocess.run(
-        [sys.executable, str(JOB), master, str(folder), keyring, *arguments],
+        [sys.executable, str(JOB), "local[2]", str(folder), str(keyring), *arguments],
         env=environment,
         cwd=folder,
         capture_output=True,
@@ -104,7 +97,7 @@ def run_job(
 def test_a_version_of_pyspark(tmp_path: Path, version: str) -> None:
     keyring = tmp_path / "keyring.json"
     LocalKms(str(keyring)).create_key("default")
-    said = run_job("local[2]", tmp_path, str(keyring), {}, pyspark(version))
+    said = run_job(tmp_path, keyring, pyspark(version))
     assert said.pop("pyspark") == version
     assert tuple(said.pop("python")) == sys.version_info[:2]
     found = FOUND
