@@ -80,7 +80,9 @@ def serving(
     server. ``is_ready`` may raise OSError or ValueError while the server starts. ``secret`` is left
     out of what the server said if it does not start."""
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"ags1-{name}-")))
+        memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # servers sync what they keep
+        made = tempfile.TemporaryDirectory(prefix=f"ags1-{name}-", dir=memory)
+        folder = Path(stack.enter_context(made))
         for attempt in range(3):
             port = _free_port()
             log = folder / f"{name}.log"

@@ -198,8 +198,9 @@ class Places:
         return [upload["Key"] for upload in listed]
 
     def empty(self) -> None:
-        for found in self.s3.list_objects_v2(Bucket=BUCKET).get("Contents", []):
-            self.s3.delete_object(Bucket=BUCKET, Key=found["Key"])
+        for page in self.s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
+            if names := [{"Key": found["Key"]} for found in page.get("Contents", [])]:
+                self.s3.delete_objects(Bucket=BUCKET, Delete={"Objects": names, "Quiet": True})
         for upload in self.s3.list_multipart_uploads(Bucket=BUCKET).get("Uploads", []):
             name = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
             self.s3.abort_multipart_upload(Bucket=BUCKET, **name)
@@ -857,7 +858,7 @@ class TestUploads:
         row = self.row(named, self.write(named, 0, b"mine"), 4)
         assert published([row]) == [row]
         assert places.read("s3", "sealed") == {"x?versionId=null": b"mine"}
-        found = storages.find(["s3://bucket/sealed"]).files
+        found = list(storages.find(["s3://bucket/sealed"]).files)
         assert [its.path for its in found] == [target]
         assert storage.status(target) == (4, found[0].version)
 

@@ -102,9 +102,10 @@ class TestConditionalWrites:
             places.s3.put_object(Bucket=BUCKET, Key="claim", Body=b"x", IfMatch='"0"')
 
 
-def test_a_wrong_secret_is_refused(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_secret_is_refused(real_s3: dict[str, str]) -> None:
     """moto takes any: so this is the server that the other tests believe."""
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    client: Any = boto3.client("s3")
+    where = {"endpoint_url": real_s3["AWS_ENDPOINT_URL"], "region_name": "us-east-1"}
+    user = {"aws_access_key_id": real_s3["AWS_ACCESS_KEY_ID"], "aws_secret_access_key": "wrong"}
+    client: Any = boto3.client("s3", **where, **user)
     with pytest.raises(ClientError, match="SignatureDoesNotMatch"):
         client.list_buckets()

@@ -910,7 +910,7 @@ class TestListing:
 
     def test_what_is_missing_is_told(self, tmp_path: Path) -> None:
         listing = storages.find([str(tmp_path / "none"), str(tmp_path / "*.csv"), str(tmp_path)])
-        assert listing.files == []
+        assert not listing.files
         assert [type(problem.error) for problem in listing.problems] == [FileNotFoundError] * 2
 
     def test_names_that_are_no_text(self, tmp_path: Path) -> None:
@@ -1055,6 +1055,23 @@ class TestElsewhere:
         [settled] = published([self.row()], again=True)
         assert settled.error_kind == (None if ours else "FileExistsError")
         assert fs.cat_file("/lake[1]/f") == (b"new" if ours else there)
+
+    def test_a_move_over_a_target_that_says_nothing(
+        self, fs: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As HDFS: a rename over a file does nothing, and WebHDFS of fsspec does not say so."""
+
+        def move(self: Any, source: str, target: str) -> None:
+            if not self.exists(target):
+                self.pipe(target, self.cat_file(source))
+                self.rm_file(source)
+
+        monkeypatch.setattr(type(fs), "mv", move)
+        fs.pipe("/lake[1]/f", b"older")
+        wanted = self.row(replaces=True)
+        assert published([wanted]) == [wanted]
+        assert fs.cat_file("/lake[1]/f") == b"new"
+        assert not fs.exists("/lake[1]/.ags1-ab.tmp/1")
 
     @pytest.mark.parametrize("root", ["/lake", "/lake[1]"])
     def test_what_cannot_be_removed_is_tried_again(

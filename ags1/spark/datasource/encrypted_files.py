@@ -95,7 +95,7 @@ def _found(paths: Sequence[str]) -> list[SourceFile]:
     listing = find(paths)
     for _, error in listing.problems:
         raise error
-    return listing.files
+    return list(listing.files)
 
 
 def _begins_encrypted(file: SourceFile) -> bool:

@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 from ..keys import FileKeys, KmsConfig
 from ..ledger import DECRYPT, ENCRYPT, LedgerAt
 from ..storage.choice import absolute
+from ..storage.packed import Packed
 from ..storage.pieces import Item
 from .rewrapping import rewrap_ledger
 from .running import VERIFY, Conduct, FailedFile, Job, PlannedFile, Progress, Summary
@@ -94,8 +95,8 @@ def encrypt_files(
     keys = FileKeys.for_sealing(kms, key_id)
     with Job(spark, ENCRYPT, root, at, conduct) as job:
         files = job.selection.listed(paths)
-        wanted = [Wanted(file, file.relative_path, file.size, None) for file in files]
-        items = job.selection.items(wanted, suffix=SUFFIX, overwrite=overwrite)
+        wanted = (Wanted(file, file.relative_path, file.size, None) for file in files)
+        items = job.selection.items(wanted, len(files), suffix=SUFFIX, overwrite=overwrite)
         job.run(items, Encrypting, keys, key_id, digests=plaintext_hmac)
     return job.summary
 
@@ -132,12 +133,13 @@ def decrypt_files(
     at = LedgerAt(_named(ledger, "ledger"), kms)
     conduct = Conduct(durable, cores, progress, include, exclude, dry_run, max_failures)
     with Job(spark, DECRYPT, root, at, conduct) as job:
-        wanted = []
+        wanted = Packed(Wanted._make)
         for file, row in job.selection.encrypted(paths):
             below = file.relative_path.removesuffix(SUFFIX)
             name = row.relative_path if paths is None else below
             wanted.append(Wanted(file, name, row.source_size, row.key_metadata))
-        job.run(job.selection.items(wanted, overwrite=overwrite), Decrypting, keys, None)
+        items = job.selection.items(wanted, len(wanted), overwrite=overwrite)
+        job.run(items, Decrypting, keys, None)
     return job.summary
 
 
@@ -162,7 +164,7 @@ def verify_files(
     at = LedgerAt(_named(ledger, "ledger"), kms)
     conduct = Conduct(False, cores, progress, include, exclude, dry_run, max_failures)
     with Job(spark, VERIFY, "", at, conduct) as job:
-        items: list[Item] = []
+        items = Packed(Item._make)
         for (path, name, size, version), row in job.selection.encrypted(paths):
             text_size, wrapped = row.source_size, row.key_metadata
             items.append(Item(len(items), path, "", name, size, version, text_size, wrapped))

@@ -4,7 +4,8 @@ million tiny ones both fill the cluster. Each file has a cost besides its bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterator
 from typing import NamedTuple, TypeAlias
 
 from ... import layout
@@ -37,7 +38,7 @@ class Wave(NamedTuple):
     number: int = 0
 
 
-def task_cost(items: Sequence[Item], cores: int, file_cost: int = FILE_COST) -> int:
+def task_cost(items: Collection[Item], cores: int, file_cost: int = FILE_COST) -> int:
     """Return how much work (bytes) a task should have; each file adds ``file_cost``."""
     total = sum(item.source_size + file_cost for item in items)
     return max(MIN_TASK_COST, min(MAX_TASK_COST, total // (cores * _TASKS_PER_CORE)))
@@ -61,7 +62,7 @@ class Pace:
 
 
 def waves(
-    items: Sequence[Item],
+    items: Collection[Item],
     pace: Pace,
     cost: int,
     file_cost: int = FILE_COST,
@@ -74,15 +75,15 @@ def waves(
     taken: list[Item] = []
     task: Task = []
     load = 0
-    large: list[Item] = []
-    small: list[Item] = []
-    for item in items:
+
+    def is_large(item: Item) -> bool:
         # A key is for one content. If nothing tells whether a file has changed, one task has to
         # make the key and encrypt all of the file.
         may_be_cut = item.unit and (item.source_version or item.wrapped)
-        is_large = may_be_cut and item.plaintext_size > cost + cost // 2
-        (large if is_large else small).append(item)
-    for item in large:
+        return bool(may_be_cut) and item.plaintext_size > cost + cost // 2
+
+    # Read twice, because a list of a million items is hundreds of megabytes.
+    for item in filter(is_large, items):
         if digests:
             tasks.append([whole(item)._replace(digests=True)])
         tasks += ([piece] for piece in ranges(item, cost))
@@ -90,7 +91,7 @@ def waves(
         if len(tasks) >= pace.wave_tasks:
             yield Wave(tasks, taken)
             tasks, taken = [], []
-    for item in small:
+    for item in itertools.filterfalse(is_large, items):
         task.append(whole(item))
         taken.append(item)
         load += item.source_size + file_cost

@@ -151,7 +151,7 @@ class _NoLedger:
 
     own_folder: str | None = None
 
-    def done(self, operation: str, columns: Sequence[str] = ()) -> dict[str, Row]:
+    def facts(self, *arguments: Any, **options: Any) -> dict[str, Any]:
         return {}
 
     def close(self) -> None:
@@ -278,7 +278,7 @@ class Job:
 
     def run(
         self,
-        items: list[Item],
+        items: Collection[Item],
         kind: Callable[..., Work],
         keys: FileKeys,
         master_key_id: str | None,
@@ -289,7 +289,10 @@ class Job:
         not needed, and nothing is written, before all is known that can be known without it. Raises
         OSError if there is no room for more targets; then the files done so far stay done."""
         self._master_key_id = master_key_id
-        self._total = sum(item.source_size for item in items)
+        remote = self._storage.is_remote
+        for item in items:
+            self._total += item.source_size
+            remote = remote or storage_of(item.source).is_remote
         self._progress(0, self._total)
         if master_key_id is None:
             keys.check(item.wrapped or "" for item in items)
@@ -302,7 +305,7 @@ class Job:
             self.begin()
         self._commit_failures()
         if items and not self._is_stopped:
-            self._run_waves(items, kind, keys, digests)
+            self._run_waves(items, kind, keys, digests, remote)
         self.has_ended = True
         self.summary.not_tried = len(items) - self._tried
         if self._no_room is not None:
@@ -317,10 +320,14 @@ class Job:
         return self._no_room is not None or (most is not None and self.summary.failed >= most)
 
     def _run_waves(
-        self, items: list[Item], kind: Callable[..., Work], keys: FileKeys, digests: bool
+        self,
+        items: Collection[Item],
+        kind: Callable[..., Work],
+        keys: FileKeys,
+        digests: bool,
+        remote: bool,
     ) -> None:
         work = kind(keys, self.id, self._durable, digests)
-        remote = self._storage.is_remote or any(storage_of(i.source).is_remote for i in items)
         file_cost = planning.REMOTE_FILE_COST if remote else planning.FILE_COST
         cost = task_cost(items, self.group.cores, file_cost)
         pace = Pace(self.group.cores)

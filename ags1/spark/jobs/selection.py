@@ -5,9 +5,10 @@ it has the file's target as done, and source and target still are as it says, th
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from ...keys.sidecar import SUFFIX as KEYS
 from ...layout import encrypted_size
 from ..ledger import DONE, ENCRYPT, Ledger, Row
 from ..storage.choice import absolute, find, storage_of
+from ..storage.packed import Packed
 from ..storage.pieces import BLOCK_SIZE, Item
 from ..storage.protocol import EXCLUDED, NOT_UTF8, REQUESTS, SourceFile, StatusOf
 from .patterns import Patterns
@@ -60,13 +62,13 @@ class Selection:
         self._ledger = ledger
         # Sources are not searched for in these folders.
         self._own_folders = [folder for folder in (root, ledger.own_folder) if folder]
-        self._targets: set[str] = set()
+        self._targets: set[bytes] = set()  # their digests, which are smaller
         self._status_of: StatusOf = lambda target: None
         self.failures: list[Failure] = []
         self.unchanged = 0
         self.passed_over: dict[str, int] = {}
 
-    def listed(self, paths: Sequence[str]) -> Sequence[SourceFile]:
+    def listed(self, paths: Sequence[str]) -> Packed[SourceFile]:
         """Return the files that paths, globs and folders mean. Paths that cannot be listed, or
         paths without any file, are failures: the folder may not be mounted."""
         listing = find(paths, closed=self._own_folders, takes=self._wanted)
@@ -107,34 +109,41 @@ class Selection:
             elif self._has_its_length(file, row):
                 yield file, row
 
-    def items(self, wanted: Sequence[Wanted], *, suffix: str = "", overwrite: bool) -> list[Item]:
-        """Return the work on all files that are not done. The names of their targets end with
-        ``suffix``."""
+    def items(
+        self, wanted: Iterable[Wanted], count: int, *, suffix: str = "", overwrite: bool
+    ) -> Packed[Item]:
+        """Return the work on all files that are not done. There are about ``count``. The names of
+        their targets end with ``suffix``."""
         columns = ("source", "source_size", "source_version", "target_size")
-        rows = self._ledger.done(self._operation, columns, below=self._root)
+        rows = self._ledger.facts(self._operation, columns, _as_it_was, below=self._root)
         storage = storage_of(self._root)
-        self._status_of = storage.statuses(self._root, len(wanted), follow=False)
-        items: list[Item] = []
+        self._status_of = storage.statuses(self._root, count, follow=False)
+        items = Packed(Item._make)
         for file, name, size, wrapped in wanted:
             target = os.path.join(self._root, name + suffix)
-            row = rows.get(target)
+            row = rows.pop(target, None)
             if self._is_to_do(file, target, row, overwrite=overwrite):
                 source = file.path, target, name, file.size, file.version
                 replaces = overwrite or row is not None
-                items.append(Item(len(items), *source, size, wrapped, replaces, storage.unit(size)))
+                work = size, wrapped, replaces, storage.unit(size)
+                items.append(Item(len(items), *source, *work))
         return items
 
-    def _is_to_do(self, file: SourceFile, target: str, row: Row | None, *, overwrite: bool) -> bool:
-        """Return whether a file has to be done. ``row`` is the ledger's of its target."""
+    def _is_to_do(
+        self, file: SourceFile, target: str, row: bytes | None, *, overwrite: bool
+    ) -> bool:
+        """Return whether a file has to be done. ``row`` tells what the ledger has of its target
+        (``_as_it_was``)."""
         if not storage_of(self._root).holds(self._root, target):
             message = f"its target would be outside the folder {self._root}: rename the source"
             self._fail(file, OSError(errno.EINVAL, message))
             return False
-        if target in self._targets:
+        digest = _digest(target)
+        if digest in self._targets:
             message = f"another source has the same target, {target}: name a folder above both"
             self._fail(file, OSError(errno.EINVAL, message))
             return False
-        self._targets.add(target)
+        self._targets.add(digest)
         if row is None and overwrite:
             return True
         try:
@@ -149,8 +158,7 @@ class Selection:
             message += ": use --force (overwrite=True)"
             self._fail(file, FileExistsError(errno.EEXIST, message), target)
             return False
-        as_it_was = (row.source, row.source_size, row.source_version, row.target_size)
-        if as_it_was != (file.path, file.size, file.version, status.size):
+        if row != _digest(file.path, file.size, file.version, status.size):
             return True
         self.unchanged += 1
         return False
@@ -225,3 +233,13 @@ def _is_sidecar_of(
 
 def _unlisted(path: str, relative_path: str = "") -> SourceFile:
     return SourceFile(path, relative_path, 0, "")
+
+
+def _as_it_was(row: Row) -> bytes:
+    """Return what must still be so if a row's file is done."""
+    return _digest(row.source, row.source_size, row.source_version, row.target_size)
+
+
+def _digest(*facts: object) -> bytes:
+    """Return 16 bytes that are equal if, and only if, the facts are."""
+    return hashlib.blake2b(repr(facts).encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -113,7 +113,7 @@ def rows_from_sidecars(ledger: Ledger, sources: Iterable[str]) -> Moved:
 
 
 def _with_sidecars(
-    files: Sequence[SourceFile],
+    files: Collection[SourceFile],
 ) -> Iterator[tuple[SourceFile, Sidecar | BaseException]]:
     """Yield the files that have a sidecar beside them, with what it is or why it cannot be read."""
     paths = {file.path for file in files}

@@ -20,10 +20,13 @@ from __future__ import annotations
 
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from .claims import Claim
 from .rows import DONE, REMOVED, Batch, Row
+
+T = TypeVar("T")
 
 
 class Ledger(ABC):
@@ -151,13 +154,25 @@ class Ledger(ABC):
     ) -> dict[str, Row]:
         """Return by target the newest row of each file that is done and was not removed since.
         ``below``: only targets that begin with this text."""
+        return self.facts(operation, columns, lambda row: row, below=below)
+
+    def facts(
+        self,
+        operation: str,
+        columns: Sequence[str],
+        fact_of: Callable[[Row], T],
+        *,
+        below: str = "",
+    ) -> dict[str, T]:
+        """Return what ``fact_of`` makes of each row that ``done`` returns. Besides the result, one
+        batch at a time is in memory."""
         wanted = [*columns, "operation", "status", "target"]
-        newest: dict[str, Row] = {}
-        for row in self.rows(wanted):
+        newest: dict[str, T] = {}
+        for row in (row for _, rows in self.rows_between(0, None, wanted) for row in rows):
             if row.operation != operation or not row.target.startswith(below):
                 continue
             if row.status == DONE:
-                newest[row.target] = row
+                newest[row.target] = fact_of(row)
             elif row.status == REMOVED:
                 newest.pop(row.target, None)
         return newest

@@ -28,7 +28,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -71,6 +71,7 @@ from .base import Ledger
 from .claims import RENEW_SECONDS, Claim, now_ms, this_process
 from .rows import ALWAYS, DONE, REMOVED, SCHEMA, Batch, Row, rows_of, table_of
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 # Their types are those of pydantic, for keywords only.
@@ -348,9 +349,14 @@ class IcebergLedger(Ledger):
             for number, group in itertools.groupby(numbered, key=lambda pair: pair[0]):
                 yield number, [row for _, row in group]
 
-    def done(
-        self, operation: str, columns: Sequence[str] = Row._fields, *, below: str = ""
-    ) -> dict[str, Row]:
+    def facts(
+        self,
+        operation: str,
+        columns: Sequence[str],
+        fact_of: Callable[[Row], T],
+        *,
+        below: str = "",
+    ) -> dict[str, T]:
         wanted: BooleanExpression = _where.And(
             _where.EqualTo("operation", operation), _where.In("status", [DONE, REMOVED])
         )
@@ -359,8 +365,13 @@ class IcebergLedger(Ledger):
         names = _known([*columns, "operation", "status", "target"])
         table = _read(self._now(), wanted, [*names, "batch", "number"])
         table = table.sort_by([("batch", "ascending"), ("number", "ascending")])
-        newest = {row.target: row for row in rows_of(table.select(names), names, self.location)}
-        return {target: row for target, row in newest.items() if row.status == DONE}
+        newest: dict[str, T] = {}
+        for row in rows_of(table.select(names), names, self.location):
+            if row.status == DONE:
+                newest[row.target] = fact_of(row)
+            else:
+                newest.pop(row.target, None)
+        return newest
 
     def settled_up_to(self) -> int:
         view = self._now()

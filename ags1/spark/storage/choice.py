@@ -11,6 +11,7 @@ from ...process import OncePerProcess
 from ..filesystems import filesystem_of, host_url_of, refuse_chain
 from ..paths import local_path
 from .local import LOCAL
+from .packed import Packed, PackedFiles
 from .protocol import PassedOver, Problem, SourceFile, Storage, Takes
 from .remote import RemoteStorage
 from .s3 import S3Storage
@@ -22,7 +23,7 @@ class Listing(NamedTuple):
     """The files in the order of their paths, the paths that could not be listed, and by reason the
     first path that was passed over and their number."""
 
-    files: list[SourceFile]
+    files: Packed[SourceFile]
     problems: list[Problem]
     passed_over: dict[str, tuple[str, int]]
 
@@ -75,7 +76,7 @@ def find(
     several at a time. What is no file, and what ``takes`` does not take, is counted. Unfinished
     files of ags1, and all files in the folders ``closed``, are left out without a count. Raises
     KmsConfigurationError as ``storage_of``."""
-    files: dict[str, SourceFile] = {}
+    files = PackedFiles()
     problems: list[Problem] = []
     passed_over: dict[str, tuple[str, int]] = {}
     takes = takes or _all
@@ -85,7 +86,7 @@ def find(
                 absolute(source)
                 for item in storage_of(source).find(source, closed, takes, pool):
                     if isinstance(item, SourceFile):
-                        files.setdefault(item.path, item)
+                        files.add(item)
                     elif isinstance(item, PassedOver):
                         first, count = passed_over.get(item.reason, (item.path, 0))
                         passed_over[item.reason] = first, count + 1
@@ -93,7 +94,7 @@ def find(
                         problems.append(item)
             except OSError as error:
                 problems.append(Problem(source, error))
-    return Listing([files[path] for path in sorted(files)], problems, passed_over)
+    return Listing(files.in_order(), problems, passed_over)
 
 
 def _all(relative_path: str, is_folder: bool) -> bool:

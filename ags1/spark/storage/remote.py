@@ -373,6 +373,11 @@ class RemoteStorage:
         with os_errors(target):
             if not _copies(type(self.fs)):
                 self.fs.mv(source, name)
+                # HDFS does not replace a file. It answers "false", and fsspec's WebHDFS drops that.
+                if self._status_or_none(staged) is not None:
+                    raise FileExistsError(
+                        errno.EEXIST, "the file was not moved to its name", target
+                    )
                 return
             # This is what fsspec does by default, but fsspec would take the names for patterns.
             self.fs.cp_file(source, name)

@@ -1,0 +1,106 @@
+"""Each kind of work on each PySpark that ags1 is for, with that version's own JVM.
+
+pip fetches a version once into the user's cache folder; all else is this environment's. A newer
+Python: ``make cluster PYTHON=python3.13 VENV=.venv-3.13``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from go_server import cache_home
+
+from ags1.kms import LocalKms
+
+ROOT = Path(__file__).parents[2]
+JOB = Path(__file__).with_name("cluster_job.py")
+# The first and the last minor versions that pyproject.toml takes, and those between.
+VERSIONS = ["4.0.5", "4.1.4", "4.2.1", "4.3.0"]
+LOCAL = {
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+# What ``cluster_job`` finds if all is well.
+FOUND: dict[str, Any] = {
+    "bulk": {"counts": [21, 21, 21], "same": True, "failures": []},
+    "files": {"same": True, "bytes": 8890, "selected": 1},
+    "stream": {"same": True},
+    "table": {
+        "count": 300,
+        "sum": sum(range(300)),
+        "names": [f"n{number}" for number in range(290, 300)],
+        "verified": True,
+    },
+}
+
+pytestmark = [pytest.mark.spark, pytest.mark.cluster]
+
+
+def pyspark(version: str) -> list[Path]:
+    """Return the folder with that PySpark, fetched if it is not there yet; none if it is this
+    environment's."""
+    if importlib.metadata.version("pyspark") == version:
+        return []
+    folder = cache_home() / "ags1" / "pyspark" / version
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.parent / f"{version}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            made = folder.with_name(f"{version}.new")
+            install = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-deps"]
+            subprocess.run([*install, "--target", made, f"pyspark=={version}"], check=True)
+            made.rename(folder)
+    return [folder]
+
+
+def run_job(folder: Path, keyring: Path, first_on_path: Sequence[Path]) -> dict[str, Any]:
+    """Run ``cluster_job`` in a process of its own; return what it found, or fail."""
+    settings = {
+        **LOCAL,
+        "spark.local.dir": f"{folder}/local",
+        "spark.sql.warehouse.dir": f"file:{folder}/spark-warehouse",
+        "spark.driver.extraJavaOptions": f"-XX:-UsePerfData -Djava.io.tmpdir={folder}",
+    }
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([*map(str, first_on_path), str(ROOT)]),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    environment.pop("SPARK_HOME", None)
+    arguments = [f"{name}={value}" for name, value in settings.items()]
+    done = subprocess.run(
+        [sys.executable, str(JOB), "local[2]", str(folder), str(keyring), *arguments],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    if done.returncode:
+        pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr[-8000:]}")
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_version_of_pyspark(tmp_path: Path, version: str) -> None:
+    keyring = tmp_path / "keyring.json"
+    LocalKms(str(keyring)).create_key("default")
+    said = run_job(tmp_path, keyring, pyspark(version))
+    assert said.pop("pyspark") == version
+    assert tuple(said.pop("python")) == sys.version_info[:2]
+    found = FOUND
+    if version.startswith("4.0."):  # has no streams that Python data sources write
+        found = FOUND | {"stream": None}
+    assert said == found
