@@ -26,6 +26,7 @@ import errno
 import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -210,6 +211,7 @@ class IcebergLedger(Ledger):
         self._claim: Claim | None = None
         self._closing = threading.Event()
         self._renewals: threading.Thread | None = None
+        self._table_to_renew: EncryptedTable | None = None
         self._commits = 0
         # By the path of a manifest, which never changes.
         self._last_of_manifests: dict[str, int] = {}
@@ -263,7 +265,9 @@ class IcebergLedger(Ledger):
 
         self._commit(take, owned=False)
         self._claim = made[0]
-        self._renewals = threading.Thread(target=self._renew, name="ags1-ledger", daemon=True)
+        self._renewals = threading.Thread(
+            target=_renew, args=(weakref.ref(self), self._closing), name="ags1-ledger", daemon=True
+        )
         self._renewals.start()
 
     def _adopt(self, jobs: _Jobs, dead: Claim, claim_id: str) -> None:
@@ -277,16 +281,16 @@ class IcebergLedger(Ledger):
                 name = entry.removeprefix(prefix)
                 jobs.put(f"{kind}-{claim_id}-{name}", rows, int(name) if kind == "pending" else 0)
 
-    def _renew(self) -> None:
-        """Renew the claim from time to time, with a table object of this thread."""
-        table: EncryptedTable | None = None
-        while not self._closing.wait(RENEW_SECONDS):
-            try:
-                table = self._loaded() if table is None else table.refresh()
-                self._commit(lambda jobs: None, renew=True, table=table)
-            except Exception as error:
-                # The job's own commits tell, if the claim is lost.
-                _log.warning("%s: the claim was not renewed: %s", self.location, error)
+    def renew(self) -> None:
+        """Renew the claim, with a table object of the thread that does this."""
+        try:
+            table = self._table_to_renew
+            table = self._loaded() if table is None else table.refresh()
+            self._table_to_renew = table
+            self._commit(lambda jobs: None, renew=True, table=table)
+        except Exception as error:
+            # The job's own commits tell, if the claim is lost.
+            _log.warning("%s: the claim was not renewed: %s", self.location, error)
 
     def close(self) -> None:
         claim, self._claim = self._claim, None
@@ -589,6 +593,16 @@ class IcebergLedger(Ledger):
         self._commits += 1
         if owned and table is None and self._commits > _COMMITS_BEFORE_EXPIRY:
             self._expire()
+
+
+def _renew(opened: weakref.ref[IcebergLedger], closing: threading.Event) -> None:
+    """Renew a claim from time to time, as long as anybody has the ledger."""
+    while not closing.wait(RENEW_SECONDS):
+        ledger = opened()
+        if ledger is None:
+            return
+        ledger.renew()
+        del ledger
 
 
 def _files_by_entry(view: TableView) -> dict[str, list[ManifestEntry]]:
