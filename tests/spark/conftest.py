@@ -135,6 +135,8 @@ def table_ledger(tmp_path: Path, kms: KmsConfig, monkeypatch: pytest.MonkeyPatch
         "warehouse": f"file://{tmp_path}/warehouse",
     }
     monkeypatch.setattr(_ENV_CONFIG, "config", {"catalog": {"prod": properties}})
+    for name, value in properties.items():  # for other processes
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__PROD__{name.upper()}", value)
     return LedgerPlace("iceberg", LedgerAt("iceberg:prod.ops.ledger", kms, "default"))
 
 

@@ -33,7 +33,7 @@ from ags1.spark.jobs import group, planning, work
 from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
-from ags1.spark.ledger import ENCRYPT, Row, open_ledger
+from ags1.spark.ledger import ENCRYPT, Ledger, LedgerAt, Row, open_ledger
 from ags1.spark.ledger.folder import read_rows, write_rows
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage.choice import find
@@ -51,7 +51,8 @@ class Folders:
 
     def __init__(self, root: Path, spark: Any, kms: KmsConfig) -> None:
         self.source, self.target = root / "in", root / "sealed"
-        self.back, self.ledger = root / "back", root / "ledger"
+        self.back = root / "back"
+        self.ledger: Any = root / "ledger"
         self.source.mkdir()
         self.spark, self.kms = spark, kms
 
@@ -77,13 +78,16 @@ class Folders:
     def verify(self, source: Any = None) -> jobs.Summary:
         return jobs.verify_files(self.spark, source, ledger=self.ledger, kms=self.kms)
 
+    def opened(self) -> Ledger:
+        return open_ledger(LedgerAt(str(self.ledger), self.kms), writing=False)
+
     def rows(self) -> list[Row]:
-        with open_ledger(str(self.ledger), writing=False) as ledger:
+        with self.opened() as ledger:
             return ledger.rows()
 
     def done(self) -> dict[str, Row]:
         """Return the encrypted files' rows by their relative paths."""
-        with open_ledger(str(self.ledger), writing=False) as ledger:
+        with self.opened() as ledger:
             return {row.relative_path: row for row in ledger.done(ENCRYPT).values()}
 
     def check(self) -> None:
@@ -99,7 +103,10 @@ class Folders:
         ]
         assert len(set(used)) == len(used)
         assert not list(self.target.rglob(".ags1-*"))
-        assert not list(self.ledger.glob("_[pj]*"))
+        with self.opened() as ledger:
+            assert not ledger.killed()
+            assert not list(ledger.pending(others=True))
+            assert not ledger.claims()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -747,17 +754,24 @@ jobs.encrypt_files(spark, source, target, ledger=ledger, kms=kms, key_id="defaul
 """
 
 
-@pytest.mark.parametrize("published", [0, 11])
+@pytest.mark.parametrize(("published", "kind"), [(0, "folder"), (11, "folder"), (11, "iceberg")])
 def test_a_driver_that_is_killed(
-    folders: Folders, keyring: Path, run_python: Any, published: int
+    folders: Folders,
+    keyring: Path,
+    run_python: Any,
+    published: int,
+    kind: str,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if kind == "iceberg":
+        folders.ledger = request.getfixturevalue("table_ledger").at.location
     folders.write(**{f"f{number}": 100_000 for number in range(40)}, big=7 * MIB)
     where = (folders.source, folders.target, folders.ledger, keyring, published)
     done = run_python(_KILLED_DRIVER, *where, check=False, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(contents(folders.target)) == published
     # Before anything goes on: what has its name has its key.
-    with open_ledger(str(folders.ledger), writing=False) as ledger:
+    with folders.opened() as ledger:
         known = {row.target for row in ledger.rows(pending=True)}
     assert {row + ".ags1" for row in folders.done()} <= contents(folders.target).keys()
     assert {str(folders.target / name) for name in contents(folders.target)} <= known
@@ -767,6 +781,11 @@ def test_a_driver_that_is_killed(
     assert again.unchanged >= published
     assert again.done + again.unchanged == 41
     folders.check()
+    assert jobs.rewrap_ledger(
+        folders.spark, ledger=folders.ledger, kms=folders.kms, to_key_id="other"
+    ).done == len(folders.rows())
+    folders.check()
+    assert folders.decrypt().done == 41
 
 
 def test_a_folder_that_is_not_mounted_yet(

@@ -400,6 +400,18 @@ class TestTwoJobs:
             }
             second.end("22")
 
+    def test_a_claim_is_renewed(
+        self, table_ledger: LedgerPlace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ags1.spark.ledger.iceberg.RENEW_SECONDS", 0.1)
+        with table_ledger.open(root="/a") as ledger:
+            [first] = ledger.claims()
+            deadline = time.monotonic() + 60
+            while ledger.claims()[0].renewed_ms == first.renewed_ms:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            ledger.settle(ledger.prepare([]), [])
+
     @pytest.mark.parametrize("how", ["lease", "release", "process"])
     def test_a_dead_jobs_work_is_taken_over(
         self, tmp_path: Path, table_ledger: LedgerPlace, monkeypatch: pytest.MonkeyPatch, how: str

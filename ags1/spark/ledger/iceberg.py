@@ -276,7 +276,7 @@ class IcebergLedger(Ledger):
         table: EncryptedTable | None = None
         while not self._closing.wait(RENEW_SECONDS):
             try:
-                table = table or self._loaded()
+                table = self._loaded() if table is None else table.refresh()
                 self._commit(lambda jobs: None, renew=True, table=table)
             except Exception as error:
                 # The job's own commits tell, if the claim is lost.
