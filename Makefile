@@ -68,7 +68,8 @@ mutants: dev
 interop: native $(VENV)/.with-interop
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "(interop or spark) and not cluster"
 
-# Against a real S3 server (Go) and on other versions of PySpark: minutes, and the first time many.
+# Against a real S3 server (Go) and HDFS (Maven), on other versions of PySpark: minutes, and the first
+# time many.
 cluster: native $(VENV)/.with-interop
 	$(BIN)/python -m pytest -m cluster
 

@@ -35,6 +35,8 @@ REST_SERVER = (
     "org.slf4j:slf4j-simple:2.0.17",
     "org.xerial:sqlite-jdbc:3.50.3.0",
 )
+# Namenode and datanode in one JVM. In hadoop-client-minicluster, WebHDFS does not answer.
+HDFS = ("org.apache.hadoop:hadoop-minicluster:3.4.2",)
 PYSPARK = "4.1."  # the Spark of the runtime above
 # For every JVM: credentials of nobody, found before any other, and times that compare.
 JVM_OPTIONS = (
