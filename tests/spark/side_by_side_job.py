@@ -128,21 +128,23 @@ def compared(
     ).first()["at"]
     said: dict[str, list[Any]] = {}
 
-    def read(options: dict[str, str]) -> None:
-        java_s = spark.read.format("iceberg").options(**options).load(shared)
+    def read(options: dict[str, str], java_s: str) -> None:
         ours = spark.read.format("ags1-iceberg").options(**lake, key="keyA", **options)
-        both = [java_s, ours.load("db.shared")]
-        rows = [sorted(row.id for row in frame.collect()) for frame in both]
-        said[f"read {options}"] = rows
+        both = [spark.sql(f"SELECT id FROM {java_s}"), ours.load("db.shared")]
+        said[f"read {options}"] = [sorted(row.id for row in frame.collect()) for frame in both]
 
-    read({"tag": "early"})
-    read({"versionAsOf": "early"})
-    read({"versionAsOf": ids[0]})
-    read({"as-of-timestamp": str(at)})
-    read({"as-of-timestamp": str(at - 1)})
-    read({"timestampAsOf": datetime.fromtimestamp(at / 1000, timezone.utc).isoformat(" ")})
-    read({"start-snapshot-id": ids[0]})
-    read({"start-snapshot-id": ids[0], "end-snapshot-id": ids[1]})
+    # Java's runtime has no options for a tag and a time any more, but these clauses.
+    read({"tag": "early"}, f"{shared} VERSION AS OF 'early'")
+    read({"versionAsOf": ids[0]}, f"{shared} VERSION AS OF {ids[0]}")
+    moment = f"{shared} TIMESTAMP AS OF timestamp_millis({at} - {{}})"
+    read({"as-of-timestamp": str(at)}, moment.format(0))
+    read({"as-of-timestamp": str(at - 1)}, moment.format(1))
+    time = datetime.fromtimestamp(at / 1000, timezone.utc).isoformat(" ")
+    read({"timestampAsOf": time}, f"{shared} TIMESTAMP AS OF '{time}'")
+    for more in ({}, {"end-snapshot-id": ids[1]}):
+        since = {"start-snapshot-id": ids[0], **more}
+        spark.read.format("iceberg").options(**since).load(shared).createOrReplaceTempView("since")
+        read(since, "since")
 
     java_s, ours = f"{catalog}.db.java_over", f"{catalog}.db.ours_over"
     for table in (java_s, ours):
