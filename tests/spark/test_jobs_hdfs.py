@@ -15,7 +15,7 @@ import ags1
 from ags1.spark import jobs
 from ags1.spark.jobs.publishing import settle_pending
 from ags1.spark.keys import FileKeys, KmsConfig
-from ags1.spark.ledger import ENCRYPT, Ledger
+from ags1.spark.ledger import ENCRYPT, open_ledger
 from ags1.spark.storage import choice as storages
 
 pytest.importorskip("requests")
@@ -57,7 +57,7 @@ class Hdfs:
     def check(self, plain: dict[str, bytes]) -> None:
         """See that each sealed file opens with the key that the ledger has for it."""
         keys = FileKeys.for_opening(self.kms)
-        with Ledger(str(self.ledger), writing=False) as ledger:
+        with open_ledger(str(self.ledger), writing=False) as ledger:
             rows = {row.relative_path: row for row in ledger.done(ENCRYPT).values()}
         sealed = self.read("sealed")
         assert sealed.keys() == {name + ".ags1" for name in plain}
@@ -148,7 +148,7 @@ def test_a_driver_that_is_killed_between_two_names(
     done = run_python(_KILLED, *arguments, check=False, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(hdfs.read("sealed")) == 3  # one has its name, two are staged
-    with Ledger(str(hdfs.ledger), writing=True) as ledger:
+    with open_ledger(str(hdfs.ledger), writing=True) as ledger:
         settle_pending(ledger)
     hdfs.check(PLAIN)
     assert hdfs.encrypt().unchanged == 3

@@ -28,7 +28,8 @@ from ags1.spark.jobs.patterns import Patterns
 from ags1.spark.jobs.planning import Pace, Wave
 from ags1.spark.jobs.work import Encrypting
 from ags1.spark.keys import KmsConfig
-from ags1.spark.ledger import Ledger
+from ags1.spark.ledger import open_ledger
+from ags1.spark.ledger.folder import FolderLedger
 from ags1.spark.storage.local import LocalStorage
 from ags1.spark.storage.pieces import Piece
 from tests.aws_server import aws_server, dummy_environment
@@ -312,7 +313,7 @@ class TestRuns:
         made = places.names(places.target)
         assert len([name for name in made if name.endswith(".ags1")]) == 10
         assert len(made) == 20  # no empty folder, nothing staged
-        with Ledger(str(places.ledger), writing=False) as ledger:
+        with open_ledger(str(places.ledger), writing=False) as ledger:
             assert {row.status for row in ledger.rows()} == {"done"}
         assert not list(places.ledger.glob("_[pj]*"))
 
@@ -337,7 +338,7 @@ class TestRuns:
         def full(self: object, rows: object) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(Ledger, "prepare", full)
+        monkeypatch.setattr(FolderLedger, "prepare", full)
         with pytest.raises(OSError, match=str(places.ledger)) as raised:
             places.encrypt()
         assert raised.value.errno == errno.ENOSPC

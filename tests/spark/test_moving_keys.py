@@ -17,6 +17,7 @@ from ags1.keys import Keychain
 from ags1.keys.keychain import FILE_KEY_SIZE
 from ags1.keys.sidecar import read_sidecar, sidecar_path
 from ags1.kms import LocalKms
+from ags1.spark.jobs.patterns import Patterns
 from ags1.spark.jobs.selection import Selection
 from ags1.spark.jobs.sidecars import rows_from_sidecars, write_sidecars
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
@@ -158,7 +159,7 @@ def test_sidecars_are_no_encrypted_files(
         fill(ledger, [row for _, row in sealed.values()])
         write_sidecars(ledger)
         (tmp_path / "sealed" / "other.keys").write_bytes(b"of nobody")
-        selection = Selection("verify", "", ledger)
+        selection = Selection("verify", "", ledger, Patterns())
         found = [file.path for file, _ in selection.encrypted([str(tmp_path / "sealed")])]
         assert found == sorted(map(str, sealed))
         [failure] = selection.failures

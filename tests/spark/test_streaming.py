@@ -33,7 +33,8 @@ from ags1.spark.datasource.stream_writer import StreamWriter, is_committed, job_
 from ags1.spark.datasource.writer import FilesWriter, Target, WrittenFile
 from ags1.spark.jobs.publishing import settle_pending
 from ags1.spark.keys import KmsConfig
-from ags1.spark.ledger import DONE, ENCRYPT, FAILED, REMOVED, Ledger, Row, open_ledger
+from ags1.spark.ledger import DONE, ENCRYPT, FAILED, REMOVED, Row, open_ledger
+from ags1.spark.ledger.folder import FolderLedger
 from ags1.spark.options import sealing_keys as options_sealing_keys
 from ags1.spark.storage.choice import find
 from ags1.spark.storage.local import LocalSource
@@ -465,16 +466,16 @@ def test_a_file_written_anew_is_left_to_the_newer_batch(
 
         # Settled between the looks at what is pending and at what is settled, whichever is first.
         def then_settled(look: Any) -> Any:
-            def looking(*args: Any) -> Any:
-                found = list(look(*args))
+            def looking(*args: Any, **options: Any) -> Any:
+                found = list(look(*args, **options))
                 if args[1:2] != (0,) and pending_batch.exists():
                     pending_batch.rename(settled_batch)
                 return iter(found)
 
             return looking
 
-        patch.setattr(Ledger, "pending", then_settled(Ledger.pending))
-        patch.setattr(Ledger, "rows_between", then_settled(Ledger.rows_between))
+        patch.setattr(FolderLedger, "pending", then_settled(FolderLedger.pending))
+        patch.setattr(FolderLedger, "rows_between", then_settled(FolderLedger.rows_between))
         assert texts_of(reader, 0, 2) == []
         assert settled_batch.exists()
     assert texts_of(reader, 2, 3) == ["b"]
@@ -643,13 +644,13 @@ def test_a_folder_of_a_killed_driver_is_not_mounted(
     volume = folder.with_name("volume")
     folder.rename(volume)
     folder.mkdir()  # the mount point
-    with Ledger(given["ledger"], writing=True) as ledger:
+    with open_ledger(given["ledger"], writing=True) as ledger:
         with pytest.raises(FileNotFoundError, match="mount it"):
             settle_pending(ledger)
         assert len(list(ledger.pending())) == 1
     folder.rmdir()
     volume.rename(folder)
-    with Ledger(given["ledger"], writing=True) as ledger:
+    with open_ledger(given["ledger"], writing=True) as ledger:
         settle_pending(ledger)
         assert ledger.killed() == {}
     assert [row.status for row in settled(given)] == [DONE, DONE]
@@ -797,15 +798,15 @@ def test_a_ledger_is_named_by_a_path(
     writer.abort(messages)
     assert [row.status for row in settled(given)] == [DONE, FAILED]
 
-    elsewhere = {**url, "ledger": "s3://bucket/ledger"}
+    elsewhere = {**url, "ledger": "s3:/bucket/ledger"}
     for use in (
         lambda: FilesWriter(elsewhere, _VALUE, overwrite=False),
         lambda: StreamWriter(elsewhere, _VALUE, overwrite=False),
         lambda: LedgerStreamReader(elsewhere, _VALUE),
         lambda: FilesReader(elsewhere, _VALUE).partitions(),
-        lambda: take_back("s3://bucket/ledger", "ab"),
+        lambda: take_back("s3:/bucket/ledger", "ab"),
     ):
-        with pytest.raises(OSError, match="a ledger has to be a folder of the driver"):
+        with pytest.raises(OSError, match="neither a folder nor a URL"):
             use()
     assert list((tmp_path / "here").iterdir()) == []
 
