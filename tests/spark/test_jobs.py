@@ -978,7 +978,7 @@ def test_no_key_travels(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> No
     folders.encrypt()
     folders.decrypt()
     keys = FileKeys.for_opening(folders.kms)
-    assert len(sent) == 4
+    assert len(sent) >= 4
     for row in folders.done().values():
         key = keys.unwrap(row.key_metadata or "").encryption_key
         assert row.key_metadata
@@ -1012,9 +1012,9 @@ from pyspark import SparkContext
 
 run = JobGroup.run
 
-def killing(self, tasks, work):
+def killing(*arguments):
     SparkContext._gateway.proc.kill()
-    return run(self, tasks, work)
+    return run(*arguments)
 
 JobGroup.run = killing
 source, target, ledger, keyring = sys.argv[1:]

@@ -458,8 +458,8 @@ class TestFailures:
             places.encrypt(places.url("local", "in"), "s3://no-such-bucket/sealed")
         with pytest.raises(OSError, match="nowhere"):
             places.encrypt(places.url("local", "in"), "nowhere://sealed")
-        with pytest.raises(OSError, match="a ledger has to be a folder of the driver"):
-            places.encrypt("in", "out", ledger="s3://bucket/ledger")
+        with pytest.raises(OSError, match="neither a folder nor a URL"):
+            places.encrypt("in", "out", ledger="s3:/bucket/ledger")
         with pytest.raises(OSError, match="a ledger has to be a folder of the driver"):
             jobs.rewrap_ledger(places.spark, ledger="s3://bucket/ledger", kms=places.kms)
         places.encrypt(places.url("local", "in"), places.url("local", "sealed"))

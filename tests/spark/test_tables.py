@@ -728,9 +728,9 @@ def test_no_key_travels(
     sent: list[bytes] = []
     run = JobGroup.run
 
-    def spying(self: Any, tasks: Any, work: Any) -> Any:
+    def spying(self: Any, tasks: Any, work: Any, costs: Any) -> Any:
         sent.append(pickle.dumps((tasks, work.table, work.key)))
-        results = run(self, tasks, work)
+        results = run(self, tasks, work, costs)
         sent.append(pickle.dumps(results))
         return results
 

@@ -88,7 +88,17 @@ def row_filter_of(
     text = options.get(name)
     if not text:
         return AlwaysTrue()
-    return parse_filter(text, name, str if schema is None else naming(options, schema))
+    if schema is None:
+        return parse_filter(text, name, str)
+    expression = parse_filter(text, name, naming(options, schema))
+    try:
+        bound_filter(expression, schema)
+    except TypeError as error:
+        raise ValueError(
+            f"the option {name!r} compares a column with a value of another type ({error}): write "
+            "strings in quotes, and numbers without"
+        ) from error
+    return expression
 
 
 @dataclass(frozen=True, slots=True)

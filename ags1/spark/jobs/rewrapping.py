@@ -77,7 +77,8 @@ def rewrap_ledger(
             documents = [row.key_metadata or "" for row in rows]
             cut = range(0, len(rows), _KEYS_IN_A_TASK)
             tasks = [documents[first : first + _KEYS_IN_A_TASK] for first in cut]
-            results = iter(job.group.run(tasks, work) if tasks else ())
+            of_tasks = job.group.run(tasks, work) if tasks else []
+            results = (result for of_task in of_tasks for result in of_task)
             done = ((number, _done(job.summary, rows, results)) for number, rows in batches)
             job.ledger.replace_all({number: rows for number, rows in done if rows is not None})
         job.has_ended = True
@@ -121,16 +122,18 @@ class _Rewrapping:
     to: KmsConfig
     to_key_id: str | None
 
-    def __call__(self, tasks: Iterable[list[str]]) -> Iterator[_Rewrapped]:
+    def __call__(self, tasks: Iterable[list[str]]) -> Iterator[list[_Rewrapped]]:
         made: _Made = {}
         for documents in tasks:
-            for document in documents:
-                try:
-                    yield self._rewrapped(document, made)
-                except KMS_UNUSABLE:
-                    raise
-                except Ags1Error as error:
-                    yield _Rewrapped(None, None, type(error).__name__, cause(error))
+            yield [self._outcome(document, made) for document in documents]
+
+    def _outcome(self, document: str, made: _Made) -> _Rewrapped:
+        try:
+            return self._rewrapped(document, made)
+        except KMS_UNUSABLE:
+            raise
+        except Ags1Error as error:
+            return _Rewrapped(None, None, type(error).__name__, cause(error))
 
     def _rewrapped(self, document: str, made: _Made) -> _Rewrapped:
         sidecar = Sidecar.from_bytes(document.encode())
