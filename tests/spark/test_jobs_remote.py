@@ -460,7 +460,7 @@ class TestFailures:
             places.encrypt(places.url("local", "in"), "nowhere://sealed")
         with pytest.raises(OSError, match="neither a folder nor a URL"):
             places.encrypt("in", "out", ledger="s3:/bucket/ledger")
-        with pytest.raises(OSError, match="a ledger has to be a folder of the driver"):
+        with pytest.raises(FileNotFoundError, match="there is no ledger"):
             jobs.rewrap_ledger(places.spark, ledger="s3://bucket/ledger", kms=places.kms)
         places.encrypt(places.url("local", "in"), places.url("local", "sealed"))
         named = {"ledger": f"file://{places.ledger}", "kms": places.kms}
