@@ -133,7 +133,11 @@ def test_spark_says_the_same(spark: Any, rows: pa.Table) -> None:
         ("id IN ()", r"from '\)' on"),
         ("(id = 1", r"at its end .* expected \)"),
         ("id = 1)", r"from '\)' on"),
-        ("day = DATE '2026-02-30'", r"from \"'2026-02-30'\" on .* this is no DATE"),
+        (
+            "day = DATE '2026-02-30'",
+            r"from \"'2026-02-30'\" on .* this is no DATE: write one such as",
+        ),
+        ("raw = X'1G'", r"from \"'1G'\" on .* this is no X: write one such as X'1F'"),
         ("Name = 'open", r"from \"'open\" on"),
         ("id = 5; drop table t", "from '; drop"),
         ("(" * 2000 + "id = 1", "more than 100 levels of parentheses"),

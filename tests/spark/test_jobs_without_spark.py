@@ -20,6 +20,7 @@ pytest.importorskip("pathspec")
 
 from ags1.cli.app import app
 from ags1.cli.exits import Exit
+from ags1.cli.spark.session import session
 from ags1.errors import KeyMetadataError, KmsKeyNotFoundError
 from ags1.kms import LocalKms
 from ags1.spark import jobs
@@ -395,6 +396,24 @@ def test_patterns_are_those_of_gitignore() -> None:
     for pattern in ("", "#x", "a[", "!", "/"):
         with pytest.raises(ValueError, match="matches nothing"):
             Patterns([pattern])
+
+
+def test_a_token_for_spark_connect_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("grpc")
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    class Builder(SparkSession.Builder):  # type: ignore[misc]  # PySpark's types are not read
+        def getOrCreate(self) -> Any:
+            raise PySparkException("nobody answers")
+
+    monkeypatch.setattr(SparkSession, "builder", Builder())
+    said = r"Connect at sc://host:15002 cannot be used: check that it runs \(nobody answers\)$"
+    with (
+        pytest.raises(OSError, match=said),
+        session("sc://host:15002/;token=sesame"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("task_seconds", [0.1, 7.0, 50.0, 900.0])

@@ -66,17 +66,19 @@ class _Reading:
 _reading = grouped("reading", _Reading, _ledger, options.trusted_keys, options.kms)
 
 
-@click.group("spark", cls=Group, short_help="Encrypt, decrypt, verify many files on Spark.")
+@click.group("spark", cls=Group, short_help="Work on many files and large tables on Spark.")
 def spark() -> None:
-    """Work on any number of files with Spark (pip install 'ags1[spark]', and Java).
+    """Work on any number of files, or on a whole table, with Spark (pip install 'ags1[spark]', and
+    Java; for --remote 'ags1[connect]').
 
     Large files are split into ranges of blocks and small files are grouped, so that all cores work.
-    The keys are kept in a ledger instead of sidecars: a folder on the driver's machine, or an
-    encrypted table, which outlives it (iceberg:CATALOG.NAMESPACE.TABLE). A path is
-    a folder that the driver and all executors have mounted, or a URL of S3 (pip install 'ags1[s3]')
-    or of another storage that fsspec knows. Each process uses the KMS and the storage under its own
-    identity and finds its own credentials: a role, VAULT_TOKEN, a token file. A secret in
-    AGS1_KMS_... or in the configuration is refused, because it would be sent to the executors.
+    The keys are kept in a ledger instead of sidecars: a folder on the driver's machine, or, so that
+    it outlives that machine, a folder of an object storage (s3://BUCKET/FOLDER) or an encrypted
+    table (iceberg:CATALOG.NAMESPACE.TABLE). A path is a folder that the driver and all executors
+    have mounted, or a URL of S3 (pip install 'ags1[s3]') or of another storage that fsspec knows.
+    Each process uses the KMS and the storage under its own identity and finds its own credentials:
+    a role, VAULT_TOKEN, a token file. A secret in AGS1_KMS_... or in the configuration is refused,
+    because it would be sent to the executors.
 
     Examples:
       ags1 spark encrypt warehouse sealed --ledger ledger
@@ -84,6 +86,7 @@ def spark() -> None:
       ags1 spark decrypt sealed copy --ledger ledger
       ags1 spark rewrap --ledger ledger --to-key new
       ags1 spark encrypt s3://raw/2026 s3://sealed/2026 --ledger ledger
+      ags1 spark verify-table db.flights --catalog prod
     """
 
 

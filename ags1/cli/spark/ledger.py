@@ -28,8 +28,8 @@ def ledger() -> None:
 
     LEDGER is a folder, the URL of one in S3 or another object storage with conditional writes, or
     iceberg:CATALOG.NAMESPACE.TABLE for an encrypted table of a catalog that PyIceberg's
-    configuration names. A table is opened with the KMS of its catalog or else with the
-    one of the options.
+    configuration names. A table is opened with the KMS of its catalog's configuration or, if that
+    has none, with the KMS of the options.
 
     Examples:
       ags1 spark ledger info ledger
@@ -43,7 +43,7 @@ def ledger() -> None:
 @options.kms
 @output
 def info(ledger: str, kms: KmsOptions, out: Output) -> int:
-    """Tell what a ledger has: rows by operation and outcome, and the work of jobs that have not
+    """Show what a ledger has: rows by operation and outcome, and the work of jobs that have not
     ended.
 
     Examples:

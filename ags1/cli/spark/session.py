@@ -181,7 +181,11 @@ def _remote_session(url: str) -> Iterator[Any]:
     except ImportError:
         raise click.UsageError(_NO_CONNECT) from None
     except PySparkException as error:
-        said = f"the server of Spark Connect at {url} cannot be used: {error}"
+        # What follows a semicolon may be a token.
+        place = url.partition(";")[0].rstrip("/")
+        said = (
+            f"the server of Spark Connect at {place} cannot be used: check that it runs ({error})"
+        )
         raise OSError(errno.EIO, said) from None
     try:
         yield made

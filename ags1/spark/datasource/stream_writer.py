@@ -67,7 +67,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # PySpar
         query = context and context.getLocalProperty(_QUERY_ID)
         batch = context and context.getLocalProperty(_BATCH_ID)
         if not query or not batch:
-            said = "Spark does not tell the query and the batch: it has to be 4.1 or later"
+            said = "Spark does not tell the query and the batch: use PySpark 4.1 or later"
             raise ValueError(said)
         assert self._keys is not None
         job_id = job_id_of(query, int(batch))

@@ -49,7 +49,15 @@ _COMPARISONS: dict[str, Any] = {
 # What a comparison is with its sides exchanged.
 _EXCHANGED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _RESERVED = frozenset("AND OR NOT IN IS LIKE ILIKE RLIKE REGEXP BETWEEN NULL TRUE FALSE".split())
-_TIMES = frozenset(("DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "TIMESTAMP_LTZ"))
+_TIME = "'2026-01-31 12:00:00'"
+# The words that begin a literal, and such a literal.
+_TYPED = {
+    "DATE": "DATE '2026-01-31'",
+    "TIMESTAMP": f"TIMESTAMP {_TIME}",
+    "TIMESTAMP_NTZ": f"TIMESTAMP_NTZ {_TIME}",
+    "TIMESTAMP_LTZ": f"TIMESTAMP_LTZ {_TIME}",
+    "X": "X'1F'",
+}
 _ESCAPES = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a"}
 _MAX_DEPTH = 100
 _WHERE = "give the rest to where()"
@@ -257,7 +265,7 @@ class _Parser:
             return True
         if token.kind != "name" or token.word in _RESERVED:
             return False
-        begins_literal = token.word in (*_TIMES, "X") and after[0].kind in ("single", "double")
+        begins_literal = token.word in _TYPED and after[0].kind in ("single", "double")
         return not begins_literal
 
     def _column(self) -> ex.Reference:
@@ -282,7 +290,7 @@ class _Parser:
             return literals.StringLiteral(_unquoted(token.text))
         if token.word in ("TRUE", "FALSE"):
             return literals.BooleanLiteral(token.word == "TRUE")
-        if token.word in (*_TIMES, "X") and self._token.kind in ("single", "double"):
+        if token.word in _TYPED and self._token.kind in ("single", "double"):
             return self._typed(token)
         if token.word in ("+", "-") and self._token.kind == "number":
             return _number(("-" if token.word == "-" else "") + self._take().text)
@@ -302,7 +310,7 @@ class _Parser:
                 return _TimeText(date.fromisoformat(text).isoformat())
             return _TimeText(datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).isoformat())
         except ValueError:
-            self._fail(token.at, f"this is no {kind.word} in ISO 8601")
+            self._fail(token.at, f"this is no {kind.word}: write one such as {_TYPED[kind.word]}")
 
 
 def _predicate(kind: Any, *arguments: Any) -> ex.BooleanExpression:

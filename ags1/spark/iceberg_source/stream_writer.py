@@ -138,7 +138,7 @@ class TableStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         known = (_TASK_QUERY, _TASK_BATCH, _TASK_RUN)
         query, batch, run = (context and context.getLocalProperty(name) for name in known)
         if not query or not batch:
-            said = "Spark does not tell the query and the batch: it has to be 4.1 or later"
+            said = "Spark does not tell the query and the batch: use PySpark 4.1 or later"
             raise ValueError(said)
         assert self._key is not None
         epoch = Epoch(query, int(batch), run or "")

@@ -130,7 +130,9 @@ def _with_sidecars(
         yield from zip(pairs, pool.map(read, pairs), strict=True)
     for file in files:
         if file.path.endswith(SUFFIX) and sidecar_path(file.path) not in paths:
-            said = f"there is no sidecar {os.path.basename(file.path)}{KEYS} beside the file"
+            said = (
+                f"there is no sidecar {os.path.basename(file.path)}{KEYS}: put it beside the file"
+            )
             yield file, KeyMetadataError(said)
 
 

@@ -12,8 +12,8 @@ when its method returns, or did not happen::
 A job may be killed between any two steps, or in one. Then the next job that opens the ledger for
 writing sees its batches in ``pending`` and its notes in ``killed`` and ``staged``, and brings them
 to their end. Numbers of batches grow in the order of ``prepare``. A settled batch never changes,
-except that ``replace`` wraps its keys again. ``compact`` changes
-only how batches are stored. Knows nothing of Spark or of storages of files.
+except that ``replace`` wraps its keys again. ``compact`` changes only how batches are stored. Knows
+nothing of Spark or of storages of files.
 """
 
 from __future__ import annotations
@@ -99,7 +99,11 @@ class Ledger(ABC):
     def release(self, claim_id: str) -> None:
         """End the claim of a job that is dead: the next job takes over what it has left. If the job
         is alive, its next step fails. Raises OSError if there is no such claim."""
-        raise OSError(errno.ENOENT, f"the ledger has no claim of a job {claim_id}", self.location)
+        raise self._no_claim(claim_id)
+
+    def _no_claim(self, claim_id: str) -> OSError:
+        said = f"the ledger has no claim of a job {claim_id}: see ags1 spark ledger info"
+        return OSError(errno.ENOENT, said, self.location)
 
     @abstractmethod
     def compact(self) -> tuple[int, int]:

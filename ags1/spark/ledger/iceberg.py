@@ -234,8 +234,7 @@ class IcebergLedger(Ledger):
         def end(jobs: _Jobs) -> None:
             claim = next((claim for claim in jobs.claims() if claim.claim_id == claim_id), None)
             if claim is None:
-                said = f"the ledger has no claim of a job {claim_id}: see ags1 spark ledger info"
-                raise OSError(errno.ENOENT, said, self.location)
+                raise self._no_claim(claim_id)
             jobs.put(f"claim-{claim_id}", _claim_rows(claim._replace(renewed_ms=0)))
 
         self._commit(end, owned=False)

@@ -77,6 +77,8 @@ _PENDING = re.compile(r"_pending-\d{12}\.(\d{6})-\d{6}\.parquet")
 _JOB = re.compile(r"_job-([0-9a-f]+)\.json")
 _STAGED_IN_A_NOTE = 20_000
 
+_NO_LEDGER = "there is no ledger: check its URL"
+
 
 class _State(NamedTuple):
     """One revision. ``epoch`` counts the claims, ``next`` is the number of the next batch,
@@ -131,7 +133,7 @@ class ObjectLedger(SegmentLedger):
         found = self._read_state()
         if not writing:
             if found is None:
-                raise FileNotFoundError(errno.ENOENT, "there is no ledger", url)
+                raise FileNotFoundError(errno.ENOENT, _NO_LEDGER, url)
             return
         self._state = self._claim(found)
         self._remove_rest()
@@ -191,7 +193,7 @@ class ObjectLedger(SegmentLedger):
     def release(self, claim_id: str) -> None:
         state = self._current()
         if state.holder is None or state.writer != claim_id:
-            super().release(claim_id)
+            raise self._no_claim(claim_id)
         with contextlib.suppress(_LostClaimError):  # renewed, or ended, meanwhile
             self._changed(state, {"holder": None})
 
@@ -286,7 +288,7 @@ class ObjectLedger(SegmentLedger):
             return self._state
         state = self._read_state()
         if state is None:
-            raise FileNotFoundError(errno.ENOENT, "there is no ledger", self.location)
+            raise FileNotFoundError(errno.ENOENT, _NO_LEDGER, self.location)
         return state
 
     def _read_state(self) -> _State | None:
@@ -301,7 +303,10 @@ class ObjectLedger(SegmentLedger):
                 if not tries_left:
                     raise
         if any(is_batch(name) for name in self._objects.names()):
-            said = "the ledger is damaged (it has batches, but no state): rebuild it from this copy"
+            said = (
+                "the ledger is damaged (it has batches, but no state): copy its files to a folder, "
+            )
+            said += "and import that into an empty ledger (ags1 spark ledger import)"
             raise FormatError(said, file=self.location)
         return None
 
