@@ -30,6 +30,7 @@ from ags1.spark.ledger import (
     open_ledger,
     segments,
 )
+from ags1.spark.ledger.copying import copy_rows
 from ags1.spark.ledger.objects import Objects
 
 from .test_ledger import JOB, row
@@ -394,13 +395,24 @@ class TestRefused:
             with pytest.raises(FormatError, match="the ledger is damaged"):
                 open_ledger(url, writing=writing)
 
-    def test_batches_without_a_state(self, url: str) -> None:
+    def test_batches_without_a_state(self, url: str, tmp_path: Path) -> None:
         with open_ledger(url, writing=True) as ledger:
             put(ledger, "a")
         objects = Objects(url)
         objects.remove(f"_state/{name}" for name in objects.names("_state"))
-        with pytest.raises(FormatError, match="rebuild it from this copy"):
+        with pytest.raises(FormatError, match="copy its files to a folder, and import that"):
             open_ledger(url, writing=True)
+
+        folder = tmp_path / "copy"
+        folder.mkdir(mode=0o700)
+        for name in objects.names():
+            (folder / name).write_bytes(objects.read(name))
+        with (
+            open_ledger(folder, writing=False) as copy,
+            open_ledger(f"{url}-2", writing=True) as new,
+        ):
+            copy_rows(copy, new)
+            assert new.rows() == rows_named("a")
 
 
 def test_what_was_written_is_done(url: str) -> None:

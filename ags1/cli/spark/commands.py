@@ -155,7 +155,7 @@ def encrypt(
     )
 
 
-@spark.command(cls=BulkCommand)
+@spark.command(cls=BulkCommand, short_help="Decrypt files with the keys in a ledger.")
 @_some_sources
 @_target
 @_reading

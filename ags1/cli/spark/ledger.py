@@ -38,7 +38,7 @@ def ledger() -> None:
     """
 
 
-@ledger.command()
+@ledger.command(short_help="Show a ledger's rows by outcome, and unfinished jobs.")
 @_ledger
 @options.kms
 @output
@@ -91,7 +91,7 @@ def info(ledger: str, kms: KmsOptions, out: Output) -> int:
     return 0
 
 
-@ledger.command("import")
+@ledger.command("import", short_help="Copy the rows of another ledger into this one.")
 @_ledger
 @click.argument("source", metavar="SOURCE")
 @options.new_key
@@ -110,7 +110,7 @@ def import_(ledger: str, source: str, key: str | None, kms: KmsOptions, out: Out
     return _copy(source, ledger, key, kms, out)
 
 
-@ledger.command()
+@ledger.command(short_help="Copy the rows to another ledger, or to sidecars.")
 @_ledger
 @click.argument("target", metavar="[TARGET]", required=False)
 @flag("--to-sidecars", help="Write FILE.keys beside each encrypted file, instead of a TARGET.")
@@ -196,7 +196,7 @@ def compact(ledger: str, kms: KmsOptions, out: Output) -> int:
     return 0
 
 
-@ledger.command()
+@ledger.command(short_help="End the claim of a dead job.")
 @_ledger
 @click.argument("job", metavar="JOB")
 @options.kms
@@ -219,7 +219,7 @@ def release(ledger: str, job: str, kms: KmsOptions, out: Output) -> int:
     return 0
 
 
-@ledger.command()
+@ledger.command(short_help="Give up the files of a killed job.")
 @_ledger
 @click.argument("job", metavar="JOB")
 @options.kms

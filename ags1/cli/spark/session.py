@@ -44,7 +44,8 @@ _master = click.option(
 _remote = click.option(
     "--remote",
     metavar="URL",
-    help="A server of Spark Connect instead of a master, such as sc://host:15002.",
+    help="A server of Spark Connect instead of a master, such as sc://host:15002. Other users can "
+    "see a token in the URL in the list of processes.",
 )
 
 
