@@ -81,12 +81,15 @@ def encrypt_files(
     ``max_failures``: when so many files have failed, no other one is begun. ``dry_run``: write
     nothing, open no file, and return what would be done.
 
-    ``spark`` is a session, or a function that returns one. That is called when there is something
-    to do, after everything that needs no Spark: the listing, the ledger's lock, the KMS.
+    ``ledger`` is a folder, the URL of one in an object storage, or
+    ``iceberg:CATALOG.NAMESPACE.TABLE``. ``spark`` is a session, classic or of Spark Connect, or a
+    function that returns one. That is called when there is something to do, after everything that
+    needs no Spark: the listing, the ledger's lock, the KMS.
 
-    Raises KmsError, OSError for a ledger or folder that cannot be used or is full, ValueError, and
-    SparkEndedError. What is done so far stays done. The failure of one file, or sources without any
-    file, is in the summary and in the ledger, and stops no other.
+    Raises KmsError, OSError for a ledger or folder that cannot be used or is full (BlockingIOError
+    while another job writes), FormatError for a damaged ledger, ValueError, and SparkEndedError.
+    What is done so far stays done. The failure of one file, or sources without any file, is in the
+    summary and in the ledger, and stops no other.
     There are more than eight arguments, because each is an option of the command.
     """
     root = absolute(_named(target, "target"))

@@ -55,8 +55,9 @@ def rewrap_ledger(
     By default each is wrapped under the newest version of its own master key.
 
     ``key_ids`` are the master keys to accept, as in ``decrypt_files``. Keys that cannot be
-    unwrapped are failures and do not change. Copies of the ledger do not change. Raises KmsError,
-    OSError, FormatError.
+    unwrapped are failures and do not change. Copies of the ledger do not change. ``spark``,
+    ``ledger``, ``durable`` and ``cores`` are those of ``encrypt_files``. Raises KmsError, OSError
+    (BlockingIOError while another job writes to the ledger), FormatError, and SparkEndedError.
     """
     accepted = frozenset(key_ids)
     if accepted and to_key_id is not None and to_kms is None:

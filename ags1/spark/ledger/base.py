@@ -75,7 +75,7 @@ class Ledger(ABC):
     @abstractmethod
     def settled_up_to(self) -> int:
         """Return the number of the newest settled batch with no pending batch before it, 0 if there
-        is none. No batch up to that number is settled any more."""
+        is none. Every batch that is settled later has a higher number."""
 
     @abstractmethod
     def replace(self, number: int, rows: Sequence[Row]) -> None:

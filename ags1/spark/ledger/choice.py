@@ -80,6 +80,7 @@ def open_ledger(
 
     ``durable`` syncs a folder's files to the disk. ``root`` is the folder of the files that the
     caller will write; None means any files. Folders and URLs have one writer, whatever its root.
+    A table is opened with the KMS of its catalog's configuration, or else with ``LedgerAt.kms``.
 
     Raises BlockingIOError while another job writes, OSError, FormatError for a file there that is
     not a ledger's, and KmsAccessDeniedError for a ledger that other users may write to: jobs move
