@@ -146,7 +146,7 @@ def test_a_wrong_filter_is_one_line(catalog: Any, options: dict[str, str]) -> No
     with pytest.raises(ValueError, match="'filter' cannot be read from 'limit 5' on ") as caught:
         Frame(options, filter="id = 3 limit 5")
     assert len(str(caught.value)) < 200
-    with pytest.raises(ValueError, match="another type .* write strings in quotes"):
+    with pytest.raises(ValueError, match=r"another type .* write strings in quotes"):
         Frame(options, filter="id = true")
     made = source(Ags1IcebergDataSource, options, path="db.t", **{"overwrite-filter": "id ="})
     with pytest.raises(ValueError, match="'overwrite-filter' cannot be read at its end"):
