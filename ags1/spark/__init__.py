@@ -16,7 +16,7 @@ Imports point down these floors only:
                  tables
     jobs
     storage      where files lie: mounted folders, S3, other file systems of fsspec
-    ledger       what became of each file, and its wrapped key
+    ledger       what became of each file, and its wrapped key: a folder, objects, or a table
     known_options
     options  keys  paths  splits  workers  stream_failures  arrow_rows  iceberg_api
 

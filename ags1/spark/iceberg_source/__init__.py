@@ -6,14 +6,17 @@ does not have::
     spark.read.format("ags1-iceberg").option("catalog", "prod").load("db.table")
     df.write.format("ags1-iceberg").option("catalog", "prod").mode("append").save("db.table")
 
-The driver opens the manifests and plans the scan; a task reads some data files, or a part of one,
-and applies their deletes. Options to read: ``filter`` (see ``filters``),
-``columns`` (names separated by commas, ``*`` for all of the table's; metadata columns such as
-``_file`` if they are named), those that name a snapshot (see ``snapshots``), ``partSize`` (the
-stored bytes that a task reads, 64m), and those of ``tables.access``. A frame reads the snapshot
-that was current when it was made. Spark's filters are not taken, see ``datasource``: use
-``queries.read_table``. For
-writing see ``writer``, for all options ``known_options``.
+    reader           the driver plans the scan; a task reads some files, or a part of one
+    snapshots        which snapshot, or which appended rows, the options name
+    filters          conditions in Spark SQL's grammar
+    column_names     names of columns, with case or without
+    metadata_tables  ``db.table.files`` and the like
+    writer           batches: append, overwrite
+    stream_reader    the rows that snapshots append, as a stream
+    stream_writer    each micro-batch of a stream as one snapshot
+
+The options are those in ``known_options``. A frame reads the snapshot that was current when it was
+made. Spark's filters are not taken, see ``datasource``: use ``queries.read_table``.
 """
 
 from __future__ import annotations

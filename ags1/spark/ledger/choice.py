@@ -1,7 +1,8 @@
 """Which kind of ledger a text names, and the one way to open it.
 
-a folder, or file:/…           ``folder``, for one machine
-s3://…, gs://…, another URL    ``object_store``, for any number of machines
+a folder, or file:/…               ``folder``, for one machine
+s3://…, gs://…, another URL        ``object_store``, for any number of machines
+iceberg:CATALOG.NAMESPACE.TABLE    ``iceberg``, for any number of machines and of jobs at a time
 """
 
 from __future__ import annotations
