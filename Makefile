@@ -2,7 +2,7 @@
 # AGS1_OPENSSL picks the libcrypto (see build_openssl.py). `make test TESTS=` leaves nothing out.
 PYTHON ?= python3
 VENV ?= .venv
-TESTS ?= -m "not slow and not interop and not spark and not peers"
+TESTS ?= -m "not slow and not interop and not spark and not peers and not cluster"
 # How many processes the tests run in: one more than CPUs, because many tests wait for others.
 JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 BIN := $(abspath $(VENV))/bin

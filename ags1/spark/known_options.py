@@ -60,10 +60,8 @@ _TABLE_STREAM = KnownOptions.of(
     "streaming-skip-overwrite-snapshots streaming-max-files-per-micro-batch "
     "streaming-max-rows-per-micro-batch streaming-max-bytes-per-micro-batch"
 )
-_TABLE_OUTPUT = KnownOptions.of("branch")
-_TABLE_WRITE = KnownOptions.of(
-    "overwrite-filter overwrite-mode partitionOverwriteMode", "snapshot-property."
-)
+_TABLE_OUTPUT = KnownOptions.of("branch", "snapshot-property.")
+_TABLE_WRITE = KnownOptions.of("overwrite-filter overwrite-mode partitionOverwriteMode")
 
 #: The options of "ags1-iceberg".
 TABLES: Source = {

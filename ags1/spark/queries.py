@@ -89,9 +89,9 @@ def count(
 ) -> int:
     """Return the number of rows of an encrypted table, from its manifests as far as they suffice.
 
-    They suffice for a file if all of its rows match ``where``, and if at most a deletion vector
-    deletes some. Other files are read: by Spark's executors, or by this process if ``spark`` is
-    None. The arguments and errors are those of ``read_table``.
+    They suffice for a file if all of its rows match ``where`` and none is deleted. Other files are
+    read: by Spark's executors, or by this process if ``spark`` is None. The arguments and errors
+    are those of ``read_table``.
     """
     given = _options(table, options, None, where, snapshot, branch)
     opened = open_of_options(given)

@@ -302,7 +302,12 @@ def test_where_a_query_begins(catalog: Any, options: dict[str, str]) -> None:
 
     assert beginning(stream_from_timestamp=second.timestamp_ms) == [list(range(10, 30))]
     assert beginning(start_snapshot_id=second.snapshot_id) == [list(range(20, 30))]
-    assert beginning(stream_from_timestamp=second.timestamp_ms + 10**9) == [[]]
+    later = str(second.timestamp_ms + 10**9)
+    reader = reader_of(table, options, stream_from_timestamp=later)
+    assert batches_of(reader) == []
+    table.append(some_rows(30, 10))  # before that time, too
+    assert batches_of(reader) == []
+    assert reader.latestOffset() == {"snapshot_id": -1}
     with pytest.raises(ValueError, match="up to snapshot 17"):
         beginning(start_snapshot_id=17)
     with pytest.raises(ValueError, match="exclude each other"):
@@ -352,7 +357,8 @@ class Streaming:
     def __init__(
         self, options: dict[str, str], monkeypatch: pytest.MonkeyPatch, overwrite: bool = False
     ) -> None:
-        self._options = {**options, "path": "db.t", "checkpointlocation": "/nowhere"}
+        more = {"checkpointlocation": "/nowhere", "snapshot-property.job": "nightly"}
+        self._options = {**options, "path": "db.t", **more}
         self._overwrite = overwrite
         self._patch = monkeypatch
         self.restart()
@@ -415,6 +421,7 @@ def test_a_batch_is_one_snapshot_once(
     assert [
         (s["spark.sql.streaming.queryId"], s["spark.sql.streaming.epochId"]) for s in summaries
     ] == [(QUERY, "0"), (QUERY, "1"), (QUERY, "2")]
+    assert {summary["job"] for summary in summaries} == {"nightly"}
     assert data_files(tmp_path) == live_files(table)
     # Another query begins at 0 again.
     stream.commit(0, stream.write(0, some_rows(40, 1), query=str(uuid.uuid4())))

@@ -258,6 +258,10 @@ class TestBeforeSpark:
         assert (summary["size"], summary["passed_over"]) == (1000, {"excluded": 2})
         assert not places.target.exists()
         assert not places.ledger.exists()
+        # Of a catalog that nobody has configured, nothing is known.
+        more = "--dry-run", "--ledger", "iceberg:none.ops.ledger"
+        message = self.told(run, Exit.IO, "encrypt", places.source, places.target, *more)
+        assert "no catalog 'none' is configured" in message
 
 
 @pytest.mark.usefixtures("here")
@@ -330,6 +334,11 @@ class TestRuns:
         with pytest.raises(OSError, match="0 files are done, 2 are left"):
             places.encrypt(durable=True)
         assert not places.target.exists()
+        places.write("c")
+        places.target.mkdir()
+        (places.target / "c.ags1").write_bytes(b"")  # of somebody else, so it is a failure
+        with pytest.raises(OSError, match="0 files are done, 2 are left"):
+            places.encrypt(durable=True)
 
     def test_a_full_disk_under_the_ledger_is_named(
         self, places: Places, monkeypatch: pytest.MonkeyPatch

@@ -1253,10 +1253,20 @@ def test_the_commands_on_ledgers(tmp_path: Path, table_ledger: LedgerPlace, keyr
         assert done.exit_code == 0, done.output
         facts = json.loads(done.output)
         assert (facts["rows"], facts["known"]) == (copied, known)
-    assert run("export", table, str(tmp_path / "back")).exit_code == 0
+    back = str(tmp_path / "back")
+    assert run("export", table, back).exit_code == 0
     with open_ledger(folder, writing=False) as old, table_ledger.open(writing=False) as new:
-        with open_ledger(str(tmp_path / "back"), writing=False) as back:
-            assert old.rows() == new.rows() == back.rows()
+        with open_ledger(back, writing=False) as copy:
+            assert old.rows() == new.rows() == copy.rows()
+    # Whoever keeps a copy must not take it for one of the keys that were wrapped again.
+    with table_ledger.open() as ledger:
+        [number] = ledger.numbers()
+        ledger.replace(number, [one._replace(key_metadata="again") for one in ledger.rows()])
+    for words in (("export", table, back), ("import", table, back)):
+        refused = run(*words)
+        assert refused.exit_code == 6
+        assert "was rewrapped: copy into an empty ledger" in refused.output
+    assert run("export", table, str(tmp_path / "new")).exit_code == 0
 
     told = json.loads(run("info", table, "--json").output)
     assert told["rows"] == {"encrypt done": 3, "encrypt failed": 1}

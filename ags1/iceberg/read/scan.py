@@ -30,7 +30,7 @@ from .planning import EncryptedPlanner
 from .records import ContentFile
 from .snapshots import files_of
 from .tasks import DifferenceTask, TaskReader
-from .whole_files import all_rows_match, live_rows
+from .whole_files import all_rows_match
 
 # What a stream of batches reads ahead, in stored bytes.
 READ_AHEAD = 128 << 20
@@ -92,7 +92,7 @@ class EncryptedScan(PlannedScan):
     def count_by_manifests(self) -> tuple[int, list[FileScanTask]]:
         """Return the number of rows in the files that the manifests are enough for, and the tasks
         of the other files. Manifests are enough for a file if all of its rows match the filter and
-        nothing but a deletion vector deletes some. A vector's entry has the number of its rows."""
+        none is deleted."""
         return _count_by_manifests(self)
 
 
@@ -239,13 +239,11 @@ def _count_by_manifests(scan: _Scan) -> tuple[int, list[FileScanTask]]:
     count = 0
     rest = []
     for task in mark_handed_out(scan._tasks()):
-        deletes = cast("set[ContentFile]", task.delete_files)
-        if (
-            is_exact
-            and all(file.is_deletion_vector for file in deletes)
-            and all_rows_match(task, schema, scan.case_sensitive)
-        ):
-            count += live_rows(task)
+        # Like Java, which counts by metadata only if nothing is deleted: the entry of a deletion
+        # vector has the number of its positions, and some of them may be behind the file's end.
+        untouched = is_exact and not task.delete_files
+        if untouched and all_rows_match(task, schema, scan.case_sensitive):
+            count += task.file.record_count
         else:
             rest.append(task)
     return count, rest

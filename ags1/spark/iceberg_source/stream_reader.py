@@ -263,7 +263,9 @@ class TableStreamReader(DataSourceStreamReader, _EndsWithWhatIsThere):  # type: 
         history = self._history()
         end = self._last or history.end
         is_whole = _limits is not None and isinstance(limit, _limits.ReadAllAvailable)
-        if begin == end or end.snapshot_id == _NONE_READ:
+        # Nothing is as late yet as the query begins, and the offset has to go on saying so.
+        waits = begin is not None and begin.snapshot_id == _NONE_READ == history.begin.snapshot_id
+        if waits or begin == end or end.snapshot_id == _NONE_READ:
             end = begin or end
         elif begin is not None and self._limits.any and not is_whole:
             end = self._limited(history.files(begin, end), begin, end)

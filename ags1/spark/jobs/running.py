@@ -304,13 +304,15 @@ class Job:
         if items:
             self.begin()
         self._commit_failures()
+        failed_before = self.summary.failed
         if items and not self._is_stopped:
             self._run_waves(items, kind, keys, digests, remote)
         self.has_ended = True
         self.summary.not_tried = len(items) - self._tried
         if self._no_room is not None:
-            error, todo = self._no_room, len(items) - self.summary.done - self.summary.failed
-            said = f"{error.strerror} ({self.summary.done} files are done, {todo} are left): "
+            error, summary = self._no_room, self.summary
+            todo = len(items) - summary.done - summary.skipped - summary.failed + failed_before
+            said = f"{error.strerror} ({summary.done} files are done, {todo} are left): "
             said += "make room and run the job again"
             raise OSError(error.errno, said, error.filename)
 

@@ -169,17 +169,22 @@ class Ledger(ABC):
         below: str = "",
     ) -> dict[str, T]:
         """Return what ``fact_of`` makes of each row that ``done`` returns. Besides the result, one
-        batch at a time is in memory."""
-        wanted = [*columns, "operation", "status", "target"]
+        batch at a time is in memory, or of a table these columns as Arrow has them."""
         newest: dict[str, T] = {}
-        for row in (row for _, rows in self.rows_between(0, None, wanted) for row in rows):
-            if row.operation != operation or not row.target.startswith(below):
-                continue
+        for row in self._outcomes(operation, [*columns, "operation", "status", "target"], below):
             if row.status == DONE:
                 newest[row.target] = fact_of(row)
             elif row.status == REMOVED:
                 newest.pop(row.target, None)
         return newest
+
+    def _outcomes(self, operation: str, columns: Sequence[str], below: str) -> Iterator[Row]:
+        """Yield the settled rows of an operation whose targets begin with ``below``, oldest first.
+        Rows that are neither done nor removed may be missing."""
+        for _, rows in self.rows_between(0, None, columns):
+            for row in rows:
+                if row.operation == operation and row.target.startswith(below):
+                    yield row
 
     @abstractmethod
     def close(self) -> None:

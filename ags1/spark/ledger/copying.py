@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from typing import NamedTuple
+import hashlib
+from typing import NamedTuple, TypeAlias
 
 from .base import Ledger
 from .rows import Row
@@ -22,22 +23,27 @@ def copy_rows(source: Ledger, target: Ledger) -> Copied:
     """Copy all settled rows of ``source`` to ``target``, in their order, behind its own rows. Rows
     that it has already are left out, so a copy that was interrupted can be repeated.
 
-    Raises OSError if ``source`` has work of a killed job, whose files have no settled rows yet, or
-    if ``target`` has a newer row for the same file: the older row would count then. In this case
-    nothing was copied.
+    Raises OSError if ``source`` has work of a killed job, whose files have no settled rows yet; if
+    ``target`` has a newer row for the same file: the older row would count then; or if one of the
+    two has keys that were wrapped again and the other has not: nothing tells which are the newer
+    ones. In these cases nothing was copied.
     """
     if any(source.pending(others=True)) or source.killed():
         said = "a job is writing, or was killed: wait, or run it again, which finishes its work"
         raise OSError(errno.EBUSY, said, source.location)
-    known = set()
+    known: dict[_Identity, bytes] = {}
     newest: dict[tuple[str, str], int] = {}
-    for row in target.rows(_IDENTITY):
-        known.add(_identity(row))
+    for row in target.rows(_COMPARED):
+        known[_identity(row)] = _wrapped(row)
         at = row.operation, row.target
         newest[at] = max(newest.get(at, 0), row.finished_ms)
     skipped = 0
-    for row in source.rows(_IDENTITY) if known else ():
-        if _identity(row) in known:
+    for row in source.rows(_COMPARED) if known else ():
+        if (wrapped := known.get(_identity(row))) is not None:
+            if wrapped != _wrapped(row):
+                said = f"the key of {row.target} is wrapped otherwise here, because one of the two "
+                said += "ledgers was rewrapped: copy into an empty ledger"
+                raise OSError(errno.EEXIST, said, target.location)
             skipped += 1
         elif row.finished_ms < newest.get((row.operation, row.target), 0):
             said = f"this ledger has a newer row for {row.target}: copy into an empty ledger"
@@ -52,11 +58,18 @@ def copy_rows(source: Ledger, target: Ledger) -> Copied:
     return Copied(copied + _add(target, waiting), skipped)
 
 
+_Identity: TypeAlias = "tuple[str | int | None, ...]"
 _IDENTITY = ("operation", "target", "status", "key_id", "job_id", "finished_ms")
+_COMPARED = (*_IDENTITY, "key_metadata")
 
 
-def _identity(row: Row) -> tuple[str | int | None, ...]:
+def _identity(row: Row) -> _Identity:
     return row.operation, row.target, row.status, row.key_id, row.job_id, row.finished_ms
+
+
+def _wrapped(row: Row) -> bytes:
+    """Return 16 bytes that tell a wrapped key from others; the key itself needs more memory."""
+    return hashlib.blake2b((row.key_metadata or "").encode(), digest_size=16).digest()
 
 
 def _add(target: Ledger, rows: list[Row]) -> int:

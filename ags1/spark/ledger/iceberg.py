@@ -29,7 +29,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -72,7 +72,6 @@ from .base import Ledger
 from .claims import RENEW_SECONDS, Claim, now_ms, this_process
 from .rows import ALWAYS, DONE, REMOVED, SCHEMA, Batch, Row, rows_of, table_of
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 # Their types are those of pydantic, for keywords only.
@@ -83,6 +82,7 @@ JOBS_BRANCH = "jobs"
 SETTLED = "settled"
 # So many rows are read or replaced at once.
 _MOST_ROWS = 100_000
+_ROWS_AS_OBJECTS = 10_000
 # After so many commits a job expires old snapshots. After so many data files its end compacts them.
 _COMMITS_BEFORE_EXPIRY = 50
 _FILES_BEFORE_COMPACTION = 50
@@ -186,7 +186,8 @@ class TableName(NamedTuple):
         if not configured:
             said = f"no catalog {self.catalog!r} is configured for PyIceberg: add it to "
             said += ".pyiceberg.yaml, or name another one"
-            raise OSError(errno.ENOENT, said, self.catalog)
+            # Not ENOENT: that would say that the catalog has no such ledger yet.
+            raise OSError(errno.EINVAL, said, self.catalog)
         if kms is not None and not (configured.get(KMS_TYPE) or configured.get(KMS_IMPL)):
             return load_catalog(self.catalog, **dict(kms.properties))
         return load_catalog(self.catalog)
@@ -352,29 +353,18 @@ class IcebergLedger(Ledger):
             for number, group in itertools.groupby(numbered, key=lambda pair: pair[0]):
                 yield number, [row for _, row in group]
 
-    def facts(
-        self,
-        operation: str,
-        columns: Sequence[str],
-        fact_of: Callable[[Row], T],
-        *,
-        below: str = "",
-    ) -> dict[str, T]:
+    def _outcomes(self, operation: str, columns: Sequence[str], below: str) -> Iterator[Row]:
         wanted: BooleanExpression = _where.And(
             _where.EqualTo("operation", operation), _where.In("status", [DONE, REMOVED])
         )
         if below:
             wanted = _where.And(wanted, _where.StartsWith("target", below))
-        names = _known([*columns, "operation", "status", "target"])
+        names = _known(columns)
         table = _read(self._now(), wanted, [*names, "batch", "number"])
-        table = table.sort_by([("batch", "ascending"), ("number", "ascending")])
-        newest: dict[str, T] = {}
-        for row in rows_of(table.select(names), names, self.location):
-            if row.status == DONE:
-                newest[row.target] = fact_of(row)
-            else:
-                newest.pop(row.target, None)
-        return newest
+        table = table.sort_by([("batch", "ascending"), ("number", "ascending")]).select(names)
+        # Rows as objects need several times the memory that they need in Arrow.
+        for first in range(0, table.num_rows, _ROWS_AS_OBJECTS):
+            yield from rows_of(table.slice(first, _ROWS_AS_OBJECTS), names, self.location)
 
     def settled_up_to(self) -> int:
         view = self._now()
