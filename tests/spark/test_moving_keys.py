@@ -147,6 +147,13 @@ def test_the_commands(tmp_path: Path, keyring: Path, sealed: dict[Path, tuple[by
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout) == {**facts, "ok": True}
     check(sealed, keyring)
+    next(iter(sealed)).unlink()
+    partly = CliRunner().invoke(
+        app, ["spark", "ledger", "export", where, "--to-sidecars", "--json"]
+    )
+    failure, summary = map(json.loads, partly.stdout.splitlines())
+    assert partly.exit_code == summary["exit_code"] == failure["error"]["exit_code"] == 6
+    assert (summary["known"], summary["failed"], summary["ok"]) == (2, 1, False)
     wrong = CliRunner().invoke(app, ["spark", "ledger", "export", where])
     assert wrong.exit_code == 2
     assert "give either a TARGET or --to-sidecars" in wrong.output

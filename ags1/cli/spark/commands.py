@@ -71,8 +71,9 @@ def spark() -> None:
     """Work on any number of files with Spark (pip install 'ags1[spark]', and Java).
 
     Large files are split into ranges of blocks and small files are grouped, so that all cores work.
-    The keys are kept in a ledger instead of sidecars: a folder on the driver's machine, or an
-    encrypted table, which outlives it (iceberg:CATALOG.NAMESPACE.TABLE). A path is
+    The keys are kept in a ledger instead of sidecars: a folder on the driver's machine or, to
+    outlive it, an encrypted table (iceberg:CATALOG.NAMESPACE.TABLE) or a folder of an object
+    storage (s3://BUCKET/FOLDER). A path is
     a folder that the driver and all executors have mounted, or a URL of S3 (pip install 'ags1[s3]')
     or of another storage that fsspec knows. Each process uses the KMS and the storage under its own
     identity and finds its own credentials: a role, VAULT_TOKEN, a token file. A secret in

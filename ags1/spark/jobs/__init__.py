@@ -10,8 +10,9 @@
     transfer    blocks go from a source to an output, encrypted or decrypted on the way
     publishing  files get their names; the work of a killed job is finished
     rewrapping  a ledger's keys are wrapped again
+    sidecars    a ledger's keys go to sidecars, and back
 
-The ledger (``spark.ledger``), a folder of the driver, lets the next job continue a killed one.
+The ledger (``spark.ledger``) lets the next job continue a killed one.
 Paths are folders that the driver and all executors have mounted, or URLs of S3 or any other storage
 that fsspec knows (``spark.storage``).
 """

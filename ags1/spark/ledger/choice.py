@@ -2,6 +2,7 @@
 
 a folder, or file:/…           ``folder``, for one machine
 s3://…, gs://…, another URL    ``object_store``, for any number of machines
+iceberg:CATALOG.NAMESPACE.…    ``iceberg``, a table of any catalog that keeps keys
 """
 
 from __future__ import annotations
