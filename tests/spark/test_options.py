@@ -261,7 +261,16 @@ def test_a_filter_names_the_columns_of_its_snapshot(catalog: Any, options: dict[
 
     assert old("Region = 'r1'") == old("region = 'r1'", columns="id") == [1, 4, 7]
     assert count(None, "db.t", options, snapshot=snapshot_id, where="region = 'r1'") == 3
-    assert Frame(options, filter="area = 'r1' and region is null").ids() == [1, 4, 7]
+    newer = "area = 'r1' and region is null"
+    assert Frame(options, filter=newer).ids() == [1, 4, 7]
+    # A branch has the table's columns, as in Java's SnapshotUtil.schemaFor; a tag has its own.
+    snapshots = table.manage_snapshots().create_branch(snapshot_id, "side")
+    snapshots.create_tag(snapshot_id, "old").commit()
+    for option in ({"branch": "side"}, {"versionAsOf": "side"}, {"branch": "main"}):
+        branch = Frame(options, filter=newer, **option)
+        assert (branch.schema.names, branch.ids()) == (Frame(options).schema.names, [1, 4, 7])
+    tag = Frame(options, tag="old", filter="region = 'r1'")
+    assert (tag.schema.names, tag.ids()) == (["id", "region", "at"], [1, 4, 7])
     with pytest.raises(ValueError, match="area"):
         old("area = 'r1'")
     with table.update_schema() as update:

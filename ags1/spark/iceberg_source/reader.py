@@ -58,7 +58,7 @@ def scan_of(
     pin = pin or pin_of(table, options)
     pin.check(table)
     schema = table.schemas()[pin.schema_id]
-    chosen = pin.snapshot_id if pin.is_chosen else None
+    chosen = pin.of_own_columns
     frame = schema if chosen is None else table.scan(snapshot_id=chosen).projection()
     row_filter = row_filter_of(options, schema=schema, frame=frame)
     own_name = naming(options, frame)
