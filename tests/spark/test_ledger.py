@@ -44,6 +44,7 @@ from ags1.spark.ledger import (
     LedgerAt,
     Row,
     claims,
+    iceberg,
     open_ledger,
 )
 from ags1.spark.ledger import folder as folder_ledger
@@ -483,10 +484,23 @@ def test_a_ledger_of_many_waves(
     monkeypatch.setattr("ags1.spark.ledger.iceberg._FILES_BEFORE_COMPACTION", 5)
     monkeypatch.setattr("ags1.spark.ledger.iceberg._COMMITS_BEFORE_EXPIRY", 8)
     monkeypatch.setattr("ags1.spark.ledger.iceberg._JOBS_SNAPSHOTS_MS", 0)
+    properties = {**iceberg._PROPERTIES, "history.expire.min-snapshots-to-keep": "1"}
+    monkeypatch.setattr(iceberg, "_PROPERTIES", properties)
     with table_ledger.open() as ledger:
         for number in range(6):
             batch = ledger.prepare([row(tmp_path / f"{number}")])
             ledger.settle(batch, batch.rows)
+        # Whoever reads them may take longer than snapshots are kept.
+        monkeypatch.setattr("ags1.spark.ledger.iceberg._MOST_ROWS", 1)
+        batches = ledger.rows_between(0)
+        assert next(batches)[0] == 1
+        for number in ledger.numbers():
+            [old] = next(rows for _, rows in ledger.rows_between(number - 1, number))
+            ledger.replace(number, [old._replace(key_metadata="again")])
+        ledger.compact()
+        assert [(number, rows[0].key_metadata) for number, rows in batches] == [
+            (number, "again") for number in range(2, 7)
+        ]
     with table_ledger.open(writing=False) as ledger:
         assert isinstance(ledger, IcebergLedger)
         assert [Path(row.target).name for row in ledger.rows()] == list("012345")

@@ -21,7 +21,8 @@ from ags1.spark.jobs.patterns import Patterns
 from ags1.spark.jobs.selection import Selection
 from ags1.spark.jobs.sidecars import rows_from_sidecars, write_sidecars
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
-from ags1.spark.ledger import ENCRYPT, Ledger, Row, open_ledger, segments
+from ags1.spark.ledger import DONE, ENCRYPT, FAILED, Ledger, Row, open_ledger, segments
+from ags1.spark.ledger.copying import copy_rows
 from ags1.spark.ledger.folder import FolderLedger
 
 from .conftest import LedgerPlace
@@ -147,9 +148,33 @@ def test_the_commands(tmp_path: Path, keyring: Path, sealed: dict[Path, tuple[by
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout) == {**facts, "ok": True}
     check(sealed, keyring)
+    next(iter(sealed)).unlink()
+    partly = CliRunner().invoke(
+        app, ["spark", "ledger", "export", where, "--to-sidecars", "--json"]
+    )
+    failure, summary = map(json.loads, partly.stdout.splitlines())
+    assert partly.exit_code == summary["exit_code"] == failure["error"]["exit_code"] == 6
+    assert (summary["known"], summary["failed"], summary["ok"]) == (2, 1, False)
     wrong = CliRunner().invoke(app, ["spark", "ledger", "export", where])
     assert wrong.exit_code == 2
     assert "give either a TARGET or --to-sidecars" in wrong.output
+
+
+def test_a_stream_goes_on_with_a_copy_of_its_ledger(tmp_path: Path) -> None:
+    """A batch that failed and was tried again is no half batch."""
+    pytest.importorskip("pyspark")
+    from ags1.spark.datasource.stream_writer import is_committed, job_id_of
+
+    query = "12345678" * 4
+    source, target = (open_ledger(str(tmp_path / name), writing=True) for name in ("a", "b"))
+    with source, target:
+        for at, (number, status) in enumerate([(6, DONE), (7, FAILED), (7, DONE)]):
+            facts = {"source": f"stream:{query}/{number}", "job_id": job_id_of(query, number)}
+            fill(source, [row(tmp_path / f"{at}", status=status, finished_ms=at, **facts)])
+        copy_rows(source, target)
+        for ledger in (source, target):
+            known = [is_committed(ledger, job_id_of(query, number)) for number in (6, 7, 8)]
+            assert known == [True, True, False]
 
 
 def test_sidecars_are_no_encrypted_files(

@@ -23,6 +23,7 @@ from ags1.iceberg.table import EncryptedTable
 from ags1.spark.arrow_rows import spark_schema
 from ags1.spark.datasource import Ags1DataSource
 from ags1.spark.iceberg_source import Ags1IcebergDataSource
+from ags1.spark.queries import count
 
 from .test_iceberg_source import catalog, iceberg, ids, options, reading, some_rows, table_of
 
@@ -244,6 +245,38 @@ def test_a_frame_keeps_its_snapshot_and_its_columns(catalog: Any, options: dict[
     newer = Frame(options)
     assert newer.schema.names == ["id", "area", "at", "extra"]
     assert newer.ids() == list(range(20))
+
+
+def test_a_filter_names_the_columns_of_its_snapshot(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog)
+    table.append(some_rows(0, 10))
+    snapshot_id = table.current_snapshot().snapshot_id
+    with table.update_schema() as update:
+        update.rename_column("region", "area")
+    with table.update_schema() as update:
+        update.add_column("region", StringType())
+
+    def old(where: str, **more: str) -> list[int]:
+        return Frame(options, filter=where, **{"snapshot-id": str(snapshot_id)}, **more).ids()
+
+    assert old("Region = 'r1'") == old("region = 'r1'", columns="id") == [1, 4, 7]
+    assert count(None, "db.t", options, snapshot=snapshot_id, where="region = 'r1'") == 3
+    newer = "area = 'r1' and region is null"
+    assert Frame(options, filter=newer).ids() == [1, 4, 7]
+    # A branch has the table's columns, as in Java's SnapshotUtil.schemaFor; a tag has its own.
+    snapshots = table.manage_snapshots().create_branch(snapshot_id, "side")
+    snapshots.create_tag(snapshot_id, "old").commit()
+    for option in ({"branch": "side"}, {"versionAsOf": "side"}, {"branch": "main"}):
+        branch = Frame(options, filter=newer, **option)
+        assert (branch.schema.names, branch.ids()) == (Frame(options).schema.names, [1, 4, 7])
+    tag = Frame(options, tag="old", filter="region = 'r1'")
+    assert (tag.schema.names, tag.ids()) == (["id", "region", "at"], [1, 4, 7])
+    with pytest.raises(ValueError, match="area"):
+        old("area = 'r1'")
+    with table.update_schema() as update:
+        update.delete_column("area")
+    with pytest.raises(ValueError, match="'region' was dropped after this snapshot"):
+        old("region = 'r1'")
 
 
 def test_a_frame_whose_snapshot_has_expired_says_so(catalog: Any, options: dict[str, str]) -> None:

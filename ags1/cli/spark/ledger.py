@@ -247,7 +247,8 @@ def _report(moved: Moved, text: str, out: Output) -> int:
     report = report_of(moved.failures, out)
     facts = {"done": moved.done, "known": moved.known, "failed": len(moved.failures)}
     text = text.format(moved.done)
-    out.result(facts, f"{text}, {moved.known:,} were there already" if moved.known else text)
+    text = f"{text}, {moved.known:,} were there already" if moved.known else text
+    out.result(facts, text, report.exit_code)
     return report.exit_code
 
 

@@ -60,8 +60,8 @@ class Target(NamedTuple):
     @classmethod
     def of_options(cls, options: Mapping[str, str], schema: StructType) -> Target:
         """Raises ValueError for invalid options or columns that the format cannot hold, OSError for
-        a ledger that is a URL, NotImplementedError for a folder that is a URL without a ledger, and
-        KmsConfigurationError for an option that is a secret."""
+        a text that names no ledger, NotImplementedError for a folder that is a URL without a
+        ledger, and KmsConfigurationError for an option that is a secret."""
         opt.refuse_secrets(options)
         (path,) = opt.paths(options)
         if local_path(path) is None and not options.get("ledger"):

@@ -44,7 +44,7 @@ from ..tables.access import (
     without_history,
 )
 from ..workers import end_of_task
-from .column_names import naming
+from .column_names import name_now, naming
 from .filters import parse_filter
 from .snapshots import Pin, pin_of
 
@@ -58,11 +58,10 @@ def scan_of(
     pin = pin or pin_of(table, options)
     pin.check(table)
     schema = table.schemas()[pin.schema_id]
-    row_filter = row_filter_of(options, schema=schema)
-    chosen = pin.snapshot_id if pin.is_chosen else None
-    if chosen is not None:
-        schema = table.scan(snapshot_id=chosen).projection()
-    own_name = naming(options, schema)
+    chosen = pin.of_own_columns
+    frame = schema if chosen is None else table.scan(snapshot_id=chosen).projection()
+    row_filter = row_filter_of(options, schema=schema, frame=frame)
+    own_name = naming(options, frame)
     columns = tuple(map(own_name, opt.names(options.get("columns")))) or ("*",)
     scan: EncryptedScan | EncryptedIncrementalScan
     if pin.start is not None:
@@ -81,24 +80,29 @@ def scan_of(
 
 
 def row_filter_of(
-    options: Mapping[str, str], name: str = "filter", schema: Schema | None = None
+    options: Mapping[str, str],
+    name: str = "filter",
+    schema: Schema | None = None,
+    frame: Schema | None = None,
 ) -> BooleanExpression:
     """Return the row filter of an option; without it, all rows match. Its columns have their names
-    in ``schema``, if that is given. Raises ValueError."""
+    in ``schema``, if that is given. The option has those of ``frame``, which is another version of
+    the schema; by default the same. Raises ValueError."""
     text = options.get(name)
     if not text:
         return AlwaysTrue()
     if schema is None:
         return parse_filter(text, name, str)
-    expression = parse_filter(text, name, naming(options, schema))
+    then = frame or schema
+    own_name = naming(options, then)
     try:
-        bound_filter(expression, schema)
+        bound_filter(parse_filter(text, name, own_name), then)
     except TypeError as error:
         raise ValueError(
             f"the option {name!r} compares a column with a value of another type ({error}): write "
             "strings in quotes, and numbers without"
         ) from error
-    return expression
+    return parse_filter(text, name, lambda given: name_now(own_name(given), then, schema))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ class _Job:
     options: tuple[tuple[str, str], ...] = field(compare=False)
     metadata: dict[str, Any] = field(compare=False)
     projected: str = field(compare=False)
+    row_filter: BooleanExpression = field(compare=False)
     key: JobKey = field(compare=False)
 
 
@@ -150,6 +155,7 @@ def partitions_of(
         tuple(sorted(options.items())),
         metadata,
         projected.model_dump_json(),
+        scan.row_filter,
         key,
     )
     sent: dict[Any, SentFile] = {}
@@ -230,9 +236,7 @@ def _reading(job: _Job) -> _Reading:
     tasks are read once."""
     table = table_of_process(job.job_id, job.options)
     metadata = parse_metadata(job.metadata)
-    bound = bound_filter(
-        row_filter_of(dict(job.options), schema=metadata.schema()), metadata.schema()
-    )
+    bound = bound_filter(job.row_filter, metadata.schema())
     projected = Schema.model_validate_json(job.projected)
     reader = TaskReader(table.files, metadata, projected, bound)
     return _Reading(reader, job.key.open(table.files.keys.cache))

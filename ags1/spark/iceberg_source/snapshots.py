@@ -5,8 +5,9 @@ refuses ``tag`` and wants Spark's names): ``snapshot-id``,
 ``branch``, ``tag``, ``as-of-timestamp`` (ms since 1970; the snapshot that was current then), and
 ``start-snapshot-id`` (exclusive) for the rows that later snapshots have appended, up to
 ``end-snapshot-id`` (inclusive) or the head of ``branch``. ``versionAsOf`` (a snapshot ID, a branch
-or a tag) and ``timestampAsOf`` are Spark's. Without any, it is the table's current snapshot with
-its current columns. Knows nothing of files and of Spark.
+or a tag) and ``timestampAsOf`` are Spark's. Without any, it is the table's current snapshot. This
+one and the head of a branch have the table's current columns, as in Java (``SnapshotUtil``); any
+other snapshot has its own. Knows nothing of files and of Spark.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
+from pyiceberg.table.refs import SnapshotRefType
+
 from ..iceberg_api import EncryptedTable
 
 _START, _END = "start-snapshot-id", "end-snapshot-id"
 _ONE_OF = ("snapshot-id", "branch", "tag", "as-of-timestamp", "versionasof", "timestampasof")
+_REFS = ("branch", "versionasof")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -26,13 +30,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 class Pin:
     """The version of a table that a frame reads; pickled with the frame. ``snapshot_id`` is None
     for a table without a snapshot, and ``schema_id`` that of the table's columns. ``is_chosen``: an
-    option chooses the snapshot, so the frame has that snapshot's own columns. ``start``: the frame
-    has the rows that were appended after this snapshot."""
+    option chooses the snapshot. Then the frame has that snapshot's own columns, unless it is the
+    head of a branch (``is_branch``). ``start``: the frame has the rows that were appended after
+    this snapshot."""
 
     snapshot_id: int | None
     schema_id: int
     is_chosen: bool = False
     start: int | None = None
+    is_branch: bool = False
+
+    @property
+    def of_own_columns(self) -> int | None:
+        """The snapshot whose own columns the frame has; None if it has the table's."""
+        return self.snapshot_id if self.is_chosen and not self.is_branch else None
 
     def check(self, table: EncryptedTable) -> None:
         """Raise ValueError if the table does not have this version any more."""
@@ -65,7 +76,14 @@ def pin_of(table: EncryptedTable, options: Mapping[str, str]) -> Pin:
         return Pin(last, schema_id, start=_number(options, _START))
     if end:
         raise ValueError(f"the options {given[0]!r} and {_END!r} exclude each other: leave one out")
-    return Pin(_chosen(table, options, given[0]), schema_id, is_chosen=True)
+    chosen = _chosen(table, options, given[0])
+    ref = table.metadata.refs.get(options[given[0]]) if given[0] in _REFS else None
+    is_branch = (
+        ref is not None
+        and ref.snapshot_ref_type == SnapshotRefType.BRANCH
+        and ref.snapshot_id == chosen
+    )
+    return Pin(chosen, schema_id, is_chosen=True, is_branch=is_branch)
 
 
 def _chosen(table: EncryptedTable, options: Mapping[str, str], name: str) -> int:

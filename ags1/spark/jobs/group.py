@@ -150,6 +150,7 @@ class JobGroup:
                 done = rows.mapInArrow(_OnPartition(tasks, work), "number bigint, result binary")
                 numbers, pickles = done.toArrow().columns
             found = dict(zip(numbers.to_pylist(), pickles.to_pylist(), strict=True))
+            self._running[tag] = 0  # progress does not count it twice
             self._finished_cost += cost
             return [pickle.loads(found[number]) for number in range(count)]
         except Exception as error:

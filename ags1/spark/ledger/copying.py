@@ -7,7 +7,7 @@ import hashlib
 from typing import NamedTuple, TypeAlias
 
 from .base import Ledger
-from .rows import Row
+from .rows import FAILED, Row
 
 _MOST_ROWS = 100_000
 
@@ -51,8 +51,13 @@ def copy_rows(source: Ledger, target: Ledger) -> Copied:
     copied = 0
     waiting: list[Row] = []
     for _, rows in source.rows_between(0):
+        # A stream tells by a batch whether all files of a try got their names.
+        is_apart = any(row.status == FAILED and row.source.startswith("stream:") for row in rows)
+        if is_apart:
+            copied += _add(target, waiting)
+            waiting = []
         waiting += (row for row in rows if _identity(row) not in known)
-        if len(waiting) >= _MOST_ROWS:
+        if is_apart or len(waiting) >= _MOST_ROWS:
             copied += _add(target, waiting)
             waiting = []
     return Copied(copied + _add(target, waiting), skipped)

@@ -343,10 +343,10 @@ class IcebergLedger(Ledger):
     def rows_between(
         self, after: int, until: int | None = None, columns: Sequence[str] = Row._fields
     ) -> Iterator[tuple[int, list[Row]]]:
-        view = self._now()
-        for first, last in _runs(self._sizes(after, until, view)):
+        for first, last in _runs(self._sizes(after, until)):
             wanted = _between(first - 1, last)
-            table = _read(view, wanted, [*_known(columns), "batch", "number"])
+            # Each from the newest version: an older one may expire while the rows are used.
+            table = _read(self._now(), wanted, [*_known(columns), "batch", "number"])
             table = table.sort_by([("batch", "ascending"), ("number", "ascending")])
             rows = rows_of(table.select(_known(columns)), columns, self.location)
             numbered = zip(table.column("batch").to_pylist(), rows, strict=True)
@@ -516,11 +516,9 @@ class IcebergLedger(Ledger):
     def _jobs(self) -> _Jobs:
         return _Jobs(self._now(), self._table.output(), {})
 
-    def _sizes(
-        self, after: int, until: int | None, view: TableView | None = None
-    ) -> dict[int, int]:
+    def _sizes(self, after: int, until: int | None) -> dict[int, int]:
         """Return the settled batches of a range, and how many rows each has."""
-        batches = _read(view or self._now(), _between(after, until), ["batch"]).column("batch")
+        batches = _read(self._now(), _between(after, until), ["batch"]).column("batch")
         counts = pc.value_counts(batches).to_pylist()
         return {count["values"]: count["counts"] for count in counts}
 
