@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from .base import Ledger
@@ -33,12 +34,12 @@ def copy_rows(source: Ledger, target: Ledger) -> Copied:
         raise OSError(errno.EBUSY, said, source.location)
     known: dict[_Identity, bytes] = {}
     newest: dict[tuple[str, str], int] = {}
-    for row in target.rows(_COMPARED):
+    for row in _compared(target):
         known[_identity(row)] = _wrapped(row)
         at = row.operation, row.target
         newest[at] = max(newest.get(at, 0), row.finished_ms)
     skipped = 0
-    for row in source.rows(_COMPARED) if known else ():
+    for row in _compared(source) if known else ():
         if (wrapped := known.get(_identity(row))) is not None:
             if wrapped != _wrapped(row):
                 said = f"the key of {row.target} is wrapped otherwise here, because one of the two "
@@ -70,6 +71,11 @@ _COMPARED = (*_IDENTITY, "key_metadata")
 
 def _identity(row: Row) -> _Identity:
     return row.operation, row.target, row.status, row.key_id, row.job_id, row.finished_ms
+
+
+def _compared(ledger: Ledger) -> Iterator[Row]:
+    for _, rows in ledger.rows_between(0, None, _COMPARED):  # with all keys, in memory by parts
+        yield from rows
 
 
 def _wrapped(row: Row) -> bytes:
