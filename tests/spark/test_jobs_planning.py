@@ -51,7 +51,8 @@ class Many(AbstractFileSystem):
 
 fsspec.register_implementation("many", Many)
 folder = sys.argv[1]
-LocalKms(folder + "/keyring.json").create_key("default")
+if sys.argv[2:] != ["again"]:
+    LocalKms(folder + "/keyring.json").create_key("default")
 kms = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": folder + "/keyring.json"})
 context = types.SimpleNamespace(defaultParallelism=100)
 spark = types.SimpleNamespace(sparkContext=context, conf={})
@@ -71,26 +72,26 @@ def run_wave(self, wave, work):
 Job._run_wave = run_wave
 type(storage_of(folder)).gather = lambda *_: "staged"  # there are no files
 running.published = lambda rows: rows
-for job in range(2):
-    where = {"ledger": folder + "/ledger", "kms": kms, "key_id": "default", "durable": False}
-    if job:  # the files are as the ledger says
-        local = storage_of(folder)
-        type(local).statuses = lambda *_, **__: lambda target: types.SimpleNamespace(
-            size=HUGE if target.endswith("/huge.ags1") else SIZE)
-    summary = jobs.encrypt_files(spark, "many://in", folder + "/out", **where)
-    print("summary", summary.done, summary.unchanged, summary.failed)
-    print("run", *counts)
-    counts[:] = [0, 0, 0]
-    # Not ru_maxrss: a process inherits that of the process that started it.
-    status = open("/proc/self/status").read().split()
-    print("peak", int(status[status.index("VmHWM:") + 1]) >> 10)
+where = {"ledger": folder + "/ledger", "kms": kms, "key_id": "default", "durable": False}
+if sys.argv[2:] == ["again"]:  # the files are as the ledger says
+    local = storage_of(folder)
+    type(local).statuses = lambda *_, **__: lambda target: types.SimpleNamespace(
+        size=HUGE if target.endswith("/huge.ags1") else SIZE)
+summary = jobs.encrypt_files(spark, "many://in", folder + "/out", **where)
+print("summary", summary.done, summary.unchanged, summary.failed)
+print("run", *counts)
+# Not ru_maxrss: a process inherits that of the process that started it.
+status = open("/proc/self/status").read().split()
+print("peak", int(status[status.index("VmHWM:") + 1]) >> 10)
 """
 
 
 @pytest.mark.slow
 def test_a_million_files_and_a_huge_one(tmp_path: Path, run_python: Any) -> None:
-    done = run_python(_PROGRAM, tmp_path, timeout=600)
-    said = [line.split() for line in done.stdout.splitlines()]
+    said = []
+    for more in ((), ("again",)):
+        done = run_python(_PROGRAM, tmp_path, *more, timeout=600)
+        said += [line.split() for line in done.stdout.splitlines()]
     runs = [list(map(int, line[1:])) for line in said if line[0] == "run"]
     waves, tasks, longest = runs[0]
     assert waves > 10

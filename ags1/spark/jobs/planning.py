@@ -24,6 +24,8 @@ _TASKS_PER_CORE = 3
 WAVE_SECONDS = 60.0
 _FIRST_TASKS_PER_CORE = 2
 _WAVE_TASKS_PER_CORE = 4
+# The driver needs some kilobytes of memory for each file of the waves that it has at once.
+_WAVE_FILES = 20_000
 
 
 Task: TypeAlias = "list[Piece]"
@@ -53,6 +55,10 @@ class Pace:
         self._most = max(_WAVE_TASKS_PER_CORE * cores, 8)
         self._tasks_done = 0
         self.wave_tasks = max(_FIRST_TASKS_PER_CORE * cores, 4)
+
+    def is_enough(self, tasks: int, files: int) -> bool:
+        """Tell whether a wave has as many tasks, or as many files, as it may have."""
+        return tasks >= self.wave_tasks or (files >= _WAVE_FILES and tasks >= self._least)
 
     def finished(self, wave: Wave, seconds: float) -> None:
         """Take that a wave has finished, ``seconds`` after the first one began."""
@@ -88,7 +94,7 @@ def waves(
             tasks.append([whole(item)._replace(digests=True)])
         tasks += ([piece] for piece in ranges(item, cost))
         taken.append(item)
-        if len(tasks) >= pace.wave_tasks:
+        if pace.is_enough(len(tasks), len(taken)):
             yield Wave(tasks, taken)
             tasks, taken = [], []
     for item in itertools.filterfalse(is_large, items):
@@ -98,7 +104,7 @@ def waves(
         if load >= cost:
             tasks.append(task)
             task, load = [], 0
-            if len(tasks) >= pace.wave_tasks:
+            if pace.is_enough(len(tasks), len(taken)):
                 yield Wave(tasks, taken)
                 tasks, taken = [], []
     if task:
