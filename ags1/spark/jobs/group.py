@@ -6,9 +6,8 @@ way at a time, so that one can be committed, and the next one planned, while the
     driver     plan 1  plan 2           commit 1  plan 3           commit 2  plan 4
     cluster            [---- wave 1 ----][----- wave 2 -----------][----- wave 3 ------- ...
 
-A Spark job is a query: a partition for each task, and a function on it (``mapInArrow``). So the
-same code serves classic sessions and Spark Connect; ``sessions`` has what differs. The tasks travel
-pickled with the function. Knows nothing of what they do.
+The same code serves classic sessions and Spark Connect; ``sessions`` has what differs. The tasks
+travel pickled. Knows nothing of what they do.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any, TypeVar
-
-import pyarrow as pa
 
 from ... import errors
 from ...errors import Ags1Error
@@ -35,13 +31,12 @@ _LAST_JOBS = 32
 _WAVES_IN_FLIGHT = 2
 # Between two looks at the progress of Spark jobs, which take some milliseconds.
 _LOOK_SECONDS = 0.5
-# Each task gets the pickles of all tasks of its Spark job. More are sent as several Spark jobs at a
-# time: a message of Spark Connect may have 128 MiB.
+# With Spark Connect, each task gets the pickles of all tasks of its job, in a message of 128 MiB at
+# most. More are sent as several Spark jobs at a time.
 _MAX_SENT = 8 << 20
 _PARTS_AT_A_TIME = 16
 _MAX_CAUSE = 500
 _PYTHON_ERROR = re.compile(r"^ags1\.errors\.(\w+): (.*)$", re.MULTILINE)
-_RESULT_SCHEMA = pa.schema([("number", pa.int64()), ("result", pa.binary())])
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -53,23 +48,6 @@ class TaskFailedError(Ags1Error):
 
 class SparkEndedError(Ags1Error):
     """Spark's JVM, or the connection to it, has ended during a job."""
-
-
-@dataclass(frozen=True)
-class _OnPartition:
-    """The function that Spark runs on a partition, whose rows are numbers of pickled tasks. It
-    returns each number with its pickled result."""
-
-    tasks: list[bytes]
-    work: Callable[[Iterable[Any]], Iterator[Any]]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            numbers = batch.column(0).to_pylist()
-            results = self.work(pickle.loads(self.tasks[number]) for number in numbers)
-            for number, result in zip(numbers, results, strict=True):
-                columns = [pa.array([number], pa.int64()), pa.array([pickle.dumps(result)])]
-                yield pa.RecordBatch.from_arrays(columns, schema=_RESULT_SCHEMA)
 
 
 class JobGroup:
@@ -141,18 +119,14 @@ class JobGroup:
         self, work: Callable[[Iterable[T]], Iterator[R]], tasks: list[bytes], cost: int
     ) -> list[R]:
         tag = f"{self._id}-{next(self._numbers)}"
-        count = len(tasks)
         self._last_tags.append(tag)
         self._running[tag] = cost
         try:
             with self._jobs.tagged(tag):
-                rows = self._spark.range(0, count, 1, count)
-                done = rows.mapInArrow(_OnPartition(tasks, work), "number bigint, result binary")
-                numbers, pickles = done.toArrow().columns
-            found = dict(zip(numbers.to_pylist(), pickles.to_pylist(), strict=True))
+                results = self._jobs.run(tasks, work)
             self._running[tag] = 0  # progress does not count it twice
             self._finished_cost += cost
-            return [pickle.loads(found[number]) for number in range(count)]
+            return [pickle.loads(result) for result in results]
         except Exception as error:
             failure = _task_failure(error)
             self._failed_tags += list(self._last_tags)[-2 * _WAVES_IN_FLIGHT :]
