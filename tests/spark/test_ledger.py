@@ -56,7 +56,7 @@ from ags1.spark.storage import choice as storages
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage import local_files as files
 from ags1.spark.storage import remote as remote_storage
-from ags1.spark.storage.local import LOCAL
+from ags1.spark.storage.local import LOCAL, LocalStorage
 from ags1.spark.storage.pieces import BLOCK_SIZE, Item, Piece
 from ags1.spark.storage.protocol import Staging, Status, UnknownOutcomeError
 from ags1.spark.storage.remote import RemoteSource, unsettled_seconds, version_of
@@ -295,6 +295,7 @@ class _Kills:
             (Objects, ("_put", "remove")),
             (EncryptedTransaction, ("_commit",)),
             (local_storage, ("publish",)),
+            (LocalStorage, ("write_small",)),
         ):
             for name in names:
                 monkeypatch.setattr(owner, name, self._around(getattr(owner, name)))
@@ -333,7 +334,7 @@ def _encrypt(ledger: Ledger, folder: Path, job_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["folder", pytest.param("iceberg", marks=pytest.mark.slow)], indirect=True
+    "place", ["folder", "object", pytest.param("iceberg", marks=pytest.mark.slow)], indirect=True
 )
 def test_a_job_that_is_killed_at_any_step(
     tmp_path: Path, place: LedgerPlace, monkeypatch: pytest.MonkeyPatch

@@ -68,7 +68,7 @@ from ..iceberg_api import (
 )
 from ..keys import KmsConfig
 from ..paths import local_path
-from .base import Ledger
+from .base import JobNote, Ledger
 from .claims import RENEW_SECONDS, Claim, now_ms, this_process
 from .rows import ALWAYS, DONE, REMOVED, SCHEMA, Batch, Row, rows_of, table_of
 
@@ -80,6 +80,8 @@ _where: Any = pyiceberg.expressions
 
 JOBS_BRANCH = "jobs"
 SETTLED = "settled"
+# The status in the note of a job that writes sidecars.
+_WITH_SIDECARS = "sidecars"
 # So many rows are read or replaced at once.
 _MOST_ROWS = 100_000
 _ROWS_AS_OBJECTS = 10_000
@@ -386,8 +388,8 @@ class IcebergLedger(Ledger):
 
     # -- notes
 
-    def begin(self, job_id: str, folder: str) -> None:
-        row = _note(target=folder, job_id=job_id)
+    def begin(self, job_id: str, folder: str, *, sidecars: bool = False) -> None:
+        row = _note(target=folder, job_id=job_id, status=_WITH_SIDECARS if sidecars else "")
         self._commit(lambda jobs: jobs.put(self._own("job", job_id), [row]))
 
     def end(self, job_id: str) -> None:
@@ -399,9 +401,13 @@ class IcebergLedger(Ledger):
 
         self._commit(end)
 
-    def killed(self) -> dict[str, str]:
+    def notes(self) -> dict[str, JobNote]:
         entries = self._jobs().rows(self._prefix("job"))
-        return {row.job_id: row.target for rows in entries.values() for row in rows}
+        return {
+            row.job_id: JobNote(row.target, row.status == _WITH_SIDECARS)
+            for rows in entries.values()
+            for row in rows
+        }
 
     def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:
         rows = [_note(target=t, job_id=job_id, attempt=shared) for t, shared in staged.items()]
