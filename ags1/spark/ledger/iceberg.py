@@ -39,6 +39,7 @@ from pyiceberg.exceptions import (
     CommitStateUnknownException,
     NoSuchTableError,
     TableAlreadyExistsError,
+    ValidationException,
 )
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -431,17 +432,19 @@ class IcebergLedger(Ledger):
         """Compact many small data files of settled rows, and expire old snapshots: of main as the
         table's properties ``history.expire.*`` say, of the jobs after two
         minutes."""
-        table = self._table.refresh()
         if self._files() >= _FILES_BEFORE_COMPACTION:
-            with contextlib.suppress(CommitFailedException):  # the next job does it
-                table.rewrite_data_files()
-                expires = True
-        if expires:
+            with contextlib.suppress(BlockingIOError):  # the next job does it
+                self.compact()
+        elif expires:
             self._expire()
 
     def compact(self) -> tuple[int, int]:
         before = self._files()
-        self._table.refresh().rewrite_data_files()
+        try:
+            self._table.rewrite_data_files()
+        except (CommitFailedException, ValidationException) as error:
+            said = f"another job has compacted the ledger first ({error}): run this again"
+            raise BlockingIOError(errno.EAGAIN, said, self.location) from error
         self._expire()
         return before, self._files()
 
