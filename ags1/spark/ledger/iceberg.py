@@ -39,6 +39,7 @@ from pyiceberg.exceptions import (
     CommitStateUnknownException,
     NoSuchTableError,
     TableAlreadyExistsError,
+    ValidationException,
 )
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -68,7 +69,7 @@ from ..iceberg_api import (
 )
 from ..keys import KmsConfig
 from ..paths import local_path
-from .base import Ledger
+from .base import JobNote, Ledger
 from .claims import RENEW_SECONDS, Claim, now_ms, this_process
 from .rows import ALWAYS, DONE, REMOVED, SCHEMA, Batch, Row, rows_of, table_of
 
@@ -80,6 +81,8 @@ _where: Any = pyiceberg.expressions
 
 JOBS_BRANCH = "jobs"
 SETTLED = "settled"
+# The status in the note of a job that writes sidecars.
+_WITH_SIDECARS = "sidecars"
 # So many rows are read or replaced at once.
 _MOST_ROWS = 100_000
 _ROWS_AS_OBJECTS = 10_000
@@ -386,8 +389,8 @@ class IcebergLedger(Ledger):
 
     # -- notes
 
-    def begin(self, job_id: str, folder: str) -> None:
-        row = _note(target=folder, job_id=job_id)
+    def begin(self, job_id: str, folder: str, *, sidecars: bool = False) -> None:
+        row = _note(target=folder, job_id=job_id, status=_WITH_SIDECARS if sidecars else "")
         self._commit(lambda jobs: jobs.put(self._own("job", job_id), [row]))
 
     def end(self, job_id: str) -> None:
@@ -399,9 +402,13 @@ class IcebergLedger(Ledger):
 
         self._commit(end)
 
-    def killed(self) -> dict[str, str]:
+    def notes(self) -> dict[str, JobNote]:
         entries = self._jobs().rows(self._prefix("job"))
-        return {row.job_id: row.target for rows in entries.values() for row in rows}
+        return {
+            row.job_id: JobNote(row.target, row.status == _WITH_SIDECARS)
+            for rows in entries.values()
+            for row in rows
+        }
 
     def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:
         rows = [_note(target=t, job_id=job_id, attempt=shared) for t, shared in staged.items()]
@@ -425,17 +432,19 @@ class IcebergLedger(Ledger):
         """Compact many small data files of settled rows, and expire old snapshots: of main as the
         table's properties ``history.expire.*`` say, of the jobs after two
         minutes."""
-        table = self._table.refresh()
         if self._files() >= _FILES_BEFORE_COMPACTION:
-            with contextlib.suppress(CommitFailedException):  # the next job does it
-                table.rewrite_data_files()
-                expires = True
-        if expires:
+            with contextlib.suppress(BlockingIOError):  # the next job does it
+                self.compact()
+        elif expires:
             self._expire()
 
     def compact(self) -> tuple[int, int]:
         before = self._files()
-        self._table.refresh().rewrite_data_files()
+        try:
+            self._table.rewrite_data_files()
+        except (CommitFailedException, ValidationException) as error:
+            said = f"another job has compacted the ledger first ({error}): run this again"
+            raise BlockingIOError(errno.EAGAIN, said, self.location) from error
         self._expire()
         return before, self._files()
 

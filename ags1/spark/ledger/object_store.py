@@ -51,14 +51,17 @@ import pyarrow as pa
 
 from ..._gcm import random_bytes
 from ...errors import FormatError
+from .base import JobNote
 from .claims import Claim, is_gone, process_name, this_process
 from .objects import Objects
 from .rows import Batch, Row, damaged, read_parquet, write_parquet
 from .segments import (
+    NO_NOTE,
     Numbered,
     Segment,
     SegmentLedger,
     is_batch,
+    job_note,
     read_batches,
     segment_name,
     segments,
@@ -199,8 +202,9 @@ class ObjectLedger(SegmentLedger):
 
     # -- notes
 
-    def begin(self, job_id: str, folder: str) -> None:
-        data = json.dumps({"folder": folder, "writer": self._writer}).encode() + b"\n"
+    def begin(self, job_id: str, folder: str, *, sidecars: bool = False) -> None:
+        note = {"folder": folder, "sidecars": sidecars, "writer": self._writer}
+        data = json.dumps(note).encode() + b"\n"
         self._objects.create(f"_job-{job_id}.json", data)
 
     def end(self, job_id: str) -> None:
@@ -208,15 +212,13 @@ class ObjectLedger(SegmentLedger):
         self._objects.remove(self._staged_names(job_id))
         self._objects.remove([f"_job-{job_id}.json"])
 
-    def killed(self) -> dict[str, str]:
-        folders: dict[str, str] = {}
+    def notes(self) -> dict[str, JobNote]:
+        notes: dict[str, JobNote] = {}
         for name in self._objects.names():
             if match := _JOB.fullmatch(name):
-                with contextlib.suppress(
-                    FileNotFoundError, ValueError, KeyError, TypeError, RecursionError
-                ):
-                    folders[match[1]] = str(json.loads(self._objects.read(name))["folder"])
-        return folders
+                with contextlib.suppress(FileNotFoundError, *NO_NOTE):
+                    notes[match[1]] = job_note(self._objects.read(name))
+        return notes
 
     def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:
         begun = list(staged.items())

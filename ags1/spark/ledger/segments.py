@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .base import Ledger
+from .base import JobNote, Ledger
 from .rows import Row, damaged, read_table, rows_of, table_of
 
 # A merged file has about so many rows: rewrapping rewrites it as a whole.
@@ -28,6 +28,9 @@ _NAME = re.compile(r"batch-(\d{12})(?:-(\d{12}))?(?:\.(\d{6})-(\d{6}))?\.parquet
 _LENGTHS = b"ags1.batches"
 # How often files are listed again, if others take their places while they are read.
 _TRIES = 8
+
+# What ``job_note`` raises for an object that is no note.
+NO_NOTE = (ValueError, KeyError, TypeError, RecursionError)
 
 # The number of a batch and its rows.
 Numbered: TypeAlias = "tuple[int, Sequence[Row]]"
@@ -68,6 +71,12 @@ def segment_name(first: int, last: int, version: tuple[int, int] | None = None) 
 def is_batch(name: str) -> bool:
     """Whether this is the name of a file of settled batches."""
     return _NAME.fullmatch(name) is not None
+
+
+def job_note(data: bytes) -> JobNote:
+    """Return the note of a job that is JSON. Raises one of ``NO_NOTE``."""
+    note = json.loads(data)
+    return JobNote(str(note["folder"]), note.get("sidecars") is True)
 
 
 def write_batches(file: BinaryIO, batches: Sequence[Numbered]) -> None:

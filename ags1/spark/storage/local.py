@@ -18,6 +18,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 from ... import private_file
+from ..._gcm import random_bytes
 from ...atomic import publish
 from ...errors import Ags1Error
 from ...keys.sidecar import MAX_SIDECAR_SIZE
@@ -266,8 +267,20 @@ class LocalStorage:
     def read_small(self, path: str) -> bytes:
         return private_file.read(local_path(path) or path, MAX_SIDECAR_SIZE)[0]
 
-    def write_small(self, path: str, data: bytes) -> None:
-        private_file.write(local_path(path) or path, data, overwrite=True, durable=True)
+    def write_small(self, path: str, data: bytes, *, job_id: str | None = None) -> None:
+        path = local_path(path) or path
+        if job_id is None:
+            private_file.write(path, data, overwrite=True, durable=True)
+            return
+        staged = files.staged_path(path, job_id, random_bytes(8).hex())
+        fd = files.create(staged)
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+            os.rename(staged, path)
+        except BaseException:
+            files.remove(staged)
+            raise
 
     def sync_names(self, paths: Collection[str]) -> None:
         devices = {os.stat(path).st_dev: path for path in paths}
