@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 import pytest
+from conftest import python_environment
 
 import ags1
 from ags1.cli.app import app
@@ -1082,6 +1083,7 @@ class TestCommands:
         command = ["ags1", "spark", "encrypt", folders.source, folders.target, *where]
         process = subprocess.Popen(
             [sys.executable, "-m", *map(str, command)],
+            env=python_environment(),
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
