@@ -31,7 +31,10 @@ _WAITING = """
 import os, pathlib, time
 from ags1.cli import main
 from ags1.spark import jobs
+from ags1.spark.jobs import planning
 from ags1.spark.jobs.work import Encrypting
+
+planning.MIN_TASK_COST = 1
 
 class Waiting(Encrypting):
     def run(self, task, attempt):
@@ -47,11 +50,22 @@ main()
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ConnectServer]:
+def lake(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The properties of a catalog that server and clients know as 'lake'."""
+    folder = tmp_path_factory.mktemp("lake")
+    database, warehouse = f"sqlite:///{folder}/catalog.db", f"file://{folder}/warehouse"
+    return {"type": "sql", "uri": database, "warehouse": warehouse}
+
+
+@pytest.fixture(scope="module")
+def server(lake: dict[str, str]) -> Iterator[ConnectServer]:
     if shutil.which("java") is None:
         pytest.skip("java is not on this machine")
-    with connect_server() as made:
-        yield made
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in lake.items():
+            patch.setenv(f"PYICEBERG_CATALOG__LAKE__{name.upper()}", value)
+        with connect_server() as made:
+            yield made
 
 
 class Client:
@@ -82,7 +96,7 @@ class Client:
 
     def run(self, command: str, *arguments: object) -> dict[str, Any]:
         """Run a command to its end; return what it says last."""
-        ledger = () if "-" in command else ("--ledger", self._folder / "ledger")
+        ledger = () if "--catalog" in arguments else ("--ledger", self._folder / "ledger")
         process = self.started(command, *arguments, *ledger, "--json")
         out, err = process.communicate(timeout=180)
         assert (process.returncode, err) == (Exit.OK, ""), out + err
@@ -128,25 +142,19 @@ def test_files_there_and_back(client: Client, tmp_path: Path) -> None:
     assert files(tmp_path / "back") == files(client.source)
 
 
-def test_a_table(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = {
-        "type": "sql",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": f"file://{tmp_path}/warehouse",
-    }
+def test_a_table(client: Client, lake: dict[str, str]) -> None:
     kms = {"encryption.kms-type": "local", "kms.local.keyring": str(client.keyring)}
-    for name, value in place.items():
-        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name.upper()}", value)
-    with load_catalog("lake", **place, **kms) as catalog:
+    with load_catalog("lake", **lake, **kms) as catalog:
         catalog.create_namespace("db")
         key = {"encryption.key-id": "default"}
         made = catalog.create_table("db.t", pa.schema([("id", pa.int64())]), properties=key)
         for number in range(3):
             made.append(pa.table({"id": [number]}))
-        told = client.run("verify-table", "db.t", "--catalog", "lake")
-        assert told["ok"]
-        assert client.run("rekey", "db.t", "--catalog", "lake")["ok"]
-        assert catalog.load_table("db.t").scan().to_arrow()["id"].to_pylist() == [0, 1, 2]
+        assert client.run("verify-table", "db.t", "--catalog", "lake")["ok"]
+        client.run("rekey", "db.t", "--catalog", "lake")
+        rekeyed = catalog.load_table("db.t")
+        assert len(rekeyed.metadata.snapshots) == 4
+        assert sorted(rekeyed.scan().to_arrow()["id"].to_pylist()) == [0, 1, 2]
 
 
 def test_an_interrupt_ends_the_tasks_on_the_server(client: Client) -> None:
