@@ -51,9 +51,29 @@ def context_of(spark: Any) -> Any:
     return SparkContext._active_spark_context
 
 
+@pytest.fixture(scope="package")
+def aws_environment() -> Iterator[dict[str, str]]:
+    """The environment in which the AWS SDKs talk to the stand-in of AWS."""
+    pytest.importorskip("moto")
+    from aws_server import aws_server, dummy_environment
+
+    with aws_server() as url:
+        yield dummy_environment(url)
+
+
+def set_for_workers(patch: pytest.MonkeyPatch, spark: Any, variables: dict[str, str]) -> None:
+    """Set variables of this process and of Spark's workers. Those of a server of Spark Connect have
+    the variables of ``aws_environment`` from the start, and take no others."""
+    for name, value in variables.items():
+        patch.setenv(name, value)
+        patch.setitem(context_of(spark).environment, name, value)
+
+
 # Of the package, not of the session: other tests fork, and count memory and signals.
 @pytest.fixture(scope="package")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def spark(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
     """A Spark session with two worker threads; a task may fail twice. With AGS1_TEST_SPARK=connect
     it is one of Spark Connect, whose server is in the JVM of this process."""
     pytest.importorskip("pyspark")
@@ -70,6 +90,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         # So that tasks find the tests' own functions.
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
         remote = os.environ.get("AGS1_TEST_SPARK") == "connect"
+        if remote:
+            for name, value in request.getfixturevalue("aws_environment").items():
+                patch.setenv(name, value)
         builder = SparkSession.builder.appName("ags1 tests")
         builder = builder.remote("local[2,3]") if remote else builder.master("local[2,3]")
         conf = _CONF | {

@@ -21,6 +21,7 @@ from urllib.parse import urlparse
 
 import pytest
 from click.testing import CliRunner
+from conftest import python_environment
 
 import ags1
 from ags1.cli.app import app
@@ -1117,6 +1118,7 @@ class TestCommands:
         command = ["ags1", "spark", "encrypt", folders.source, folders.target, *where]
         process = subprocess.Popen(
             [sys.executable, "-m", *map(str, command)],
+            env=python_environment(),
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -32,7 +32,7 @@ from ags1.spark.storage.pieces import Item, Piece
 from ags1.spark.storage.protocol import CHANGED, Attempt, Staging, UnknownOutcomeError
 from ags1.spark.storage.s3 import S3Storage
 
-from .conftest import context_of
+from .conftest import set_for_workers
 
 MIB = 1 << 20
 BUCKET = "bucket"
@@ -91,12 +91,9 @@ class VerifyingHere(Verifying):
 
 
 @pytest.fixture(scope="module")
-def s3_environment() -> Iterator[dict[str, str]]:
+def s3_environment(aws_environment: dict[str, str]) -> dict[str, str]:
     """The environment in which the AWS SDKs talk to S3's stand-in."""
-    from aws_server import aws_server, dummy_environment
-
-    with aws_server() as url:
-        yield dummy_environment(url)
+    return aws_environment
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +101,7 @@ def endpoint(spark: Any, s3_environment: dict[str, str]) -> Iterator[str]:
     """S3's URL, known to this process and to Spark's workers."""
     with pytest.MonkeyPatch.context() as patch:
         _forget_connections()
-        for name, value in s3_environment.items():
-            patch.setenv(name, value)
-            patch.setitem(context_of(spark).environment, name, value)
+        set_for_workers(patch, spark, s3_environment)
         yield s3_environment["AWS_ENDPOINT_URL"]
         _forget_connections()
 

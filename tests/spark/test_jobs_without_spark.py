@@ -159,6 +159,38 @@ class TestBeforeSpark:
         assert not places.target.exists()
         assert not places.ledger.exists()
 
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "sc://host:15002;token=SECRET",
+            "sc://host;token=SECRET",
+            "sc://host/;token=SECRET==",
+            "sc://host/;token=SEC/SECRET",
+            "sc://host/;token=a?SECRET",
+            "sc://host/;SECRET",
+            "sc://host/token=SECRET",
+            "sc://host:1500200/;token=SECRET",
+            "sc://host:SECRET",
+            "sc://me:SECRET@host",
+            "sc:///;token=SECRET",
+            "SC://host/;token=SECRET",
+            "sc:host/;token=SECRET",
+        ],
+    )
+    def test_a_malformed_url_of_spark_connect_is_not_printed(
+        self, places: Places, run: Any, monkeypatch: pytest.MonkeyPatch, url: str
+    ) -> None:
+        pytest.importorskip("grpc")
+        places.write("a")
+        pair = places.source, places.target
+        for option in ("--remote", "--master"):
+            message = self.told(run, Exit.USAGE, "encrypt", *pair, option, url)
+            assert "SECRET" not in message
+            assert "sc://host:15002" in message or option == "--master"
+        monkeypatch.setenv("SPARK_REMOTE", url)
+        if url.startswith("sc://"):
+            assert "SECRET" not in self.told(run, Exit.USAGE, "encrypt", *pair)
+
     def test_keys(self, places: Places, run: Any, here: None) -> None:
         pytest.importorskip("pyspark")
         places.write("d/a", "d/b")

@@ -36,6 +36,15 @@ _LOOK_SECONDS = 0.5
 _MAX_SENT = 8 << 20
 _PARTS_AT_A_TIME = 16
 _MAX_CAUSE = 500
+_TRACEBACK = "Traceback (most recent call last):\n"  # of a task
+# gRPC's word, and PySpark's if the server was started again.
+_NO_SERVER = (
+    "StatusCode.UNAVAILABLE",
+    "INVALID_HANDLE.SESSION_",
+    "INVALID_HANDLE.OPERATION_NOT_FOUND",
+    "RESPONSE_ALREADY_RECEIVED",
+    "Received incorrect server side session identifier",
+)
 _PYTHON_ERROR = re.compile(r"^ags1\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 T = TypeVar("T")
@@ -58,8 +67,12 @@ class JobGroup:
     def __init__(self, spark: Any, group_id: str, description: str, cores: int | None) -> None:
         self._spark = spark
         self._jobs = jobs_of(spark, description)
-        self.cores = cores or max(self._jobs.cores(), 1)
+        try:
+            self.cores = cores or max(self._jobs.cores(), 1)
+        except Exception as error:
+            raise _task_failure(error) from None
         self.is_cancelled = False
+        self._has_spark_ended = False
         self._id = group_id
         self._numbers = itertools.count()
         self._finished_cost = 0
@@ -129,6 +142,7 @@ class JobGroup:
             return [pickle.loads(result) for result in results]
         except Exception as error:
             failure = _task_failure(error)
+            self._has_spark_ended |= isinstance(failure, SparkEndedError)
             self._failed_tags += list(self._last_tags)[-2 * _WAVES_IN_FLIGHT :]
         except BaseException:
             # The user's Ctrl-C. A server of Spark Connect would go on.
@@ -183,8 +197,9 @@ class JobGroup:
         """Cancel all Spark jobs until what runs them has ended."""
         under_way = {future for future in futures if not future.cancel()}
         while under_way:
-            # Again and again: a wave may be about to begin. Spark itself may have ended.
-            for tag in tuple(self._running):
+            # Again and again: a wave may be about to begin. If a server of Spark Connect has ended,
+            # PySpark would try for minutes to reach it.
+            for tag in () if self._has_spark_ended else tuple(self._running):
                 with contextlib.suppress(Exception):
                     self._jobs.cancel(tag)
             under_way = wait(under_way, POLL_SECONDS).not_done
@@ -207,32 +222,37 @@ def _parts(tasks: list[bytes], costs: Sequence[int]) -> Iterator[tuple[list[byte
 def _task_failure(error: Exception) -> Exception:
     """Return the exception of ours that caused Spark's, or else a TaskFailedError."""
     text = str(error)
-    if _is_end_of_spark(error):
-        return SparkEndedError(
-            "Spark's JVM ended during the job, perhaps for want of memory: see its log, and run "
-            "the job again; it goes on where it was"
-        )
+    if (ended := _ended(error)) is not None:
+        return SparkEndedError(f"{ended}, and run the job again; it goes on where it was")
     if match := _PYTHON_ERROR.search(text):
         kind = getattr(errors, match[1], None)
         if isinstance(kind, type) and issubclass(kind, Ags1Error):
             return kind(match[2])
     java = getattr(error, "java_exception", None)
     message = str(java.getMessage()) if java is not None else text
-    _, _, python = message.partition("Traceback (most recent call last):\n")
+    _, _, python = message.partition(_TRACEBACK)
     causes = [line for line in python.splitlines() if line and not line.startswith(" ")]
     causes += [*message.splitlines(), type(error).__name__]
     return TaskFailedError(causes[0][:_MAX_CAUSE])
 
 
-def _is_end_of_spark(error: Exception) -> bool:
-    """Whether that is what PySpark raises when its JVM does not answer any more."""
+def _ended(error: Exception) -> str | None:
+    """Return what has ended, and what to look at, if this is what PySpark raises when its JVM or
+    its server does not answer any more."""
     from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError  # optional
 
-    if isinstance(error, (ConnectionError, Py4JNetworkError)):
-        return True
+    text = str(error)
+    if _TRACEBACK not in text and any(sign in text for sign in _NO_SERVER):
+        return (
+            "the server of Spark Connect ended during the job, or could not be reached any more: "
+            "check that it runs"
+        )
     # Py4J's own words, for an answer that broke off.
-    return (
+    broke_off = (
         isinstance(error, Py4JError)
         and not isinstance(error, Py4JJavaError)
         and "occurred while calling" in str(error)
     )
+    if broke_off or isinstance(error, (ConnectionError, Py4JNetworkError)):
+        return "Spark's JVM ended during the job, perhaps for want of memory: see its log"
+    return None
