@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import click
 
@@ -57,8 +58,8 @@ def master(command: Callable[..., Any]) -> Callable[..., Any]:
         if master is not None and remote is not None:
             raise click.UsageError("--master and --remote exclude each other: give one of them")
         if remote is not None and not remote.startswith(_REMOTE):
-            said = f"{remote!r} is no server of Spark Connect: give one such as sc://host:15002"
-            raise click.UsageError(said)
+            said = f"{_place_of(remote)!r} is no server of Spark Connect: give one such as "
+            raise click.UsageError(f"{said}sc://host:15002")
         return command(*arguments, master=master if remote is None else remote, **given)
 
     return _master(_remote(with_one))
@@ -181,11 +182,12 @@ def _remote_session(url: str) -> Iterator[Any]:
         _ = made.version  # the first request to the server
     except ImportError:
         raise click.UsageError(_NO_CONNECT) from None
-    except PySparkException as error:
-        # What follows a semicolon may be a token.
-        place = url.partition(";")[0].rstrip("/")
+    except (PySparkException, ValueError) as error:
+        place = _place_of(url)
+        cause = _without_parameters(str(error), url.removeprefix(place))
         said = (
-            f"the server of Spark Connect at {place} cannot be used: check that it runs ({error})"
+            f"the server of Spark Connect at {place} cannot be used: check that it runs, and that "
+            f"its URL is like sc://host:15002 or sc://host:15002/;token=... ({cause})"
         )
         raise OSError(errno.EIO, said) from None
     try:
@@ -193,6 +195,20 @@ def _remote_session(url: str) -> Iterator[Any]:
     finally:
         with contextlib.suppress(Exception):  # the server may have ended
             made.stop()
+
+
+def _place_of(url: str) -> str:
+    """Return the beginning of a URL, up to where a password or a token may be."""
+    match = re.match(r"[a-z]+://[^/;?#@]*(?=[/;?#]|$)", url)
+    return "sc://..." if match is None else match[0]
+
+
+def _without_parameters(text: str, parameters: str) -> str:
+    """Return an error's text without any parameter of a URL: it may be a token."""
+    for part in sorted(re.findall(r"[^/;=&?@:#]{4,}", parameters), key=len, reverse=True):
+        for form in (part, unquote(part)):
+            text = text.replace(form, "...")
+    return text
 
 
 @contextlib.contextmanager
