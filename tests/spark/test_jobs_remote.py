@@ -622,11 +622,19 @@ def test_uploads_that_cannot_be_aborted_now(
             settle_pending(ledger)
         assert (places.uploads(), len(ledger.killed())) == ([], 0)
         # What somebody else has aborted, or removed with its bucket, is gone as well.
-        ledger.begin("abc", "s3://bucket/sealed")
-        uploads = {"s3://bucket/sealed/a": upload, "s3://no-such-bucket/a": upload}
-        ledger.note_staged("abc", 1, uploads)
+        for job_id, root in (("abc", "s3://bucket/sealed"), ("abd", "s3://no-such-bucket/b")):
+            ledger.begin(job_id, root)
+            ledger.note_staged(job_id, 1, {f"{root}/a": upload})
         settle_pending(ledger)
         assert not ledger.killed()
+        # What is outside the job's folder, a job has not begun.
+        place = {"Bucket": BUCKET, "Key": "theirs/a"}
+        upload = places.s3.create_multipart_upload(**place)["UploadId"]
+        ledger.begin("abc", "s3://bucket/sealed")
+        ledger.note_staged("abc", 1, {"s3://bucket/theirs/a": upload})
+        settle_pending(ledger)
+        assert (places.uploads(), ledger.killed()) == (["theirs/a"], {})
+        places.s3.abort_multipart_upload(**place, UploadId=upload)
 
 
 def test_the_upload_of_a_failed_file_that_cannot_be_aborted_at_once(

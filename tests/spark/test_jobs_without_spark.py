@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import stat
+import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -154,6 +155,9 @@ class TestBeforeSpark:
             (("--kms", "aws"), "--keyring"),
         ):
             assert word in self.told(run, Exit.USAGE, "encrypt", *pair, *options)
+        said = self.told(run, Exit.USAGE, "encrypt", *pair, "--remote", "http://h/;token=sesame")
+        assert "'http://h' is no server" in said
+        assert "sesame" not in said
         assert "SOURCE" in self.told(run, Exit.USAGE, "encrypt")
         assert "--to-key" in self.told(run, Exit.USAGE, "rewrap", "--to-kms", "vault")
         assert not places.target.exists()
@@ -449,12 +453,30 @@ def test_a_token_for_spark_connect_is_not_printed(monkeypatch: pytest.MonkeyPatc
             raise PySparkException("nobody answers")
 
     monkeypatch.setattr(SparkSession, "builder", Builder())
-    said = r"Connect at sc://host:15002 cannot be used: check that it runs \(nobody answers\)$"
+    said = r"Connect at sc://host:15002 cannot be used: check that it runs, .*\(nobody answers\)$"
     with (
         pytest.raises(OSError, match=said),
         session("sc://host:15002/;token=sesame"),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sc://host:15002;token=sesame",
+        "sc://host:15002/token=sesame",
+        "sc://host:15002/;sesame",
+        "sc://host:15002/;session_id=sesame",
+        "sc://user:sesame@host:x",
+    ],
+)
+def test_no_part_of_a_wrong_url_for_spark_connect_is_printed(url: str) -> None:
+    """PySpark's own messages quote it."""
+    pytest.importorskip("grpc")
+    with pytest.raises(OSError, match="its URL is like sc://host:15002") as caught, session(url):
+        pass
+    assert "sesame" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("task_seconds", [0.1, 7.0, 50.0, 900.0])

@@ -1215,6 +1215,14 @@ class TestElsewhere:
         assert settled.error_kind == "NothingStagedError"
         assert fs.find("/") == before
 
+    @pytest.mark.parametrize("name", ["../precious", "a/../../precious", "./f", "a//f"])
+    def test_no_file_is_moved_out_of_its_folder(self, fs: Any, name: str) -> None:
+        """Some file systems, such as SFTP, follow ``..``."""
+        before = fs.find("/")
+        [settled] = published([self.row(name=name, replaces=True)], again=True)
+        assert settled.error_kind == "NothingStagedError"
+        assert fs.find("/") == before
+
     def test_a_host_stays_in_the_path(self, fs: Any) -> None:
         import fsspec
         from fsspec.implementations.memory import MemoryFileSystem

@@ -134,6 +134,28 @@ def test_what_cannot_be_rebuilt(tmp_path: Path, sealed: dict[Path, tuple[bytes, 
     assert str(third) in {failure.path for failure in moved.failures}
 
 
+def test_no_rows_behind_those_of_a_killed_job(
+    tmp_path: Path, place: LedgerPlace, sealed: dict[Path, tuple[bytes, Row]]
+) -> None:
+    """The killed job's rows have older numbers and, once they are settled, newer keys."""
+    rows = [row for _, row in sealed.values()]
+    with open_ledger(tmp_path / "old", writing=True) as old:
+        fill(old, rows)
+        write_sidecars(old)
+        with place.open() as ledger:
+            killed = ledger.prepare([rows[0]._replace(key_id="newer")])
+            for add in (
+                lambda: rows_from_sidecars(ledger, [str(tmp_path / "sealed")]),
+                lambda: copy_rows(old, ledger),
+            ):
+                with pytest.raises(OSError, match="run it again, which finishes its work"):
+                    add()
+            assert ledger.rows() == []
+            ledger.settle(killed, killed.rows)
+            rows_from_sidecars(ledger, [str(tmp_path / "sealed")])
+            assert ledger.done(ENCRYPT)[rows[0].target].key_id == "newer"
+
+
 def test_the_commands(tmp_path: Path, keyring: Path, sealed: dict[Path, tuple[bytes, Row]]) -> None:
     for name in ("ledger", "backup"):
         with open_ledger(str(tmp_path / name), writing=True) as ledger:

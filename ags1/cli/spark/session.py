@@ -45,7 +45,6 @@ _NO_CONNECT_URL = (
     "'sc://host:15002/;use_ssl=true;user_id=me'. Write = ; / ? # in a value as %3D %3B %2F %3F %23"
 )
 _MAX_PORT = 65535
-_NO_SECRETS = ("use_ssl", "user_id", "user_agent", "session_id")
 # PySpark's client tries for more than ten minutes to reach a server. This is about one: the pauses
 # begin with 50 ms, each is four times as long as the one before, and these are ms.
 _RETRIES = {"max_retries": 8, "max_backoff": 15_000}
@@ -209,10 +208,14 @@ def _remote_session(url: str) -> Iterator[Any]:
             _ = made.version  # the first request to the server
         except ImportError:
             raise click.UsageError(_NO_CONNECT) from None
-        except PySparkException as error:
-            place = url.partition(";")[0].rstrip("/")
-            said = f"the server of Spark Connect at {place} cannot be used: check that it runs "
-            raise OSError(errno.EIO, f"{said}({_without_secrets(str(error), url)})") from None
+        except (PySparkException, ValueError) as error:
+            place = _place_of(url)
+            cause = _without_parameters(str(error), url.removeprefix(place))
+            said = (
+                f"the server of Spark Connect at {place} cannot be used: check that it runs, and "
+                f"that its URL is like sc://host:15002 or sc://host:15002/;token=... ({cause})"
+            )
+            raise OSError(errno.EIO, said) from None
         try:
             yield made
         finally:
@@ -220,11 +223,17 @@ def _remote_session(url: str) -> Iterator[Any]:
                 made.stop()
 
 
-def _without_secrets(text: str, url: str) -> str:
-    for parameter in url.split(";")[1:]:
-        name, _, value = parameter.partition("=")
-        if name not in _NO_SECRETS:
-            text = text.replace(value, "…").replace(unquote(value), "…")
+def _place_of(url: str) -> str:
+    """Return the beginning of a URL, up to where a password or a token may be."""
+    match = re.match(r"[a-z]+://[^/;?#@]*(?=[/;?#]|$)", url)
+    return "sc://..." if match is None else match[0]
+
+
+def _without_parameters(text: str, parameters: str) -> str:
+    """Return an error's text without any parameter of a URL: it may be a token."""
+    for part in sorted(re.findall(r"[^/;=&?@:#]{4,}", parameters), key=len, reverse=True):
+        for form in (part, unquote(part)):
+            text = text.replace(form, "...")
     return text
 
 
