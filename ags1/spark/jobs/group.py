@@ -140,19 +140,29 @@ class JobGroup:
     def _run_part(
         self, work: Callable[[Iterable[T]], Iterator[R]], tasks: list[bytes], cost: int
     ) -> list[R]:
-        tag = f"{self._id}-{next(self._numbers)}"
         count = len(tasks)
+
+        def frame() -> Any:
+            rows = self._spark.range(0, count, 1, count)
+            return rows.mapInArrow(_OnPartition(tasks, work), "number bigint, result binary")
+
+        numbers, pickles = self.collect(frame, cost).columns
+        found = dict(zip(numbers.to_pylist(), pickles.to_pylist(), strict=True))
+        return [pickle.loads(found[number]) for number in range(count)]
+
+    def collect(self, frame: Callable[[], Any], cost: int = 0) -> pa.Table:
+        """Return the rows of the DataFrame that ``frame`` makes, computed as a Spark job of this
+        group. Raises the exception of ours that a task raised; PySpark's own if an expression of
+        SQL raised it; otherwise TaskFailedError."""
+        tag = f"{self._id}-{next(self._numbers)}"
         self._last_tags.append(tag)
         self._running[tag] = cost
         try:
             with self._jobs.tagged(tag):
-                rows = self._spark.range(0, count, 1, count)
-                done = rows.mapInArrow(_OnPartition(tasks, work), "number bigint, result binary")
-                numbers, pickles = done.toArrow().columns
-            found = dict(zip(numbers.to_pylist(), pickles.to_pylist(), strict=True))
+                rows = frame().toArrow()
             self._running[tag] = 0  # progress does not count it twice
             self._finished_cost += cost
-            return [pickle.loads(found[number]) for number in range(count)]
+            return rows
         except Exception as error:
             failure = _task_failure(error)
             self._failed_tags += list(self._last_tags)[-2 * _WAVES_IN_FLIGHT :]
@@ -242,12 +252,28 @@ def _task_failure(error: Exception) -> Exception:
         kind = getattr(errors, match[1], None)
         if isinstance(kind, type) and issubclass(kind, Ags1Error):
             return kind(match[2])
+    if isinstance(error, _of_sql()):
+        return error
     java = getattr(error, "java_exception", None)
     message = str(java.getMessage()) if java is not None else text
     _, _, python = message.partition("Traceback (most recent call last):\n")
     causes = [line for line in python.splitlines() if line and not line.startswith(" ")]
     causes += [*message.splitlines(), type(error).__name__]
     return TaskFailedError(causes[0][:_MAX_CAUSE])
+
+
+def _of_sql() -> tuple[type[Exception], ...]:
+    """Return the exceptions by which Spark says that an expression of SQL or its value is wrong."""
+    from pyspark import errors as spark  # optional
+
+    return (
+        spark.AnalysisException,
+        spark.ArithmeticException,
+        spark.ArrayIndexOutOfBoundsException,
+        spark.DateTimeException,
+        spark.NumberFormatException,
+        spark.SparkRuntimeException,
+    )
 
 
 def _is_end_of_spark(error: Exception) -> bool:
