@@ -17,6 +17,7 @@ from . import options as opt
 
 # The directions, as error messages say them.
 READ, WRITE = "reading", "writing"
+CHANGE = "changing rows"
 STREAM_READ, STREAM_WRITE = "reading a stream", "writing a stream"
 
 
@@ -67,6 +68,7 @@ _TABLE_WRITE = KnownOptions.of("overwrite-filter overwrite-mode partitionOverwri
 TABLES: Source = {
     READ: _TABLE | _TABLE_ROWS | _SNAPSHOT,
     WRITE: _TABLE | _TABLE_OUTPUT | _TABLE_WRITE,
+    CHANGE: _TABLE | KnownOptions.of("partSize", "snapshot-property."),
     STREAM_READ: _TABLE | _TABLE_ROWS | _TABLE_STREAM,
     STREAM_WRITE: _TABLE | _TABLE_OUTPUT | _SINK,
 }

@@ -137,6 +137,35 @@ def kms(keyring: Path) -> KmsConfig:
     return KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": str(keyring)})
 
 
+@pytest.fixture
+def options(tmp_path: Path, keyring: Path) -> dict[str, str]:
+    """The options for a catalog in a SQLite database, with the keyring for a KMS."""
+    return {
+        "catalog": "test",
+        "catalog.type": "sql",
+        "catalog.uri": f"sqlite:///{tmp_path}/catalog.db",
+        "catalog.warehouse": f"file://{tmp_path}/warehouse",
+        "keyring": str(keyring),
+    }
+
+
+@pytest.fixture
+def catalog(options: dict[str, str]) -> Iterator[Any]:
+    """The catalog of these options, with the namespace 'db'."""
+    pytest.importorskip("pyiceberg")
+    from ags1.iceberg import load_catalog
+
+    properties = {
+        name.removeprefix("catalog."): value
+        for name, value in options.items()
+        if name.startswith("catalog.")
+    }
+    kms = {"encryption.kms-type": "local", "kms.local.keyring": options["keyring"]}
+    with load_catalog("test", **properties, **kms) as made:
+        made.create_namespace("db")
+        yield made
+
+
 @pytest.fixture(scope="session")
 def real_s3() -> Iterator[dict[str, str]]:
     """The environment in which the AWS SDKs talk to a real S3 server with the bucket 'bucket'."""

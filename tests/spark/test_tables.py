@@ -66,31 +66,6 @@ def session(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def options(tmp_path: Path, keyring: Path) -> dict[str, str]:
-    """The options for a catalog in a SQLite database, with the keyring for a KMS."""
-    return {
-        "catalog": "test",
-        "catalog.type": "sql",
-        "catalog.uri": f"sqlite:///{tmp_path}/catalog.db",
-        "catalog.warehouse": f"file://{tmp_path}/warehouse",
-        "keyring": str(keyring),
-    }
-
-
-@pytest.fixture
-def catalog(options: dict[str, str]) -> Iterator[Any]:
-    properties = {
-        name.removeprefix("catalog."): value
-        for name, value in options.items()
-        if name.startswith("catalog.")
-    }
-    kms = {"encryption.kms-type": "local", "kms.local.keyring": options["keyring"]}
-    with load_catalog("test", **properties, **kms) as made:
-        made.create_namespace("db")
-        yield made
-
-
-@pytest.fixture
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both cores have something to do, however small the files are."""
     monkeypatch.setattr(waves, "_LEAST_COST", 1)
