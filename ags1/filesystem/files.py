@@ -10,7 +10,6 @@ from ..writer import Writer
 
 if TYPE_CHECKING:
     from .storage import Staged
-    from .system import Ags1FileSystem
 
 
 class EncryptedInput(Reader):
@@ -19,7 +18,7 @@ class EncryptedInput(Reader):
 
     __slots__ = ("fs", "path")
 
-    fs: Ags1FileSystem
+    fs: Any
     path: str
 
     @property
@@ -31,7 +30,7 @@ class EncryptedInput(Reader):
         return _reopen, (self.fs, self.path, self.tell())
 
 
-def _reopen(fs: Ags1FileSystem, path: str, position: int) -> EncryptedInput:
+def _reopen(fs: Any, path: str, position: int) -> EncryptedInput:
     file = fs.open(path, "rb")
     file.seek(position)
     return file  # type: ignore[no-any-return]
@@ -44,7 +43,7 @@ class EncryptedOutput(Writer):
     __slots__ = ("_autocommit", "_overwrite", "_staged", "fs", "path")
 
     def __init__(
-        self, fs: Ags1FileSystem, path: str, staged: Staged, *, overwrite: bool, autocommit: bool
+        self, fs: Any, path: str, staged: Staged, *, overwrite: bool, autocommit: bool
     ) -> None:
         self.fs = fs
         self.path = path

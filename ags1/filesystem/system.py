@@ -91,7 +91,7 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
     def _path_below(self, path: Any) -> Any:
         if isinstance(path, list):
             return [self._path_below(one) for one in path]
-        return self.fs._strip_protocol(type(self)._strip_protocol(path))
+        return self.fs._strip_protocol(ChainedFileSystem._strip_protocol.__func__(type(self), path))
 
     @property
     def sep(self) -> Any:
@@ -414,7 +414,7 @@ def stored_path(path: str) -> str:
 
 
 def _is_file(info: Info) -> bool:
-    return info["type"] != "directory"
+    return bool(info["type"] != "directory")
 
 
 def _is_encrypted(info: Info) -> bool:

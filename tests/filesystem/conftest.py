@@ -40,7 +40,7 @@ def s3_endpoint() -> Iterator[str]:
         yield endpoint
 
 
-@pytest.fixture(params=["file", "memory", "s3"])
+@pytest.fixture(params=["file", "memory", pytest.param("s3", marks=pytest.mark.slow)])
 def below(request: pytest.FixtureRequest) -> str:
     """The protocol of the file system below."""
     protocol: str = request.param
