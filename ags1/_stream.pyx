@@ -299,8 +299,8 @@ cdef class FastReader:
 
     def seek(self, offset, int whence=0, /):
         """Move to ``offset`` from the start, the position or the end; return the new position. A
-        position beyond the end is allowed; a read there returns nothing. Raises ValueError for a
-        negative position, and io.UnsupportedOperation if the source cannot seek."""
+        position beyond the end is allowed; a read there returns nothing. Raises OSError for a
+        negative position, as files do, and io.UnsupportedOperation if the source cannot seek."""
         return self.core.seek(offset, whence)
 
     def read(self, size=-1, /):

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import errno
 import functools
 import io
 import operator
@@ -214,7 +215,7 @@ class ReaderCore:
         elif whence != os.SEEK_SET:
             raise ValueError(f"whence must be 0, 1 or 2, not {whence}")
         if offset < 0:
-            raise ValueError(f"cannot seek to {offset}, before the beginning")
+            raise OSError(errno.EINVAL, f"cannot seek to {offset}, before the beginning", self.name)
         self.window.position = offset
         return offset
 

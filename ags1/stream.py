@@ -32,9 +32,14 @@ class TextReader(_HoldsKey, io.TextIOWrapper):
 
 class TextWriter(_HoldsKey, io.TextIOWrapper):
     """Text over a ``Writer``, which is its ``buffer``. If an exception leaves the ``with`` block,
-    or the object is dropped without ``close``, no file is left."""
+    or the object is dropped without ``close``, no file is left. ``tell`` flushes the text, and
+    returns the number of encoded bytes."""
 
     buffer: Writer
+
+    def __init__(self, buffer: Writer, *format: Any) -> None:
+        with buffer.seeming_seekable():
+            super().__init__(buffer, *format)
 
     @property
     def key_metadata(self) -> KeyMetadata:

@@ -16,10 +16,11 @@ blocks in the file is the order of ``_next_block``.
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import io
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -50,7 +51,7 @@ class Writer(FastWriter, Stream):
     The nine parameters are those of ``open`` for writing.
     """
 
-    __slots__ = ()
+    __slots__ = ("_seems_seekable",)
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Writer(FastWriter, Stream):
         exclusive: bool = False,
     ) -> None:
         check_threads(threads)
+        self._seems_seekable = False
         if km is None:
             km = KeyMetadata.generate(key_size)
         check_unused(km, reuse_key=reuse_key)
@@ -80,6 +82,20 @@ class Writer(FastWriter, Stream):
     def writable(self) -> bool:
         check_open(self)
         return True
+
+    def seekable(self) -> bool:
+        check_open(self)
+        return self._seems_seekable
+
+    @contextlib.contextmanager
+    def seeming_seekable(self) -> Iterator[None]:
+        """Let ``seekable`` return True. ``io.TextIOWrapper`` asks once, when it is made. It writes
+        the byte-order marks of UTF-16 and UTF-32, and has ``tell``, only if the answer is True."""
+        self._seems_seekable = True
+        try:
+            yield
+        finally:
+            self._seems_seekable = False
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         raise io.UnsupportedOperation("seek: an encrypted stream is written from start to end")

@@ -62,7 +62,12 @@ class Keychain:
         ``key_of_file`` does. Raises KeyMetadataError, AuthenticationError and KmsError."""
         sidecar = find_sidecar(sidecar_file)
         with _errors_about(sidecar_file):
-            return key_of_file(sidecar, self._unwrap, encrypted_file)
+            return self.key_of(sidecar, encrypted_file)
+
+    def key_of(self, sidecar: Sidecar, encrypted_file: Any) -> KeyMetadata:
+        """Return the key metadata that ``sidecar`` has for ``encrypted_file``, as ``key_of_file``
+        does. Raises KeyMetadataError, AuthenticationError and KmsError."""
+        return key_of_file(sidecar, self._unwrap, encrypted_file)
 
     def rewrap(
         self, sidecar_file: str, master_key_id: str, kms: KmsClient | None = None

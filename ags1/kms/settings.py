@@ -4,7 +4,7 @@ The settings come from options, the environment and the configuration file. An o
 environment, and the environment overrides the file. If none of them names a KMS, it is the local
 keyring. Settings for another KMS than the chosen one are ignored, because one service must not see
 key ids or endpoints of another. The names of environment variables follow PyIceberg's rule. Only
-``read_file`` is not pure.
+``read_file`` and ``of_process`` are not pure.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ LOCAL = "local"
 KEYRING = "kms.local.keyring"
 PASSPHRASE_FILE = "kms.local.passphrase-file"
 DEFAULT_LOCAL_KEY = "default"
+# What the names of a KMS's properties begin with.
+PROPERTY_PREFIXES = ("encryption.kms", "kms.", "client.", "http-client.")
 
 _PREFIX = "AGS1_KMS_"
 _KEY_VARIABLE = f"{_PREFIX}KEY"
@@ -80,6 +82,26 @@ class Settings:
     def is_local(self) -> bool:
         """Whether the KMS is a keyring file."""
         return self.kms_name.lower() == LOCAL
+
+
+def from_options(options: Mapping[str, str]) -> Layer:
+    """Return the settings that named options give: ``kms`` (a type), ``keyring`` (a path), ``key``
+    and Iceberg's properties; the others are passed over. Raises KmsConfigurationError if two of
+    them differ. Whether a secret may be among them, the caller decides."""
+    given = {name: text for name, text in options.items() if name.startswith(PROPERTY_PREFIXES)}
+    short = {KMS_TYPE: options.get("kms"), KEYRING: options.get("keyring")}
+    for name, value in short.items():
+        if value and given.setdefault(name, value) != value:
+            raise KmsConfigurationError(f"two options set {name!r} differently: leave one out")
+    if options.get("keyring"):
+        given.setdefault(KMS_TYPE, LOCAL)
+    return Layer(given, options.get("key") or None)
+
+
+def of_process(options: Layer) -> Settings:
+    """Return the settings of this process: ``options`` over its environment and its configuration
+    file. Raises KmsError."""
+    return resolve(options, from_environment(os.environ), read_file(os.environ))
 
 
 def resolve(options: Layer, environment: Layer, file: Layer) -> Settings:

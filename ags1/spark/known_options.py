@@ -13,7 +13,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from . import options as opt
+from ..kms.settings import PROPERTY_PREFIXES
 
 # The directions, as error messages say them.
 READ, WRITE = "reading", "writing"
@@ -44,7 +44,7 @@ class KnownOptions:
 
 Source = Mapping[str, KnownOptions]
 
-_KMS = KnownOptions.of("kms keyring key", *opt.KMS_PREFIXES)
+_KMS = KnownOptions.of("kms keyring key", *PROPERTY_PREFIXES)
 _PLACE = KnownOptions.of("path paths")
 _SINK = KnownOptions.of("path paths checkpointLocation queryName")
 

@@ -8,7 +8,6 @@ command line. Knows nothing of files.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 
@@ -16,11 +15,9 @@ from ..errors import KmsConfigurationError
 from ..kms import settings
 from ..kms.client import accepts_foreign_keys
 from ..kms.properties import Properties
-from ..kms.registry import KMS_TYPE
-from ..kms.settings import Layer, Settings
+from ..kms.settings import Settings
 from .keys import FileKeys, KmsConfig
 
-KMS_PREFIXES = ("encryption.kms", "kms.", "client.", "http-client.")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _UNITS |= {f"{unit}b": size for unit, size in _UNITS.items()}
 
@@ -38,18 +35,7 @@ def key_settings(options: Mapping[str, str]) -> Settings:
     """Return the settings of the KMS: from the options ``kms``, ``keyring``, ``key`` and Iceberg's
     properties, then the environment, then the file. Raises KmsConfigurationError."""
     refuse_secrets(options)
-    given = {name: text for name, text in options.items() if name.startswith(KMS_PREFIXES)}
-    short = {KMS_TYPE: options.get("kms"), settings.KEYRING: options.get("keyring")}
-    for name, value in short.items():
-        if value and given.setdefault(name, value) != value:
-            raise KmsConfigurationError(f"two options set {name!r} differently: leave one out")
-    if options.get("keyring"):
-        given.setdefault(KMS_TYPE, settings.LOCAL)
-    return settings.resolve(
-        Layer(given, options.get("key") or None),
-        settings.from_environment(os.environ),
-        settings.read_file(os.environ),
-    )
+    return settings.of_process(settings.from_options(options))
 
 
 def opening_keys(options: Mapping[str, str]) -> FileKeys:

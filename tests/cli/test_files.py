@@ -351,7 +351,7 @@ def test_an_orphan_sidecar_outlives_a_failure(home: Path, monkeypatch: pytest.Mo
         Path(target).write_bytes(file)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
 
-    monkeypatch.setattr("ags1.cli.files.sealing.publish", another_run_is_first)
+    monkeypatch.setattr("ags1.keys.pairs.publish", another_run_is_first)
     assert "exists already" in fail(6, "encrypt", "a", "--skip-existing")
     assert (home / "a.ags1.keys").read_bytes() == before
     assert names(home) == ["a", "a.ags1", "a.ags1.keys"]

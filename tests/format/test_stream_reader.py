@@ -7,6 +7,7 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import csv
+import errno
 import gc
 import io
 import json
@@ -311,17 +312,40 @@ def test_seek_and_tell() -> None:
         assert file.read() == file.read(5) == file.read1() == file.peek() == file.readline() == b""
         assert file.readinto(bytearray(3)) == 0
         assert file.seek(2**40, os.SEEK_END) == 2**40 + 100
-        for arguments in ((-1,), (-101, os.SEEK_END), (-(2**50), os.SEEK_CUR), (0, 3), (0, -1)):
-            with pytest.raises((ValueError, OSError)):
+        for arguments in ((-1,), (-101, os.SEEK_END), (-(2**50), os.SEEK_CUR)):
+            with pytest.raises(OSError, match="before the beginning") as raised:
                 file.seek(*arguments)
+            assert raised.value.errno == errno.EINVAL  # as open() has it
+        for whence in (3, -1):
+            with pytest.raises(ValueError, match="whence"):
+                file.seek(0, whence)
         assert file.seek(50) == 50
-        with pytest.raises((ValueError, OSError)):
+        with pytest.raises(OSError, match="before the beginning"):
             file.seek(-51, os.SEEK_CUR)
         assert file.tell() == 50
         assert file.read(10) == reference.pattern(100)[50:60]
         for bad in ("0", 1.5, None):
             with pytest.raises(TypeError):
                 file.seek(bad)
+
+
+def test_code_that_expects_the_errors_of_files() -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as out:
+        out.writestr("name", b"content")
+    for data, is_zip in ((b"short", False), (b"", False), (archive.getvalue(), True)):
+        with reader(data) as file:
+            assert zipfile.is_zipfile(file) is is_zip
+    # The usual way to the last line: seek backwards until there is a newline, or an OSError.
+    for data in (b"only", b"one\ntwo"):
+        with reader(data) as file:
+            try:
+                file.seek(-2, os.SEEK_END)
+                while file.read(1) != b"\n":
+                    file.seek(-2, os.SEEK_CUR)
+            except OSError:
+                file.seek(0)
+            assert file.readline() == data.split(b"\n")[-1]
 
 
 def test_sizes_of_the_wrong_type() -> None:

@@ -338,6 +338,27 @@ def test_text_mode(tmp_path: Path) -> None:
     assert open_by_reference((tmp_path / "other").read_bytes(), file.key_metadata) == b"?"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig", "utf-16-le", "utf-8"])
+def test_text_begins_with_the_mark_that_files_have(tmp_path: Path, encoding: str) -> None:
+
+    def fill(file: Any) -> Iterator[int]:
+        for piece in ("", "z", "wölf\n"):
+            file.write(piece)
+            yield file.tell()
+
+    with open(tmp_path / "plain", "w", encoding=encoding, newline="") as file:
+        expected = list(fill(file))
+    with ags1.open(tmp_path / "file", "wt", encoding=encoding, newline="") as file:
+        assert list(fill(file)) == expected
+    sealed = (tmp_path / "file").read_bytes()
+    assert open_by_reference(sealed, file.key_metadata) == (tmp_path / "plain").read_bytes()
+    with ags1.open(io.BytesIO(), "wt", encoding=encoding) as file:
+        assert not file.seekable()
+        assert not file.buffer.seekable()
+        with pytest.raises(io.UnsupportedOperation):
+            file.seek(0)
+
+
 def test_a_failed_encoding_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(UnicodeEncodeError):
         with ags1.open(tmp_path / "file", "wt", encoding="ascii") as file:

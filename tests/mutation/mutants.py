@@ -1098,8 +1098,8 @@ faults(
         "after an error the caller's buffer keeps some plaintext",
     ),
     (
-        '        if offset < 0:\n            raise ValueError(f"cannot seek',
-        '        if offset < -1:\n            raise ValueError(f"cannot seek',
+        '        if offset < 0:\n            raise OSError(errno.EINVAL, f"cannot seek',
+        '        if offset < -1:\n            raise OSError(errno.EINVAL, f"cannot seek',
         "a position before the beginning",
     ),
     (

@@ -36,8 +36,7 @@ def settings_of(options: KmsOptions) -> Settings:
             hint = f"did you mean {near}?" if near else "'ags1 --help' says how they are named"
             print_error(f"the environment variable {variable} is unknown and ignored: {hint}")
     given = from_options(options.kms_type, options.kms_properties, options.keyring)
-    environment = settings.from_environment(os.environ)
-    return settings.resolve(given, environment, settings.read_file(os.environ))
+    return settings.of_process(given)
 
 
 def from_options(

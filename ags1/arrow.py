@@ -1,0 +1,46 @@
+"""Encrypted files for pyarrow: a ``pyarrow.fs.FileSystem`` that shows them as plaintext.
+
+Datasets, Parquet, CSV and Feather readers of pyarrow use it as any other file system. pyarrow asks
+for ranges from several threads. One file is then decrypted by several threads too. Needs pyarrow
+and fsspec, which are optional.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+from fsspec.implementations.arrow import ArrowFSWrapper
+
+from .filesystem import Ags1FileSystem
+
+
+def filesystem(below: Any = None, **options: Any) -> pafs.PyFileSystem:
+    """Return a file system of pyarrow that shows the encrypted files of ``below`` as plaintext.
+
+    ``below`` is a file system of fsspec or pyarrow, or a protocol of fsspec such as ``"s3"``. None
+    means the files of this machine. ``options`` are those of ``Ags1FileSystem``. Paths are those of
+    ``below``, with or without ``.ags1``. A pickle has the options and no key.
+    """
+    if isinstance(below, Ags1FileSystem):
+        return pafs.PyFileSystem(_Handler(below))
+    if below is None or isinstance(below, pafs.LocalFileSystem):
+        below = fsspec.filesystem("file")
+    elif isinstance(below, str):
+        below = fsspec.filesystem(below)
+    elif isinstance(below, pafs.FileSystem):
+        below = ArrowFSWrapper(below)
+    return pafs.PyFileSystem(_Handler(Ags1FileSystem(fs=below, **options)))
+
+
+class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
+    """As pyarrow's own for fsspec, without a request before each file that is opened."""
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return self.open_input_file(path)
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        # Arrow calls the reader's read_buffer, which decrypts into Arrow's memory.
+        return pa.PythonFile(self.fs.open(path, mode="rb"), mode="r")

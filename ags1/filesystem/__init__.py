@@ -1,0 +1,17 @@
+"""``ags1::`` in front of a URL: a file system of fsspec that shows encrypted files as plaintext.
+
+::
+
+    pandas.read_parquet("ags1::s3://lake/x.parquet.ags1")
+        |
+    system    Ags1FileSystem: names, listings, whole files; what fsspec calls
+    files     the open files that it returns
+    storage   a file and its sidecar in the file system below, local or remote
+    options   storage options, and the keychain that they name
+
+Needs fsspec, which is optional (the extra ``fsspec``).
+"""
+
+from .system import Ags1FileSystem
+
+__all__ = ["Ags1FileSystem"]

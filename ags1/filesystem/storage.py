@@ -1,0 +1,285 @@
+"""A file and its sidecar in the file system below: read, written, copied and removed as a pair.
+
+There is never a file without its key. A sidecar is written before its file, with the keys of the
+file that is there until then, and removed after it (``ags1.keys.pairs`` has the steps). ``Local``
+does this with files on this machine, ``Remote`` with any file system of fsspec whose files appear
+whole, such as an object storage. As with the command line, there is one writer of a file at a time.
+Knows nothing of plaintext and unwrapped keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..atomic import temporary_path
+from ..errors import KeyMetadataError
+from ..keys.pairs import PresentSidecar, publish_pair, with_keys_of
+from ..keys.sidecar import MAX_SIDECAR_SIZE, Sidecar, sidecar_path
+from ..source import regular_file
+
+# Larger files are uploaded from the disk, in parts.
+_IN_MEMORY = 32 << 20
+
+
+class Staged(Protocol):
+    """Encrypted bytes on their way to a name. ``target`` is what ``ags1.open`` writes to."""
+
+    target: Any
+
+    def discard(self) -> None:
+        """Remove the bytes."""
+
+
+class Storage(Protocol):
+    """Encrypted files by their stored names, and their sidecars."""
+
+    def source(self, path: str, size: int) -> Any:
+        """Return what ``ags1.open`` reads: any number of ranges at once."""
+
+    def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
+        """Return the first bytes of files, or why they cannot be read. A smaller file is whole."""
+
+    def stage(self, path: str) -> Staged:
+        """Return a place for the bytes of a new file."""
+
+    def publish(self, staged: Any, path: str, sidecar: Sidecar, *, overwrite: bool) -> None:
+        """Give staged bytes and their sidecar their names. Raises FileExistsError, OSError."""
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy a file and its sidecar, in place of what is there. Ciphertext and wrapped keys are
+        the same in both: nothing binds them to a name."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file and then its sidecar."""
+
+
+def parse_sidecar(start: bytes | Exception, file: str) -> Sidecar:
+    """Return the sidecar of ``file`` from what ``read_starts`` returned for it. Raises
+    KeyMetadataError, and OSError if it cannot be read."""
+    name = sidecar_path(file)
+    if isinstance(start, FileNotFoundError):
+        said = "there is no such sidecar, and only it has the file's key: put it beside the file"
+        raise KeyMetadataError(said, file=name)
+    if isinstance(start, Exception):
+        raise start
+    if len(start) > MAX_SIDECAR_SIZE:
+        raise KeyMetadataError("this is not a sidecar: it is too large", file=name)
+    try:
+        return Sidecar.from_bytes(start)
+    except KeyMetadataError as error:
+        raise KeyMetadataError(error.message, file=name) from None
+
+
+class Local:
+    """Files on this machine. ``makes_folders``: those that are missing above a new file."""
+
+    def __init__(self, *, makes_folders: bool) -> None:
+        self._makes_folders = makes_folders
+
+    def source(self, path: str, size: int) -> str:
+        return path
+
+    def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
+        return [_attempt(_read_local_start, path, size) for path, size in wanted]
+
+    def stage(self, path: str) -> _LocalStaged:
+        if self._makes_folders:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        # A link is followed, as open() does; the temporary file belongs beside what it points to.
+        return _LocalStaged(temporary_path(os.path.realpath(path)))
+
+    def publish(
+        self, staged: _LocalStaged, path: str, sidecar: Sidecar, *, overwrite: bool
+    ) -> None:
+        target = os.path.realpath(path)
+        if overwrite:
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(staged.target, stat.S_IMODE(os.stat(target).st_mode) & 0o777)
+        publish_pair(
+            staged.target,
+            target,
+            sidecar,
+            sidecar_path(path),
+            overwrite=overwrite,
+            durable=True,
+            takes_orphans=not overwrite,
+        )
+
+    def copy(self, source: str, target: str) -> None:
+        staged = self.stage(target)
+        try:
+            before = self._sidecar(source)
+            shutil.copyfile(source, staged.target)
+            # Another process may have replaced the source meanwhile.
+            sidecar = self._sidecar(source).with_keys_of(before)
+            self.publish(staged, target, sidecar, overwrite=True)
+        finally:
+            staged.discard()
+
+    def _sidecar(self, path: str) -> Sidecar:
+        (start,) = self.read_starts([(sidecar_path(path), MAX_SIDECAR_SIZE + 1)])
+        return parse_sidecar(start, path)
+
+    def remove(self, path: str) -> None:
+        os.remove(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(sidecar_path(path))
+
+
+class _LocalStaged:
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self.target)
+
+
+class _Ranges:
+    """A file of fsspec by ranges. Any number of threads may call ``pread``."""
+
+    def __init__(self, fs: Any, name: str, size: int) -> None:
+        self._fs = fs
+        self.name = name
+        self.size = size
+
+    def pread(self, offset: int, size: int) -> bytes:
+        data: bytes = self._fs.cat_file(self.name, start=offset, end=offset + size)
+        return data
+
+
+class Remote:
+    """Files of any file system of fsspec."""
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+
+    def source(self, path: str, size: int) -> _Ranges:
+        return _Ranges(self._fs, path, size)
+
+    def read_starts(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | Exception]:
+        if not wanted:
+            return []
+        paths, ends = [path for path, _ in wanted], [size for _, size in wanted]
+        starts: list[bytes | Exception]
+        starts = self._fs.cat_ranges(paths, [0] * len(paths), ends, on_error="return")
+        return starts
+
+    def stage(self, path: str) -> _RemoteStaged:
+        return _RemoteStaged()
+
+    def publish(
+        self, staged: _RemoteStaged, path: str, sidecar: Sidecar, *, overwrite: bool
+    ) -> None:
+        exclusive = {} if overwrite else {"mode": "create"}
+
+        def put() -> None:
+            staged.target.flush()
+            if os.fstat(staged.target.fileno()).st_size <= _IN_MEMORY:
+                staged.target.seek(0)
+                self._fs.pipe_file(path, staged.target.read(), **exclusive)
+            else:
+                self._fs.put_file(staged.target.name, path, **exclusive)
+
+        self._publish(put, path, sidecar, overwrite=overwrite)
+
+    def copy(self, source: str, target: str) -> None:
+        before = self._sidecar(source)
+        self._publish(lambda: self._fs.cp_file(source, target), target, before, overwrite=True)
+        # Another process may have replaced the source meanwhile.
+        after = self._sidecar(source)
+        if after != before:
+            self._write(sidecar_path(target), after.with_keys_of(before))
+
+    def _publish(
+        self, put: Callable[[], object], path: str, sidecar: Sidecar, *, overwrite: bool
+    ) -> None:
+        version = self._version(path)
+        if version is not None and not overwrite:
+            raise FileExistsError(path)
+        name = sidecar_path(path)
+        old = self._present(name)
+        first = with_keys_of(sidecar, old, name)
+        self._write(name, first)
+        try:
+            put()
+        except BaseException:
+            # The request may have been carried out although it failed. Then both keys stay.
+            with contextlib.suppress(Exception):
+                if self._version(path) == version:
+                    self._take_back(name, first, old)
+            raise
+        if overwrite and first != sidecar and self._holds(name, first):
+            self._write(name, sidecar)
+
+    def _take_back(self, name: str, written: Sidecar, old: PresentSidecar | None) -> None:
+        if not self._holds(name, written):
+            return
+        if old is None:
+            self._fs.rm_file(name)
+        else:
+            self._fs.pipe_file(name, old.data)
+
+    def _holds(self, name: str, written: Sidecar) -> bool:
+        present = self._present(name)
+        return present is not None and present.data == written.to_bytes()
+
+    def _write(self, name: str, sidecar: Sidecar) -> None:
+        self._fs.pipe_file(name, sidecar.to_bytes())
+
+    def _version(self, path: str) -> str | None:
+        """Return what tells one content of a file from another, None if there is no file."""
+        self._fs.invalidate_cache(self._fs._parent(path))
+        try:
+            version: str = self._fs.ukey(path)
+        except FileNotFoundError:
+            return None
+        return version
+
+    def _present(self, name: str) -> PresentSidecar | None:
+        (start,) = self.read_starts([(name, MAX_SIDECAR_SIZE + 1)])
+        if isinstance(start, FileNotFoundError):
+            return None
+        if isinstance(start, Exception):
+            raise start
+        try:
+            return PresentSidecar(start, Sidecar.from_bytes(start))
+        except KeyMetadataError:
+            return PresentSidecar(start, None)
+
+    def _sidecar(self, path: str) -> Sidecar:
+        (start,) = self.read_starts([(sidecar_path(path), MAX_SIDECAR_SIZE + 1)])
+        return parse_sidecar(start, path)
+
+    def remove(self, path: str) -> None:
+        self._fs.rm_file(path)
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(sidecar_path(path))
+
+
+class _RemoteStaged:
+    """A temporary file on this machine's disk, with nothing but ciphertext."""
+
+    def __init__(self) -> None:
+        self.target = tempfile.NamedTemporaryFile(prefix="ags1-")  # noqa: SIM115
+
+    def discard(self) -> None:
+        self.target.close()
+
+
+def _read_local_start(path: str, size: int) -> bytes:
+    with regular_file(path) as (fd, _), open(fd, "rb", closefd=False) as file:
+        return file.read(size)
+
+
+def _attempt(read: Callable[[str, int], bytes], path: str, size: int) -> bytes | Exception:
+    try:
+        return read(path, size)
+    except OSError as error:
+        return error

@@ -1,0 +1,438 @@
+"""``Ags1FileSystem``: the names, listings and whole files that fsspec asks for.
+
+Stored are ``NAME.ags1`` and its sidecar ``NAME.ags1.keys``. Shown is ``NAME`` with the plaintext's
+size. A path may be given with or without ``.ags1``. Files without this ending are not shown, not
+read and not replaced, so that no plaintext is taken for the content of an encrypted file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from fsspec import filesystem as make_filesystem
+from fsspec.implementations.chained import ChainedFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from .. import layout
+from ..atomic import is_temporary
+from ..cpu import usable_cpus
+from ..errors import KMS_UNUSABLE, Ags1Error
+from ..key_metadata import KeyMetadata
+from ..keys.sidecar import MAX_SIDECAR_SIZE, sidecar_path
+from ..stream import TextReader, TextWriter
+from .files import EncryptedInput, EncryptedOutput
+from .options import KeyOptions
+from .storage import Local, Remote, Storage, parse_sidecar
+
+Info = dict[str, Any]
+# What names of encrypted files end in.
+FILE_SUFFIX = ".ags1"
+
+
+class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
+    """Encrypted files of another file system, as plaintext: ``ags1::`` in front of a URL.
+
+    The file system below is ``fs``, or the one that ``target_protocol`` and ``target_options``
+    describe. fsspec fills these in for a chained URL, and ``fo`` with the path. ``options`` are
+    ``kms``, ``keyring``, ``key`` (the master key for new files), ``trusted_keys`` and properties of
+    the KMS. If no option names a KMS, the environment and the configuration file of each process
+    do, as for the command ``ags1``. Options hold no secrets.
+
+    A file's key comes from the sidecar beside it. ``key_for(path)`` may return other key metadata
+    for a file, such as a ledger's; ``path`` is the stored file's, and None means the sidecar. A
+    file system with ``key_for`` is not pickled, because the function may hold keys. ``threads``
+    decrypt one file; the default is one per CPU, and at least four if the files are remote.
+
+    A file gets its name and its sidecar when it is closed. If an exception leaves the ``with``
+    block of ``open``, it gets neither. ``fsspec.open`` closes a file after an exception too, as it
+    does with every file system: use a transaction there. An encrypted file is not appended to or
+    changed in place. Raises KmsConfigurationError for an option that is a secret, and ValueError
+    for one that is not known. There are eight parameters: five are fsspec's.
+    """
+
+    protocol = "ags1"
+    # The path of a chained URL. The file system is the same for every path.
+    _strip_tokenize_options = ("fo",)
+
+    def __init__(
+        self,
+        fo: str | None = None,
+        target_protocol: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
+        fs: Any = None,
+        *,
+        key_for: Callable[[str], KeyMetadata | None] | None = None,
+        threads: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if (fs is None) == (target_protocol is None):
+            raise ValueError(
+                "ags1 needs one file system below: put 'ags1::' before the URL of the files, or "
+                "give either target_protocol or fs"
+            )
+        self._keys = KeyOptions(options)
+        self._key_for = key_for
+        self.fs = make_filesystem(target_protocol, **(target_options or {})) if fs is None else fs
+        if getattr(self.fs, "asynchronous", False):
+            raise ValueError("the file system below is asynchronous: give one that is not")
+        is_local = isinstance(self.fs, LocalFileSystem)
+        self._storage: Storage
+        self._storage = Local(makes_folders=self.fs.auto_mkdir) if is_local else Remote(self.fs)
+        self.threads: int = threads or (usable_cpus() if is_local else max(4, usable_cpus()))
+        # A path of the file system below: only this instance knows its rules.
+        self._strip_protocol = self._path_below
+
+    def _path_below(self, path: Any) -> Any:
+        if isinstance(path, list):
+            return [self._path_below(one) for one in path]
+        return self.fs._strip_protocol(ChainedFileSystem._strip_protocol.__func__(type(self), path))
+
+    @property
+    def sep(self) -> Any:
+        """What separates the parts of a path."""
+        return self.fs.sep
+
+    def _parent(self, path: str) -> Any:
+        return self.fs._parent(self._strip_protocol(path))
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the chained URL of a path."""
+        return f"{self.protocol}::{self.fs.unstrip_protocol(self._strip_protocol(name))}"
+
+    # -- keys
+
+    def _km(self, path: str, source: Any) -> KeyMetadata:
+        """Return the key metadata of a stored file. Raises KeyMetadataError, KmsError."""
+        if self._key_for is not None and (km := self._key_for(path)) is not None:
+            return km
+        (start,) = self._storage.read_starts([(sidecar_path(path), MAX_SIDECAR_SIZE + 1)])
+        sidecar = parse_sidecar(start, path)
+        with _errors_about(sidecar_path(path)):
+            return self._keys.keychain().key_of(sidecar, source)
+
+    def publish(self, staged: Any, path: str, km: KeyMetadata, *, overwrite: bool) -> None:
+        """Give staged bytes their name ``path`` and a sidecar with their key. Called by the files
+        that ``open`` returns."""
+        sidecar = self._keys.keychain(sealing=True).seal(km)
+        self._storage.publish(staged, path, sidecar, overwrite=overwrite)
+        self.invalidate_cache(self._parent(path))
+
+    def _sizes(self, stored: list[Info]) -> list[int | None]:
+        """Return the plaintexts' sizes in bytes; None where a key cannot be had. Raises KmsError if
+        the KMS cannot be used."""
+        wanted = [(sidecar_path(info["name"]), MAX_SIDECAR_SIZE + 1) for info in stored]
+        wanted += [(info["name"], layout.HEADER_SIZE) for info in stored]
+        starts = self._storage.read_starts(wanted)
+        keychain = self._keys.keychain() if stored else None
+
+        def size(info: Info, sidecar: bytes | Exception, header: bytes | Exception) -> int | None:
+            path = info["name"]
+            try:
+                km = None if self._key_for is None else self._key_for(path)
+                if km is None:
+                    assert keychain is not None
+                    source = self._storage.source(path, info["size"])
+                    km = keychain.key_of(parse_sidecar(sidecar, path), source)
+                if km.file_length is None or isinstance(header, Exception):
+                    return None
+                return layout.plaintext_size(km.file_length, layout.parse_header(header))
+            except KMS_UNUSABLE:
+                raise
+            except (Ags1Error, OSError):
+                return None
+
+        count = len(stored)
+        return [size(*one) for one in zip(stored, starts[:count], starts[count:], strict=True)]
+
+    # -- listings
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        """List a folder. ``sizes=False`` leaves out the sizes, which need a request a file."""
+        sizes = kwargs.pop("sizes", detail)
+        path = self._strip_protocol(path)
+        entries = self._entries(path, **kwargs)
+        folders = [info for info in entries if not _is_file(info) and not _same(info["name"], path)]
+        shown = self._shown([info for info in entries if _is_encrypted(info)], sizes=sizes)
+        listing = sorted([*folders, *shown], key=lambda info: str(info["name"]))
+        return listing if detail else [info["name"] for info in listing]
+
+    def _entries(self, path: str, **kwargs: Any) -> list[Info]:
+        """List a folder below, or a single encrypted file. Raises FileNotFoundError."""
+        entries: list[Info] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            entries = self.fs.ls(path, detail=True, **kwargs)
+        first = entries[0] if len(entries) == 1 else None
+        names_file = first is not None and _is_file(first) and _same(first["name"], path)
+        if names_file or (not entries and not self.fs.isdir(path)):
+            return [self.fs.info(stored_path(path))]
+        return entries
+
+    def _shown(self, stored: list[Info], *, sizes: bool) -> list[Info]:
+        found = self._sizes(stored) if sizes else [None] * len(stored)
+        return [
+            {
+                **info,
+                "name": info["name"].removesuffix(FILE_SUFFIX),
+                "size": size,
+                "encrypted_size": info["size"],
+            }
+            for info, size in zip(stored, found, strict=True)
+        ]
+
+    def info(self, path: str, **kwargs: Any) -> Info:
+        """Describe a file or a folder. The size is None if the file's key cannot be had."""
+        path = self._strip_protocol(path)
+        try:
+            info = self.fs.info(stored_path(path), **kwargs)
+        except FileNotFoundError:
+            info = None
+        if info is not None and _is_file(info):
+            return self._shown([info], sizes=True)[0]
+        info = self.fs.info(path, **kwargs)
+        if _is_file(info):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), stored_path(path))
+        return info  # type: ignore[no-any-return]
+
+    def walk(self, path: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        kwargs.setdefault("sizes", kwargs.get("detail", False))
+        yield from super().walk(path, *args, **kwargs)
+
+    def find(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        detail: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        kwargs.setdefault("sizes", detail)
+        return super().find(path, maxdepth, withdirs, detail, **kwargs)
+
+    def glob(self, path: str, maxdepth: int | None = None, **kwargs: Any) -> Any:
+        kwargs.setdefault("sizes", kwargs.get("detail", False))
+        return super().glob(path.removesuffix(FILE_SUFFIX), maxdepth, **kwargs)
+
+    def exists(self, path: str, **kwargs: Any) -> bool:
+        return self.isfile(path) or self.isdir(path)
+
+    def isfile(self, path: str) -> bool:
+        return bool(self.fs.isfile(stored_path(self._strip_protocol(path))))
+
+    def isdir(self, path: str) -> bool:
+        return bool(self.fs.isdir(self._strip_protocol(path)))
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        super().invalidate_cache(path)
+        self.fs.invalidate_cache(path)
+
+    def _existing(self, path: str) -> str:
+        path = self._strip_protocol(path)
+        return stored_path(path) if self.isfile(path) else path
+
+    def created(self, path: str) -> datetime:
+        return self.fs.created(self._existing(path))  # type: ignore[no-any-return]
+
+    def modified(self, path: str) -> datetime:
+        return self.fs.modified(self._existing(path))  # type: ignore[no-any-return]
+
+    def ukey(self, path: str) -> str:
+        return self.fs.ukey(self._existing(path))  # type: ignore[no-any-return]
+
+    def checksum(self, path: str) -> int:
+        return self.fs.checksum(self._existing(path))  # type: ignore[no-any-return]
+
+    # -- files
+
+    def open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: Any = None,
+        compression: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if "b" in mode or compression is not None:
+            return super().open(path, mode, block_size, cache_options, compression, **kwargs)
+        names = ("encoding", "errors", "newline")
+        text = [kwargs.pop(name, None) for name in names]
+        file = self.open(path, mode.replace("t", "") + "b", block_size, cache_options, **kwargs)
+        return (TextReader if mode.startswith("r") else TextWriter)(file, *text)
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        **kwargs: Any,
+    ) -> EncryptedInput | EncryptedOutput:
+        path = stored_path(self._strip_protocol(path))
+        if mode == "rb":
+            return self._open_input(path)
+        if mode not in ("wb", "xb"):
+            raise NotImplementedError(
+                f"{path}: mode {mode!r} is not supported, because an encrypted file is not "
+                "appended to or changed in place: write the whole file again (wb)"
+            )
+        if mode == "xb" and self.fs.exists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        # What makes the KMS fail does so before any work.
+        self._keys.keychain(sealing=True).prepare()
+        staged = self._storage.stage(path)
+        return EncryptedOutput(self, path, staged, overwrite=mode == "wb", autocommit=autocommit)
+
+    def _open_input(self, path: str) -> EncryptedInput:
+        info = self.fs.info(path)
+        if not _is_file(info):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        source = self._storage.source(path, info["size"])
+        file = EncryptedInput(source, self._km(path, source), threads=self.threads)
+        file.fs, file.path = self, path
+        return file
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
+        with self.open(path, "rb", **kwargs) as file:
+            begin, stop, _ = slice(start, end).indices(file.size)
+            return file.pread(begin, max(0, stop - begin))  # type: ignore[no-any-return]
+
+    def cat_ranges(
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Return ranges of files. Each file is opened once. ``max_gap`` is not needed."""
+        if not isinstance(paths, list):
+            raise TypeError("paths must be a list")
+        starts = starts if isinstance(starts, list) else [starts] * len(paths)
+        ends = ends if isinstance(ends, list) else [ends] * len(paths)
+        if not len(paths) == len(starts) == len(ends):
+            raise ValueError("paths, starts and ends must have the same length")
+        results: list[Any] = [None] * len(paths)
+        for path in dict.fromkeys(paths):
+            numbers = [number for number, one in enumerate(paths) if one == path]
+            try:
+                with self.open(path, "rb", **kwargs) as file:
+                    ranges = [slice(starts[n], ends[n]).indices(file.size)[:2] for n in numbers]
+                    found = file.readv([(begin, max(0, end - begin)) for begin, end in ranges])
+            except Exception as error:
+                if on_error != "return":
+                    raise
+                found = [error] * len(numbers)
+            for number, data in zip(numbers, found, strict=True):
+                results[number] = data
+        return results
+
+    def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
+        with self.open(path, "xb" if mode == "create" else "wb", **kwargs) as file:
+            file.write(value)
+
+    def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
+        if truncate or not self.exists(path):
+            super().touch(path, truncate=True, **kwargs)
+        else:
+            self.fs.touch(self._existing(path), truncate=False, **kwargs)
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        source, target = self._strip_protocol(path1), self._strip_protocol(path2)
+        if self.isfile(source):
+            self._storage.copy(stored_path(source), stored_path(target))
+            self.invalidate_cache(self._parent(target))
+        elif self.isdir(source):
+            self.makedirs(target, exist_ok=True)
+        else:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), stored_path(source))
+
+    # -- folders and removal
+
+    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+        self.fs.mkdir(self._strip_protocol(path), create_parents=create_parents, **kwargs)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        self.fs.makedirs(self._strip_protocol(path), exist_ok=exist_ok)
+
+    def rmdir(self, path: str) -> None:
+        self.fs.rmdir(self._strip_protocol(path))
+
+    def rm_file(self, path: str) -> None:
+        path = stored_path(self._strip_protocol(path))
+        self._storage.remove(path)
+        self.invalidate_cache(self._parent(path))
+
+    def rm(
+        self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None
+    ) -> None:
+        """Remove files, and with ``recursive`` folders. A folder in which other files are is not
+        removed: what is not shown is not deleted."""
+        for one in reversed(self.expand_path(path, recursive=recursive, maxdepth=maxdepth)):
+            if self.isfile(one) or not self.isdir(one):
+                # Object storages have no folder any more when its last file is removed.
+                if self.isfile(one) or not recursive:
+                    self.rm_file(one)
+            elif recursive:
+                self.rmdir(one)
+            else:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), one)
+
+    # -- other processes
+
+    def __reduce__(self) -> Any:
+        self._refuse_function("pickled")
+        return super().__reduce__()
+
+    def to_json(self, **kwargs: Any) -> str:
+        self._refuse_function("stored")
+        return super().to_json(**kwargs)  # type: ignore[no-any-return]
+
+    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        self._refuse_function("stored")
+        return super().to_dict(**kwargs)  # type: ignore[no-any-return]
+
+    def _refuse_function(self, done: str) -> None:
+        if self._key_for is not None:
+            raise TypeError(
+                f"a file system with key_for is not {done}, because the function may hold keys: "
+                "put sidecars beside the files"
+            )
+
+
+def stored_path(path: str) -> str:
+    """Return the name of the encrypted file for a path with or without ``.ags1``."""
+    return path if path.endswith(FILE_SUFFIX) else path + FILE_SUFFIX
+
+
+def _is_file(info: Info) -> bool:
+    return bool(info["type"] != "directory")
+
+
+def _is_encrypted(info: Info) -> bool:
+    name = info["name"].rpartition("/")[2]
+    plain = name.removesuffix(FILE_SUFFIX)
+    # A file that was encrypted twice has no name here.
+    is_named = plain not in ("", name) and not plain.endswith(FILE_SUFFIX)
+    return _is_file(info) and is_named and not is_temporary(name)
+
+
+def _same(name: str, path: str) -> bool:
+    return name.strip("/") == path.strip("/")
+
+
+@contextlib.contextmanager
+def _errors_about(file: str) -> Iterator[None]:
+    try:
+        yield
+    except Ags1Error as error:
+        error.file = error.file or file
+        raise

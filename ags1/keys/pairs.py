@@ -1,0 +1,159 @@
+"""A local file and its sidecar appear together, or neither does.
+
+Two names cannot change in one step, so the sidecar changes before the file does. What is on the
+disk after each step, and what opens it, if a file is replaced:
+
+    ==================================  =============  ===================  =====================
+    After this step                     FILE.ags1      FILE.ags1.keys       What can be decrypted
+    ==================================  =============  ===================  =====================
+    0. the run starts                   the old file   old key              the old file
+    1. a temporary file is written      the old file   old key              the old file
+    2. the sidecar gets the new key     the old file   old key and new key  the old file
+    3. the temporary file is renamed    the new file   old key and new key  the new file
+    4. the sidecar loses the old key    the new file   new key              the new file
+    ==================================  =============  ===================  =====================
+
+Each step is on the disk before the next one begins (if ``durable`` is set). If a run is killed,
+the disk stays as after its last step, and before step 3 also the temporary file stays. If a run
+fails before step 3, it removes the temporary file and puts the sidecar back as it was. If it fails
+later, the new file stays, and so does its sidecar. The other beginnings:
+
+    ==================================  =========================================================
+    What is there at the start          What is different
+    ==================================  =========================================================
+    no file, no sidecar                 After step 2 there is a sidecar without a file; step 4
+                                        has nothing to do.
+    a file without a sidecar, or with   Nothing opens the old file, not even at the start. The
+    a damaged one, and ``overwrite``    sidecar never has an old key.
+    a sidecar without a file, and       The sidecar keeps its old keys in step 4, because the
+    ``takes_orphans``                   file that they open may only have been moved.
+    ==================================  =========================================================
+
+Knows nothing of what the file holds, or of keys that are not wrapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .. import private_file
+from ..atomic import publish
+from ..errors import KeyMetadataError
+from .sidecar import MAX_SIDECAR_SIZE, Sidecar, write_sidecar
+
+
+class PresentSidecar(NamedTuple):
+    """The file that is there under a sidecar's name. ``sidecar`` is None if it is damaged."""
+
+    data: bytes
+    sidecar: Sidecar | None
+
+
+def publish_pair(
+    staged: str,
+    target: str,
+    sidecar: Sidecar,
+    sidecar_file: str,
+    *,
+    overwrite: bool,
+    durable: bool,
+    takes_orphans: bool = False,
+) -> None:
+    """Give the file ``staged`` and its sidecar their names: steps 2 to 4. With ``takes_orphans``,
+    the key is added to a sidecar that has no file; it excludes ``overwrite``. Raises OSError, and
+    KeyMetadataError if the sidecar has no room."""
+    with _orphan(sidecar_file) if takes_orphans else contextlib.nullcontext() as orphan:
+        old = present_sidecar(sidecar_file) if overwrite else orphan
+        first = with_keys_of(sidecar, old, sidecar_file)
+        status = os.stat(staged)
+        try:
+            replaces = overwrite or orphan is not None
+            write_sidecar(sidecar_file, first, overwrite=replaces, durable=durable)
+            publish(staged, target, overwrite=overwrite, durable=durable)
+        except BaseException:
+            # Ctrl-C may come when the file has its name already.
+            if not _is_file(target, status):
+                take_back(sidecar_file, first, old)
+            raise
+        if overwrite and first != sidecar:
+            write_sidecar(sidecar_file, sidecar, overwrite=True, durable=durable)
+
+
+def with_keys_of(sidecar: Sidecar, old: PresentSidecar | None, path: str) -> Sidecar:
+    """Return ``sidecar`` with the keys of the one that is at ``path``. Raises KeyMetadataError if
+    they are too many."""
+    if old is None or old.sidecar is None:
+        return sidecar
+    both = sidecar.with_keys_of(old.sidecar)
+    try:
+        return Sidecar.from_bytes(both.to_bytes())
+    except KeyMetadataError:
+        message = "this sidecar has no room for another key: move it and its file away"
+        raise KeyMetadataError(message, file=path) from None
+
+
+@contextlib.contextmanager
+def _orphan(path: str) -> Iterator[PresentSidecar | None]:
+    """Lock a sidecar without a file, so that one run at a time replaces it; None if there is none.
+    If another run publishes its file meanwhile, our own cannot get the name, and the sidecar keeps
+    the other's key. Raises FileExistsError if this is no sidecar, or another run replaced it;
+    OSError."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        present = present_sidecar(path)
+        # The run that had the lock before may have put another file in its place.
+        if present is None or present.sidecar is None or not _is_file(path, os.fstat(fd)):
+            raise already_exists(path)
+        yield present
+    finally:
+        os.close(fd)
+
+
+def already_exists(path: str) -> FileExistsError:
+    """Return the error of a file that is there and must not be replaced."""
+    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+
+
+def present_sidecar(path: str) -> PresentSidecar | None:
+    """Return the sidecar that is there, None if there is none. Raises OSError."""
+    try:
+        data, _ = private_file.read(path, MAX_SIDECAR_SIZE)
+    except FileNotFoundError:
+        return None
+    try:
+        return PresentSidecar(data, Sidecar.from_bytes(data))
+    except KeyMetadataError:
+        return PresentSidecar(data, None)
+
+
+def take_back(path: str, written: Sidecar, old: PresentSidecar | None) -> None:
+    """Undo the writing of a sidecar, unless it did not happen or another one is there by now."""
+    present = present_sidecar(path)
+    if present is None or present.data != written.to_bytes():
+        return
+    if old is None:
+        _remove(path)
+    else:
+        private_file.write(path, old.data, overwrite=True, durable=True)
+
+
+def _is_file(path: str, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), status)
+    except OSError:
+        return False
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

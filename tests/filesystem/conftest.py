@@ -1,0 +1,69 @@
+"""A keyring for each test, and the file systems that lie below ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from ags1.kms import LocalKms
+
+BUCKET = "bucket"
+
+
+@pytest.fixture(autouse=True)
+def keyring(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The keyring that the environment names, with the master key ``default``."""
+    for name in [name for name in os.environ if name.startswith(("AGS1_", "XDG_CONFIG"))]:
+        monkeypatch.delenv(name)
+    folder = tmp_path_factory.mktemp("config")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    path = str(folder / "keyring.json")
+    LocalKms(path).create_key("default")
+    monkeypatch.setenv("AGS1_KEYRING", path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    pytest.importorskip("moto")
+    from aws_server import aws_server, dummy_environment
+
+    with aws_server() as endpoint, pytest.MonkeyPatch.context() as patch:
+        for name, value in dummy_environment(endpoint).items():
+            patch.setenv(name, value)
+        fsspec.filesystem("s3").mkdir(BUCKET)
+        yield endpoint
+
+
+@pytest.fixture(params=["file", "memory", pytest.param("s3", marks=pytest.mark.slow)])
+def below(request: pytest.FixtureRequest) -> str:
+    """The protocol of the file system below."""
+    protocol: str = request.param
+    if protocol == "s3":
+        request.getfixturevalue("s3_endpoint")
+    return protocol
+
+
+@pytest.fixture
+def root(below: str, tmp_path: Path) -> Iterator[str]:
+    """A new folder of the file system below, without its protocol."""
+    if below == "file":
+        yield str(tmp_path)
+        return
+    folder = {"memory": "/folder", "s3": BUCKET}[below] + f"/{os.urandom(4).hex()}"
+    yield folder
+    inner = fsspec.filesystem(below)
+    inner.invalidate_cache()
+    if inner.exists(folder):
+        inner.rm(folder, recursive=True)
+
+
+@pytest.fixture
+def fs(below: str) -> Any:
+    options = {"auto_mkdir": True} if below == "file" else {}
+    return fsspec.filesystem("ags1", target_protocol=below, target_options=options)
