@@ -495,7 +495,7 @@ def test_a_ledger_of_many_waves(
             batch = ledger.prepare([row(tmp_path / f"{number}")])
             ledger.settle(batch, batch.rows)
         # Whoever reads them may take longer than snapshots are kept.
-        monkeypatch.setattr("ags1.spark.ledger.iceberg._MOST_ROWS", 1)
+        monkeypatch.setattr("ags1.spark.ledger.table_rows.MOST_ROWS", 1)
         batches = ledger.rows_between(0)
         assert next(batches)[0] == 1
         for number in ledger.numbers():
