@@ -103,6 +103,10 @@ class Client:
         told: dict[str, Any] = json.loads(out.splitlines()[-1])
         return told
 
+    def staged(self) -> list[Path]:
+        """What tasks have staged, without a job's note."""
+        return [path for path in self.target.glob(".ags1-*.tmp") if "-root." not in path.name]
+
     @contextlib.contextmanager
     def waiting(self) -> Iterator[tuple[subprocess.Popen[str], set[int]]]:
         """Begin to encrypt, and wait until both tasks have written their files. Yield the process,
@@ -117,7 +121,7 @@ class Client:
                 assert process.poll() is None, process.communicate()
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-            assert list(self.target.glob(".ags1-*-*.tmp"))
+            assert self.staged()
             yield process, pids
         finally:
             process.kill()
@@ -166,7 +170,7 @@ def test_an_interrupt_ends_the_tasks_on_the_server(client: Client) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert not list(client.target.rglob("*-*-*.tmp"))
+    assert client.staged() == []
     assert client.run("encrypt", client.source, client.target)["done"] == 4
     assert {path.name for path in client.target.iterdir()} == {f"{n}.ags1" for n in range(4)}
 
@@ -179,4 +183,4 @@ def test_a_server_that_is_killed(client: Client, server: ConnectServer) -> None:
     assert process.returncode == Exit.IO
     [line] = err.splitlines()
     assert line.startswith("ags1: the server of Spark Connect ended during the job, or could not")
-    assert not list(client.target.rglob("*-*-*.tmp"))
+    assert client.staged() == []

@@ -204,7 +204,8 @@ def _remote_session(url: str) -> Iterator[Any]:
             from pyspark.sql.connect.client.retries import DefaultPolicy
 
             made: Any = SparkSession.builder.remote(url).getOrCreate()
-            made.client.set_retry_policies([DefaultPolicy(**_RETRIES)])
+            retries: Any = DefaultPolicy(**_RETRIES)
+            made.client.set_retry_policies([retries])
             _ = made.version  # the first request to the server
         except ImportError:
             raise click.UsageError(_NO_CONNECT) from None
@@ -219,7 +220,9 @@ def _remote_session(url: str) -> Iterator[Any]:
         try:
             yield made
         finally:
-            with contextlib.suppress(Exception):  # the server may have ended
+            # The server may have ended. Nothing tries again, also not what is under way.
+            retries.max_retries = 0
+            with contextlib.suppress(Exception):
                 made.stop()
 
 
