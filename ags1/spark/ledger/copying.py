@@ -25,9 +25,9 @@ def copy_rows(source: Ledger, target: Ledger) -> Copied:
     that it has already are left out, so a copy that was interrupted can be repeated.
 
     Raises OSError if ``source`` has work of a killed job, whose files have no settled rows yet; as
-    ``refuse_pending`` for ``target``; if ``target`` has a newer row for the same file: the older row would count then; or if one of the
-    two has keys that were wrapped again and the other has not: nothing tells which are the newer
-    ones. In these cases nothing was copied.
+    ``refuse_pending`` for ``target``; if ``target`` has a newer row for the same file: the older
+    row would count then; or if one of the two has keys that were wrapped again and the other has
+    not: nothing tells which are the newer ones. In these cases nothing was copied.
     """
     if any(source.pending(others=True)) or source.killed():
         said = "a job is writing, or was killed: wait, or run it again, which finishes its work"
