@@ -31,8 +31,18 @@ def filesystem(below: Any = None, **options: Any) -> pafs.PyFileSystem:
     elif isinstance(below, str):
         below = fsspec.filesystem(below)
     elif isinstance(below, pafs.FileSystem):
-        below = ArrowFSWrapper(below)
+        below = _ArrowBelow(below)
     return pafs.PyFileSystem(_Handler(Ags1FileSystem(fs=below, **options)))
+
+
+class _ArrowBelow(ArrowFSWrapper):  # type: ignore[misc]
+    """fsspec's wrapper seeks in files that it opened as not seekable, if they are read from 0."""
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
+        kwargs["seekable"] = True
+        return super().cat_file(path, start, end, **kwargs)  # type: ignore[no-any-return]
 
 
 class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]

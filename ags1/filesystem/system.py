@@ -101,10 +101,6 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
     def _parent(self, path: str) -> Any:
         return self.fs._parent(self._strip_protocol(path))
 
-    def unstrip_protocol(self, name: str) -> str:
-        """Return the chained URL of a path."""
-        return f"{self.protocol}::{self.fs.unstrip_protocol(self._strip_protocol(name))}"
-
     # -- keys
 
     def _km(self, path: str, source: Any) -> KeyMetadata:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from click.testing import CliRunner
 
+from ags1.cli.app import app
 from ags1.kms import LocalKms
 
 BUCKET = "bucket"
@@ -26,6 +28,17 @@ def keyring(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     LocalKms(path).create_key("default")
     monkeypatch.setenv("AGS1_KEYRING", path)
     return path
+
+
+@pytest.fixture
+def command() -> Callable[..., None]:
+    """Run the command line; fail with its output unless it succeeds."""
+
+    def run(*arguments: object) -> None:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == 0, result.output
+
+    return run
 
 
 @pytest.fixture(scope="session")

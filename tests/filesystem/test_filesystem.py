@@ -1,0 +1,346 @@
+"""Ags1FileSystem: the command line's files, names, sidecars, keys, and failed writes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+import ags1
+from ags1.errors import Ags1Error, AuthenticationError, KeyMetadataError, KmsConfigurationError
+from ags1.filesystem import Ags1FileSystem
+from ags1.keys import Keychain
+from ags1.kms import LocalKms
+
+TEXT = b"".join(b"%d,%d\n" % (n, n * n) for n in range(300_000))  # several blocks
+
+
+@pytest.fixture
+def local() -> Ags1FileSystem:
+    return Ags1FileSystem(fs=LocalFileSystem())
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_entry_point() -> None:
+    (entry,) = entry_points(group="fsspec.specs", name="ags1")
+    assert entry.load() is Ags1FileSystem
+    assert fsspec.get_filesystem_class("ags1") is Ags1FileSystem
+
+
+@pytest.mark.parametrize("suffix", ["", ".ags1"])
+def test_a_file_of_the_command_line_is_read(
+    tmp_path: Path, command: Callable[..., None], suffix: str
+) -> None:
+    (tmp_path / "x.csv").write_bytes(TEXT)
+    command("encrypt", "--block-size", "64k", tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_bytes(b"plaintext is not read")
+    url = f"ags1::file://{tmp_path}/x.csv{suffix}"
+    with fsspec.open(url) as file:
+        assert file.read() == TEXT
+    with fsspec.open(url, "rt") as file:
+        assert next(file) == "0,0\n"
+    fs, path = fsspec.url_to_fs(url)
+    assert fs.size(path) == len(TEXT)
+    assert fs.cat_file(path, -5, -1) == TEXT[-5:-1]
+    whole = TEXT[TEXT.index(b"\n", 100) + 1 : TEXT.index(b"\n", 150) + 1]
+    assert fs.read_block(path, 100, 50, b"\n") == whole
+
+
+def test_the_command_line_reads_a_file_that_was_written_here(
+    tmp_path: Path, local: Ags1FileSystem, command: Callable[..., None]
+) -> None:
+    with local.open(f"{tmp_path}/x.csv", "wb") as file:
+        file.write(TEXT)
+    assert names(tmp_path) == ["x.csv.ags1", "x.csv.ags1.keys"]
+    assert (tmp_path / "x.csv.ags1.keys").stat().st_mode & 0o777 == 0o600
+    command("verify", tmp_path / "x.csv.ags1")
+    command("decrypt", tmp_path / "x.csv.ags1")
+    assert (tmp_path / "x.csv").read_bytes() == TEXT
+
+
+def test_ranges(root: str, fs: Any) -> None:
+    fs.pipe({f"{root}/a": TEXT, f"{root}/b": b"short"})
+    paths = [f"{root}/a", f"{root}/b", f"{root}/a", f"{root}/no", f"{root}/b.ags1"]
+    *found, missing, last = fs.cat_ranges(paths, [5, 1, -9, 0, 3], [2_000_000, 3, None, 1, 99])[:5]
+    assert found == [TEXT[5:2_000_000], b"ho", TEXT[-9:]]
+    assert isinstance(missing, FileNotFoundError)
+    assert last == b"rt"
+    with pytest.raises(FileNotFoundError):
+        fs.cat_ranges([f"{root}/no"], 0, 1, on_error="raise")
+    with fs.open(f"{root}/a") as file:
+        file.seek(-3, 2)
+        assert file.read() == TEXT[-3:]
+        again = pickle.loads(pickle.dumps(file))
+        assert again.tell() == len(TEXT)
+        again.seek(1_500_000)
+        assert again.read(10) == TEXT[1_500_000:1_500_010]
+
+
+def test_listings_show_plaintext(root: str, fs: Any) -> None:
+    fs.pipe({f"{root}/a.bin": b"12345", f"{root}/d/b.bin": b"", f"{root}/d/e/c.bin": TEXT})
+    fs.fs.pipe_file(f"{root}/plain.txt", b"not ours")
+    assert [info["name"] for info in fs.ls(root) if info["type"] == "file"] == [f"{root}/a.bin"]
+    assert fs.ls(f"{root}/a.bin", detail=False) == [f"{root}/a.bin"]
+    assert fs.find(root) == [f"{root}/a.bin", f"{root}/d/b.bin", f"{root}/d/e/c.bin"]
+    sizes = {path: info["size"] for path, info in fs.find(root, detail=True).items()}
+    assert list(sizes.values()) == [5, 0, len(TEXT)]
+    assert fs.du(root) == 5 + len(TEXT)
+    assert fs.glob(f"{root}/**/*.bin.ags1") == fs.glob(f"{root}/**/*.bin") == fs.find(root)
+    assert [files for _, _, files in fs.walk(root)] == [["a.bin"], ["b.bin"], ["c.bin"]]
+    assert not fs.exists(f"{root}/plain.txt")
+    with pytest.raises(FileNotFoundError):
+        fs.open(f"{root}/plain.txt")
+
+
+def test_sidecars_go_where_their_files_go(root: str, fs: Any) -> None:
+    below, path = fs.fs, f"{root}/a"
+    fs.pipe_file(path, b"one")
+    fs.pipe_file(f"{root}/b", b"two")
+    fs.cp(path, f"{root}/b")
+    fs.mv(path, f"{root}/c")
+    assert fs.cat([f"{root}/b", f"{root}/c"]) == {f"{root}/b": b"one", f"{root}/c": b"one"}
+    assert sorted(name.rpartition("/")[2] for name in below.find(root)) == [
+        "b.ags1", "b.ags1.keys", "c.ags1", "c.ags1.keys"
+    ]  # fmt: skip
+    fs.rm([f"{root}/b", f"{root}/c"])
+    below.invalidate_cache()
+    assert not below.exists(root) or below.find(root) == []
+
+
+def fail_within(fs: Any, path: str, mode: str, text: Any) -> None:
+    with fs.open(path, mode) as file:
+        file.write(text)
+        raise ZeroDivisionError
+
+
+def pipe_and_fail(fs: Any, path: str) -> None:
+    fs.pipe_file(path, b"other")
+    raise KeyError
+
+
+def test_a_failed_write_leaves_what_was_there(root: str, fs: Any) -> None:
+    path = f"{root}/x"
+    with pytest.raises(ZeroDivisionError):
+        fail_within(fs, path, "wb", TEXT)
+    assert fs.fs.glob(f"{root}/*") == []
+    fs.pipe_file(path, b"old")
+    before = {name: fs.fs.cat_file(name) for name in fs.fs.find(root)}
+    for mode, text in (("wb", b"new"), ("w", "new")):
+        with pytest.raises(ZeroDivisionError):
+            fail_within(fs, path, mode, text)
+    assert {name: fs.fs.cat_file(name) for name in fs.fs.find(root)} == before
+
+
+def test_transactions(root: str, fs: Any) -> None:
+    with fs.transaction:
+        with fs.open(f"{root}/x", "wb") as file:
+            file.write(b"content")
+        assert not fs.exists(f"{root}/x")
+    assert fs.cat(f"{root}/x") == b"content"
+    with pytest.raises(ZeroDivisionError), fs.transaction:
+        fail_within(fs, f"{root}/x", "wb", b"other")
+    with pytest.raises(KeyError), fs.transaction:
+        pipe_and_fail(fs, f"{root}/x")
+    assert fs.cat(f"{root}/x") == b"content"
+    assert len(fs.fs.find(root)) == 2
+
+
+class Unreliable(MemoryFileSystem):
+    """Loses the connection on the way to a file (not a sidecar), before or after it is stored."""
+
+    protocol = "unreliable"
+    cachable = False
+    fails = ""
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        lost = self.fails and path.endswith(".ags1")
+        if not lost or self.fails == "after":
+            super().pipe_file(path, value, mode, **kwargs)
+        if lost:
+            raise ConnectionError(errno.ECONNRESET, "connection reset")
+
+
+@pytest.mark.parametrize("fails", ["before", "after"])
+@pytest.mark.parametrize("old", [None, b"old"])
+def test_no_file_is_without_its_key_after_a_lost_connection(fails: str, old: bytes | None) -> None:
+    below = Unreliable(global_store=False)
+    fs = Ags1FileSystem(fs=below, skip_instance_cache=True)
+    if old is not None:
+        fs.pipe_file("/x", old)
+    below.fails = fails
+    with pytest.raises(ConnectionError):
+        fs.pipe_file("/x", b"new")
+    below.fails = ""
+    if fails == "after":
+        assert fs.cat_file("/x") == b"new"
+    elif old is not None:
+        assert fs.cat_file("/x") == old
+    else:
+        assert below.find("/") == []
+
+
+@pytest.mark.parametrize("mode", ["ab", "r+b", "a", "rb+", "w+b"])
+def test_modes_that_change_a_file_are_refused(
+    tmp_path: Path, local: Ags1FileSystem, mode: str
+) -> None:
+    local.pipe_file(f"{tmp_path}/x", b"content")
+    with pytest.raises(NotImplementedError, match="write the whole file again"):
+        local.open(f"{tmp_path}/x", mode)
+    assert local.cat_file(f"{tmp_path}/x") == b"content"
+
+
+def test_a_cut_or_changed_file_and_a_lost_sidecar(root: str, fs: Any) -> None:
+    below, path = fs.fs, f"{root}/x"
+    fs.pipe_file(path, TEXT)
+    sealed = below.cat_file(path + ".ags1")
+    for damaged in (sealed[:-1], sealed[:1_000_000], sealed + b"\0", b"", b"\1" + sealed[1:]):
+        below.pipe_file(path + ".ags1", damaged)
+        with pytest.raises(Ags1Error) as raised:
+            fs.cat_file(path)
+        assert raised.value.file is not None
+        assert "x.ags1" in raised.value.file
+    below.pipe_file(path + ".ags1", sealed[:-20] + bytes(20))
+    with pytest.raises(AuthenticationError):
+        fs.cat_file(path)
+    below.rm_file(path + ".ags1.keys")
+    with pytest.raises(KeyMetadataError, match="no such sidecar") as missing:
+        fs.cat_file(path)
+    assert missing.value.file == path + ".ags1.keys"
+    assert fs.info(path)["size"] is None
+    assert [info["size"] for info in fs.ls(root)] == [None]
+
+
+def test_another_users_key_is_refused(tmp_path: Path, local: Ags1FileSystem) -> None:
+    local.pipe_file(f"{tmp_path}/x", b"content")
+    other = str(tmp_path / "other.json")
+    LocalKms(other).create_key("default")
+    with pytest.raises(Ags1Error) as raised:
+        Ags1FileSystem(fs=LocalFileSystem(), keyring=other).cat_file(f"{tmp_path}/x")
+    assert raised.value.file == f"{tmp_path}/x.ags1.keys"
+    strict = Ags1FileSystem(fs=LocalFileSystem(), trusted_keys=["another"])
+    with pytest.raises(KeyMetadataError, match="not among those to trust"):
+        strict.cat_file(f"{tmp_path}/x")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"encryption.kms.key.default": "c2VjcmV0"}, KmsConfigurationError, "is a secret"),
+        ({"kms": "vault", "kms.vault.token": "c2VjcmV0"}, KmsConfigurationError, "is a secret"),
+        ({"kms.local.passphrase": "c2VjcmV0"}, KmsConfigurationError, "is a secret"),
+        ({"kms.vault.url": "https://u:c2VjcmV0@host"}, KmsConfigurationError, "is a secret"),
+        ({"keys": "x"}, ValueError, "did you mean 'key'"),
+        ({"anon": True}, ValueError, "under the name of its protocol"),
+        ({"key": b"c2VjcmV0"}, KmsConfigurationError, "is not text"),
+    ],
+)
+def test_options_that_are_refused(options: dict[str, Any], error: Any, match: str) -> None:
+    with pytest.raises(error, match=match) as raised:
+        fsspec.filesystem("ags1", target_protocol="memory", **options)
+    assert "c2VjcmV0" not in str(raised.value)
+
+
+def described(fs: Any) -> list[str]:
+    made = [
+        repr(fs),
+        str(vars(fs)),
+        fs.to_json(),
+        json.dumps(fs.to_dict()),
+        str(fs.storage_options),
+    ]
+    return [*made, fs._fs_token, pickle.dumps(fs).hex(), repr(fs.storage_args)]
+
+
+def test_no_key_leaves_the_process(tmp_path: Path, keyring: str) -> None:
+    options = {"kms": "local", "keyring": keyring, "key": "default", "trusted_keys": ["default"]}
+    fs = fsspec.filesystem("ags1", target_protocol="file", **options)
+    path = f"{tmp_path}/x"
+    fs.pipe_file(path, b"content")
+    with fs.open(path) as file:
+        km = Keychain(LocalKms(keyring)).open(path + ".ags1.keys", path + ".ags1")
+        texts = [*described(fs), pickle.dumps(file).hex(), repr(file)]
+    master = json.loads(Path(keyring).read_text())
+    secrets = [km.encryption_key, *_base64_texts(master)]
+    assert len(secrets) > 1
+    for text in texts:
+        for secret in secrets:
+            for form in (secret.hex(), repr(secret), repr(secret)[2:-1]):
+                assert form not in text
+    for copy in (
+        pickle.loads(pickle.dumps(fs)),
+        fsspec.AbstractFileSystem.from_json(fs.to_json()),
+        fsspec.AbstractFileSystem.from_dict(fs.to_dict()),
+    ):
+        assert copy == fs
+        assert copy.cat_file(path) == b"content"
+
+
+def _base64_texts(document: Any) -> list[bytes]:
+    """Return all long texts in a keyring: its master keys are among them."""
+    if isinstance(document, dict):
+        return [text for value in document.values() for text in _base64_texts(value)]
+    if isinstance(document, list):
+        return [text for value in document for text in _base64_texts(value)]
+    return [document.encode()] if isinstance(document, str) and len(document) > 30 else []
+
+
+def test_keys_from_a_function(tmp_path: Path) -> None:
+    km = ags1.encrypt_file(_write(tmp_path / "plain", TEXT), tmp_path / "x.ags1")
+    asked: list[str] = []
+
+    def key_for(path: str) -> ags1.KeyMetadata | None:
+        asked.append(path)
+        return km if path.endswith("/x.ags1") else None
+
+    fs = Ags1FileSystem(fs=LocalFileSystem(), key_for=key_for)
+    assert fs.cat_file(f"{tmp_path}/x") == TEXT
+    assert asked == [f"{tmp_path}/x.ags1"]
+    assert fs.size(f"{tmp_path}/x") == len(TEXT)
+    fs.pipe_file(f"{tmp_path}/y", b"has a sidecar")
+    assert fs.cat_file(f"{tmp_path}/y") == b"has a sidecar"
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: pickle.dumps(fs), fs.to_json, fs.to_dict
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(TypeError, match="may hold keys"):
+            call()
+
+
+def _write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def test_what_tells_contents_apart(root: str, fs: Any) -> None:
+    fs.pipe_file(f"{root}/x", b"one")
+    first = fs.ukey(f"{root}/x"), fs.checksum(f"{root}/x")
+    assert (fs.ukey(f"{root}/x.ags1"), fs.checksum(f"{root}/x")) == first
+    fs.pipe_file(f"{root}/x", b"two")
+    assert fs.ukey(f"{root}/x") != first[0]
+    assert fs.modified(f"{root}/x") == fs.fs.modified(f"{root}/x.ags1")
+
+
+def test_a_replaced_file_keeps_its_mode_and_a_link_stays_one(
+    tmp_path: Path, local: Ags1FileSystem
+) -> None:
+    local.pipe_file(f"{tmp_path}/x", b"one")
+    os.chmod(tmp_path / "x.ags1", 0o640)
+    (tmp_path / "link.ags1").symlink_to("x.ags1")
+    local.pipe_file(f"{tmp_path}/x", b"two")
+    assert (tmp_path / "x.ags1").stat().st_mode & 0o777 == 0o640
+    local.pipe_file(f"{tmp_path}/link", b"three")
+    assert (tmp_path / "link.ags1").is_symlink()
+    assert local.cat_file(f"{tmp_path}/link") == b"three"
