@@ -122,8 +122,7 @@ def _options(
 ) -> dict[str, str]:
     """Return all that is asked for as options of the data source. Raises ValueError for one that
     is not known or is given twice, and KmsConfigurationError for one that is a secret."""
-    # Case does not count in the names of Spark's options. In names of properties it does.
-    given = {n if "." in n else n.lower(): text for n, text in (options or {}).items()}
+    given = opt.as_spark_names(options)
     arguments = {
         "path": table,
         "columns": None if columns is None else _joined(columns),

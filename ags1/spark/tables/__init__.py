@@ -6,9 +6,8 @@ The first four run the code of ``ags1.iceberg.verify_table``, ``EncryptedCatalog
 plans, reports and commits; executors do the work on data and delete files (``executors``,
 ``tasks``, ``waves``). A table is named as for the data source "ags1-iceberg": by its name in a
 catalog or the location of its metadata.json, and by options (``catalog``, ``catalog.<property>``,
-``key``, ``keyring``, …, see
-``table_access``). No option may be a secret: driver and executors open the
-table, its storage and its KMS each for themselves::
+``key``, ``keyring``, …, see ``table_access``). An option that is not known is refused. No option
+may be a secret: driver and executors open the table, its storage and its KMS each for themselves::
 
     verify_table(spark, "db.flights", {"catalog": "prod"})
     migrate_table(spark, "db.flights", "tables", {"catalog": "prod"})
@@ -30,6 +29,8 @@ from pyspark.sql import Column
 
 from ...keys.manager import DEFAULT_DATA_KEY_LENGTH
 from .. import iceberg_api
+from .. import known_options as known_names
+from .. import options as opt
 from ..iceberg_api import (
     MAIN_BRANCH,
     Compacted,
@@ -115,7 +116,7 @@ def migrate_table(
 
     There are more than eight arguments, because each is an option of the migration or of Spark.
     """
-    known = {**(options or {}), "path": table}
+    known = _of_name(options, table)
 
     def verify(migrated: EncryptedTable) -> TableVerification:
         return verify_table(spark, migrated, {**known, "key": key_id}, cores=cores)
@@ -273,17 +274,34 @@ def _opened(
     table: str | EncryptedTable, options: Options | None
 ) -> tuple[EncryptedTable, dict[str, str]]:
     """Return the table, and the options by which executors open it."""
-    known = dict(options or {})
     if isinstance(table, str):
-        known["path"] = table
+        known = _of_name(options, table)
         table = open_of_options(known)
     elif isinstance(table.catalog, NoopCatalog):
-        known.setdefault("path", table.metadata_location)
+        known = _checked(options, table.metadata_location)
     else:
-        known.setdefault("path", ".".join(table.name()))
+        known = _checked(options, ".".join(table.name()))
         known.setdefault("catalog", table.catalog.name)
     # The master key that the driver has used, whatever the metadata says later.
     known["key"] = table.key_id
     if table.files.location_map:
         known.setdefault("location-map", json.dumps(table.files.location_map))
     return table, known
+
+
+def _of_name(options: Options | None, table: str) -> dict[str, str]:
+    """Return the options of a job on a table that is named. Raises as ``_checked``."""
+    known = _checked(options, table)
+    if known["path"] != table:
+        raise ValueError("the option 'path' is an argument too: leave one out")
+    return known
+
+
+def _checked(options: Options | None, path: str) -> dict[str, str]:
+    """Return the options of a job on the table ``path``. Raises ValueError for one that is not
+    known, and KmsConfigurationError for one that is a secret."""
+    known = opt.as_spark_names(options)
+    known.setdefault("path", path)
+    opt.refuse_secrets(known)
+    known_names.check(known, known_names.TABLES, known_names.JOB)
+    return known
