@@ -1054,11 +1054,17 @@ def test_copying_ranges_without_the_kernels_help(
 
 
 @pytest.mark.parametrize(
-    "name", ["kms.local.passphrase", "encryption.kms.key.a", "s3.secret-access-key"]
+    ("name", "value"),
+    [
+        ("kms.local.passphrase", "marker"),
+        ("encryption.kms.key.a", "marker"),
+        ("s3.secret-access-key", "marker"),
+        ("auth", '{"type": "basic", "basic": {"username": "u", "password": "marker"}}'),
+    ],
 )
-def test_a_secret_does_not_travel(name: str) -> None:
+def test_a_secret_does_not_travel(name: str, value: str) -> None:
     with pytest.raises(KmsConfigurationError, match=name) as caught:
-        KmsConfig({"encryption.kms-type": "local", name: "marker"})
+        KmsConfig({"encryption.kms-type": "local", name: value})
     assert "marker" not in str(caught.value)
 
 
