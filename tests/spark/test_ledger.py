@@ -60,6 +60,7 @@ from ags1.spark.storage import local as local_storage
 from ags1.spark.storage import local_files as files
 from ags1.spark.storage import remote as remote_storage
 from ags1.spark.storage.local import LOCAL, LocalStorage
+from ags1.spark.storage.packed import DigestMap
 from ags1.spark.storage.pieces import BLOCK_SIZE, Item, Piece
 from ags1.spark.storage.protocol import Staging, Status, UnknownOutcomeError
 from ags1.spark.storage.remote import RemoteSource, unsettled_seconds, version_of
@@ -940,6 +941,22 @@ def test_every_block_is_in_one_piece(sizes: list[int], cores: int, cost: int) ->
             assert 0 < piece.block_count <= cost // BLOCK_SIZE + 1
             ends.append(piece.first_block + piece.block_count)
         assert ends[-1] == layout.block_count(sizes[number])
+
+
+@given(st.lists(st.tuples(st.text(max_size=2), st.none() | st.integers(1, 3)), max_size=50))
+def test_facts_in_little_memory(changes: list[tuple[str, int | None]]) -> None:
+    """They are those of a dictionary, also after growing."""
+    expected: dict[str, bytes] = {f"many{n}": b"%016d" % n for n in range(2000)}
+    found = DigestMap()
+    for text, value in expected.items():
+        found[text] = value
+    for text, number in changes:
+        if number is None:
+            assert found.pop(text, None) == expected.pop(text, None)
+        else:
+            found[text] = expected[text] = bytes([number]) * 16
+    for text in [*expected, *(text for text, _ in changes), "none"]:
+        assert found.get(text) == expected.get(text)
 
 
 def test_tasks_are_few_and_even() -> None:

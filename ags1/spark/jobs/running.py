@@ -152,8 +152,8 @@ class _NoLedger:
 
     own_folder: str | None = None
 
-    def facts(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        return {}
+    def facts(self, *arguments: Any, **options: Any) -> None:
+        return
 
     def close(self) -> None:
         return

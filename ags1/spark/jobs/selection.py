@@ -17,7 +17,7 @@ from ...keys.sidecar import SUFFIX as KEYS
 from ...layout import encrypted_size
 from ..ledger import DONE, ENCRYPT, Ledger, Row
 from ..storage.choice import absolute, find, storage_of
-from ..storage.packed import Packed
+from ..storage.packed import DigestMap, Packed
 from ..storage.pieces import BLOCK_SIZE, Item
 from ..storage.protocol import EXCLUDED, NOT_UTF8, REQUESTS, SourceFile, StatusOf
 from .patterns import Patterns
@@ -115,13 +115,14 @@ class Selection:
         """Return the work on all files that are not done. There are about ``count``. The names of
         their targets end with ``suffix``."""
         columns = ("source", "source_size", "source_version", "target_size")
-        rows = self._ledger.facts(self._operation, columns, _as_it_was, below=self._root)
+        rows = DigestMap()
+        self._ledger.facts(rows, self._operation, columns, _as_it_was, below=self._root)
         storage = storage_of(self._root)
         self._status_of = storage.statuses(self._root, count, follow=False)
         items = Packed(Item._make)
         for file, name, size, wrapped in wanted:
             target = os.path.join(self._root, name + suffix)
-            row = rows.pop(target, None)
+            row = rows.get(target)
             if self._is_to_do(file, target, row, overwrite=overwrite):
                 source = file.path, target, name, file.size, file.version
                 replaces = overwrite or row is not None

@@ -21,7 +21,7 @@ from __future__ import annotations
 import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from .claims import Claim
 from .rows import DONE, REMOVED, Batch, Row
@@ -35,6 +35,14 @@ class JobNote(NamedTuple):
 
     folder: str
     sidecars: bool = False
+
+
+class Facts(Protocol[T]):
+    """A dictionary, or something smaller that can do this much."""
+
+    def __setitem__(self, target: str, fact: T, /) -> None: ...
+
+    def pop(self, target: str, default: None, /) -> T | None: ...
 
 
 class Ledger(ABC):
@@ -170,25 +178,26 @@ class Ledger(ABC):
     ) -> dict[str, Row]:
         """Return by target the newest row of each file that is done and was not removed since.
         ``below``: only targets that begin with this text."""
-        return self.facts(operation, columns, lambda row: row, below=below)
+        newest: dict[str, Row] = {}
+        self.facts(newest, operation, columns, lambda row: row, below=below)
+        return newest
 
     def facts(
         self,
+        newest: Facts[T],
         operation: str,
         columns: Sequence[str],
         fact_of: Callable[[Row], T],
         *,
         below: str = "",
-    ) -> dict[str, T]:
-        """Return what ``fact_of`` makes of each row that ``done`` returns. Besides the result, one
-        batch at a time is in memory, or of a table these columns as Arrow has them."""
-        newest: dict[str, T] = {}
+    ) -> None:
+        """Put into ``newest`` what ``fact_of`` makes of each row that ``done`` returns. Besides
+        that, one batch at a time is in memory, or of a table some batches."""
         for row in self._outcomes(operation, [*columns, "operation", "status", "target"], below):
             if row.status == DONE:
                 newest[row.target] = fact_of(row)
             elif row.status == REMOVED:
                 newest.pop(row.target, None)
-        return newest
 
     def _outcomes(self, operation: str, columns: Sequence[str], below: str) -> Iterator[Row]:
         """Yield the settled rows of an operation whose targets begin with ``below``, oldest first.

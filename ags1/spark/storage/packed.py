@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import pickle
 import zlib
@@ -14,6 +15,10 @@ from .protocol import SourceFile
 
 _CHUNK = 4096
 _LEVEL = 1  # zlib's fastest
+
+# The bytes of a digest and of a slot with two of them.
+_KEY, _SLOT = 16, 32
+_NOTHING = bytes(_KEY)
 
 T = TypeVar("T", bound="tuple[object, ...]")
 
@@ -94,6 +99,56 @@ class PackedFiles:
             else:
                 heapq.heapreplace(heads, (following.path, number, following, files))
         return found
+
+
+class DigestMap:
+    """From texts to 16 bytes each, in about 64 bytes of memory for both. The texts are known by
+    their digests only. Values that are all zeros cannot be stored."""
+
+    def __init__(self) -> None:
+        self._slots = bytearray(_SLOT << 10)
+        self._count = 0  # of the slots that are taken
+
+    def __setitem__(self, text: str, value: bytes) -> None:
+        key = _digest(text)
+        begin = self._find(key)
+        self._count += self._slots[begin : begin + _KEY] == _NOTHING
+        self._slots[begin : begin + _SLOT] = key + value
+        if 3 * self._count * _SLOT > 2 * len(self._slots):
+            self._grow()
+
+    def get(self, text: str) -> bytes | None:
+        """Return the value of a text."""
+        begin = self._find(_digest(text)) + _KEY
+        value = bytes(self._slots[begin : begin + _KEY])
+        return None if value == _NOTHING else value
+
+    def pop(self, text: str, default: None) -> bytes | None:
+        """Remove a text and return its value, ``default`` if it has none."""
+        value = self.get(text)
+        if value is not None:
+            self[text] = _NOTHING
+        return value
+
+    def _find(self, key: bytes) -> int:
+        """Return where the slot of a key begins, or the empty one that it may take."""
+        size = len(self._slots)
+        begin = int.from_bytes(key[:8], "little") * _SLOT % size
+        while self._slots[begin : begin + _KEY] not in (key, _NOTHING):
+            begin = (begin + _SLOT) % size
+        return begin
+
+    def _grow(self) -> None:
+        old, self._slots = self._slots, bytearray(2 * len(self._slots))
+        for first in range(0, len(old), _SLOT):
+            slot = bytes(old[first : first + _SLOT])
+            if slot[:_KEY] != _NOTHING:
+                begin = self._find(slot[:_KEY])
+                self._slots[begin : begin + _SLOT] = slot
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_KEY).digest()
 
 
 def _packed(items: Iterable[tuple[object, ...]]) -> bytes:
