@@ -18,7 +18,7 @@ MEMORY := $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)"
 	2>/dev/null && echo /dev/shm)
 
 .NOTPARALLEL:
-.PHONY: venv native dev demo pipeline test fuzz mutants interop connect cluster peers bench bench-smoke \
+.PHONY: venv native dev with demo pipeline test fuzz mutants interop connect cluster peers bench bench-smoke \
 	bench-peers lint wheel debug sanitize clean
 
 dev: native $(VENV)/.with-test
@@ -42,6 +42,14 @@ $(VENV)/.with-%: pyproject.toml | native
 	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation --config-settings editable_mode=compat \
 		--editable '.[$*]'
 	@touch $@
+
+# The dependencies of several targets in one call of pip: `make with KINDS=lint,bench`.
+comma := ,
+with: native
+	@echo "== installing ags1 in place, with its $(KINDS) dependencies"
+	@PYTHONWARNINGS=ignore $(PIP) --no-build-isolation --config-settings editable_mode=compat \
+		--editable '.[$(KINDS)]'
+	@touch $(patsubst %,$(VENV)/.with-%,$(subst $(comma), ,$(KINDS)))
 
 demo: dev
 	@$(BIN)/python -m bench.demo

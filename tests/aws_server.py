@@ -6,9 +6,16 @@ output). Needs ``moto[kms,sts,server]``. It knows nobody's real credentials and 
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from botocore import loaders, session
+
+# Otherwise botocore parses a service's model, up to megabytes of JSON, again for each session. The
+# clients of one session share what its loader has parsed; here, those of all sessions do.
+session.create_loader = functools.cache(loaders.create_loader)
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"  # whose keys moto keeps, whoever signs

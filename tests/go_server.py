@@ -75,10 +75,10 @@ def serving(
     environment: dict[str, str],
     is_ready: Callable[[], bool],
     secret: str,
-) -> Iterator[None]:
-    """Run a server. ``command`` is called with a free port and a folder that ends with the
-    server. ``is_ready`` may raise OSError or ValueError while the server starts. ``secret`` is left
-    out of what the server said if it does not start."""
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server, and yield its process. ``command`` is called with a free port and a folder that
+    ends with the server. ``is_ready`` may raise OSError or ValueError while the server starts.
+    ``secret`` is left out of what the server said if it does not start."""
     with contextlib.ExitStack() as stack:
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # servers sync what they keep
         made = tempfile.TemporaryDirectory(prefix=f"ags1-{name}-", dir=memory)
@@ -102,7 +102,7 @@ def serving(
             said = log.read_text(errors="replace")[-3000:].replace(secret, "…")
             if server.poll() is None or "address already in use" not in said or attempt == 2:
                 raise RuntimeError(f"{name} did not start:\n{said}")
-        yield
+        yield server
 
 
 def _becomes_ready(server: subprocess.Popen[bytes], is_ready: Callable[[], bool]) -> bool:

@@ -84,6 +84,16 @@ class Sidecar:
         more = tuple(key for key in other.encryption_keys if key.key_id not in known)
         return Sidecar(self.encryption_keys + more, self.key_id)
 
+    def without(self, key_id: str) -> Sidecar | None:
+        """Return this sidecar without a file's key, and without a KEK that no other key needs; None
+        if it has no other key."""
+        rest = [key for key in self.file_keys if key.key_id != key_id]
+        if not rest:
+            return None
+        wanted = {name for key in rest for name in (key.key_id, key.encrypted_by_id)}
+        keys = tuple(key for key in self.encryption_keys if key.key_id in wanted)
+        return Sidecar(keys, rest[0].key_id)
+
     def with_entries(self, entries: Iterable[EncryptedKey]) -> Sidecar:
         """Return this sidecar in which each of ``entries`` replaces the entry with its ID."""
         changed = {entry.key_id: entry for entry in entries}

@@ -26,12 +26,13 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 # Values that are secret under any name: https://user:password@host, https://token@host,
-# jdbc:…?password=…, a shared access signature. In other URLs, a single word before the @ is a user,
-# or a container of Azure.
+# jdbc:…?password=…, a shared access signature, {"password": "…"}. In other URLs, a single word
+# before the @ is a user, or a container of Azure.
 _PASSWORD_IN_URL = re.compile(
     r"://[^/\s]*:[^/\s]+@"
     r"|https?://[^/\s@]+@"
-    r"|[?&;](password|pwd|passphrase|sig|token|access[._-]?token|secret)=",
+    r"|[?&;](password|pwd|passphrase|sig|token|access[._-]?token|secret)="
+    r"|\"(password|token|client_secret)\"\s*:",
     re.IGNORECASE,
 )
 

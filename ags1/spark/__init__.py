@@ -11,9 +11,10 @@ a KMS are sent to them (``keys``). Users import these names:
 
 Imports point down these floors only:
 
+    tables
     queries
     datasource   iceberg_source
-                 tables
+                 table_access   a table that each process opens for itself, and wrapped keys
     jobs
     storage      where files lie: mounted folders, S3, other file systems of fsspec
     ledger       what became of each file, and its wrapped key: a folder, objects, or a table

@@ -1,9 +1,9 @@
 """The options that the data sources know, and the refusal of all others.
 
-A source declares its options by direction: reading, writing, and both for streams. An option of
-another direction, or one that no direction knows, raises ValueError: if a source passed over it, a
-query would read or write something else than it says. Spark hands over names in lower case, so
-case does not count. Spark adds ``path``, ``paths``, and for streams that are written
+A source declares its options by direction: reading, writing, both for streams, and for tables also
+jobs. An option of another direction, or one that no direction knows, raises ValueError: if a source
+passed over it, a query would read or write something else than it says. Spark hands over names in
+lower case, so case does not count. Spark adds ``path``, ``paths``, and for streams that are written
 ``checkpointLocation`` and ``queryName``. Knows nothing of the options' values.
 """
 
@@ -17,7 +17,9 @@ from ..kms.settings import PROPERTY_PREFIXES
 
 # The directions, as error messages say them.
 READ, WRITE = "reading", "writing"
+CHANGE = "changing rows"
 STREAM_READ, STREAM_WRITE = "reading a stream", "writing a stream"
+JOB = "a job on a whole table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,8 @@ _KMS = KnownOptions.of("kms keyring key", *PROPERTY_PREFIXES)
 _PLACE = KnownOptions.of("path paths")
 _SINK = KnownOptions.of("path paths checkpointLocation queryName")
 
-_TABLE = _KMS | KnownOptions.of(
-    "path catalog require-encrypted location-map case-sensitive", "catalog."
-)
+_OPENED = _KMS | KnownOptions.of("path catalog require-encrypted location-map", "catalog.")
+_TABLE = _OPENED | KnownOptions.of("case-sensitive")
 _TABLE_ROWS = KnownOptions.of("filter columns partSize")
 _SNAPSHOT = KnownOptions.of(
     "snapshot-id branch tag as-of-timestamp versionAsOf timestampAsOf "
@@ -63,12 +64,14 @@ _TABLE_STREAM = KnownOptions.of(
 _TABLE_OUTPUT = KnownOptions.of("branch", "snapshot-property.")
 _TABLE_WRITE = KnownOptions.of("overwrite-filter overwrite-mode partitionOverwriteMode")
 
-#: The options of "ags1-iceberg".
+#: The options of "ags1-iceberg", of ``queries`` and of ``tables``.
 TABLES: Source = {
     READ: _TABLE | _TABLE_ROWS | _SNAPSHOT,
     WRITE: _TABLE | _TABLE_OUTPUT | _TABLE_WRITE,
+    CHANGE: _TABLE | KnownOptions.of("partSize", "snapshot-property."),
     STREAM_READ: _TABLE | _TABLE_ROWS | _TABLE_STREAM,
     STREAM_WRITE: _TABLE | _TABLE_OUTPUT | _SINK,
+    JOB: _OPENED,
 }
 
 _FILES = _KMS | KnownOptions.of("inner ledger")

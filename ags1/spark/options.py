@@ -31,6 +31,13 @@ def refuse_secrets(options: Mapping[str, str]) -> None:
         )
 
 
+def as_spark_names(options: Mapping[str, str] | None) -> dict[str, str]:
+    """Return options that a caller of ours has given with the names in which Spark hands them to a
+    data source. Case does not count in Spark's names, so they get lower case. In names of
+    properties it does."""
+    return {n if "." in n else n.lower(): text for n, text in (options or {}).items()}
+
+
 def key_settings(options: Mapping[str, str]) -> Settings:
     """Return the settings of the KMS: from the options ``kms``, ``keyring``, ``key`` and Iceberg's
     properties, then the environment, then the file. Raises KmsConfigurationError."""

@@ -26,7 +26,7 @@ from .arrow_rows import arrow_schema, conform, spark_schema
 from .iceberg_api import as_stored
 from .iceberg_source.metadata_tables import metadata_table
 from .iceberg_source.reader import TablePartition, count_of, partitions_of, rows_of, scan_of
-from .tables.access import open_of_options
+from .table_access import open_of_options
 from .workers import end_of_task
 
 _COUNT = StructType([StructField("count", LongType(), nullable=False)])
@@ -75,7 +75,7 @@ def read_table(
     rows = sum(task.file.record_count for task in tasks)
     wanted = arrow_schema(schema)
     parts = partitions_of(opened, given, scan, tasks) if tasks else []
-    return _frame(spark, parts, rows, lambda part: rows_of(part, wanted), schema)
+    return frame_of(spark, parts, rows, lambda part: rows_of(part, wanted), schema)
 
 
 def count(
@@ -108,7 +108,7 @@ def count(
     def counted(part: TablePartition) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([pa.array([count_of(part)], pa.int64())], schema=wanted)
 
-    frame = _frame(spark, parts, len(parts), counted, _COUNT)
+    frame = frame_of(spark, parts, len(parts), counted, _COUNT)
     return int(known_rows + sum(row[0] for row in frame.collect()))
 
 
@@ -122,8 +122,7 @@ def _options(
 ) -> dict[str, str]:
     """Return all that is asked for as options of the data source. Raises ValueError for one that
     is not known or is given twice, and KmsConfigurationError for one that is a secret."""
-    # Case does not count in the names of Spark's options. In names of properties it does.
-    given = {n if "." in n else n.lower(): text for n, text in (options or {}).items()}
+    given = opt.as_spark_names(options)
     arguments = {
         "path": table,
         "columns": None if columns is None else _joined(columns),
@@ -150,7 +149,7 @@ def _joined(columns: Iterable[str]) -> str:
     return ",".join(names)
 
 
-def _frame(
+def frame_of(
     spark: Any,
     parts: list[TablePartition],
     rows: int,
@@ -174,7 +173,8 @@ def _frame(
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from read(TablePartition(job, pickle.loads(sent[number // step])))
+                part = number // step
+                yield from read(TablePartition(job, pickle.loads(sent[part]), part))
         end_of_task()
 
     numbers = spark.range(0, step * len(parts), 1, len(parts))

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -294,7 +295,7 @@ def test_an_exit_amid_daemon_threads(run_python: RunPython, how: str) -> None:
 # ---- memory ------------------------------------------------------------------------------------
 
 MEMORY = """
-import sys
+import os, sys
 import ags1
 task, source, target, threads = *sys.argv[1:4], int(sys.argv[4])
 
@@ -306,18 +307,19 @@ imported = peak()
 km = ags1.KeyMetadata(bytes(32), b"prefix")
 if task == "encrypt_file":
     km = ags1.encrypt_file(source, target, km=km, threads=threads, durable=False)
+    assert km.file_length == os.stat(target).st_size
 elif task == "Writer":
     with open(source, "rb", buffering=0) as plain:
         with ags1.open(target, "wb", km, threads=threads, durable=False) as file:
             while part := plain.read(1 << 20):
                 file.write(part)
 else:
-    import os
     km = km.with_file_length(os.stat(source).st_size)
     if task == "verify_file":
         ags1.verify_file(source, km, threads=threads)
     elif task == "decrypt_file":
-        ags1.decrypt_file(source, target, km, threads=threads, durable=False)
+        size = ags1.decrypt_file(source, target, km, threads=threads, durable=False)
+        assert size == os.stat(target).st_size
     else:
         with ags1.open(source, "rb", km, threads=threads) as file:
             if task == "read":
@@ -341,18 +343,41 @@ def peak_memory(run_python: RunPython, *arguments: object) -> int:
     return int(peak)
 
 
-def check_memory(run_python: RunPython, folder: Path, size: int, threads: int, limit: int) -> None:
+def check_memory(
+    run_python: RunPython,
+    folder: Path,
+    size: int,
+    threads: int,
+    bulk_threads: int,
+    limit: int,
+    marks: Mapping[int, bytes],
+) -> None:
+    """Have a file of zeros except for ``marks`` (what is at which position) encrypted, read and
+    decrypted in every way. The marks have to come back."""
     plain, sealed, again = folder / "plain", folder / "sealed", folder / "again"
     with plain.open("wb") as file:
         file.truncate(size)
+        for at, mark in marks.items():
+            os.pwrite(file.fileno(), mark, at)
     try:
-        for task in ("Writer", "encrypt_file"):
+        for task, count in (("Writer", threads), ("encrypt_file", bulk_threads)):
             sealed.unlink(missing_ok=True)
-            assert peak_memory(run_python, task, plain, sealed, threads) < limit
+            assert peak_memory(run_python, task, plain, sealed, count) < limit
+            assert sealed.stat().st_size == layout.encrypted_size(size)
+            km = KeyMetadata(bytes(32), b"prefix", sealed.stat().st_size)
+            with ags1.open(sealed, "rb", km) as reader:
+                for at, mark in marks.items():
+                    assert reader.pread(at, len(mark)) == mark
+                    assert reader.seek(at) == at
+                    assert reader.read(len(mark)) == mark
+                assert reader.pread(size, 1) == b""
         for task in ("verify_file", "read", "readinto", "pread"):
             assert peak_memory(run_python, task, sealed, again, threads) < limit
-        assert peak_memory(run_python, "decrypt_file", sealed, again, threads) < limit
+        assert peak_memory(run_python, "decrypt_file", sealed, again, bulk_threads) < limit
         assert again.stat().st_size == size
+        with again.open("rb") as file:
+            for at, mark in marks.items():
+                assert os.pread(file.fileno(), len(mark), at) == mark
     finally:
         for path in (plain, sealed, again):
             path.unlink(missing_ok=True)
@@ -362,37 +387,13 @@ def check_memory(run_python: RunPython, folder: Path, size: int, threads: int, l
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_memory_is_bounded(run_python: RunPython, tmp_path: Path, threads: int) -> None:
     # Far above what a bounded stream needs, far below the file.
-    check_memory(run_python, tmp_path, 200 * MIB, threads, 64 << 10)
+    check_memory(run_python, tmp_path, 200 * MIB, threads, threads, 64 << 10, {99 * MIB: b"middle"})
 
 
 @needs_proc
 @pytest.mark.slow
 def test_4_gib_go_through_64_mib(run_python: RunPython, tmp_path: Path) -> None:
-    check_memory(run_python, tmp_path, 4 << 30, 1, 64 << 10)
-
-
-@needs_proc
-@pytest.mark.slow
-def test_beyond_4_gib_offsets_are_right(tmp_path: Path) -> None:
     # Past what 32 bits address, on both sides of the border.
-    path, size = tmp_path / "plain", (4 << 30) + 3 * MIB + 7
+    size = (4 << 30) + 3 * MIB + 7
     marks = {0: b"begin", (2 << 30) - 2: b"2 GiB", (4 << 30) - 2: b"4 GiB", size - 4: b"last"}
-    with path.open("wb") as file:
-        file.truncate(size)
-        for at, mark in marks.items():
-            os.pwrite(file.fileno(), mark, at)
-    km = ags1.encrypt_file(path, tmp_path / "sealed", durable=False)
-    assert km.file_length == layout.encrypted_size(size)
-    with ags1.open(tmp_path / "sealed", "rb", km) as reader:
-        for at, mark in marks.items():
-            assert reader.pread(at, len(mark)) == mark
-            assert reader.seek(at) == at
-            assert reader.read(len(mark)) == mark
-        assert reader.pread(size, 1) == b""
-    path.unlink()
-    assert ags1.decrypt_file(tmp_path / "sealed", path, km, durable=False) == size
-    with path.open("rb") as file:
-        for at, mark in marks.items():
-            assert os.pread(file.fileno(), len(mark), at) == mark
-    path.unlink()
-    (tmp_path / "sealed").unlink()
+    check_memory(run_python, tmp_path, size, 1, 2, 64 << 10, marks)

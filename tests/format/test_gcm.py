@@ -914,7 +914,8 @@ def test_forked_children_draw_other_random_bytes() -> None:
 
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forks_amid_sealing_threads_do_not_hang() -> None:
+@pytest.mark.parametrize("forks", [5, pytest.param(15, marks=pytest.mark.slow)])
+def test_forks_amid_sealing_threads_do_not_hang(forks: int) -> None:
     cipher = BlockCipher(KEY, block_size=16)
     stop = threading.Event()
 
@@ -933,7 +934,7 @@ def test_forks_amid_sealing_threads_do_not_hang() -> None:
     for thread in threads:
         thread.start()
     try:
-        for _ in range(15):
+        for _ in range(forks):
             assert in_child(child) == 0
     finally:
         stop.set()

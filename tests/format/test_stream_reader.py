@@ -1172,8 +1172,13 @@ class ReaderMachine(RuleBasedStateMachine):
             self.file.close()
 
 
-ReaderMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+ReaderMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 test_the_reader_is_a_bytesio_of_the_plaintext: Callable[..., Any] = ReaderMachine.TestCase
+
+
+@pytest.mark.slow
+class TestManyReads(ReaderMachine.TestCase):  # type: ignore[misc, name-defined]
+    settings = settings(max_examples=200, stateful_step_count=40)
 
 
 def test_a_second_thread_waits_for_the_first_one_s_read() -> None:

@@ -943,8 +943,13 @@ class WriterMachine(RuleBasedStateMachine):
         assert open_by_reference(stream, self.file.key_metadata) == self.model.getvalue()
 
 
-WriterMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=25)
+WriterMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=25)
 test_the_writer_writes_what_the_reference_reads: Callable[..., Any] = WriterMachine.TestCase
+
+
+@pytest.mark.slow
+class TestManyWrites(WriterMachine.TestCase):  # type: ignore[misc, name-defined]
+    settings = settings(max_examples=150, stateful_step_count=25)
 
 
 def test_a_second_thread_waits_for_the_first_one_s_write() -> None:

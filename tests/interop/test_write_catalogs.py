@@ -277,6 +277,23 @@ def test_the_metastore_refuses_the_second_of_two_commits_at_once(
     assert spark.rows("enc.db.race", "id") == []
 
 
+def test_a_rename_in_hive_needs_the_newest_base(
+    spark: SparkTables, hive: Commits, tmp_path: Path
+) -> None:
+    base = created(hive, "old_name", tmp_path)
+    spark.sql(f"INSERT INTO enc.db.old_name VALUES {ROW}")
+    with pytest.raises(CommitFailedException, match="another process"):
+        hive.rename(base, "db.new_name")
+    newest = hive.load("db.old_name", Trust("keyA"))
+    with pytest.raises(NoSuchNamespaceError):
+        hive.rename(newest, "nowhere.t")
+    hive.rename(newest, "db.new_name")
+    assert hive.load("db.new_name", Trust("keyA")).metadata == newest.metadata
+    assert len(spark.rows("enc.db.new_name", "id")) == 1
+    with pytest.raises(NoSuchTableError):
+        hive.load("db.old_name", Trust())
+
+
 HISTORIES = """
 import sys
 from pathlib import Path

@@ -943,9 +943,10 @@ class TestCache:
         assert len(both.key_encryption_keys) == 2
         assert {key_id: both.manifest_list_key(key_id) for key_id in made} == made
 
-    def test_ten_thousand_snapshots(self, kms: Watched) -> None:
+    @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+    def test_thousands_of_snapshots(self, kms: Watched, count: int) -> None:
         manager = EncryptionManager(kms, "keyA")
-        made = added(manager, 10_000)
+        made = added(manager, count)
         parsed = parse_encryption_keys(
             json.loads(json.dumps(encryption_keys_to_dicts(manager.encryption_keys)))
         )

@@ -1,4 +1,4 @@
-"""A program for ``test_versions``: each kind of work on Spark, once.
+"""A program for ``test_versions`` and ``test_standalone``: each kind of work on Spark, once.
 
 ``python cluster_job.py MASTER FOLDER KEYRING [NAME=VALUE ...]``: a bulk job there and back, each
 data source, a stream where PySpark has streams of Python, and a job on a table, on the cluster

@@ -51,9 +51,29 @@ def context_of(spark: Any) -> Any:
     return SparkContext._active_spark_context
 
 
+@pytest.fixture(scope="package")
+def aws_environment() -> Iterator[dict[str, str]]:
+    """The environment in which the AWS SDKs talk to the stand-in of AWS."""
+    pytest.importorskip("moto")
+    from aws_server import aws_server, dummy_environment
+
+    with aws_server() as url:
+        yield dummy_environment(url)
+
+
+def set_for_workers(patch: pytest.MonkeyPatch, spark: Any, variables: dict[str, str]) -> None:
+    """Set variables of this process and of Spark's workers. Those of a server of Spark Connect have
+    the variables of ``aws_environment`` from the start, and take no others."""
+    for name, value in variables.items():
+        patch.setenv(name, value)
+        patch.setitem(context_of(spark).environment, name, value)
+
+
 # Of the package, not of the session: other tests fork, and count memory and signals.
 @pytest.fixture(scope="package")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def spark(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
     """A Spark session with two worker threads; a task may fail twice. With AGS1_TEST_SPARK=connect
     it is one of Spark Connect, whose server is in the JVM of this process."""
     pytest.importorskip("pyspark")
@@ -70,6 +90,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         # So that tasks find the tests' own functions.
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
         remote = os.environ.get("AGS1_TEST_SPARK") == "connect"
+        if remote:
+            for name, value in request.getfixturevalue("aws_environment").items():
+                patch.setenv(name, value)
         builder = SparkSession.builder.appName("ags1 tests")
         builder = builder.remote("local[2,3]") if remote else builder.master("local[2,3]")
         conf = _CONF | {
@@ -112,6 +135,35 @@ def keyring(tmp_path: Path) -> Path:
 def kms(keyring: Path) -> KmsConfig:
     """The configuration of a KMS that is that keyring."""
     return KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": str(keyring)})
+
+
+@pytest.fixture
+def options(tmp_path: Path, keyring: Path) -> dict[str, str]:
+    """The options for a catalog in a SQLite database, with the keyring for a KMS."""
+    return {
+        "catalog": "test",
+        "catalog.type": "sql",
+        "catalog.uri": f"sqlite:///{tmp_path}/catalog.db",
+        "catalog.warehouse": f"file://{tmp_path}/warehouse",
+        "keyring": str(keyring),
+    }
+
+
+@pytest.fixture
+def catalog(options: dict[str, str]) -> Iterator[Any]:
+    """The catalog of these options, with the namespace 'db'."""
+    pytest.importorskip("pyiceberg")
+    from ags1.iceberg import load_catalog
+
+    properties = {
+        name.removeprefix("catalog."): value
+        for name, value in options.items()
+        if name.startswith("catalog.")
+    }
+    kms = {"encryption.kms-type": "local", "kms.local.keyring": options["keyring"]}
+    with load_catalog("test", **properties, **kms) as made:
+        made.create_namespace("db")
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,6 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from ags1.errors import TruncatedError
-from ags1.iceberg import load_catalog
 from ags1.iceberg.read.filters import bound_filter
 from ags1.iceberg.read.tasks import TaskReader
 
@@ -97,31 +96,6 @@ def test_java_s_tables_have_the_rows_that_java_reads(iceberg: Any, name: str) ->
     found = [json.loads(row) for row in frame.orderBy("id").toJSON().collect()]
 
     assert found == [{k: v for k, v in row.items() if v is not None} for row in expected(name)]
-
-
-@pytest.fixture
-def options(tmp_path: Path, keyring: Path) -> dict[str, str]:
-    """The options for a catalog in a SQLite database, with the keyring for a KMS."""
-    return {
-        "catalog": "test",
-        "catalog.type": "sql",
-        "catalog.uri": f"sqlite:///{tmp_path}/catalog.db",
-        "catalog.warehouse": f"file://{tmp_path}/warehouse",
-        "keyring": str(keyring),
-    }
-
-
-@pytest.fixture
-def catalog(options: dict[str, str]) -> Any:
-    properties = {
-        name.removeprefix("catalog."): value
-        for name, value in options.items()
-        if name.startswith("catalog.")
-    }
-    kms = {"encryption.kms-type": "local", "kms.local.keyring": options["keyring"]}
-    made = load_catalog("test", **properties, **kms)
-    made.create_namespace("db")
-    return made
 
 
 _SCHEMA = Schema(

@@ -20,6 +20,8 @@ from typing import Any
 from urllib.parse import urlparse
 
 import pytest
+from click.testing import CliRunner
+from conftest import python_environment
 
 import ags1
 from ags1.cli.app import app
@@ -27,10 +29,12 @@ from ags1.cli.exits import Exit
 from ags1.errors import KmsUnavailableError, KmsUnwrapError
 from ags1.key_metadata import KeyMetadata
 from ags1.keys import Keychain, Sidecar
+from ags1.keys.sidecar import read_sidecar, sidecar_path
 from ags1.kms import LocalKms
 from ags1.spark import jobs
 from ags1.spark.jobs import group, planning, sessions, work
 from ags1.spark.jobs.group import JobGroup, TaskFailedError
+from ags1.spark.jobs.sidecars import write_sidecars
 from ags1.spark.jobs.work import Decrypting, Encrypting, Result, Verifying
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
 from ags1.spark.ledger import ENCRYPT, Ledger, LedgerAt, Row, open_ledger
@@ -92,6 +96,19 @@ class Folders:
         with self.opened() as ledger:
             return {row.relative_path: row for row in ledger.done(ENCRYPT).values()}
 
+    def check_sidecars(self, keyring: Path) -> None:
+        """See that each encrypted file has one sidecar, with its key and no other."""
+        keychain = Keychain(LocalKms(str(keyring)))
+        rows = self.done()
+        sidecars = {str(path.relative_to(self.target)) for path in self.target.rglob("*.keys")}
+        assert sidecars == {f"{name}.ags1.keys" for name in rows}
+        for name, row in rows.items():
+            sidecar = sidecar_path(row.target)
+            assert [key.key_id for key in read_sidecar(sidecar).file_keys] == [row.key_id]
+            km = keychain.open(sidecar, row.target)
+            plain = (self.source / name).read_bytes()
+            assert ags1.decrypt(Path(row.target).read_bytes(), km) == plain
+
     def check(self) -> None:
         """See that ledger, targets and sources agree, no key served twice, nothing is left."""
         keys = FileKeys.for_opening(self.kms)
@@ -117,7 +134,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and not path.name.startswith(".ags1-")
+        if path.is_file() and not path.name.startswith(".ags1-") and path.suffix != ".keys"
     }
 
 
@@ -165,15 +182,28 @@ def test_names_are_synced_in_each_folder(folders: Folders, monkeypatch: pytest.M
     assert synced == {str(folders.target), str(folders.target / "b")}
 
 
-def test_the_ledger_holds_sidecars(folders: Folders, keyring: Path) -> None:
+@pytest.mark.usefixtures("small_tasks")
+def test_sidecars_beside_the_files(folders: Folders, keyring: Path, tmp_path: Path) -> None:
+    """The command without Spark opens the files by them, whether or not a file is cut."""
+    folders.write(a=1000, b_c=10, big=9 * MIB)
+    assert folders.encrypt(sidecars=True).done == 3
+    folders.check_sidecars(keyring)
+    done = CliRunner().invoke(
+        app, ["decrypt", "--keyring", str(keyring), *map(str, folders.target.rglob("*.ags1"))]
+    )
+    assert done.exit_code == 0, done.output
+    for name, plain in contents(folders.source).items():
+        opened = folders.target / name
+        assert opened.read_bytes() == plain
+        opened.unlink()
     folders.write(a=1000)
-    folders.encrypt()
-    [row] = folders.rows()
+    assert folders.encrypt(sidecars=True).done == 1
+    folders.check()
+    folders.check_sidecars(keyring)
+    # Neither the sidecars nor the ledger are taken for encrypted files.
+    assert folders.decrypt(folders.target).done == 3
+    row = folders.done()["a"]
     assert row.key_metadata is not None
-    sidecar = folders.target / "a.ags1.keys"
-    sidecar.write_text(row.key_metadata)
-    km = Keychain(LocalKms(str(keyring))).open(str(sidecar), row.target)
-    assert ags1.decrypt(Path(row.target).read_bytes(), km) == (folders.source / "a").read_bytes()
     assert row.master_key_id == "default"
     assert row.key_id == json.loads(row.key_metadata)["key-id"]
     assert row.target_size == Path(row.target).stat().st_size
@@ -767,11 +797,13 @@ def killing(*arguments, **more):
 
 local_storage.publish = killing
 kms = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": keyring})
-jobs.encrypt_files(spark, source, target, ledger=ledger, kms=kms, key_id="default")
+where = {"ledger": ledger, "kms": kms, "key_id": "default"}
+jobs.encrypt_files(spark, source, target, sidecars=True, **where)
 """
 
 
-@pytest.mark.parametrize(("published", "kind"), [(0, "folder"), (11, "folder"), (11, "iceberg")])
+@pytest.mark.parametrize("kind", ["folder", "iceberg"])
+@pytest.mark.parametrize("published", [0, 11])
 def test_a_driver_that_is_killed(
     folders: Folders,
     keyring: Path,
@@ -787,6 +819,7 @@ def test_a_driver_that_is_killed(
     done = run_python(_KILLED_DRIVER, *where, check=False, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(contents(folders.target)) == published
+    assert len(list(folders.target.rglob("*.keys"))) == published + 1
     # Before anything goes on: what has its name has its key.
     with folders.opened() as ledger:
         known = {row.target for row in ledger.rows(pending=True)}
@@ -798,11 +831,15 @@ def test_a_driver_that_is_killed(
     assert again.unchanged >= published
     assert again.done + again.unchanged == 41
     folders.check()
-    assert jobs.rewrap_ledger(
-        folders.spark, ledger=folders.ledger, kms=folders.kms, to_key_id="other"
-    ).done == len(folders.rows())
-    folders.check()
-    assert folders.decrypt().done == 41
+    with folders.opened() as ledger:
+        write_sidecars(ledger)  # for those that the second job has encrypted
+    folders.check_sidecars(keyring)
+    if published:
+        assert jobs.rewrap_ledger(
+            folders.spark, ledger=folders.ledger, kms=folders.kms, to_key_id="other"
+        ).done == len(folders.rows())
+        folders.check()
+        assert folders.decrypt().done == 41
 
 
 def test_a_folder_that_is_not_mounted_yet(
@@ -1082,6 +1119,7 @@ class TestCommands:
         command = ["ags1", "spark", "encrypt", folders.source, folders.target, *where]
         process = subprocess.Popen(
             [sys.executable, "-m", *map(str, command)],
+            env=python_environment(),
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

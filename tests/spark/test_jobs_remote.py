@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 import ags1
+from ags1.keys import Sidecar
 from ags1.spark import jobs
 from ags1.spark.jobs import planning
 from ags1.spark.jobs.group import JobGroup
@@ -30,7 +32,7 @@ from ags1.spark.storage.pieces import Item, Piece
 from ags1.spark.storage.protocol import CHANGED, Attempt, Staging, UnknownOutcomeError
 from ags1.spark.storage.s3 import S3Storage
 
-from .conftest import context_of
+from .conftest import set_for_workers
 
 MIB = 1 << 20
 BUCKET = "bucket"
@@ -89,12 +91,9 @@ class VerifyingHere(Verifying):
 
 
 @pytest.fixture(scope="module")
-def s3_environment() -> Iterator[dict[str, str]]:
+def s3_environment(aws_environment: dict[str, str]) -> dict[str, str]:
     """The environment in which the AWS SDKs talk to S3's stand-in."""
-    from aws_server import aws_server, dummy_environment
-
-    with aws_server() as url:
-        yield dummy_environment(url)
+    return aws_environment
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +101,7 @@ def endpoint(spark: Any, s3_environment: dict[str, str]) -> Iterator[str]:
     """S3's URL, known to this process and to Spark's workers."""
     with pytest.MonkeyPatch.context() as patch:
         _forget_connections()
-        for name, value in s3_environment.items():
-            patch.setenv(name, value)
-            patch.setitem(context_of(spark).environment, name, value)
+        set_for_workers(patch, spark, s3_environment)
         yield s3_environment["AWS_ENDPOINT_URL"]
         _forget_connections()
 
@@ -119,7 +116,7 @@ class Places:
 
     def __init__(self, root: Path, spark: Any, kms: KmsConfig) -> None:
         self.root, self.spark, self.kms = root, spark, kms
-        self.ledger = root / "ledger"
+        self.ledger: Any = root / "ledger"
         self.s3 = boto3.client("s3")
         with contextlib.suppress(self.s3.exceptions.BucketAlreadyOwnedByYou):
             self.s3.create_bucket(Bucket=BUCKET)
@@ -176,6 +173,8 @@ class Places:
         """See that ledger and sealed files agree, no key served twice, nothing is left."""
         keys = FileKeys.for_opening(self.kms)
         sealed = self.read(kind, "sealed")
+        sidecars = {name: sealed.pop(name) for name in list(sealed) if name.endswith(".keys")}
+        has_sidecars = bool(sidecars)
         rows = self.done()
         assert sealed.keys() == {name + ".ags1" for name in plain}
         assert rows.keys() == plain.keys()
@@ -183,13 +182,21 @@ class Places:
             data = sealed[name + ".ags1"]
             assert ags1.decrypt(data, keys.unwrap(row.key_metadata or "")) == plain[name]
             assert row.target_size == len(data)
+            if has_sidecars:
+                found = Sidecar.from_bytes(sidecars.pop(name + ".ags1.keys"))
+                assert found.to_dict() == json.loads(row.key_metadata or "")
+        assert not sidecars
         used = [
             keys.unwrap(row.key_metadata).encryption_key
             for row in self.rows()
             if row.key_metadata and row.operation == ENCRYPT
         ]
         assert len(set(used)) == len(used)
-        assert not list(self.ledger.glob("_[pjs]*"))
+        with open_ledger(str(self.ledger), writing=False) as ledger:
+            assert not list(ledger.pending(others=True))
+            assert not ledger.notes()
+            assert not ledger.claims()
+        assert not list(self.root.glob("ledger/_[pjs]*"))
         assert not list(self.root.rglob(".ags1-*"))
         assert self.uploads() == []
 
@@ -615,11 +622,19 @@ def test_uploads_that_cannot_be_aborted_now(
             settle_pending(ledger)
         assert (places.uploads(), len(ledger.killed())) == ([], 0)
         # What somebody else has aborted, or removed with its bucket, is gone as well.
-        ledger.begin("abc", "s3://bucket/sealed")
-        uploads = {"s3://bucket/sealed/a": upload, "s3://no-such-bucket/a": upload}
-        ledger.note_staged("abc", 1, uploads)
+        for job_id, root in (("abc", "s3://bucket/sealed"), ("abd", "s3://no-such-bucket/b")):
+            ledger.begin(job_id, root)
+            ledger.note_staged(job_id, 1, {f"{root}/a": upload})
         settle_pending(ledger)
         assert not ledger.killed()
+        # What is outside the job's folder, a job has not begun.
+        place = {"Bucket": BUCKET, "Key": "theirs/a"}
+        upload = places.s3.create_multipart_upload(**place)["UploadId"]
+        ledger.begin("abc", "s3://bucket/sealed")
+        ledger.note_staged("abc", 1, {"s3://bucket/theirs/a": upload})
+        settle_pending(ledger)
+        assert (places.uploads(), ledger.killed()) == (["theirs/a"], {})
+        places.s3.abort_multipart_upload(**place, UploadId=upload)
 
 
 def test_the_upload_of_a_failed_file_that_cannot_be_aborted_at_once(
@@ -665,7 +680,7 @@ from ags1.spark.jobs import planning
 from ags1.spark.storage import s3 as s3_storage
 from ags1.spark.keys import KmsConfig
 
-ledger, keyring, method = sys.argv[1:]
+ledger, keyring, method, wanted = sys.argv[1:]
 planning.MIN_TASK_COST = 8 << 20
 builder = SparkSession.builder.master("local[2]")
 for name in ("spark.driver.host", "spark.driver.bindAddress"):
@@ -676,29 +691,41 @@ call, calls = s3_storage.S3Storage.call, 0
 def killing(self, name, **more):
     global calls
     calls += name == method
-    if calls == 3:
+    if calls == int(wanted):
         os.kill(os.getpid(), signal.SIGKILL)
     return call(self, name, **more)
 
 s3_storage.S3Storage.call = killing
 kms = KmsConfig({"encryption.kms-type": "local", "kms.local.keyring": keyring})
 where = "s3://bucket/in", "s3://bucket/sealed"
-jobs.encrypt_files(spark, *where, ledger=ledger, kms=kms, key_id="default")
+more = {"ledger": ledger, "kms": kms, "key_id": "default", "sidecars": True}
+jobs.encrypt_files(spark, *where, **more)
 """
 
 
-def test_a_driver_that_is_killed(
-    places: Places, keyring: Path, run_python: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_driver_that_is_killed(places: Places, keyring: Path, run_python: Any, at: int) -> None:
+    """Its ledger is in the same storage, and has each key before a file has its name."""
+    places.ledger = places.url("s3", "ledger")
     sizes = {f"f{number}": 1000 for number in range(6)}
     plain = places.write("s3", "in", **sizes, big=BIG)
-    where = (places.ledger, keyring, "complete_multipart_upload")
+    sealed = places.url("s3", "sealed")
+    where = (places.ledger, keyring, "complete_multipart_upload", at)
     done = run_python(_KILLED_DRIVER, *where, check=False, timeout=200)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert places.uploads()
-    again = places.encrypt(places.url("s3", "in"), places.url("s3", "sealed"))
+    named = [name for name in places.read("s3", "sealed") if name.endswith(".ags1")]
+    with open_ledger(places.ledger, writing=False) as ledger:
+        known = {row.target for row in ledger.rows(pending=True)}
+    assert {f"{sealed}/{name}" for name in named} <= known
+    again = places.encrypt(places.url("s3", "in"), sealed)
     assert again.failed == 0
     assert again.done + again.unchanged == len(plain)
+    # The pending files got their sidecars; a source that has changed gets one with its new key.
+    found = {name.removesuffix(".ags1.keys") for name in places.read("s3", "sealed")} & set(plain)
+    assert found
+    plain |= places.write("s3", "in", **dict.fromkeys(plain, 2000))
+    assert places.encrypt(places.url("s3", "in"), sealed, sidecars=True).done == len(plain)
     places.check("s3", plain)
 
 

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import stat
+import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -154,10 +155,45 @@ class TestBeforeSpark:
             (("--kms", "aws"), "--keyring"),
         ):
             assert word in self.told(run, Exit.USAGE, "encrypt", *pair, *options)
+        said = self.told(run, Exit.USAGE, "encrypt", *pair, "--remote", "http://h/;token=sesame")
+        assert "'http://h' is no server" in said
+        assert "sesame" not in said
         assert "SOURCE" in self.told(run, Exit.USAGE, "encrypt")
         assert "--to-key" in self.told(run, Exit.USAGE, "rewrap", "--to-kms", "vault")
         assert not places.target.exists()
         assert not places.ledger.exists()
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "sc://host:15002;token=SECRET",
+            "sc://host;token=SECRET",
+            "sc://host/;token=SECRET==",
+            "sc://host/;token=SEC/SECRET",
+            "sc://host/;token=a?SECRET",
+            "sc://host/;SECRET",
+            "sc://host/token=SECRET",
+            "sc://host:1500200/;token=SECRET",
+            "sc://host:SECRET",
+            "sc://me:SECRET@host",
+            "sc:///;token=SECRET",
+            "SC://host/;token=SECRET",
+            "sc:host/;token=SECRET",
+        ],
+    )
+    def test_a_malformed_url_of_spark_connect_is_not_printed(
+        self, places: Places, run: Any, monkeypatch: pytest.MonkeyPatch, url: str
+    ) -> None:
+        pytest.importorskip("grpc")
+        places.write("a")
+        pair = places.source, places.target
+        for option in ("--remote", "--master"):
+            message = self.told(run, Exit.USAGE, "encrypt", *pair, option, url)
+            assert "SECRET" not in message
+            assert "sc://host:15002" in message or option == "--master"
+        monkeypatch.setenv("SPARK_REMOTE", url)
+        if url.startswith("sc://"):
+            assert "SECRET" not in self.told(run, Exit.USAGE, "encrypt", *pair)
 
     def test_keys(self, places: Places, run: Any, here: None) -> None:
         pytest.importorskip("pyspark")
@@ -417,12 +453,30 @@ def test_a_token_for_spark_connect_is_not_printed(monkeypatch: pytest.MonkeyPatc
             raise PySparkException("nobody answers")
 
     monkeypatch.setattr(SparkSession, "builder", Builder())
-    said = r"Connect at sc://host:15002 cannot be used: check that it runs \(nobody answers\)$"
+    said = r"Connect at sc://host:15002 cannot be used: check that it runs, .*\(nobody answers\)$"
     with (
         pytest.raises(OSError, match=said),
         session("sc://host:15002/;token=sesame"),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sc://host:15002;token=sesame",
+        "sc://host:15002/token=sesame",
+        "sc://host:15002/;sesame",
+        "sc://host:15002/;session_id=sesame",
+        "sc://user:sesame@host:x",
+    ],
+)
+def test_no_part_of_a_wrong_url_for_spark_connect_is_printed(url: str) -> None:
+    """PySpark's own messages quote it."""
+    pytest.importorskip("grpc")
+    with pytest.raises(OSError, match="its URL is like sc://host:15002") as caught, session(url):
+        pass
+    assert "sesame" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("task_seconds", [0.1, 7.0, 50.0, 900.0])

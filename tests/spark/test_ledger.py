@@ -10,6 +10,7 @@ import shutil
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,8 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.catalog import _ENV_CONFIG
+from rest_catalog import Rest
 
 from ags1 import layout
 from ags1.cli.app import app
@@ -56,7 +59,7 @@ from ags1.spark.storage import choice as storages
 from ags1.spark.storage import local as local_storage
 from ags1.spark.storage import local_files as files
 from ags1.spark.storage import remote as remote_storage
-from ags1.spark.storage.local import LOCAL
+from ags1.spark.storage.local import LOCAL, LocalStorage
 from ags1.spark.storage.pieces import BLOCK_SIZE, Item, Piece
 from ags1.spark.storage.protocol import Staging, Status, UnknownOutcomeError
 from ags1.spark.storage.remote import RemoteSource, unsettled_seconds, version_of
@@ -295,6 +298,7 @@ class _Kills:
             (Objects, ("_put", "remove")),
             (EncryptedTransaction, ("_commit",)),
             (local_storage, ("publish",)),
+            (LocalStorage, ("write_small",)),
         ):
             for name in names:
                 monkeypatch.setattr(owner, name, self._around(getattr(owner, name)))
@@ -333,7 +337,7 @@ def _encrypt(ledger: Ledger, folder: Path, job_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["folder", pytest.param("iceberg", marks=pytest.mark.slow)], indirect=True
+    "place", ["folder", "object", pytest.param("iceberg", marks=pytest.mark.slow)], indirect=True
 )
 def test_a_job_that_is_killed_at_any_step(
     tmp_path: Path, place: LedgerPlace, monkeypatch: pytest.MonkeyPatch
@@ -491,7 +495,7 @@ def test_a_ledger_of_many_waves(
             batch = ledger.prepare([row(tmp_path / f"{number}")])
             ledger.settle(batch, batch.rows)
         # Whoever reads them may take longer than snapshots are kept.
-        monkeypatch.setattr("ags1.spark.ledger.iceberg._MOST_ROWS", 1)
+        monkeypatch.setattr("ags1.spark.ledger.table_rows.MOST_ROWS", 1)
         batches = ledger.rows_between(0)
         assert next(batches)[0] == 1
         for number in ledger.numbers():
@@ -510,6 +514,73 @@ def test_a_ledger_of_many_waves(
         branch = table.snapshot_by_name("jobs")
         assert branch is not None
         assert len(table.snapshots()) < 20
+
+
+@pytest.fixture(params=["sql", "rest"])
+def catalog_of_ledger(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    table_ledger: LedgerPlace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[LedgerPlace]:
+    """A ledger that is a table of a catalog in a database, or of a REST catalog."""
+    if request.param == "sql":
+        yield table_ledger
+        return
+    with Rest(tmp_path / "rest") as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        properties = {"type": "rest", "uri": f"http://127.0.0.1:{server.server_address[1]}"}
+        monkeypatch.setattr(_ENV_CONFIG, "config", {"catalog": {"prod": properties}})
+        yield table_ledger
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("meanwhile", ["settle", "compact"])
+def test_a_table_is_compacted_while_another_job_works(
+    tmp_path: Path,
+    catalog_of_ledger: LedgerPlace,
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: str,
+) -> None:
+    """No row is lost or doubled, no batch gets another number, and what was pending stays so."""
+    monkeypatch.setattr(iceberg, "_FILES_BEFORE_COMPACTION", 5)
+    place = catalog_of_ledger
+    rows = [row(tmp_path / f"{number}") for number in range(6)]
+    with place.open(root="/a") as ledger, place.open(root="/b") as other:
+        assert isinstance(ledger, IcebergLedger)
+        for one in rows[:5]:
+            ledger.settle(ledger.prepare([one]), [one])
+        held = other.prepare([rows[5]])
+        pending = ledger.prepare([row(tmp_path / "pending")])
+        ledger.begin(JOB, "/a")
+        commit = EncryptedTransaction._commit
+
+        def committing(*arguments: Any, **more: Any) -> Any:
+            monkeypatch.setattr(EncryptedTransaction, "_commit", commit)
+            other.settle(held, held.rows)
+            if meanwhile == "compact":
+                other.close()  # which does it, because the files are many
+            return commit(*arguments, **more)
+
+        monkeypatch.setattr(EncryptedTransaction, "_commit", committing)
+        if meanwhile == "compact":
+            with pytest.raises(BlockingIOError, match="another job has compacted"):
+                ledger.compact()
+            assert ledger.compact() == (1, 1)
+        else:
+            assert ledger.compact() == (5, 2)
+        assert ledger.rows() == rows
+        assert ledger.numbers() == [1, 2, 3, 4, 5, held.number]
+        assert list(ledger.pending()) == [pending]
+        assert ledger.killed() == {JOB: "/a"}
+        ledger.settle(pending, pending.rows)
+    with place.open() as ledger:  # takes over the note, which no job has ended
+        assert ledger.killed() == {JOB: "/a"}
+        assert ledger.rows() == [*rows, *pending.rows]
+        assert ledger.numbers() == [*range(1, 8)]
+        ledger.end(JOB)
 
 
 def test_a_link_inside_the_target_folder(tmp_path: Path) -> None:
@@ -983,11 +1054,17 @@ def test_copying_ranges_without_the_kernels_help(
 
 
 @pytest.mark.parametrize(
-    "name", ["kms.local.passphrase", "encryption.kms.key.a", "s3.secret-access-key"]
+    ("name", "value"),
+    [
+        ("kms.local.passphrase", "marker"),
+        ("encryption.kms.key.a", "marker"),
+        ("s3.secret-access-key", "marker"),
+        ("auth", '{"type": "basic", "basic": {"username": "u", "password": "marker"}}'),
+    ],
 )
-def test_a_secret_does_not_travel(name: str) -> None:
+def test_a_secret_does_not_travel(name: str, value: str) -> None:
     with pytest.raises(KmsConfigurationError, match=name) as caught:
-        KmsConfig({"encryption.kms-type": "local", name: "marker"})
+        KmsConfig({"encryption.kms-type": "local", name: value})
     assert "marker" not in str(caught.value)
 
 
@@ -1141,6 +1218,14 @@ class TestElsewhere:
             fs.pipe(name, b"new")
         before = fs.find("/")
         [settled] = published([self.row(attempt=attempt)], again=True)
+        assert settled.error_kind == "NothingStagedError"
+        assert fs.find("/") == before
+
+    @pytest.mark.parametrize("name", ["../precious", "a/../../precious", "./f", "a//f"])
+    def test_no_file_is_moved_out_of_its_folder(self, fs: Any, name: str) -> None:
+        """Some file systems, such as SFTP, follow ``..``."""
+        before = fs.find("/")
+        [settled] = published([self.row(name=name, replaces=True)], again=True)
         assert settled.error_kind == "NothingStagedError"
         assert fs.find("/") == before
 

@@ -15,18 +15,20 @@ from ags1 import oneshot
 from ags1.cli.app import app
 from ags1.keys import Keychain
 from ags1.keys.keychain import FILE_KEY_SIZE
-from ags1.keys.sidecar import read_sidecar, sidecar_path
+from ags1.keys.sidecar import Sidecar, read_sidecar, sidecar_path
 from ags1.kms import LocalKms
 from ags1.spark.jobs.patterns import Patterns
+from ags1.spark.jobs.publishing import clear, published, settle_pending
 from ags1.spark.jobs.selection import Selection
 from ags1.spark.jobs.sidecars import rows_from_sidecars, write_sidecars
 from ags1.spark.keys import FileKeys, KmsConfig, as_text
 from ags1.spark.ledger import DONE, ENCRYPT, FAILED, Ledger, Row, open_ledger, segments
 from ags1.spark.ledger.copying import copy_rows
 from ags1.spark.ledger.folder import FolderLedger
+from ags1.spark.storage.local import LOCAL
 
 from .conftest import LedgerPlace
-from .test_ledger import row
+from .test_ledger import JOB, _Killed, _Kills, row, staged
 
 
 @pytest.fixture
@@ -132,6 +134,28 @@ def test_what_cannot_be_rebuilt(tmp_path: Path, sealed: dict[Path, tuple[bytes, 
     assert str(third) in {failure.path for failure in moved.failures}
 
 
+def test_no_rows_behind_those_of_a_killed_job(
+    tmp_path: Path, place: LedgerPlace, sealed: dict[Path, tuple[bytes, Row]]
+) -> None:
+    """The killed job's rows have older numbers and, once they are settled, newer keys."""
+    rows = [row for _, row in sealed.values()]
+    with open_ledger(tmp_path / "old", writing=True) as old:
+        fill(old, rows)
+        write_sidecars(old)
+        with place.open() as ledger:
+            killed = ledger.prepare([rows[0]._replace(key_id="newer")])
+            for add in (
+                lambda: rows_from_sidecars(ledger, [str(tmp_path / "sealed")]),
+                lambda: copy_rows(old, ledger),
+            ):
+                with pytest.raises(OSError, match="run it again, which finishes its work"):
+                    add()
+            assert ledger.rows() == []
+            ledger.settle(killed, killed.rows)
+            rows_from_sidecars(ledger, [str(tmp_path / "sealed")])
+            assert ledger.done(ENCRYPT)[rows[0].target].key_id == "newer"
+
+
 def test_the_commands(tmp_path: Path, keyring: Path, sealed: dict[Path, tuple[bytes, Row]]) -> None:
     for name in ("ledger", "backup"):
         with open_ledger(str(tmp_path / name), writing=True) as ledger:
@@ -189,6 +213,143 @@ def test_sidecars_are_no_encrypted_files(
         assert found == sorted(map(str, sealed))
         [failure] = selection.failures
         assert failure.file.relative_path == "other.keys"
+
+
+class TestAsTheJobGoes:
+    """Sidecars that a job writes, without Spark."""
+
+    @pytest.fixture(autouse=True)
+    def _at(self, tmp_path: Path, kms: KmsConfig, keyring: Path) -> None:
+        self.folder = tmp_path / "out"
+        self.folder.mkdir()
+        self.keys = FileKeys.for_sealing(kms, "default")
+        self.keychain = Keychain(LocalKms(str(keyring)))
+        self.jobs = 0
+
+    def staged(self, job_id: str, name: str, plain: bytes, **more: object) -> Row:
+        data, km = oneshot.encrypt(plain, key_size=FILE_KEY_SIZE)
+        document = self.keys.wrap(km)
+        target = self.folder / name
+        facts: dict[str, Any] = {
+            "attempt": staged(target, data, job_id=job_id),
+            "target_size": len(data),
+            "key_metadata": as_text(document),
+            "key_id": document["key-id"],
+            "job_id": job_id,
+        }
+        return row(target, **(facts | more))
+
+    def run(self, ledger: Ledger, plain: dict[str, bytes]) -> None:
+        """Do what a job does: a wave of the files whose content the ledger has not."""
+        self.jobs += 1
+        job_id = f"{self.jobs:012x}"
+        LOCAL.mark(job_id, str(self.folder), durable=False)
+        ledger.begin(job_id, str(self.folder), sidecars=True)
+        done = ledger.done(ENCRYPT)
+        rows = []
+        for name, data in plain.items():
+            old = done.get(str(self.folder / name))
+            if old is None or old.source_version != str(data):
+                more = {"replaces": old is not None, "source_version": str(data)}
+                rows.append(self.staged(job_id, name, data, **more))
+        if rows:
+            batch = ledger.prepare(rows)
+            ledger.settle(batch, published(rows, sidecars=True))
+        clear(ledger, job_id, str(self.folder))
+
+    def opened(self, name: str) -> bytes:
+        """Return what a file is, by its sidecar alone."""
+        path = self.folder / name
+        km = self.keychain.open(sidecar_path(str(path)), str(path))
+        return ags1.decrypt(path.read_bytes(), km)
+
+    def key_ids(self, name: str) -> list[str]:
+        sidecar = read_sidecar(sidecar_path(str(self.folder / name)))
+        return [key.key_id for key in sidecar.file_keys]
+
+    def test_a_kill_at_any_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        older, newer = {"a": b"older"}, {"a": b"newer", "b": b"other"}
+        at, is_killed = 0, True
+        while is_killed:
+            at += 1
+            for path in self.folder.iterdir():
+                path.unlink()
+            where = str(tmp_path / f"ledger{at}")
+            with open_ledger(where, writing=True) as ledger:
+                self.run(ledger, older)
+                with monkeypatch.context() as patch:
+                    kills = _Kills(patch, at)
+                    try:
+                        self.run(ledger, newer)
+                    except _Killed:
+                        pass
+                    else:
+                        is_killed = False
+            # Whatever has its name, its sidecar opens, also before the next job.
+            assert self.opened("a") in (b"older", b"newer")
+            if (self.folder / "b").exists():
+                assert self.opened("b") == b"other"
+            with open_ledger(where, writing=True) as ledger:
+                settle_pending(ledger)
+                self.run(ledger, newer)
+                done = ledger.done(ENCRYPT)
+            for name, plain in newer.items():
+                assert self.opened(name) == plain
+                assert self.key_ids(name) == [done[str(self.folder / name)].key_id]
+            names = sorted(path.name for path in self.folder.iterdir())
+            names = [name for name in names if not name.endswith("-root.tmp")]
+            assert names == ["a", "a.keys", "b", "b.keys"]
+        assert kills.steps >= 20
+
+    def test_what_each_kind_of_ledger_notes(self, place: LedgerPlace) -> None:
+        with place.open() as ledger:
+            ledger.begin("ab", "/a", sidecars=True)
+            ledger.begin("cd", "/b")
+        with place.open() as ledger:
+            assert ledger.notes() == {"ab": ("/a", True), "cd": ("/b", False)}
+
+    def test_an_interrupted_write_of_a_storage_that_does_not_write_whole_files(self) -> None:
+        wanted = self.staged(JOB, "a", b"text")
+        for size in (0, 20):
+            data = Sidecar.from_bytes((wanted.key_metadata or "").encode()).to_bytes()
+            (self.folder / "a.keys").write_bytes(data[:size])
+            assert published([wanted], again=True, sidecars=True) == [wanted]
+            assert self.opened("a") == b"text"
+
+    def test_keys_of_a_file_that_was_moved_away_stay(self) -> None:
+        for plain in (b"one", b"two"):
+            wanted = self.staged(JOB, "a", plain)
+            assert published([wanted], sidecars=True) == [wanted]
+            (self.folder / "a").rename(self.folder / plain.decode())
+        for name in ("one", "two"):
+            path = self.folder / name
+            km = self.keychain.open(str(self.folder / "a.keys"), str(path))
+            assert ags1.decrypt(path.read_bytes(), km) == name.encode()
+
+    def test_a_file_that_cannot_be_named_takes_its_key_back(self) -> None:
+        """Another program has made a file of that name, and its sidecar."""
+        theirs = self.staged(JOB, "a", b"theirs")
+        published([theirs], sidecars=True)
+        before = (self.folder / "a.keys").read_bytes()
+        rows = [self.staged(JOB, "a", b"ours"), self.staged(JOB, "b", b"ours")]
+        (self.folder / "b").write_bytes(b"no sidecar")
+        assert [row.status for row in published(rows, sidecars=True)] == [FAILED, FAILED]
+        assert (self.folder / "a.keys").read_bytes() == before
+        assert self.opened("a") == b"theirs"
+        assert sorted(path.name for path in self.folder.iterdir()) == ["a", "a.keys", "b"]
+
+    def test_what_is_no_sidecar_is_told_and_stays(self) -> None:
+        (self.folder / "a.keys").write_bytes(b"somebody's notes")
+        (self.folder / "b.keys").mkdir()
+        rows = [self.staged(JOB, "a", b"text"), self.staged(JOB, "b", b"text")]
+        for one in rows:
+            with pytest.raises(OSError, match=r"move the file|[Rr]egular|irectory"):
+                published([one], again=True, sidecars=True)
+        settled = published(rows, sidecars=True)
+        assert [row.status for row in settled] == [FAILED, FAILED]
+        assert "move the file" in (settled[0].error or "")
+        assert (self.folder / "a.keys").read_bytes() == b"somebody's notes"
+        assert sorted(path.name for path in self.folder.iterdir()) == ["a.keys", "b.keys"]
 
 
 class TestCompactingAFolder:

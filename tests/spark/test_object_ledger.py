@@ -5,6 +5,7 @@ On fsspec's own storage in memory, on moto, and on a real S3 server. No Spark.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -394,6 +395,45 @@ class TestRefused:
         for writing in (False, True):
             with pytest.raises(FormatError, match="the ledger is damaged"):
                 open_ledger(url, writing=writing)
+
+    @pytest.mark.parametrize("name", ["../precious", "batch-000000000001.000001-000001.parquet"])
+    def test_a_state_that_names_other_objects_as_pending(self, url: str, name: str) -> None:
+        with open_ledger(url, writing=True) as ledger:
+            put(ledger, "a")
+        objects = Objects(url)
+        newest = max(objects.names("_state"))
+        state = json.loads(objects.read(f"_state/{newest}"))
+        state |= {"revision": int(newest[:12]) + 1, "pending": {"1": name}}
+        objects.create(f"_state/{state['revision']:012}.json", json.dumps(state).encode())
+        for writing in (False, True):
+            with pytest.raises(FormatError, match="the ledger is damaged"):
+                open_ledger(url, writing=writing)
+
+    def test_a_state_that_was_set_back(self, url: str) -> None:
+        """Numbers of batches, given again, would replace batches with keys of files."""
+        objects = Objects(url)
+        open_ledger(url, writing=True).close()
+        old = set(objects.names("_state"))
+        with open_ledger(url, writing=True) as ledger:
+            put(ledger, "a")
+        objects.remove(f"_state/{name}" for name in set(objects.names("_state")) - old)
+        before = sorted(objects.names())
+        for _ in range(2):  # nobody holds the claim after the first
+            with pytest.raises(FormatError, match="its state is older than its batches"):
+                open_ledger(url, writing=True)
+        assert sorted(objects.names()) == before
+
+    def test_a_name_with_too_many_batches(self, url: str) -> None:
+        with open_ledger(url, writing=True) as ledger:
+            put(ledger, "a")
+        Objects(url).create("batch-000000000001-999999999999.000009-000001.parquet", b"")
+        with pytest.raises(FormatError, match="no file has so many batches"):
+            open_ledger(url, writing=True)
+        with (
+            open_ledger(url, writing=False) as reader,
+            pytest.raises(FormatError, match="no file has so many batches"),
+        ):
+            reader.rows()
 
     def test_batches_without_a_state(self, url: str, tmp_path: Path) -> None:
         with open_ledger(url, writing=True) as ledger:

@@ -20,6 +20,7 @@ from pyiceberg.types import LongType, StringType
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from ags1.iceberg.table import EncryptedTable
+from ags1.spark import tables
 from ags1.spark.arrow_rows import spark_schema
 from ags1.spark.datasource import Ags1DataSource
 from ags1.spark.iceberg_source import Ags1IcebergDataSource
@@ -103,6 +104,36 @@ def test_a_write_to_a_table_takes_options_of_writes_alone(name: str) -> None:
 def test_an_unknown_option_of_files_is_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         source(Ags1DataSource, {"path": "/data"} | given).reader(_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"keyrnig": "/x"}, "the option 'keyrnig' is not known: did you mean 'keyring'"),
+        ({"Catalogue": "x"}, "the option 'catalogue' is not known: did you mean 'catalog'"),
+        ({"columns": "id"}, "the option 'columns' is only for reading and reading a stream: leave"),
+        ({"branch": "b"}, "the option 'branch' is only for reading and writing and reading a"),
+        ({"case-sensitive": "true"}, "the option 'case-sensitive' is only for reading"),
+        ({"path": "db.other"}, "the option 'path' is an argument too: leave one out"),
+    ],
+)
+def test_an_unknown_option_of_a_job_on_a_table_is_refused(
+    catalog: Any, options: dict[str, str], given: dict[str, str], message: str
+) -> None:
+    table = table_of(catalog)
+    wrong = options | given
+
+    for job in (
+        lambda: tables.verify_table(None, "db.t", wrong),
+        lambda: tables.rekey_table(None, "db.t", wrong),
+        lambda: tables.compact_table(None, "db.t", wrong),
+        lambda: tables.migrate_table(None, "db.t", "default", wrong),
+    ):
+        with pytest.raises(ValueError, match=message):
+            job()
+    if "path" not in given:
+        with pytest.raises(ValueError, match=message):
+            tables.verify_table(None, table, wrong)
 
 
 def test_an_unknown_option_of_a_write_of_files_is_refused() -> None:

@@ -47,7 +47,7 @@ from ags1.spark.jobs.group import JobGroup, TaskFailedError
 from ags1.spark.tables import executors, waves
 from ags1.spark.tables.tasks import Checking, OldFile, Rewriting
 
-from .conftest import context_of
+from .conftest import set_for_workers
 from .test_iceberg_source import JAVA_KMS, some_rows, stored_files, table_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
@@ -58,33 +58,11 @@ def session(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The session, with Java's test KMS."""
     module = tmp_path_factory.mktemp("kms") / "java_unitest_kms.py"
     module.write_text(JAVA_KMS)
-    context_of(spark).addPyFile(str(module))
+    if hasattr(spark, "sparkContext"):
+        spark.sparkContext.addPyFile(str(module))
+    else:
+        spark.addArtifact(str(module), pyfile=True)
     return spark
-
-
-@pytest.fixture
-def options(tmp_path: Path, keyring: Path) -> dict[str, str]:
-    """The options for a catalog in a SQLite database, with the keyring for a KMS."""
-    return {
-        "catalog": "test",
-        "catalog.type": "sql",
-        "catalog.uri": f"sqlite:///{tmp_path}/catalog.db",
-        "catalog.warehouse": f"file://{tmp_path}/warehouse",
-        "keyring": str(keyring),
-    }
-
-
-@pytest.fixture
-def catalog(options: dict[str, str]) -> Iterator[Any]:
-    properties = {
-        name.removeprefix("catalog."): value
-        for name, value in options.items()
-        if name.startswith("catalog.")
-    }
-    kms = {"encryption.kms-type": "local", "kms.local.keyring": options["keyring"]}
-    with load_catalog("test", **properties, **kms) as made:
-        made.create_namespace("db")
-        yield made
 
 
 @pytest.fixture
@@ -680,39 +658,38 @@ def test_a_worker_that_is_killed_in_a_migration(
 
 
 def test_a_table_in_s3_under_a_key_of_aws(
-    session: Any, small_tasks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Any,
+    small_tasks: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    aws_environment: dict[str, str],
 ) -> None:
     boto3 = pytest.importorskip("boto3")
-    from aws_server import REGION, aws_server, dummy_environment
+    set_for_workers(monkeypatch, session, aws_environment)
+    boto3.client("s3").create_bucket(Bucket="lake")
+    key_id = boto3.client("kms").create_key()["KeyMetadata"]["KeyId"]
+    properties = {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": "s3://lake/warehouse",
+        "s3.endpoint": aws_environment["AWS_ENDPOINT_URL"],
+        "s3.region": aws_environment["AWS_REGION"],
+        "encryption.kms-type": "aws",
+        "encryption.trusted-key-ids": key_id,
+    }
+    options = {"catalog": "s3", **{f"catalog.{k}": v for k, v in properties.items()}}
+    with load_catalog("s3", **properties) as catalog:
+        catalog.create_namespace("db")
+        expected = plain_table(catalog, "db.t").scan().to_arrow().sort_by("id")
 
-    with aws_server() as endpoint:
-        for name, value in dummy_environment(endpoint).items():
-            monkeypatch.setenv(name, value)
-            monkeypatch.setitem(context_of(session).environment, name, value)
-        boto3.client("s3").create_bucket(Bucket="lake")
-        key_id = boto3.client("kms").create_key()["KeyMetadata"]["KeyId"]
-        properties = {
-            "type": "sql",
-            "uri": f"sqlite:///{tmp_path}/catalog.db",
-            "warehouse": "s3://lake/warehouse",
-            "s3.endpoint": endpoint,
-            "s3.region": REGION,
-            "encryption.kms-type": "aws",
-            "encryption.trusted-key-ids": key_id,
-        }
-        options = {"catalog": "s3", **{f"catalog.{k}": v for k, v in properties.items()}}
-        with load_catalog("s3", **properties) as catalog:
-            catalog.create_namespace("db")
-            expected = plain_table(catalog, "db.t").scan().to_arrow().sort_by("id")
+        done = tables.migrate_table(session, "db.t", key_id, options, delete_plaintext=True)
 
-            done = tables.migrate_table(session, "db.t", key_id, options, delete_plaintext=True)
-
-            table = catalog.load_table("db.t")
-            assert rows(table).equals(expected)
-            there = tables.verify_table(session, "db.t", options)
-            assert report(there) == report(verify_here(table))
-            assert set(there.finding_counts) == {"metadata-not-pinned"}
-            assert there.data_files == done.files == 7
+        table = catalog.load_table("db.t")
+        assert rows(table).equals(expected)
+        there = tables.verify_table(session, "db.t", options)
+        assert report(there) == report(verify_here(table))
+        assert set(there.finding_counts) == {"metadata-not-pinned"}
+        assert there.data_files == done.files == 7
 
 
 # -- what travels

@@ -64,28 +64,26 @@ def pyspark(version: str) -> list[Path]:
     return [folder]
 
 
-def run_job(folder: Path, keyring: Path, first_on_path: Sequence[Path]) -> dict[str, Any]:
-    """Run ``cluster_job`` in a process of its own; return what it found, or fail."""
+def run_job(
+    command: Sequence[str], folder: Path, settings: dict[str, str], **process: Any
+) -> dict[str, Any]:
+    """Run ``cluster_job``, to which settings are added, in a process of its own; return what it
+    found, or fail."""
     settings = {
         **LOCAL,
         "spark.local.dir": f"{folder}/local",
         "spark.sql.warehouse.dir": f"file:{folder}/spark-warehouse",
         "spark.driver.extraJavaOptions": f"-XX:-UsePerfData -Djava.io.tmpdir={folder}",
+        **settings,
     }
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([*map(str, first_on_path), str(ROOT)]),
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    environment.pop("SPARK_HOME", None)
-    arguments = [f"{name}={value}" for name, value in settings.items()]
     done = subprocess.run(
-        [sys.executable, str(JOB), "local[2]", str(folder), str(keyring), *arguments],
-        env=environment,
+        [*command, *(f"{name}={value}" for name, value in settings.items())],
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=900,
         check=False,
+        **process,
     )
     if done.returncode:
         pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr[-8000:]}")
@@ -97,7 +95,13 @@ def run_job(folder: Path, keyring: Path, first_on_path: Sequence[Path]) -> dict[
 def test_a_version_of_pyspark(tmp_path: Path, version: str) -> None:
     keyring = tmp_path / "keyring.json"
     LocalKms(str(keyring)).create_key("default")
-    said = run_job(tmp_path, keyring, pyspark(version))
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([*map(str, pyspark(version)), str(ROOT)]),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    environment.pop("SPARK_HOME", None)
+    command = [sys.executable, str(JOB), "local[2]", str(tmp_path), str(keyring)]
+    said = run_job(command, tmp_path, {}, env=environment)
     assert said.pop("pyspark") == version
     assert tuple(said.pop("python")) == sys.version_info[:2]
     found = FOUND

@@ -102,6 +102,11 @@ def spark() -> None:
     help="Store an HMAC-SHA-256 of each plaintext in the ledger, under a key derived from the "
     "run's key. Each file is then read twice.",
 )
+@flag(
+    "--sidecars",
+    help="Write a sidecar FILE.ags1.keys beside each file that is encrypted now, so that 'ags1 "
+    "decrypt' opens it without the ledger.",
+)
 @_force
 @no_fsync
 @selecting
@@ -112,6 +117,7 @@ def encrypt(
     key: str | None,
     kms: KmsOptions,
     plaintext_hmac: bool,
+    sidecars: bool,
     force: bool,
     no_fsync: bool,
     how: Running,
@@ -152,6 +158,7 @@ def encrypt(
         overwrite=force,
         durable=not no_fsync,
         plaintext_hmac=plaintext_hmac,
+        sidecars=sidecars,
     )
 
 

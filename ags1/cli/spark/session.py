@@ -14,8 +14,10 @@ import signal
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import click
 
@@ -34,6 +36,18 @@ _NO_PYSPARK = "PySpark is not installed: pip install 'ags1[spark]'"
 _MASTER = re.compile(r"local|local\[(\d+|\*)(, *\d+)?\]|local-cluster\[.+\]|yarn|[a-z0-9]+://.+")
 
 _REMOTE = "sc://"
+# PySpark prints parts of a URL that it does not understand, and a token may be one.
+_CONNECT_URL = re.compile(
+    r"sc://(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:(?P<port>\d{1,5}))?(/?|/(;[\w-]+=[^=;/?#\s]+)+)"
+)
+_NO_CONNECT_URL = (
+    "the URL is not one of Spark Connect: give one such as sc://host:15002 or "
+    "'sc://host:15002/;use_ssl=true;user_id=me'. Write = ; / ? # in a value as %3D %3B %2F %3F %23"
+)
+_MAX_PORT = 65535
+# PySpark's client tries for more than ten minutes to reach a server. This is about one: the pauses
+# begin with 50 ms, each is four times as long as the one before, and these are ms.
+_RETRIES = {"max_retries": 8, "max_backoff": 15_000}
 _NO_CONNECT = "the client of Spark Connect is not installed: pip install 'ags1[connect]'"
 _master = click.option(
     "--master",
@@ -44,8 +58,9 @@ _master = click.option(
 _remote = click.option(
     "--remote",
     metavar="URL",
-    help="A server of Spark Connect instead of a master, such as sc://host:15002. Other users can "
-    "see a token in the URL in the list of processes.",
+    help="A server of Spark Connect instead of a master, such as sc://host:15002. Put a token into "
+    "the environment variable SPARK_CONNECT_AUTHENTICATE_TOKEN: in the URL, other users can see it "
+    "in the list of processes.",
 )
 
 
@@ -57,8 +72,7 @@ def master(command: Callable[..., Any]) -> Callable[..., Any]:
         if master is not None and remote is not None:
             raise click.UsageError("--master and --remote exclude each other: give one of them")
         if remote is not None and not remote.startswith(_REMOTE):
-            said = f"{remote!r} is no server of Spark Connect: give one such as sc://host:15002"
-            raise click.UsageError(said)
+            raise click.UsageError(_NO_CONNECT_URL)
         return command(*arguments, master=master if remote is None else remote, **given)
 
     return _master(_remote(with_one))
@@ -101,11 +115,17 @@ def check_session(master: str | None) -> None:
     PySpark, no client of Spark Connect, or a master that Spark would not understand."""
     if importlib.util.find_spec("pyspark") is None:
         raise click.UsageError(_NO_PYSPARK)
-    if _is_remote(master) and importlib.util.find_spec("grpc") is None:
-        raise click.UsageError(_NO_CONNECT)
+    master = _chosen(master)
+    if master is not None and master.startswith(_REMOTE):
+        if importlib.util.find_spec("grpc") is None:
+            raise click.UsageError(_NO_CONNECT)
+        url = _CONNECT_URL.fullmatch(master)
+        if url is None or int(url["port"] or 0) > _MAX_PORT:
+            raise click.UsageError(_NO_CONNECT_URL)
+        return
     if master is not None and _MASTER.fullmatch(master) is None:
-        said = f"{master!r} is no master of Spark: give one such as local[4], spark://host:7077, "
-        raise click.UsageError(said + "yarn or k8s://https://host:443")
+        said = f"{master.partition(';')[0]!r} is no master of Spark: give one such as local[4], "
+        raise click.UsageError(said + "spark://host:7077, yarn or k8s://https://host:443")
 
 
 @contextlib.contextmanager
@@ -122,17 +142,17 @@ def session(master: str | None, *, verbose: bool = False) -> Iterator[Any]:
     """Return the session of Spark that is there, or a new one, which ends with the block. Nothing
     that Spark logs is shown, unless ``verbose`` or AGS1_DEBUG says so. Raises click.UsageError
     without PySpark, OSError when Spark does not start."""
-    try:
-        from py4j.protocol import Py4JJavaError
-        from pyspark.errors import PySparkRuntimeError
-        from pyspark.sql import SparkSession
-    except ImportError:
-        raise click.UsageError(_NO_PYSPARK) from None
+    check_session(master)
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
     running = SparkSession.getActiveSession()
     if running is not None:
         yield running
         return
-    if master is not None and _is_remote(master):
+    master = _chosen(master)
+    if master is not None and master.startswith(_REMOTE):
         with _remote_session(master) as made:
             yield made
         return
@@ -165,8 +185,10 @@ def session(master: str | None, *, verbose: bool = False) -> Iterator[Any]:
             made.stop()
 
 
-def _is_remote(master: str | None) -> bool:
-    return master is not None and master.startswith(_REMOTE)
+def _chosen(master: str | None) -> str | None:
+    """Return what an option names, or else the server of Spark Connect that PySpark would use."""
+    remote = os.environ.get("SPARK_REMOTE", "")
+    return remote if master is None and remote.startswith(_REMOTE) else master
 
 
 @contextlib.contextmanager
@@ -176,23 +198,46 @@ def _remote_session(url: str) -> Iterator[Any]:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    try:
-        made = SparkSession.builder.remote(url).getOrCreate()
-        _ = made.version  # the first request to the server
-    except ImportError:
-        raise click.UsageError(_NO_CONNECT) from None
-    except PySparkException as error:
-        # What follows a semicolon may be a token.
-        place = url.partition(";")[0].rstrip("/")
-        said = (
-            f"the server of Spark Connect at {place} cannot be used: check that it runs ({error})"
-        )
-        raise OSError(errno.EIO, said) from None
-    try:
-        yield made
-    finally:
-        with contextlib.suppress(Exception):  # the server may have ended
-            made.stop()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", re.escape("[RETRIES_EXCEEDED]"))
+        try:
+            from pyspark.sql.connect.client.retries import DefaultPolicy
+
+            made: Any = SparkSession.builder.remote(url).getOrCreate()
+            retries: Any = DefaultPolicy(**_RETRIES)
+            made.client.set_retry_policies([retries])
+            _ = made.version  # the first request to the server
+        except ImportError:
+            raise click.UsageError(_NO_CONNECT) from None
+        except (PySparkException, ValueError) as error:
+            place = _place_of(url)
+            cause = _without_parameters(str(error), url.removeprefix(place))
+            said = (
+                f"the server of Spark Connect at {place} cannot be used: check that it runs, and "
+                f"that its URL is like sc://host:15002 or sc://host:15002/;token=... ({cause})"
+            )
+            raise OSError(errno.EIO, said) from None
+        try:
+            yield made
+        finally:
+            # The server may have ended. Nothing tries again, also not what is under way.
+            retries.max_retries = 0
+            with contextlib.suppress(Exception):
+                made.stop()
+
+
+def _place_of(url: str) -> str:
+    """Return the beginning of a URL, up to where a password or a token may be."""
+    match = re.match(r"[a-z]+://[^/;?#@]*(?=[/;?#]|$)", url)
+    return "sc://..." if match is None else match[0]
+
+
+def _without_parameters(text: str, parameters: str) -> str:
+    """Return an error's text without any parameter of a URL: it may be a token."""
+    for part in sorted(re.findall(r"[^/;=&?@:#]{4,}", parameters), key=len, reverse=True):
+        for form in (part, unquote(part)):
+            text = text.replace(form, "...")
+    return text
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ _NOT_SENT = (ParamValidationError, NoCredentialsError, PartialCredentialsError)
 class AwsCommits(FileCommits):
     """Commits to a catalog in AWS, whose entries confirm the metadata."""
 
-    keeps_hash = marks_hash = True
+    keeps_hash = True
 
     def _may_still_commit(self, error: BaseException, is_new: bool) -> bool:
         if isinstance(error, ClientError):

@@ -132,8 +132,9 @@ class Commits(ABC):
     def rename(self, base: Base, identifier: str | Identifier) -> None:
         """Rename a table.
 
-        Raises TableAlreadyExistsError, NoSuchNamespaceError, what the catalog raises, and in Glue
-        and DynamoDB CommitFailedException if another writer has committed since ``base``.
+        Raises TableAlreadyExistsError, NoSuchNamespaceError, what the catalog raises, and in
+        Glue, DynamoDB and Hive CommitFailedException if another writer has committed since
+        ``base``.
         """
         self.catalog.rename_table(base.identifier, identifier)
 

@@ -69,10 +69,9 @@ class Staged:
 
 class FileCommits(Commits):
     """Commits to a catalog that keeps the location of a table's metadata.json, and its hash if
-    ``keeps_hash`` is true. ``marks_hash``: it also says which location the hash is of."""
+    ``keeps_hash`` is true."""
 
     keeps_hash = False
-    marks_hash = False
 
     def commit(
         self,
@@ -164,7 +163,7 @@ class FileCommits(Commits):
         """Return whether only a base that nothing confirms says that a folder elsewhere is the
         table's. Somebody may have changed the base since another writer's commit. If this commit
         confirmed that, files could be deleted in any folder, such as another table's."""
-        if base.trust.confirms_metadata or not self.marks_hash:
+        if base.trust.confirms_metadata or not self.keeps_hash:
             return False
         known = dict(self.catalog.properties)
         for update in updates:

@@ -13,7 +13,7 @@ import getpass
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Event
 from typing import Any
 
@@ -22,6 +22,7 @@ from hive_metastore.ttypes import (
     EnvironmentContext,
     FieldSchema,
     InvalidObjectException,
+    InvalidOperationException,
     MetaException,
     NoSuchObjectException,
     SerDeInfo,
@@ -29,6 +30,7 @@ from hive_metastore.ttypes import (
     UnlockRequest,
 )
 from hive_metastore.ttypes import Table as HiveTable
+from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.hive import HIVE2_COMPATIBLE, SchemaToHiveConverter
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -55,6 +57,7 @@ from ..storage.trust import (
 )
 from .base import Base
 from .file_commits import FileCommits, Staged
+from .outcome import not_committed, was_committed
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +97,42 @@ class HiveCommits(FileCommits):
     keeps_hash = True
 
     def _swap(self, base: Base, staged: Staged, sent: Event) -> None:
+        def change(table: HiveTable) -> None:
+            table.sd = self._storage(staged.metadata)
+            table.parameters = self._parameters(table.parameters, staged, base)
+
+        self._alter(base, change, sent)
+
+    def rename(self, base: Base, identifier: str | Identifier) -> None:
+        database, name = Catalog.identifier_to_database_and_table(identifier)
+        if self._entry((database, name)) is not None:
+            raise TableAlreadyExistsError(f"Table {database}.{name} already exists")
+
+        def change(table: HiveTable) -> None:
+            table.dbName, table.tableName = database, name
+
+        def ask() -> bool | None:
+            if self._current_location((database, name)) == base.location:
+                return True
+            return None if self._may_still_commit(failure, is_new=False) else False
+
+        sent = Event()
+        try:
+            self._alter(base, change, sent)
+        except BaseException as error:
+            failure = error
+            if isinstance(error, CommitFailedException) or not sent.is_set():
+                raise
+            if was_committed(base.identifier, base.metadata, error, ask):
+                return
+            if isinstance(error, InvalidOperationException):
+                raise NoSuchNamespaceError(f"Database {database} does not exist") from error
+            if not isinstance(error, Exception):
+                raise
+            raise not_committed(base.identifier, error, "the renaming") from error
+
+    def _alter(self, base: Base, change: Callable[[HiveTable], None], sent: Event) -> None:
+        """Change the metastore's entry of a table, if it is still that of ``base``."""
         database, name = base.identifier
         context = {
             "expected_parameter_key": METADATA_LOCATION,
@@ -113,8 +152,7 @@ class HiveCommits(FileCommits):
                     raise CommitFailedException(
                         f"Table has been updated by another process: {database}.{name}"
                     )
-                table.sd = self._storage(staged.metadata)
-                table.parameters = self._parameters(table.parameters, staged, base)
+                change(table)
                 sent.set()
                 client.alter_table_with_environment_context(
                     database, name, table, EnvironmentContext(context)
@@ -150,13 +188,15 @@ class HiveCommits(FileCommits):
                 raise NoSuchNamespaceError(f"Database does not exist: {database}") from error
 
     def _current_location(self, identifier: Identifier) -> str | None:
-        database, name = identifier
+        table = self._entry(identifier)
+        return None if table is None else (table.parameters or {}).get(METADATA_LOCATION)
+
+    def _entry(self, identifier: Identifier) -> HiveTable | None:
         with hive_client(self.catalog) as client:
             try:
-                parameters = client.get_table(database, name).parameters or {}
+                return client.get_table(*identifier)
             except NoSuchObjectException:
                 return None
-        return parameters.get(METADATA_LOCATION)
 
     def _may_still_commit(self, error: BaseException, is_new: bool) -> bool:
         # After an answer of its own, the metastore does nothing more.
@@ -242,7 +282,9 @@ class HiveCommits(FileCommits):
         }
         if base is not None:
             parameters[PREVIOUS_METADATA_LOCATION] = base.location
-        if TABLE_KEY_ID in parameters:
+        parameters.pop(METADATA_HASH, None)
+        # Without a hash, Java compares the two properties.
+        if TABLE_KEY_ID in parameters and staged.is_confirmed:
             parameters[METADATA_HASH] = staged.java_hash
         parameters.pop("COLUMN_STATS_ACCURATE", None)
         parameters.pop(_STORAGE_HANDLER, None)

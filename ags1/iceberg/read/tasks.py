@@ -144,9 +144,7 @@ class TaskReader:
 
     def matches(self, task: FileScanTask) -> Matches:
         """Return the positions of the rows that are not deleted and that the filter matches."""
-        file, deletes = _files_of(task)
-        deleted = self._deletes.deleted_positions(file, deletes)
-        matches = Matches(BitMap64(), BitMap64() if deleted is None else deleted)
+        matches = Matches(BitMap64(), self.deleted_positions(task))
         for rows in self._rows(task, located=True):
             assert rows.positions is not None
             matches.positions.update(array("Q", rows.positions.to_pylist()))
@@ -161,6 +159,11 @@ class TaskReader:
         for rows in self._rows(task, located=True, deleted=deleted):
             if rows.batch.num_rows:
                 yield self._reader.project(self._projected, rows), rows.positions
+
+    def deleted_positions(self, task: FileScanTask) -> BitMap64:
+        """Return the positions in the task's deletion vector and position deletes."""
+        deleted = self._deletes.deleted_positions(*_files_of(task))
+        return BitMap64() if deleted is None else deleted
 
     def position_deletes(self, delete: ContentFile) -> dict[str, BitMap64]:
         """Return the positions in a position delete file, by the data file's path."""

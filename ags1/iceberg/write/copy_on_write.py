@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,13 +46,20 @@ def is_copy_on_write(properties: Mapping[str, str], command: str) -> bool:
 
 
 def rewrite_without(
-    view: TableView, plan: DeletePlan, output: TableOutput, committed_sequence_number: int
+    view: TableView,
+    plan: DeletePlan,
+    output: TableOutput,
+    committed_sequence_number: int,
+    *,
+    write_uuid: UUID | None = None,
+    threads: int | None = None,
 ) -> list[ContentFile]:
     """Rewrite the files that lose some of their rows by a plan; return the new files.
 
     Each new file has rows of one old file only. ``committed_sequence_number`` is the last one in
-    the catalog: rows of later files have no IDs yet that they could keep. About half a GiB of rows
-    is held in memory. Raises what reading and ``write_rows`` raise; then no new file is left.
+    the catalog: rows of later files have no IDs yet that they could keep. ``write_uuid`` and
+    ``threads`` are those of ``write_rows``. About half a GiB of rows is held in memory. Raises what
+    reading and ``write_rows`` raise; then no new file is left.
     """
     schema = schema_with_lineage(view.schema, "set the property write.delete.mode to merge-on-read")
     reader = TaskReader(view.files, view.parsed, schema, AlwaysTrue())
@@ -66,6 +74,8 @@ def rewrite_without(
         provided,
         view,
         output,
+        write_uuid=write_uuid,
+        threads=threads,
     ) as writer:
         groups = itertools.groupby(itertools.chain([first], rows), key=itemgetter(0))
         for _, of_file in groups:

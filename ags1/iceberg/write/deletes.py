@@ -30,7 +30,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 from ..read.filters import as_sql
 from ..read.planning import EncryptedPlanner, path_of_all
 from ..read.records import ContentFile, ManifestEntry, read_entries
-from ..read.tasks import TaskReader
+from ..read.tasks import Matches, TaskReader
 from ..read.whole_files import all_rows_match, live_rows
 from .view import TableView
 
@@ -72,52 +72,80 @@ def find_deletes(
     true are deleted. If there is no snapshot, nothing changes. Raises ValueError if the table does
     not have a column of the filter, NotEncryptedError, MetadataIntegrityError, AuthenticationError,
     TruncatedError and KmsError as reading does, and NotImplementedError for ORC."""
-    as_meant = as_sql(row_filter, view.schema, case_sensitive=case_sensitive)
-    bound = bind(view.schema, as_meant, case_sensitive=case_sensitive)
-    planner = _Planner(
-        table_metadata=view.parsed,
-        io=view.files,
-        row_filter=as_meant,
-        case_sensitive=case_sensitive,
-    )
-    dropped: list[FileScanTask] = []
-    unknown: list[FileScanTask] = []
-    for task in planner.plan_files(view.manifests):
-        whole = all_rows_match(task, view.schema, case_sensitive)
-        (dropped if whole else unknown).append(task)
-    matched_rows = sum(map(live_rows, dropped))
-    read = frozenset(task.file.file_path for task in (*dropped, *unknown))
-
+    planner = DeletePlanner(view, row_filter, case_sensitive=case_sensitive)
     # Only the columns of the filter and of equality deletes are read.
-    reader = TaskReader(view.files, view.parsed, Schema(), bound)
-    reader.share(len(unknown))
-    changed: dict[str, tuple[BitMap64, FileScanTask]] = {}
-    partly: list[FileScanTask] = []
-    matches_of_tasks = ExecutorFactory.get_or_create().map(reader.matches, unknown)
-    for task, matches in zip(unknown, matches_of_tasks, strict=True):
-        matched_rows += len(matches.positions)
-        if not matches.positions:
-            continue
-        if len(matches.positions) == matches.live:
-            dropped.append(task)
-        else:
-            changed[task.file.file_path] = matches.deleted | matches.positions, task
-            partly.append(task)
+    planner.reader.share(len(planner.unknown))
+    matches = ExecutorFactory.get_or_create().map(planner.reader.matches, planner.unknown)
+    return planner.plan(zip(planner.unknown, matches, strict=True))
 
-    affected = [*dropped, *(task for _, task in changed.values())]
-    superseded = _superseded(affected, reader)
-    entries = planner.entries(view, [*(task.file for task in affected), *superseded])
-    return DeletePlan(
-        dropped=[entries[_identity(task.file)] for task in dropped],
-        vectors={
-            path: (positions, entries[_identity(task.file)])
-            for path, (positions, task) in changed.items()
-        },
-        superseded=[entries[_identity(file)] for file in superseded],
-        matched_rows=matched_rows,
-        changed=partly,
-        read=read,
-    )
+
+class DeletePlanner:
+    """Plans a delete in two steps: the files that may have rows that match ``row_filter``
+    (unbound), and then, from the rows that do, what changes.
+
+    ``whole`` are the tasks of files of which the metadata says that all rows match, and ``unknown``
+    those of the files to read. If the filter is not ``exact``, rows for which it is true may be
+    left out later, so that all files are unknown. ``reader`` reads the tasks. Raises as
+    ``find_deletes``.
+    """
+
+    def __init__(
+        self,
+        view: TableView,
+        row_filter: BooleanExpression,
+        *,
+        case_sensitive: bool = True,
+        exact: bool = True,
+    ) -> None:
+        as_meant = as_sql(row_filter, view.schema, case_sensitive=case_sensitive)
+        bound = bind(view.schema, as_meant, case_sensitive=case_sensitive)
+        self._view = view
+        self._planner = _Planner(
+            table_metadata=view.parsed,
+            io=view.files,
+            row_filter=as_meant,
+            case_sensitive=case_sensitive,
+        )
+        self.whole: list[FileScanTask] = []
+        self.unknown: list[FileScanTask] = []
+        for task in self._planner.plan_files(view.manifests):
+            whole = exact and all_rows_match(task, view.schema, case_sensitive)
+            (self.whole if whole else self.unknown).append(task)
+        self.reader = TaskReader(view.files, view.parsed, Schema(), bound)
+
+    def plan(self, matches: Iterable[tuple[FileScanTask, Matches]]) -> DeletePlan:
+        """Return what changes if the rows of the ``whole`` files and these of others are
+        deleted."""
+        matched_rows = sum(map(live_rows, self.whole))
+        read = frozenset(task.file.file_path for task in (*self.whole, *self.unknown))
+        dropped = list(self.whole)
+        changed: dict[str, tuple[BitMap64, FileScanTask]] = {}
+        partly: list[FileScanTask] = []
+        for task, found in matches:
+            matched_rows += len(found.positions)
+            if not found.positions:
+                continue
+            if len(found.positions) == found.live:
+                dropped.append(task)
+            else:
+                changed[task.file.file_path] = found.deleted | found.positions, task
+                partly.append(task)
+
+        affected = [*dropped, *(task for _, task in changed.values())]
+        superseded = _superseded(affected, self.reader)
+        files = [*(task.file for task in affected), *superseded]
+        entries = self._planner.entries(self._view, files)
+        return DeletePlan(
+            dropped=[entries[_identity(task.file)] for task in dropped],
+            vectors={
+                path: (positions, entries[_identity(task.file)])
+                for path, (positions, task) in changed.items()
+            },
+            superseded=[entries[_identity(file)] for file in superseded],
+            matched_rows=matched_rows,
+            changed=partly,
+            read=read,
+        )
 
 
 class _Planner(EncryptedPlanner):

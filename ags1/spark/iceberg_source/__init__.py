@@ -37,7 +37,7 @@ from .. import options as opt
 from ..arrow_rows import spark_schema
 from ..iceberg_api import as_stored
 from ..stream_failures import or_failed
-from ..tables.access import open_of_options
+from ..table_access import open_of_options
 from .metadata_tables import MetadataTableReader, metadata_table
 from .reader import TableReader, scan_of
 from .snapshots import Pin, pin_of

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ..arrow_rows import arrow_schema, conform, spark_schema
-from ..tables.access import open_of_options
+from ..table_access import open_of_options
 from .snapshots import pin_of
 
 # The metadata tables of one snapshot, and those of the table.

@@ -36,7 +36,7 @@ from pyspark.sql.types import StructType
 
 from .. import options as opt
 from ..iceberg_api import ADDED, EncryptedTable, ManifestEntry, as_stored, read_entries
-from ..tables.access import open_of_options
+from ..table_access import open_of_options
 from .reader import TablePartition, TableReader, partitions_of, row_filter_of, scan_of
 
 try:

@@ -42,7 +42,7 @@ from ..iceberg_api import (
     TableView,
     WritePlan,
 )
-from ..tables.access import (
+from ..table_access import (
     JobKey,
     SentRecord,
     open_of_options,

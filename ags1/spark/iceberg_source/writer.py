@@ -47,7 +47,7 @@ from ..iceberg_api import (
     WritePlan,
     write_rows,
 )
-from ..tables.access import (
+from ..table_access import (
     SENT_FIELDS,
     JobKey,
     SentRecord,

@@ -9,6 +9,7 @@
     work        a task encrypts, decrypts or verifies its pieces, under names of its own
     transfer    blocks go from a source to an output, encrypted or decrypted on the way
     publishing  files get their names; the work of a killed job is finished
+    pairing     a file's sidecar, around the step in which the file gets its name
     rewrapping  a ledger's keys are wrapped again
     sidecars    a ledger's keys go to sidecars and back
 
@@ -59,6 +60,7 @@ def encrypt_files(
     overwrite: bool = False,
     durable: bool = True,
     plaintext_hmac: bool = False,
+    sidecars: bool = False,
     cores: int | None = None,
     progress: Progress | None = None,
     include: Sequence[str] = (),
@@ -74,8 +76,10 @@ def encrypt_files(
     encrypted already are skipped. ``key_id`` is the master key; the driver and each
     executor process call the KMS once. ``overwrite`` replaces targets that the ledger does not
     know; ``durable`` syncs files before the ledger has them as done. ``plaintext_hmac`` stores an
-    HMAC of each plaintext, for which it is read a second time. ``cores`` are those of the cluster,
-    by default what Spark says. ``progress(done, total)`` is called with bytes of sources.
+    HMAC of each plaintext, for which it is read a second time. ``sidecars`` writes a sidecar
+    ``FILE.ags1.keys`` beside each file that is encrypted now, when the ledger has its key; files
+    that are done already get none. ``cores`` are those of the cluster, by default what Spark says.
+    ``progress(done, total)`` is called with bytes of sources.
     ``include`` and ``exclude`` are patterns as in ``.gitignore``: only files that match one of the
     first, if there are any, and none that match one of the second (``jobs.patterns``).
     ``max_failures``: when so many files have failed, no other one is begun. ``dry_run``: write
@@ -95,7 +99,7 @@ def encrypt_files(
     root = absolute(_named(target, "target"))
     paths = _paths(sources)
     at = LedgerAt(_named(ledger, "ledger"), kms, key_id)
-    conduct = Conduct(durable, cores, progress, include, exclude, dry_run, max_failures)
+    conduct = Conduct(durable, cores, progress, include, exclude, dry_run, max_failures, sidecars)
     keys = FileKeys.for_sealing(kms, key_id)
     with Job(spark, ENCRYPT, root, at, conduct) as job:
         files = job.selection.listed(paths)

@@ -6,9 +6,8 @@ way at a time, so that one can be committed, and the next one planned, while the
     driver     plan 1  plan 2           commit 1  plan 3           commit 2  plan 4
     cluster            [---- wave 1 ----][----- wave 2 -----------][----- wave 3 ------- ...
 
-A Spark job is a query: a partition for each task, and a function on it (``mapInArrow``). So the
-same code serves classic sessions and Spark Connect; ``sessions`` has what differs. The tasks travel
-pickled with the function. Knows nothing of what they do.
+The same code serves classic sessions and Spark Connect; ``sessions`` has what differs. The tasks
+travel pickled. Knows nothing of what they do.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -35,13 +33,21 @@ _LAST_JOBS = 32
 _WAVES_IN_FLIGHT = 2
 # Between two looks at the progress of Spark jobs, which take some milliseconds.
 _LOOK_SECONDS = 0.5
-# Each task gets the pickles of all tasks of its Spark job. More are sent as several Spark jobs at a
-# time: a message of Spark Connect may have 128 MiB.
+# With Spark Connect, each task gets the pickles of all tasks of its job, in a message of 128 MiB at
+# most. More are sent as several Spark jobs at a time.
 _MAX_SENT = 8 << 20
 _PARTS_AT_A_TIME = 16
 _MAX_CAUSE = 500
+_TRACEBACK = "Traceback (most recent call last):\n"  # of a task
+# gRPC's word, and PySpark's if the server was started again.
+_NO_SERVER = (
+    "StatusCode.UNAVAILABLE",
+    "INVALID_HANDLE.SESSION_",
+    "INVALID_HANDLE.OPERATION_NOT_FOUND",
+    "RESPONSE_ALREADY_RECEIVED",
+    "Received incorrect server side session identifier",
+)
 _PYTHON_ERROR = re.compile(r"^ags1\.errors\.(\w+): (.*)$", re.MULTILINE)
-_RESULT_SCHEMA = pa.schema([("number", pa.int64()), ("result", pa.binary())])
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,23 +61,6 @@ class SparkEndedError(Ags1Error):
     """Spark's JVM, or the connection to it, has ended during a job."""
 
 
-@dataclass(frozen=True)
-class _OnPartition:
-    """The function that Spark runs on a partition, whose rows are numbers of pickled tasks. It
-    returns each number with its pickled result."""
-
-    tasks: list[bytes]
-    work: Callable[[Iterable[Any]], Iterator[Any]]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            numbers = batch.column(0).to_pylist()
-            results = self.work(pickle.loads(self.tasks[number]) for number in numbers)
-            for number, result in zip(numbers, results, strict=True):
-                columns = [pa.array([number], pa.int64()), pa.array([pickle.dumps(result)])]
-                yield pa.RecordBatch.from_arrays(columns, schema=_RESULT_SCHEMA)
-
-
 class JobGroup:
     """Runs Spark jobs under tags that begin with ``group_id``. Spark's user interface shows them
     with ``description``, unless the session is one of Spark Connect. ``cores`` are those of the
@@ -80,8 +69,12 @@ class JobGroup:
     def __init__(self, spark: Any, group_id: str, description: str, cores: int | None) -> None:
         self._spark = spark
         self._jobs = jobs_of(spark, description)
-        self.cores = cores or max(self._jobs.cores(), 1)
+        try:
+            self.cores = cores or max(self._jobs.cores(), 1)
+        except Exception as error:
+            raise _task_failure(error) from None
         self.is_cancelled = False
+        self._has_spark_ended = False
         self._id = group_id
         self._numbers = itertools.count()
         self._finished_cost = 0
@@ -140,21 +133,28 @@ class JobGroup:
     def _run_part(
         self, work: Callable[[Iterable[T]], Iterator[R]], tasks: list[bytes], cost: int
     ) -> list[R]:
+        results = self._run_job(lambda: self._jobs.run(tasks, work), cost)
+        return [pickle.loads(result) for result in results]
+
+    def collect(self, frame: Callable[[], Any], cost: int = 0) -> pa.Table:
+        """Return the rows of the DataFrame that ``frame`` makes, computed as a Spark job of this
+        group. Raises the exception of ours that a task raised; PySpark's own if an expression of
+        SQL raised it; otherwise TaskFailedError."""
+        return self._run_job(lambda: frame().toArrow(), cost)
+
+    def _run_job(self, run: Callable[[], R], cost: int) -> R:
         tag = f"{self._id}-{next(self._numbers)}"
-        count = len(tasks)
         self._last_tags.append(tag)
         self._running[tag] = cost
         try:
             with self._jobs.tagged(tag):
-                rows = self._spark.range(0, count, 1, count)
-                done = rows.mapInArrow(_OnPartition(tasks, work), "number bigint, result binary")
-                numbers, pickles = done.toArrow().columns
-            found = dict(zip(numbers.to_pylist(), pickles.to_pylist(), strict=True))
+                results = run()
             self._running[tag] = 0  # progress does not count it twice
             self._finished_cost += cost
-            return [pickle.loads(found[number]) for number in range(count)]
+            return results
         except Exception as error:
             failure = _task_failure(error)
+            self._has_spark_ended |= isinstance(failure, SparkEndedError)
             self._failed_tags += list(self._last_tags)[-2 * _WAVES_IN_FLIGHT :]
         except BaseException:
             # The user's Ctrl-C. A server of Spark Connect would go on.
@@ -209,8 +209,9 @@ class JobGroup:
         """Cancel all Spark jobs until what runs them has ended."""
         under_way = {future for future in futures if not future.cancel()}
         while under_way:
-            # Again and again: a wave may be about to begin. Spark itself may have ended.
-            for tag in tuple(self._running):
+            # Again and again: a wave may be about to begin. If a server of Spark Connect has ended,
+            # PySpark would try for minutes to reach it.
+            for tag in () if self._has_spark_ended else tuple(self._running):
                 with contextlib.suppress(Exception):
                     self._jobs.cancel(tag)
             under_way = wait(under_way, POLL_SECONDS).not_done
@@ -233,32 +234,53 @@ def _parts(tasks: list[bytes], costs: Sequence[int]) -> Iterator[tuple[list[byte
 def _task_failure(error: Exception) -> Exception:
     """Return the exception of ours that caused Spark's, or else a TaskFailedError."""
     text = str(error)
-    if _is_end_of_spark(error):
-        return SparkEndedError(
-            "Spark's JVM ended during the job, perhaps for want of memory: see its log, and run "
-            "the job again; it goes on where it was"
-        )
+    if (ended := _ended(error)) is not None:
+        return SparkEndedError(f"{ended}, and run the job again; it goes on where it was")
     if match := _PYTHON_ERROR.search(text):
         kind = getattr(errors, match[1], None)
         if isinstance(kind, type) and issubclass(kind, Ags1Error):
             return kind(match[2])
+    if isinstance(error, _of_sql()):
+        return error
     java = getattr(error, "java_exception", None)
     message = str(java.getMessage()) if java is not None else text
-    _, _, python = message.partition("Traceback (most recent call last):\n")
+    _, _, python = message.partition(_TRACEBACK)
     causes = [line for line in python.splitlines() if line and not line.startswith(" ")]
     causes += [*message.splitlines(), type(error).__name__]
     return TaskFailedError(causes[0][:_MAX_CAUSE])
 
 
-def _is_end_of_spark(error: Exception) -> bool:
-    """Whether that is what PySpark raises when its JVM does not answer any more."""
+def _of_sql() -> tuple[type[Exception], ...]:
+    """Return the exceptions by which Spark says that an expression of SQL or its value is wrong."""
+    from pyspark import errors as spark  # optional
+
+    return (
+        spark.AnalysisException,
+        spark.ArithmeticException,
+        spark.ArrayIndexOutOfBoundsException,
+        spark.DateTimeException,
+        spark.NumberFormatException,
+        spark.SparkRuntimeException,
+    )
+
+
+def _ended(error: Exception) -> str | None:
+    """Return what has ended, and what to look at, if this is what PySpark raises when its JVM or
+    its server does not answer any more."""
     from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError  # optional
 
-    if isinstance(error, (ConnectionError, Py4JNetworkError)):
-        return True
+    text = str(error)
+    if _TRACEBACK not in text and any(sign in text for sign in _NO_SERVER):
+        return (
+            "the server of Spark Connect ended during the job, or could not be reached any more: "
+            "check that it runs"
+        )
     # Py4J's own words, for an answer that broke off.
-    return (
+    broke_off = (
         isinstance(error, Py4JError)
         and not isinstance(error, Py4JJavaError)
         and "occurred while calling" in str(error)
     )
+    if broke_off or isinstance(error, (ConnectionError, Py4JNetworkError)):
+        return "Spark's JVM ended during the job, perhaps for want of memory: see its log"
+    return None

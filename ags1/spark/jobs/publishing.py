@@ -4,7 +4,7 @@ A batch is pending in the ledger, with all its keys, before the first of its fil
 
     staged      the file is complete, under a temporary name; the ledger has no key
     pending     the ledger has the file's key, in a batch that is not settled
-    published   the file has its name
+    published   the file has its name; if the job writes sidecars, it has its own (``pairing``)
     settled     the ledger has the file as done, or as failed
 
 If the driver is killed while the batch is pending, ``settle_pending`` of the next job goes on here.
@@ -22,6 +22,7 @@ from typing import Any
 from ..ledger import DONE, FAILED, Ledger, Row
 from ..storage.choice import storage_of
 from ..storage.protocol import REQUESTS, NothingStagedError, UnknownOutcomeError
+from .pairing import add_key, drop_old_keys, remove_key
 from .work import cause
 
 
@@ -30,7 +31,7 @@ def settle_pending(ledger: Ledger, *, durable: bool = True, root: str | None = N
     remove other staged files. A batch stays pending if the outcome of one of its files is not known
     yet. If files of such a batch are in ``root`` (None: anywhere), a new job must not write there:
     raises OSError or UnknownOutcomeError. Raises FormatError."""
-    killed = ledger.killed()
+    killed = ledger.notes()
     below = "" if root is None else root.rstrip("/") + "/"  # every path begins with ""
     unsettled: set[str] = set()
     first_error: OSError | UnknownOutcomeError | None = None
@@ -38,8 +39,9 @@ def settle_pending(ledger: Ledger, *, durable: bool = True, root: str | None = N
         jobs = {row.job_id for row in batch.rows}
         try:
             for job_id in jobs & killed.keys():
-                _find_root(ledger, job_id, killed[job_id])
-            rows = published(batch.rows, again=True)
+                _find_root(ledger, job_id, killed[job_id].folder)
+            sidecars = any(killed[job_id].sidecars for job_id in jobs & killed.keys())
+            rows = published(batch.rows, again=True, sidecars=sidecars)
             if durable:
                 sync_names(rows)
         except (OSError, UnknownOutcomeError) as error:
@@ -49,7 +51,7 @@ def settle_pending(ledger: Ledger, *, durable: bool = True, root: str | None = N
         else:
             ledger.settle(batch, rows)
     for job_id in killed.keys() - unsettled:
-        clear(ledger, job_id, killed[job_id])
+        clear(ledger, job_id, killed[job_id].folder)
     if first_error is not None:
         raise first_error
 
@@ -78,15 +80,17 @@ def clear(ledger: Ledger, job_id: str, root: str, folders: Iterable[str] | None 
         storage.remove_mark(job_id, root)
 
 
-def published(rows: Sequence[Row], *, again: bool = False) -> list[Row]:
-    """Give the files of rows that are done their names. Return the rows; those whose files could
-    not be named are failed. ``again``: some files may have their names already. Raises
-    UnknownOutcomeError and, with ``again``, OSError if the outcome of a file is not known. The rows
-    have to stay pending then."""
+def published(rows: Sequence[Row], *, again: bool = False, sidecars: bool = False) -> list[Row]:
+    """Give the files of rows that are done their names; ``sidecars``: and a sidecar each. Return
+    the rows; those whose files could not be named are failed. ``again``: some files may have their
+    names already. Raises UnknownOutcomeError; OSError for a sidecar that has an old key beside the
+    new one and cannot be changed; and, with ``again``, OSError if the outcome of a file is not
+    known. The rows have to stay pending then."""
+    name = partial(_published_row, again=again, sidecars=sidecars)
     if not any(_is_staged(row) and storage_of(row.target).is_remote for row in rows):
-        return _published(rows, again, map)
+        return _published(rows, name, map)
     with ThreadPoolExecutor(REQUESTS, "ags1-publishing") as pool:
-        return _published(rows, again, pool.map)
+        return _published(rows, name, pool.map)
 
 
 def sync_names(rows: Sequence[Row]) -> None:
@@ -105,25 +109,34 @@ def has_its_name(row: Row) -> bool:
         return False
 
 
-def _published(rows: Sequence[Row], again: bool, each: Callable[..., Iterable[Any]]) -> list[Row]:
-    settled: list[Row] = list(each(partial(_published_row, again=again), rows))
+def _published(
+    rows: Sequence[Row], name: Callable[[Row], Row], each: Callable[..., Iterable[Any]]
+) -> list[Row]:
+    settled: list[Row] = list(each(name, rows))
     # Only when all outcomes are known: the next job needs the staged files of pending rows.
     list(each(_withdraw_failed, rows, settled))
     return settled
 
 
-def _published_row(row: Row, *, again: bool) -> Row:
+def _published_row(row: Row, *, again: bool, sidecars: bool) -> Row:
     if not _is_staged(row):
         return row
     storage = storage_of(row.target)
+    has_old_keys = False
     try:
+        if sidecars:
+            has_old_keys = add_key(row)
         storage.publish(row, again=again)
     except OSError as error:
         if again and not isinstance(error, (FileExistsError, NothingStagedError)):
             raise
+        if sidecars:
+            remove_key(row)
         # The row keeps its key, so that no file is lost, whatever went wrong.
         row = row._replace(status=FAILED, error_kind=type(error).__name__, error=cause(error))
         return row._replace(target_size=None, plaintext_hmac=None, attempt=None)
+    if has_old_keys:
+        drop_old_keys(row)
     return row
 
 

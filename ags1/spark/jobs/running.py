@@ -138,6 +138,7 @@ class Conduct:
     exclude: Sequence[str] = ()
     dry_run: bool = False
     max_failures: int | None = None
+    sidecars: bool = False
 
     def __post_init__(self) -> None:
         for name in ("cores", "max_failures"):
@@ -252,7 +253,7 @@ class Job:
             # In this order: a note without a mark means that the folder is not mounted.
             self._storage.mark(self.id, self._root, durable=self._durable)
             with self._naming_ledger():
-                self.ledger.begin(self.id, self._root)
+                self.ledger.begin(self.id, self._root, sidecars=self._conduct.sidecars)
 
     def __exit__(self, *error: object) -> None:
         group = self._group
@@ -568,7 +569,8 @@ class Job:
             self._has_pending_batch = True
             with self._naming_ledger():
                 batch = self.ledger.prepare(rows)
-            rows = self._spread(published, rows, partial(published, again=True))
+            name = partial(published, sidecars=self._conduct.sidecars)
+            rows = self._spread(name, rows, partial(name, again=True))
             if self._durable:
                 sync_names(rows)
             with self._naming_ledger():

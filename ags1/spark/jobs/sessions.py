@@ -1,19 +1,26 @@
-"""What classic sessions and those of Spark Connect do not share: the number of cores, the progress
-of what is running, cancelling it, and waiting for tasks that outlast it.
+"""What classic sessions and those of Spark Connect do not share: how tasks are run, the number of
+cores, the progress of what is running, cancelling it, and waiting for tasks that outlast it.
 
-With a classic session, Spark's driver belongs to this process, and has a status tracker. A session
-of Spark Connect is a client of a driver elsewhere. It cancels by tags and learns of progress from
-what the server sends meanwhile, but nothing tells it when cancelled tasks have ended. Knows nothing
-of what is run.
+With a classic session, Spark's driver belongs to this process, runs functions on an RDD, and has a
+status tracker. A session of Spark Connect is a client of a driver elsewhere, and has only queries.
+So a Spark job is a query there: a partition for each task, and a function on it (``mapInArrow``).
+A query costs 0.1 to 0.2 s more than a job on an RDD. A client cancels by tags, and learns of
+progress from what the server sends meanwhile, but nothing tells it when cancelled tasks have ended.
+Knows nothing of what is run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
 
 POLL_SECONDS = 0.1
 _LAST_TASKS_SECONDS = 10
@@ -21,10 +28,19 @@ _LAST_TASKS_SECONDS = 10
 _KILL_SECONDS = 3
 # As many partitions as a session makes by default are counted on so many rows.
 _COUNTED_ROWS = 1 << 16
+_RESULT_SCHEMA = pa.schema([("number", pa.int64()), ("result", pa.binary())])
+
+# It yields a result for each task.
+Work: TypeAlias = "Callable[[Iterable[Any]], Iterator[Any]]"
 
 
 class RunningJobs(Protocol):
     """The Spark jobs of one session, each known by a tag."""
+
+    def run(self, tasks: list[bytes], work: Work) -> list[bytes]:
+        """Run a Spark job with a task for each of ``tasks``, which are pickled; return the pickled
+        results, in order."""
+        ...
 
     def cores(self) -> int:
         """Return how many tasks the cluster runs at a time, as far as Spark says."""
@@ -55,10 +71,35 @@ def jobs_of(spark: Any, description: str) -> RunningJobs:
     return _ConnectJobs(spark)
 
 
+def _on_pickles(work: Work, tasks: Iterable[bytes]) -> Iterator[bytes]:
+    return map(pickle.dumps, work(map(pickle.loads, tasks)))
+
+
+@dataclass(frozen=True)
+class _OnPartition:
+    """The function that a query runs on a partition, whose rows are numbers of pickled tasks. It
+    returns each number with its pickled result."""
+
+    tasks: list[bytes]
+    work: Work
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            numbers = batch.column(0).to_pylist()
+            results = _on_pickles(self.work, (self.tasks[number] for number in numbers))
+            for number, result in zip(numbers, results, strict=True):
+                columns = [pa.array([number], pa.int64()), pa.array([result])]
+                yield pa.RecordBatch.from_arrays(columns, schema=_RESULT_SCHEMA)
+
+
 class _ClassicJobs:
     def __init__(self, spark: Any, description: str) -> None:
         self._context = spark.sparkContext
         self._description = description
+
+    def run(self, tasks: list[bytes], work: Work) -> list[bytes]:
+        rows = self._context.parallelize(tasks, len(tasks))
+        return list(self._context.runJob(rows, partial(_on_pickles, work)))
 
     def cores(self) -> int:
         return int(self._context.defaultParallelism)
@@ -105,6 +146,13 @@ class _ConnectJobs:
         self._spark = spark
         self._shares: dict[str, float] = {}
         self._last_end = time.monotonic()
+
+    def run(self, tasks: list[bytes], work: Work) -> list[bytes]:
+        rows = self._spark.range(0, len(tasks), 1, len(tasks))
+        done = rows.mapInArrow(_OnPartition(tasks, work), "number bigint, result binary")
+        numbers, results = done.toArrow().columns
+        found = dict(zip(numbers.to_pylist(), results.to_pylist(), strict=True))
+        return [found[number] for number in range(len(tasks))]
 
     def cores(self) -> int:
         from pyspark.sql import functions  # optional: the driver's part is imported without it

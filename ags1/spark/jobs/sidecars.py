@@ -18,6 +18,7 @@ from ...keys.sidecar import SUFFIX as KEYS
 from ...keys.sidecar import Sidecar, sidecar_path
 from ..keys import as_text
 from ..ledger import DONE, ENCRYPT, Ledger, Row
+from ..ledger.copying import refuse_pending
 from ..storage.choice import find, storage_of
 from ..storage.protocol import REQUESTS, SourceFile
 from .running import FailedFile
@@ -84,7 +85,8 @@ def rows_from_sidecars(ledger: Ledger, sources: Iterable[str]) -> Moved:
     """Add a row to a ledger for each encrypted file with a sidecar beside it. ``sources`` are
     files, folders or patterns. Files whose key the ledger has are left alone, so this can be
     repeated. The key is the one that the sidecar names first; whether it opens the file, a
-    verification tells. Raises OSError and FormatError for the ledger."""
+    verification tells. Raises OSError and FormatError for the ledger, and as ``refuse_pending``."""
+    refuse_pending(ledger)
     moved = Moved()
     listing = find(sources)
     for path, problem in listing.problems:

@@ -8,6 +8,7 @@ files cannot be decrypted.
     objects       conditional writes to an object storage
     object_store  a folder of an object storage
     iceberg       an encrypted table
+    table_rows    its rows
     claims        which job writes which files
     copying       the rows of one ledger into another
     choice        ``open_ledger``: the kind that a text names

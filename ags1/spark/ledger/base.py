@@ -10,7 +10,7 @@ when its method returns, or did not happen::
     settle(batch, rows)   the same batch, as it turned out, takes the place of the pending one
 
 A job may be killed between any two steps, or in one. Then the next job that opens the ledger for
-writing sees its batches in ``pending`` and its notes in ``killed`` and ``staged``, and brings them
+writing sees its batches in ``pending`` and its notes in ``notes`` and ``staged``, and brings them
 to their end. Numbers of batches grow in the order of ``prepare``. A settled batch never changes,
 except that ``replace`` wraps its keys again. ``compact`` changes only how batches are stored. Knows
 nothing of Spark or of storages of files.
@@ -21,12 +21,20 @@ from __future__ import annotations
 import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from .claims import Claim
 from .rows import DONE, REMOVED, Batch, Row
 
 T = TypeVar("T")
+
+
+class JobNote(NamedTuple):
+    """What a job notes when it begins: the folder in and below which it stages files, and whether
+    each file that it names gets a sidecar."""
+
+    folder: str
+    sidecars: bool = False
 
 
 class Ledger(ABC):
@@ -113,17 +121,21 @@ class Ledger(ABC):
     # -- notes of what a job has begun
 
     @abstractmethod
-    def begin(self, job_id: str, folder: str) -> None:
-        """Note that a job has begun, which stages files in and below ``folder``."""
+    def begin(self, job_id: str, folder: str, *, sidecars: bool = False) -> None:
+        """Note that a job has begun (``JobNote``)."""
 
     @abstractmethod
     def end(self, job_id: str) -> None:
         """Note that nothing that a job staged is left. It is no error if there is no note."""
 
     @abstractmethod
-    def killed(self) -> dict[str, str]:
-        """Return the folders of jobs that did not end, by job id; to a writer, without other jobs
+    def notes(self) -> dict[str, JobNote]:
+        """Return the notes of jobs that did not end, by job id; to a writer, without other jobs
         that are alive."""
+
+    def killed(self) -> dict[str, str]:
+        """Return the folders in ``notes``."""
+        return {job_id: note.folder for job_id, note in self.notes().items()}
 
     @abstractmethod
     def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:

@@ -24,14 +24,15 @@ def copy_rows(source: Ledger, target: Ledger) -> Copied:
     """Copy all settled rows of ``source`` to ``target``, in their order, behind its own rows. Rows
     that it has already are left out, so a copy that was interrupted can be repeated.
 
-    Raises OSError if ``source`` has work of a killed job, whose files have no settled rows yet; if
-    ``target`` has a newer row for the same file: the older row would count then; or if one of the
-    two has keys that were wrapped again and the other has not: nothing tells which are the newer
-    ones. In these cases nothing was copied.
+    Raises OSError if nothing was copied: ``source`` has work of a killed job, whose files have no
+    settled rows yet; as ``refuse_pending`` for ``target``; ``target`` has a newer row for the same
+    file, and the older one would count then; or one of the two has keys that were wrapped again and
+    the other has not, so that nothing tells which are the newer ones.
     """
     if any(source.pending(others=True)) or source.killed():
         said = "a job is writing, or was killed: wait, or run it again, which finishes its work"
         raise OSError(errno.EBUSY, said, source.location)
+    refuse_pending(target)
     known: dict[_Identity, bytes] = {}
     newest: dict[tuple[str, str], int] = {}
     for row in _compared(target):
@@ -62,6 +63,14 @@ def copy_rows(source: Ledger, target: Ledger) -> Copied:
             copied += _add(target, waiting)
             waiting = []
     return Copied(copied + _add(target, waiting), skipped)
+
+
+def refuse_pending(ledger: Ledger) -> None:
+    """Raise OSError if a batch is pending. It would be settled under its older number, so rows that
+    are added now would hide the keys of files that it gives their names later."""
+    if any(ledger.pending()):
+        said = "a job was killed before all of its files had their names: run it again, which "
+        raise OSError(errno.EBUSY, f"{said}finishes its work", ledger.location)
 
 
 _Identity: TypeAlias = "tuple[str | int | None, ...]"

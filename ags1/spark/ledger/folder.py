@@ -28,12 +28,15 @@ from ... import private_file
 from ...atomic import AtomicFile, sync_folder
 from ...errors import KmsAccessDeniedError
 from ...kms.passphrase import check_owner
+from .base import JobNote
 from .rows import Batch, Row, read_parquet, write_parquet
 from .segments import (
+    NO_NOTE,
     Numbered,
     Segment,
     SegmentLedger,
     is_batch,
+    job_note,
     read_batches,
     segment_name,
     segments,
@@ -112,8 +115,8 @@ class FolderLedger(SegmentLedger):
             elif (rows := _rows_if_there(path)) is not None:
                 yield Batch(number, rows)
 
-    def begin(self, job_id: str, folder: str) -> None:
-        data = json.dumps({"folder": folder}).encode() + b"\n"
+    def begin(self, job_id: str, folder: str, *, sidecars: bool = False) -> None:
+        data = json.dumps({"folder": folder, "sidecars": sidecars}).encode() + b"\n"
         private_file.write(
             self._path(f"_job-{job_id}.json"), data, overwrite=False, durable=self._durable
         )
@@ -144,14 +147,14 @@ class FolderLedger(SegmentLedger):
                 staged += [(str(target), str(shared)) for target, shared in json.loads(data)]
         return staged
 
-    def killed(self) -> dict[str, str]:
-        folders: dict[str, str] = {}
+    def notes(self) -> dict[str, JobNote]:
+        notes: dict[str, JobNote] = {}
         for name in os.listdir(self.folder):
             if match := _JOB.fullmatch(name):
                 data, _ = private_file.read(self._path(name), _MAX_JOB_SIZE)
-                with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-                    folders[match[1]] = str(json.loads(data)["folder"])
-        return folders
+                with contextlib.suppress(*NO_NOTE):
+                    notes[match[1]] = job_note(data)
+        return notes
 
     def how_to_forget(self, job_id: str) -> str:
         return f"remove {self._path(f'_job-{job_id}.json')}"

@@ -27,18 +27,18 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyiceberg.expressions
 from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
     NoSuchTableError,
     TableAlreadyExistsError,
+    ValidationException,
 )
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -53,7 +53,6 @@ from ..iceberg_api import (
     MAIN_BRANCH,
     ContentFile,
     EncryptedCatalog,
-    EncryptedScan,
     EncryptedTable,
     FileChange,
     ManifestEntry,
@@ -68,35 +67,40 @@ from ..iceberg_api import (
 )
 from ..keys import KmsConfig
 from ..paths import local_path
-from .base import Ledger
+from .base import JobNote, Ledger
 from .claims import RENEW_SECONDS, Claim, now_ms, this_process
-from .rows import ALWAYS, DONE, REMOVED, SCHEMA, Batch, Row, rows_of, table_of
+from .rows import DONE, REMOVED, Batch, Row
+from .table_rows import (
+    JOBS_BRANCH,
+    SETTLED,
+    TABLE_SCHEMA,
+    arrow_table,
+    between,
+    claim_of,
+    claim_rows,
+    entries_of,
+    files_by_entry,
+    known_columns,
+    note_row,
+    numbered,
+    pending_numbers,
+    read_table,
+    runs_of,
+    where,
+)
 
 _log = logging.getLogger(__name__)
 
-# Their types are those of pydantic, for keywords only.
-_where: Any = pyiceberg.expressions
-
-
-JOBS_BRANCH = "jobs"
-SETTLED = "settled"
-# So many rows are read or replaced at once.
-_MOST_ROWS = 100_000
-_ROWS_AS_OBJECTS = 10_000
+# The status in the note of a job that writes sidecars.
+_WITH_SIDECARS = "sidecars"
+# A compaction writes files of about so many bytes, and has the rows of one or two in memory.
+_FILE_SIZE = 16 << 20
 # After so many commits a job expires old snapshots. After so many data files its end compacts them.
 _COMMITS_BEFORE_EXPIRY = 50
 _FILES_BEFORE_COMPACTION = 50
 # Readers of the branch of the jobs may still read what is younger.
 _JOBS_SNAPSHOTS_MS = 120_000
 
-_SCHEMA = pa.schema(
-    [pa.field(field.name, field.type, nullable=field.name not in ALWAYS) for field in SCHEMA]
-    + [
-        pa.field("entry", pa.string(), nullable=False),
-        pa.field("batch", pa.int64(), nullable=False),
-        pa.field("number", pa.int64(), nullable=False),
-    ]
-)
 _PROPERTIES = {
     # Old wrapped keys are not to stay behind deletion vectors.
     "write.update.mode": "copy-on-write",
@@ -130,15 +134,15 @@ class _Jobs:
     @cached_property
     def files(self) -> dict[str, list[ManifestEntry]]:
         """The data files of each entry."""
-        return _files_by_entry(self.view)
+        return files_by_entry(self.view)
 
     def rows(self, prefix: str) -> dict[str, list[Row]]:
         """Return the rows of the entries whose names begin with ``prefix``."""
-        return _entries(self.view, prefix)
+        return entries_of(self.view, prefix)
 
     def claims(self) -> list[Claim]:
         """Return the claims of all jobs."""
-        return [_claim_of(rows) for rows in self.rows("claim-").values()]
+        return [claim_of(rows) for rows in self.rows("claim-").values()]
 
     def check(self, claim: Claim, location: str) -> None:
         """Raise OSError if a claim was taken over."""
@@ -151,7 +155,7 @@ class _Jobs:
         """Add an entry, or replace it."""
         self.remove(entry)
         if entry not in self._written or entry.startswith("claim-"):
-            table = _arrow(rows, entry, batch)
+            table = arrow_table(rows, entry, batch)
             self._written[entry] = write_rows(self.view, table, self._output, threads=1)
         self._added += self._written[entry]
 
@@ -236,7 +240,7 @@ class IcebergLedger(Ledger):
             claim = next((claim for claim in jobs.claims() if claim.claim_id == claim_id), None)
             if claim is None:
                 raise self._no_claim(claim_id)
-            jobs.put(f"claim-{claim_id}", _claim_rows(claim._replace(renewed_ms=0)))
+            jobs.put(f"claim-{claim_id}", claim_rows(claim._replace(renewed_ms=0)))
 
         self._commit(end, owned=False)
 
@@ -260,7 +264,7 @@ class IcebergLedger(Ledger):
                     raise other.refusal(self.location, claim.renewed_ms)
             for other in taken:
                 self._adopt(jobs, other, claim_id)
-            jobs.put(f"claim-{claim_id}", _claim_rows(claim))
+            jobs.put(f"claim-{claim_id}", claim_rows(claim))
             made[:] = [claim]
 
         self._commit(take, owned=False)
@@ -312,7 +316,7 @@ class IcebergLedger(Ledger):
         assert self._claim is not None
         claim_id = self._claim.claim_id
         if any(f"-{claim_id}-" in name for name in jobs.files):  # the next job needs it
-            jobs.put(f"claim-{claim_id}", _claim_rows(self._claim._replace(renewed_ms=0)))
+            jobs.put(f"claim-{claim_id}", claim_rows(self._claim._replace(renewed_ms=0)))
         else:
             jobs.remove(f"claim-{claim_id}")
 
@@ -322,7 +326,7 @@ class IcebergLedger(Ledger):
         numbers: list[int] = []
 
         def prepare(jobs: _Jobs) -> None:
-            numbers[:] = [1 + max(self._last_batch(jobs.view), *_pending(jobs.files), 0)]
+            numbers[:] = [1 + max(self._last_batch(jobs.view), *pending_numbers(jobs.files), 0)]
             jobs.put(self._own("pending", f"{numbers[0]:012}"), rows, numbers[0])
 
         self._commit(prepare)
@@ -330,7 +334,9 @@ class IcebergLedger(Ledger):
 
     def settle(self, batch: Batch, rows: Sequence[Row]) -> None:
         entry = self._own("pending", f"{batch.number:012}")
-        self._commit(lambda jobs: jobs.remove(entry), settled=_arrow(rows, SETTLED, batch.number))
+        self._commit(
+            lambda jobs: jobs.remove(entry), settled=arrow_table(rows, SETTLED, batch.number)
+        )
 
     def pending(self, *, others: bool = False) -> Iterator[Batch]:
         entries = self._jobs().rows(self._prefix("pending", others=others))
@@ -343,32 +349,40 @@ class IcebergLedger(Ledger):
     def rows_between(
         self, after: int, until: int | None = None, columns: Sequence[str] = Row._fields
     ) -> Iterator[tuple[int, list[Row]]]:
-        for first, last in _runs(self._sizes(after, until)):
-            wanted = _between(first - 1, last)
-            # Each from the newest version: an older one may expire while the rows are used.
-            table = _read(self._now(), wanted, [*_known(columns), "batch", "number"])
-            table = table.sort_by([("batch", "ascending"), ("number", "ascending")])
-            rows = rows_of(table.select(_known(columns)), columns, self.location)
-            numbered = zip(table.column("batch").to_pylist(), rows, strict=True)
-            for number, group in itertools.groupby(numbered, key=lambda pair: pair[0]):
+        for rows in self._ordered(after, until, columns):
+            for number, group in itertools.groupby(rows, key=lambda pair: pair[0]):
                 yield number, [row for _, row in group]
 
+    def _ordered(
+        self,
+        after: int,
+        until: int | None,
+        columns: Sequence[str],
+        wanted: BooleanExpression | None = None,
+    ) -> Iterator[Iterator[tuple[int, Row]]]:
+        """Yield the settled rows of a range of batches that match, with the number of their batch,
+        in their order: those of some whole batches at a time."""
+        names = known_columns(columns)
+        for first, last in runs_of(self._sizes(after, until)):
+            within = between(first - 1, last)
+            # Each from the newest version: an older one may expire while the rows are used.
+            matching = within if wanted is None else where.And(within, wanted)
+            table = read_table(self._now(), matching, [*names, "batch", "number"])
+            table = table.sort_by([("batch", "ascending"), ("number", "ascending")])
+            yield numbered(table, names, self.location)
+
     def _outcomes(self, operation: str, columns: Sequence[str], below: str) -> Iterator[Row]:
-        wanted: BooleanExpression = _where.And(
-            _where.EqualTo("operation", operation), _where.In("status", [DONE, REMOVED])
+        wanted: BooleanExpression = where.And(
+            where.EqualTo("operation", operation), where.In("status", [DONE, REMOVED])
         )
         if below:
-            wanted = _where.And(wanted, _where.StartsWith("target", below))
-        names = _known(columns)
-        table = _read(self._now(), wanted, [*names, "batch", "number"])
-        table = table.sort_by([("batch", "ascending"), ("number", "ascending")]).select(names)
-        # Rows as objects need several times the memory that they need in Arrow.
-        for first in range(0, table.num_rows, _ROWS_AS_OBJECTS):
-            yield from rows_of(table.slice(first, _ROWS_AS_OBJECTS), names, self.location)
+            wanted = where.And(wanted, where.StartsWith("target", below))
+        for rows in self._ordered(0, None, columns, wanted):
+            yield from (row for _, row in rows)
 
     def settled_up_to(self) -> int:
         view = self._now()
-        pending = _pending(_files_by_entry(view.at(JOBS_BRANCH)))
+        pending = pending_numbers(files_by_entry(view.at(JOBS_BRANCH)))
         return min([self._last_batch(view), *(number - 1 for number in pending)])
 
     def replace(self, number: int, rows: Sequence[Row]) -> None:
@@ -376,8 +390,8 @@ class IcebergLedger(Ledger):
 
     def replace_all(self, batches: Mapping[int, Sequence[Row]]) -> None:
         if batches:
-            tables = [_arrow(rows, SETTLED, number) for number, rows in batches.items()]
-            what = _where.In("batch", list(batches))
+            tables = [arrow_table(rows, SETTLED, number) for number, rows in batches.items()]
+            what = where.In("batch", list(batches))
             self._commit(lambda jobs: None, pa.concat_tables(tables), replaces=what, renew=True)
 
     def rewrap(self, to_key_id: str | None) -> None:
@@ -386,8 +400,8 @@ class IcebergLedger(Ledger):
 
     # -- notes
 
-    def begin(self, job_id: str, folder: str) -> None:
-        row = _note(target=folder, job_id=job_id)
+    def begin(self, job_id: str, folder: str, *, sidecars: bool = False) -> None:
+        row = note_row(target=folder, job_id=job_id, status=_WITH_SIDECARS if sidecars else "")
         self._commit(lambda jobs: jobs.put(self._own("job", job_id), [row]))
 
     def end(self, job_id: str) -> None:
@@ -399,12 +413,16 @@ class IcebergLedger(Ledger):
 
         self._commit(end)
 
-    def killed(self) -> dict[str, str]:
+    def notes(self) -> dict[str, JobNote]:
         entries = self._jobs().rows(self._prefix("job"))
-        return {row.job_id: row.target for rows in entries.values() for row in rows}
+        return {
+            row.job_id: JobNote(row.target, row.status == _WITH_SIDECARS)
+            for rows in entries.values()
+            for row in rows
+        }
 
     def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:
-        rows = [_note(target=t, job_id=job_id, attempt=shared) for t, shared in staged.items()]
+        rows = [note_row(target=t, job_id=job_id, attempt=shared) for t, shared in staged.items()]
         entry = self._own("staged", f"{job_id}-{number:06}")
         self._commit(lambda jobs: jobs.put(entry, rows))
 
@@ -425,24 +443,28 @@ class IcebergLedger(Ledger):
         """Compact many small data files of settled rows, and expire old snapshots: of main as the
         table's properties ``history.expire.*`` say, of the jobs after two
         minutes."""
-        table = self._table.refresh()
         if self._files() >= _FILES_BEFORE_COMPACTION:
-            with contextlib.suppress(CommitFailedException):  # the next job does it
-                table.rewrite_data_files()
-                expires = True
-        if expires:
+            with contextlib.suppress(BlockingIOError):  # the next job does it
+                self.compact()
+        elif expires:
             self._expire()
 
     def compact(self) -> tuple[int, int]:
         before = self._files()
-        self._table.refresh().rewrite_data_files()
+        try:
+            self._table.rewrite_data_files(
+                target_file_size_bytes=_FILE_SIZE, max_file_group_size_bytes=_FILE_SIZE, threads=1
+            )
+        except (CommitFailedException, ValidationException) as error:
+            said = f"another job has compacted the ledger first ({error}): run this again"
+            raise BlockingIOError(errno.EAGAIN, said, self.location) from error
         self._expire()
         return before, self._files()
 
     def _files(self) -> int:
         """Return how many data files the settled rows are in."""
         view = self._table.refresh().view()
-        return sum(len(files) for files in _files_by_entry(view).values())
+        return sum(len(files) for files in files_by_entry(view).values())
 
     def _expire(self) -> None:
         table = self._table.refresh()
@@ -471,7 +493,7 @@ class IcebergLedger(Ledger):
             if key_id is None:
                 said = "there is no such ledger: check its name, and that of the catalog"
                 raise FileNotFoundError(errno.ENOENT, said, self.location) from None
-        schema = assign_fresh_schema_ids(iceberg_schema(_SCHEMA))
+        schema = assign_fresh_schema_ids(iceberg_schema(TABLE_SCHEMA))
         partition = schema.find_field("entry")
         spec = PartitionSpec(
             PartitionField(partition.field_id, 1000, IdentityTransform(), partition.name)
@@ -488,7 +510,7 @@ class IcebergLedger(Ledger):
         table = self._catalog.load_table(self._name.identifier, require_encrypted=True)
         assert isinstance(table, EncryptedTable)  # it is required
         names = set(table.schema().column_names)
-        if not names.issuperset(_SCHEMA.names):
+        if not names.issuperset(TABLE_SCHEMA.names):
             said = "this table is no ledger (columns are missing): name another table"
             raise FormatError(said, file=self.location)
         return table
@@ -518,7 +540,7 @@ class IcebergLedger(Ledger):
 
     def _sizes(self, after: int, until: int | None) -> dict[int, int]:
         """Return the settled batches of a range, and how many rows each has."""
-        batches = _read(self._now(), _between(after, until), ["batch"]).column("batch")
+        batches = read_table(self._now(), between(after, until), ["batch"]).column("batch")
         counts = pc.value_counts(batches).to_pylist()
         return {count["values"]: count["counts"] for count in counts}
 
@@ -560,7 +582,7 @@ class IcebergLedger(Ledger):
             change(jobs)
             if claim is not None and renew:
                 renewed = claim._replace(renewed_ms=now_ms())
-                jobs.put(f"claim-{claim.claim_id}", _claim_rows(renewed))
+                jobs.put(f"claim-{claim.claim_id}", claim_rows(renewed))
             return jobs.change()
 
         try:
@@ -590,98 +612,3 @@ def _renew(opened: weakref.ref[IcebergLedger], closing: threading.Event) -> None
             return
         ledger.renew()
         del ledger
-
-
-def _files_by_entry(view: TableView) -> dict[str, list[ManifestEntry]]:
-    files: dict[str, list[ManifestEntry]] = {}
-    for manifest in view.manifests:
-        for entry in read_entries(manifest, view.files):
-            files.setdefault(str(entry.file.partition[0]), []).append(entry)
-    return files
-
-
-def _pending(entries: Iterable[str]) -> list[int]:
-    """Return the numbers of pending batches."""
-    return [int(name.rpartition("-")[2]) for name in entries if name.startswith("pending-")]
-
-
-def _read(view: TableView, wanted: BooleanExpression, columns: Sequence[str]) -> pa.Table:
-    """Return the rows of a version that match, in the types of ``_SCHEMA``."""
-    head = view.branch_head_id
-    if head is None:
-        table = _SCHEMA.empty_table().select(list(columns))
-    else:
-        table = EncryptedScan(
-            table_metadata=view.parsed,
-            io=view.files,
-            row_filter=wanted,
-            selected_fields=tuple(columns),
-            snapshot_id=head,
-        ).to_arrow()
-    return table.select(list(columns)).cast(
-        pa.schema([pa.field(name, _SCHEMA.field(name).type) for name in columns])
-    )
-
-
-def _entries(view: TableView, prefix: str) -> dict[str, list[Row]]:
-    names = [*Row._fields, "entry", "number"]
-    table = _read(view, _where.StartsWith("entry", prefix), names).sort_by("number")
-    rows = rows_of(table.select(list(Row._fields)), Row._fields, JOBS_BRANCH)
-    entries: dict[str, list[Row]] = {}
-    for entry, row in zip(table.column("entry").to_pylist(), rows, strict=True):
-        entries.setdefault(entry, []).append(row)
-    return entries
-
-
-def _arrow(rows: Sequence[Row], entry: str, batch: int) -> pa.Table:
-    count = len(rows)
-    table = table_of(rows)
-    columns = [*table.columns, pa.repeat(entry, count)]
-    columns += [pa.repeat(pa.scalar(batch, pa.int64()), count), pa.array(range(count), pa.int64())]
-    return pa.Table.from_arrays(columns, schema=_SCHEMA)
-
-
-def _between(after: int, until: int | None) -> BooleanExpression:
-    above: BooleanExpression = _where.And(
-        _where.EqualTo("entry", SETTLED), _where.GreaterThan("batch", after)
-    )
-    return above if until is None else _where.And(above, _where.LessThanOrEqual("batch", until))
-
-
-def _runs(sizes: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of batches with about as many rows as are read at once."""
-    first, count = None, 0
-    last = 0
-    for number in sorted(sizes):
-        if first is not None and count + sizes[number] > _MOST_ROWS:
-            yield first, last
-            first, count = None, 0
-        first = number if first is None else first
-        last = number
-        count += sizes[number]
-    if first is not None:
-        yield first, last
-
-
-def _known(columns: Collection[str]) -> list[str]:
-    return [name for name in Row._fields if name in columns]
-
-
-def _note(**values: Any) -> Row:
-    """Return a row of the branch of the jobs that is of no file."""
-    nothing: dict[str, Any] = dict.fromkeys(Row._fields)
-    for name in ALWAYS:
-        kind = SCHEMA.field(name).type
-        nothing[name] = "" if pa.types.is_string(kind) else False if kind == pa.bool_() else 0
-    return Row(**{**nothing, **values})
-
-
-def _claim_rows(claim: Claim) -> list[Row]:
-    facts = {"attempt": claim.process, "job_id": claim.claim_id, "finished_ms": claim.renewed_ms}
-    return [_note(target=root, **facts) for root in claim.roots]
-
-
-def _claim_of(rows: Sequence[Row]) -> Claim:
-    first = rows[0]
-    roots = tuple(row.target for row in rows)
-    return Claim(first.job_id, roots, first.attempt or "", first.finished_ms)

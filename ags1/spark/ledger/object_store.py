@@ -51,14 +51,17 @@ import pyarrow as pa
 
 from ..._gcm import random_bytes
 from ...errors import FormatError
+from .base import JobNote
 from .claims import Claim, is_gone, process_name, this_process
 from .objects import Objects
 from .rows import Batch, Row, damaged, read_parquet, write_parquet
 from .segments import (
+    NO_NOTE,
     Numbered,
     Segment,
     SegmentLedger,
     is_batch,
+    job_note,
     read_batches,
     segment_name,
     segments,
@@ -73,7 +76,7 @@ _REVISIONS = 8
 _TRIES = 8
 _STATE = "_state"
 _REVISION = re.compile(r"(\d{12})\.json")
-_PENDING = re.compile(r"_pending-\d{12}\.(\d{6})-\d{6}\.parquet")
+_PENDING = re.compile(r"_pending-(\d{12})\.(\d{6})-\d{6}\.parquet")
 _JOB = re.compile(r"_job-([0-9a-f]+)\.json")
 _STAGED_IN_A_NOTE = 20_000
 
@@ -103,6 +106,11 @@ class _State(NamedTuple):
             pending = {int(number): str(name) for number, name in facts["pending"].items()}
             numbers = [int(facts[name]) for name in ("revision", "epoch", "next")]
             holder = facts["holder"]
+            for number, name in pending.items():
+                match = _PENDING.fullmatch(name)
+                # It is removed in the end, so it must not be the name of anything else.
+                if match is None or int(match[1]) != number:
+                    raise ValueError(name)
             return cls(
                 numbers[0],
                 str(facts["writer"]),
@@ -136,7 +144,11 @@ class ObjectLedger(SegmentLedger):
                 raise FileNotFoundError(errno.ENOENT, _NO_LEDGER, url)
             return
         self._state = self._claim(found)
-        self._remove_rest()
+        try:
+            self._remove_rest()
+        except BaseException:
+            self._release_own()
+            raise
         self._renewal = threading.Thread(target=self._renew, name="ags1-claim", daemon=True)
         self._renewal.start()
 
@@ -146,6 +158,9 @@ class ObjectLedger(SegmentLedger):
         self._closing.set()
         self._renewal.join()
         self._renewal = None
+        self._release_own()
+
+    def _release_own(self) -> None:
         # If this fails, others wait until the claim is old.
         with contextlib.suppress(OSError, FormatError):
             if not self._is_lost:
@@ -199,8 +214,9 @@ class ObjectLedger(SegmentLedger):
 
     # -- notes
 
-    def begin(self, job_id: str, folder: str) -> None:
-        data = json.dumps({"folder": folder, "writer": self._writer}).encode() + b"\n"
+    def begin(self, job_id: str, folder: str, *, sidecars: bool = False) -> None:
+        note = {"folder": folder, "sidecars": sidecars, "writer": self._writer}
+        data = json.dumps(note).encode() + b"\n"
         self._objects.create(f"_job-{job_id}.json", data)
 
     def end(self, job_id: str) -> None:
@@ -208,15 +224,13 @@ class ObjectLedger(SegmentLedger):
         self._objects.remove(self._staged_names(job_id))
         self._objects.remove([f"_job-{job_id}.json"])
 
-    def killed(self) -> dict[str, str]:
-        folders: dict[str, str] = {}
+    def notes(self) -> dict[str, JobNote]:
+        notes: dict[str, JobNote] = {}
         for name in self._objects.names():
             if match := _JOB.fullmatch(name):
-                with contextlib.suppress(
-                    FileNotFoundError, ValueError, KeyError, TypeError, RecursionError
-                ):
-                    folders[match[1]] = str(json.loads(self._objects.read(name))["folder"])
-        return folders
+                with contextlib.suppress(FileNotFoundError, *NO_NOTE):
+                    notes[match[1]] = job_note(self._objects.read(name))
+        return notes
 
     def note_staged(self, job_id: str, number: int, staged: Mapping[str, str]) -> None:
         begun = list(staged.items())
@@ -247,7 +261,7 @@ class ObjectLedger(SegmentLedger):
             segment
             for segment in segments(self._objects.names())
             if segment.last < state.next
-            and state.pending.keys().isdisjoint(range(segment.first, segment.last + 1))
+            and not any(segment.first <= number <= segment.last for number in state.pending)
         ]
 
     def _read(self, segment: Segment, columns: Sequence[str]) -> list[tuple[int, list[Row]]]:
@@ -270,14 +284,18 @@ class ObjectLedger(SegmentLedger):
         return self._state.epoch, self._count
 
     def _remove_rest(self) -> None:
-        """Remove objects that nobody reads: earlier holders of the claim have left them."""
+        """Remove objects that nobody reads: earlier holders of the claim have left them. Raises
+        FormatError if the state is older than the batches: their numbers would be given again."""
         names = self._objects.names()
-        counting = {segment.name for segment in segments(names)}
+        found = segments(names)
+        if found and found[-1].last >= self._state.next:
+            raise self._needs_import("its state is older than its batches")
+        counting = {segment.name for segment in found}
         pending = set(self._state.pending.values())
         rest = [name for name in names if is_batch(name) and name not in counting]
         for name in names:
             match = _PENDING.fullmatch(name)
-            if match and name not in pending and int(match[1]) < self._state.epoch:
+            if match and name not in pending and int(match[2]) < self._state.epoch:
                 rest.append(name)
         self._objects.remove(rest)
 
@@ -303,12 +321,12 @@ class ObjectLedger(SegmentLedger):
                 if not tries_left:
                     raise
         if any(is_batch(name) for name in self._objects.names()):
-            said = (
-                "the ledger is damaged (it has batches, but no state): copy its files to a folder, "
-            )
-            said += "and import that into an empty ledger (ags1 spark ledger import)"
-            raise FormatError(said, file=self.location)
+            raise self._needs_import("it has batches, but no state")
         return None
+
+    def _needs_import(self, what: str) -> FormatError:
+        said = f"the ledger is damaged ({what}): copy its files to a folder, and import that into "
+        return FormatError(f"{said}an empty ledger (ags1 spark ledger import)", file=self.location)
 
     def _revisions(self) -> list[int]:
         names = self._objects.names(_STATE)

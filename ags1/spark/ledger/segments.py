@@ -10,6 +10,7 @@ A batch keeps its number when it is merged, so a stream goes on where it was. Kn
 
 from __future__ import annotations
 
+import bisect
 import json
 import re
 from abc import abstractmethod
@@ -19,15 +20,20 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .base import Ledger
+from .base import JobNote, Ledger
 from .rows import Row, damaged, read_table, rows_of, table_of
 
 # A merged file has about so many rows: rewrapping rewrites it as a whole.
 MERGED_ROWS = 200_000
 _NAME = re.compile(r"batch-(\d{12})(?:-(\d{12}))?(?:\.(\d{6})-(\d{6}))?\.parquet")
 _LENGTHS = b"ags1.batches"
+# Far more than are merged. A name costs its writer nothing, whatever numbers are in it.
+_MOST_BATCHES = 1_000_000
 # How often files are listed again, if others take their places while they are read.
 _TRIES = 8
+
+# What ``job_note`` raises for an object that is no note.
+NO_NOTE = (ValueError, KeyError, TypeError, RecursionError)
 
 # The number of a batch and its rows.
 Numbered: TypeAlias = "tuple[int, Sequence[Row]]"
@@ -45,17 +51,15 @@ class Segment(NamedTuple):
 def segments(names: Iterable[str]) -> list[Segment]:
     """Return the files that count, in the order of their batches. A killed job may have left files
     that others have replaced: of those that overlap, the newest counts, and then the one with the
-    most batches."""
+    most batches. Raises FormatError for a name that no job gives."""
     found = [segment for name in names if (segment := _parsed(name)) is not None]
     found.sort(key=lambda one: (one.version, one.last - one.first), reverse=True)
-    known: set[int] = set()
-    counting = []
+    counting: list[Segment] = []  # none overlaps another one
     for segment in found:
-        numbers = range(segment.first, segment.last + 1)
-        if not known.intersection(numbers):
-            known.update(numbers)
-            counting.append(segment)
-    return sorted(counting)
+        place = bisect.bisect(counting, segment.last, key=lambda one: one.first)
+        if not place or counting[place - 1].last < segment.first:
+            counting.insert(place, segment)
+    return counting
 
 
 def segment_name(first: int, last: int, version: tuple[int, int] | None = None) -> str:
@@ -68,6 +72,12 @@ def segment_name(first: int, last: int, version: tuple[int, int] | None = None) 
 def is_batch(name: str) -> bool:
     """Whether this is the name of a file of settled batches."""
     return _NAME.fullmatch(name) is not None
+
+
+def job_note(data: bytes) -> JobNote:
+    """Return the note of a job that is JSON. Raises one of ``NO_NOTE``."""
+    note = json.loads(data)
+    return JobNote(str(note["folder"]), note.get("sidecars") is True)
 
 
 def write_batches(file: BinaryIO, batches: Sequence[Numbered]) -> None:
@@ -182,6 +192,8 @@ def _parsed(name: str) -> Segment | None:
         return None
     first, last = int(match[1]), int(match[2] or match[1])
     version = (int(match[3] or 0), int(match[4] or 0))
+    if last - first >= _MOST_BATCHES:
+        raise damaged("no file has so many batches", name)
     return Segment(first, last, version, name) if first <= last else None
 
 

@@ -18,6 +18,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 from ... import private_file
+from ..._gcm import random_bytes
 from ...atomic import publish
 from ...errors import Ags1Error
 from ...keys.sidecar import MAX_SIDECAR_SIZE
@@ -168,18 +169,26 @@ class LocalStorage:
         """Open what an attempt writes to. The first attempt at a range writes to the file of all
         ranges. Every other one writes, at the same offset, to a file of its own, because the first
         may still be writing although it was given up. So the claim of a range stays until the job
-        ends."""
+        ends. An attempt of another user than the driver's, who may not write to the file of all
+        ranges, has a file of its own, too."""
         path = files.staged_path(piece.target, attempt.job_id, attempt.name)
         shared = piece.shared
-        if shared is not None and _claims(_claim_path(shared, piece.first_block)):
-            path = shared
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        else:
+        claim = "" if shared is None else _claim_path(shared, piece.first_block)
+        fd = -1
+        if shared is not None and _claims(claim):
+            with contextlib.suppress(PermissionError):
+                fd = os.open(shared, os.O_RDWR | os.O_CLOEXEC)
+                path = shared
+        if fd < 0:
             fd = files.create(path)
         try:
             try:
                 yield _LocalOutput(fd, path, begin)
-                os.fchmod(fd, mode)
+                if path == shared:
+                    # The driver's file: it copies the mode of the claim, which is this user's.
+                    os.chmod(claim, mode)
+                else:
+                    os.fchmod(fd, mode)
             finally:
                 os.close(fd)
         except BaseException:
@@ -194,13 +203,20 @@ class LocalStorage:
         self, staging: Staging, item: Item, shared: str | None, results: Results, check: Check
     ) -> str:
         if shared is None or {staged for _, staged in results} == {shared}:
-            return files.attempt(results[0][1], os.path.dirname(item.target))
-        path = self._assembled(staging, item, results)
+            path = results[0][1]
+            if shared is not None:
+                mode = _mode_of(shared, results[0])
+                if mode != stat.S_IMODE(os.stat(path).st_mode):
+                    os.chmod(path, mode)
+                    if staging.durable:
+                        files.sync([path])
+            return files.attempt(path, os.path.dirname(item.target))
+        path = self._assembled(staging, item, shared, results)
         files.remove(shared)
         check(path)
         return files.attempt(path, os.path.dirname(item.target))
 
-    def _assembled(self, staging: Staging, item: Item, results: Sequence[tuple[int, str]]) -> str:
+    def _assembled(self, staging: Staging, item: Item, shared: str, results: Results) -> str:
         """Copy the ranges into a new file. An attempt that was given up may still be writing to the
         file of all ranges, but no attempt knows the new one."""
         path = files.staged_path(item.target, staging.job_id, f"whole-{item.number:x}")
@@ -211,7 +227,7 @@ class LocalStorage:
         try:
             for begin, end, (_, staged) in zip(begins, ends, results, strict=True):
                 files.copy_range(staged, fd, begin, end - begin)
-            os.fchmod(fd, stat.S_IMODE(os.stat(results[0][1]).st_mode))
+            os.fchmod(fd, _mode_of(shared, results[0]))
             if staging.durable:
                 os.fsync(fd)
         finally:
@@ -266,8 +282,20 @@ class LocalStorage:
     def read_small(self, path: str) -> bytes:
         return private_file.read(local_path(path) or path, MAX_SIDECAR_SIZE)[0]
 
-    def write_small(self, path: str, data: bytes) -> None:
-        private_file.write(local_path(path) or path, data, overwrite=True, durable=True)
+    def write_small(self, path: str, data: bytes, *, job_id: str | None = None) -> None:
+        path = local_path(path) or path
+        if job_id is None:
+            private_file.write(path, data, overwrite=True, durable=True)
+            return
+        staged = files.staged_path(path, job_id, random_bytes(8).hex())
+        fd = files.create(staged)
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+            os.rename(staged, path)
+        except BaseException:
+            files.remove(staged)
+            raise
 
     def sync_names(self, paths: Collection[str]) -> None:
         devices = {os.stat(path).st_dev: path for path in paths}
@@ -309,10 +337,14 @@ def _make_folder(folder: str, source: str, root: str) -> OSError | None:
 
 
 def _shared(staging: Staging, item: Item) -> str:
-    """Stage a file for all ranges of an item; return its path."""
+    """Stage a file for all ranges of an item; return its path. Who may write to the source may
+    write to it: the executors may have another user than the driver, but a group in common."""
     path = files.staged_path(item.target, staging.job_id, f"shared-{item.number:x}")
+    source = local_path(item.source)
+    mode = 0 if source is None else stat.S_IMODE(os.stat(source).st_mode) & 0o777
     fd = files.create(path)
     try:
+        os.fchmod(fd, mode | 0o600)
         os.ftruncate(fd, target_size(item, seals=staging.seals))
     finally:
         os.close(fd)
@@ -323,6 +355,13 @@ def _claim_path(shared: str, first_block: int) -> str:
     """Return the path of the file that an attempt creates to claim a range of a shared file."""
     stem, suffix = os.path.splitext(shared)
     return f"{stem}-claim{first_block:x}{suffix}"
+
+
+def _mode_of(shared: str, result: tuple[int, str]) -> int:
+    """Return the mode that the task of a result wants its target to have."""
+    first_block, staged = result
+    path = staged if staged != shared else _claim_path(shared, first_block)
+    return stat.S_IMODE(os.stat(path).st_mode)
 
 
 def _claims(path: str) -> bool:

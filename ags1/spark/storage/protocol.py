@@ -236,8 +236,9 @@ class Storage(Protocol):
     def read_small(self, path: str) -> bytes:
         """Return the bytes of a sidecar. Raises OSError, also if the file is too large for one."""
 
-    def write_small(self, path: str, data: bytes) -> None:
-        """Write a sidecar, whole or not at all, in place of an older one."""
+    def write_small(self, path: str, data: bytes, *, job_id: str | None = None) -> None:
+        """Write a sidecar, whole or not at all, in place of an older one. What a killed job leaves
+        of it, ``clear`` removes, and ``sync_names`` syncs it; without a job it is synced now."""
 
     def sync_names(self, paths: Collection[str]) -> None:
         """Sync the names in these folders to the disk."""

@@ -306,7 +306,7 @@ class RemoteStorage:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
         return data
 
-    def write_small(self, path: str, data: bytes) -> None:
+    def write_small(self, path: str, data: bytes, *, job_id: str | None = None) -> None:
         with os_errors(path):
             self.fs.pipe_file(self.name(path), data)
 
@@ -401,7 +401,7 @@ class RemoteStorage:
         staged = row.attempt or ""
         folder, _, name = staged.rpartition("/")
         root = folder.rpartition("/")[0]
-        is_ours = folder == _staging_folder(root, row.job_id) and row.target.startswith(root + "/")
+        is_ours = folder == _staging_folder(root, row.job_id) and self.holds(root, row.target)
         if not is_ours or name in ("", ".", "..") or self.absolute(staged) != staged:
             said = "the ledger names no file that a job stages"
             raise NothingStagedError(errno.EINVAL, said, row.target)

@@ -293,7 +293,9 @@ class S3Storage(RemoteStorage):
         return (made_by, head["ContentLength"]) == (name, row.target_size)
 
     def clear(self, job_id: str, root: str, folders: Iterable[str] | None, staged: Uploads) -> bool:
-        ended = [error is None for _, error in in_pool(lambda upload: self._end(*upload), staged)]
+        # A ledger must not make us end the uploads of others.
+        ours = [upload for upload in staged if self.holds(root, upload[0])]
+        ended = [error is None for _, error in in_pool(lambda upload: self._end(*upload), ours)]
         return all(ended)
 
 

@@ -1,12 +1,13 @@
-"""Whole encrypted tables on Spark's executors: verified, migrated, rekeyed, compacted.
+"""Whole encrypted tables on Spark's executors: verified, migrated, rekeyed, compacted; and deletes,
+updates and merges of their rows.
 
-The functions run the code of ``ags1.iceberg.verify_table``, ``EncryptedCatalog.migrate_table``,
+The first four run the code of ``ags1.iceberg.verify_table``, ``EncryptedCatalog.migrate_table``,
 ``EncryptedTable.rekey`` and ``EncryptedTable.rewrite_data_files``, and return the same. The driver
 plans, reports and commits; executors do the work on data and delete files (``executors``,
 ``tasks``, ``waves``). A table is named as for the data source "ags1-iceberg": by its name in a
 catalog or the location of its metadata.json, and by options (``catalog``, ``catalog.<property>``,
-``key``, ``keyring``, …, see ``access``). No option may be a secret: driver and executors open the
-table, its storage and its KMS each for themselves::
+``key``, ``keyring``, …, see ``table_access``). An option that is not known is refused. No option
+may be a secret: driver and executors open the table, its storage and its KMS each for themselves::
 
     verify_table(spark, "db.flights", {"catalog": "prod"})
     migrate_table(spark, "db.flights", "tables", {"catalog": "prod"})
@@ -18,15 +19,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.table import ALWAYS_TRUE
+from pyspark.sql import Column
 
 from ...keys.manager import DEFAULT_DATA_KEY_LENGTH
 from .. import iceberg_api
+from .. import known_options as known_names
+from .. import options as opt
 from ..iceberg_api import (
     MAIN_BRANCH,
     Compacted,
@@ -39,10 +43,22 @@ from ..iceberg_api import (
     Rekeyed,
     TableVerification,
 )
-from .access import catalog_of_options, open_of_options
+from ..table_access import catalog_of_options, open_of_options
 from .executors import SparkChecks, SparkRewrites
+from .merge import Assignments, MergeInto, checked_on, delete_command, update_command
+from .row_changes import ChangedTable, RowChanges
 
-__all__ = ["compact_table", "migrate_table", "rekey_table", "verify_table"]
+__all__ = [
+    "MergeInto",
+    "RowChanges",
+    "compact_table",
+    "delete",
+    "merge_into",
+    "migrate_table",
+    "rekey_table",
+    "update",
+    "verify_table",
+]
 
 Options: TypeAlias = "Mapping[str, str]"
 
@@ -100,7 +116,7 @@ def migrate_table(
 
     There are more than eight arguments, because each is an option of the migration or of Spark.
     """
-    known = {**(options or {}), "path": table}
+    known = _of_name(options, table)
 
     def verify(migrated: EncryptedTable) -> TableVerification:
         return verify_table(spark, migrated, {**known, "key": key_id}, cores=cores)
@@ -179,21 +195,113 @@ def compact_table(
         return opened.rewrite_data_files(row_filter, executor=executor, **rewriting)
 
 
+def delete(
+    spark: Any,
+    table: str | EncryptedTable,
+    where: str | Column,
+    options: Options | None = None,
+    *,
+    branch: str | None = MAIN_BRANCH,
+    cores: int | None = None,
+) -> RowChanges:
+    """Delete the rows for which ``where``, an expression of Spark SQL, is true; return how many.
+
+    ``table`` and ``options`` are as for ``rekey_table``; ``snapshot-property.<name>`` are further
+    options. Files whose manifest entries rule out a match are not read, if ``where`` is what a
+    filter of the data source can be (``iceberg_source.filters``). A file that loses all rows is
+    removed. The others get deletion vectors, or are rewritten if ``write.delete.mode`` says so.
+
+    Raises ValidationException if another writer has changed what was read
+    (``write.delete.isolation-level`` decides what counts), PySpark's AnalysisException for an
+    invalid expression, KmsConfigurationError for an option that is a secret, ValueError for one
+    that is not known, TaskFailedError, and what reading and writing raises. Then nothing is
+    committed, and no file is left.
+    """
+    target = ChangedTable(spark, *_opened(table, options), cores)
+    return target.run(delete_command(target, where), branch)
+
+
+def update(
+    spark: Any,
+    table: str | EncryptedTable,
+    set: Assignments,
+    where: str | Column | None = None,
+    options: Options | None = None,
+    *,
+    branch: str | None = MAIN_BRANCH,
+    cores: int | None = None,
+) -> RowChanges:
+    """Update the rows for which ``where`` is true, or all; return how many.
+
+    ``set`` has by a column's name its new value: a text is an expression of Spark SQL on the old
+    row, a Column is one too, and any other value is itself. A value that does not fit the column's
+    type fails the job. ``write.update.mode`` and ``write.update.isolation-level`` count. The other
+    arguments and the errors are those of ``delete``; also raises ValueError for a column that the
+    table does not have, or whose type Spark does not have.
+    """
+    target = ChangedTable(spark, *_opened(table, options), cores)
+    return target.run(update_command(target, set, where), branch)
+
+
+def merge_into(
+    spark: Any,
+    table: str | EncryptedTable,
+    source: Any,
+    on: str | Column | Iterable[str],
+    options: Options | None = None,
+    *,
+    branch: str | None = MAIN_BRANCH,
+    cores: int | None = None,
+) -> MergeInto:
+    """Begin a merge of the DataFrame ``source`` into a table, as PySpark's ``mergeInto`` does::
+
+        merge_into(spark, "db.flights", changes, "target.id = source.id", {"catalog": "prod"})
+            .whenMatched("source.gone").delete()
+            .whenMatched().update({"day": "source.day"})
+            .whenNotMatched().insertAll()
+            .merge()
+
+    In expressions, the table is ``target`` and the DataFrame ``source``. ``on`` is the condition of
+    the join, or the names of columns that both have. Values are as in ``update``, and
+    ``write.merge.mode`` and ``write.update.isolation-level`` count. The other arguments and the
+    errors are those of ``update``; see also ``MergeInto.merge``.
+    """
+    target = ChangedTable(spark, *_opened(table, options), cores)
+    return MergeInto(target, source, checked_on(on), branch)
+
+
 def _opened(
     table: str | EncryptedTable, options: Options | None
 ) -> tuple[EncryptedTable, dict[str, str]]:
     """Return the table, and the options by which executors open it."""
-    known = dict(options or {})
     if isinstance(table, str):
-        known["path"] = table
+        known = _of_name(options, table)
         table = open_of_options(known)
     elif isinstance(table.catalog, NoopCatalog):
-        known.setdefault("path", table.metadata_location)
+        known = _checked(options, table.metadata_location)
     else:
-        known.setdefault("path", ".".join(table.name()))
+        known = _checked(options, ".".join(table.name()))
         known.setdefault("catalog", table.catalog.name)
     # The master key that the driver has used, whatever the metadata says later.
     known["key"] = table.key_id
     if table.files.location_map:
         known.setdefault("location-map", json.dumps(table.files.location_map))
     return table, known
+
+
+def _of_name(options: Options | None, table: str) -> dict[str, str]:
+    """Return the options of a job on a table that is named. Raises as ``_checked``."""
+    known = _checked(options, table)
+    if known["path"] != table:
+        raise ValueError("the option 'path' is an argument too: leave one out")
+    return known
+
+
+def _checked(options: Options | None, path: str) -> dict[str, str]:
+    """Return the options of a job on the table ``path``. Raises ValueError for one that is not
+    known, and KmsConfigurationError for one that is a secret."""
+    known = opt.as_spark_names(options)
+    known.setdefault("path", path)
+    opt.refuse_secrets(known)
+    known_names.check(known, known_names.TABLES, known_names.JOB)
+    return known

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from pyiceberg.table.locations import LocationProvider
@@ -47,7 +47,7 @@ from ..iceberg_api import (
     new_location,
 )
 from ..jobs.group import JobGroup
-from .access import JobKey, new_job_id, without_history
+from ..table_access import JobKey, new_job_id, without_history
 from .tasks import (
     Checking,
     Failed,
@@ -61,6 +61,9 @@ from .tasks import (
     SentMerge,
 )
 from .waves import run_in_waves
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 
@@ -253,7 +256,7 @@ class SparkRewrites:
         output.note(file.file_path)
         self._used.add(_name(file.file_path))
 
-    def __enter__(self) -> SparkRewrites:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

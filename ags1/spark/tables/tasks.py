@@ -39,16 +39,23 @@ from ..iceberg_api import (
     TableView,
     rewrite_file,
 )
+from ..table_access import (
+    SENT_FIELDS,
+    JobKey,
+    SentFile,
+    SentRecord,
+    catalog_of_options,
+    table_of_process,
+)
 from ..workers import end_of_task, task_context
-from .access import SENT_FIELDS, JobKey, SentFile, SentRecord, catalog_of_options, table_of_process
 
 # What the work on a file may raise, with or without Spark.
-_EXPECTED = (Ags1Error, OSError, NotImplementedError, MemoryError)
+EXPECTED = (Ags1Error, OSError, NotImplementedError, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
-    """The table of a job, which each process opens by the options of ``access``, sorted.
+    """The table of a job, which each process opens by the options of ``table_access``, sorted.
     ``is_plain``: the table is not encrypted yet."""
 
     job_id: str
@@ -250,7 +257,7 @@ class Rewriting:
                         new = rewrite_file(file.open(job), source, output, location)
                     except KMS_UNUSABLE:
                         raise
-                    except _EXPECTED as error:
+                    except EXPECTED as error:
                         results.append(Failed(file.number, error))
                         break
                     results.append(NewFile(file.number, SentRecord.of_new(new, _NEW, job)))
@@ -294,7 +301,7 @@ class Merging:
                         files = merger.merge(merge.open(job), lambda _: None)
                     except KMS_UNUSABLE:
                         raise
-                    except (*_EXPECTED, ValueError) as error:
+                    except (*EXPECTED, ValueError) as error:
                         results.append(Failed(merge.number, error))
                         break
                     sent = [SentRecord.of_new(file, SENT_FIELDS, job) for file in files]

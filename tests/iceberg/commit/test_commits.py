@@ -508,7 +508,7 @@ class Metastore:
     def get_table(self, dbname: str, tbl_name: str) -> Any:
         from hive_metastore.ttypes import NoSuchObjectException
 
-        if tbl_name not in self.tables:
+        if dbname != "db" or tbl_name not in self.tables:
             raise NoSuchObjectException()
         return copy.deepcopy(self.tables[tbl_name])
 
@@ -524,7 +524,7 @@ class Metastore:
     def alter_table_with_environment_context(
         self, database: str, name: str, table: Any, context: Any
     ) -> None:
-        from hive_metastore.ttypes import MetaException
+        from hive_metastore.ttypes import InvalidOperationException, MetaException
 
         first, self.on_change = self.on_change, None
         if first is not None:
@@ -532,12 +532,15 @@ class Metastore:
         key = context.properties["expected_parameter_key"]
         if self.tables[name].parameters[key] != context.properties["expected_parameter_value"]:
             raise MetaException("The table has been modified.")
-        self.change(table)
+        if table.dbName != "db":
+            raise InvalidOperationException("no database")
+        self.change(table, name)
 
-    def change(self, table: Any) -> None:
+    def change(self, table: Any, before: str | None = None) -> None:
         fault, self.fault = self.fault, None
         if fault is not None and self.is_before:
             raise fault
+        self.tables.pop(before, None)
         self.tables[table.tableName] = copy.deepcopy(table)
         if fault is not None:
             raise fault
@@ -696,6 +699,54 @@ def test_answers_of_hive_that_are_lost(hive: Commits, metastore: Metastore) -> N
     metastore.fault, metastore.is_before = TTransportException(), True
     with pytest.raises(CommitStateUnknownException):
         create(hive, "db.v")
+
+
+def test_a_rename_in_hive_does_not_undo_a_commit(hive: Commits, metastore: Metastore) -> None:
+    from thrift.transport.TTransport import TTransportException
+
+    base, output = create(hive)
+    metastore.on_change = lambda: hive.commit(base, setting(a="1"), [], output)
+    with pytest.raises(CommitFailedException, match="modified"):
+        hive.rename(base, "db.u")
+    with pytest.raises(CommitFailedException, match="another process"):
+        hive.rename(base, "db.u")
+    assert list(metastore.tables) == ["t"]
+    base = hive.load("db.t", Trust("keyA"))
+    assert base.metadata["properties"]["a"] == "1"
+    create(hive, "db.taken")
+    with pytest.raises(TableAlreadyExistsError):
+        hive.rename(base, "db.taken")
+    with pytest.raises(NoSuchNamespaceError):
+        hive.rename(base, "nowhere.t")
+    # An answer is lost, before and after the change.
+    metastore.fault, metastore.is_before = TTransportException(), True
+    with pytest.raises(CommitStateUnknownException):
+        hive.rename(base, "db.u")
+    metastore.fault, metastore.is_before = TTransportException(), False
+    hive.rename(base, "db.u")
+    assert sorted(metastore.tables) == ["taken", "u"]
+    assert metastore.locks == []
+    assert hive.load("db.u", Trust("keyA")).location == base.location
+
+
+def test_our_commit_to_hive_does_not_confirm_a_folder_that_somebody_put_into_the_metadata(
+    hive: Commits, metastore: Metastore, tmp_path: Path
+) -> None:
+    base, output = create(hive)
+    path = Path(base.location.removeprefix("file://"))
+    metadata = json.loads(path.read_bytes())
+    elsewhere = f"file://{tmp_path}/other"
+    metadata["properties"]["write.data.path"] = elsewhere
+    path.write_text(json.dumps(metadata))
+    del metastore.tables["t"].parameters["metadata_hash"]  # as after a commit of PyIceberg's
+    ours = hive.commit(hive.load("db.t", Trust("keyA")), setting(a="1"), [], output)
+    assert "metadata_hash" not in metastore.tables["t"].parameters
+    assert hive.load("db.t", Trust("keyA")) == ours
+    assert not ours.trust.confirms_metadata
+    # Who sets it means it.
+    ours = hive.commit(ours, setting(**{"write.data.path": elsewhere}), [], output)
+    assert ours.trust.confirms_metadata
+    assert hive.load("db.t", Trust("keyA")) == ours
 
 
 def test_hive_s_lock(hive: Commits, metastore: Metastore) -> None:

@@ -3,7 +3,8 @@
 The steps are the calls that change something outside the process: files opened, written, synced,
 linked and removed, statements and commits of the catalog's database. A process that has everything
 imported makes the table once, and for each step forks a writer that is killed there, before it or
-after it.
+after it. Most steps leave the disk as the one before: what a reader finds is asked once for all
+steps that leave the same.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from conftest import RunPython
 pytestmark = pytest.mark.slow
 
 SCRIPT = '''
-import collections, json, os, shutil, signal, sys, threading, traceback, warnings
+import collections, json, os, shutil, signal, sqlite3, sys, threading, traceback, warnings
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -193,6 +194,34 @@ def state():
         assert table.scan().count() == len(found) + 1
         return found, tables, len(lost), keks, files
 
+def on_disk():
+    """Return what a kill left, alike for all kills that left the same: the files that were there
+    before and whether they are unchanged; the folder, kind and size of each new file, whose names
+    are random; and the version that each table has in the catalog's database."""
+    files = []
+    for path in live.rglob("*"):
+        name, kind = path.relative_to(live), "".join(path.suffixes[-2:])
+        before = saved / name
+        if not path.is_file():
+            files.append((str(name), -1, before.is_dir()))
+        elif before.exists():
+            same = before.read_bytes() == path.read_bytes()
+            files.append((str(name), path.stat().st_size, same))
+        else:
+            files.append((str(name.parent / kind), path.stat().st_size, False))
+    copy = folder / "copy"
+    copy.mkdir()
+    for path in live.glob("catalog.db*"):
+        shutil.copy(path, copy)
+    with sqlite3.connect(copy / "catalog.db") as database:
+        rows = database.execute(
+            "SELECT table_name, metadata_location, previous_metadata_location FROM iceberg_tables"
+        ).fetchall()
+    database.close()
+    shutil.rmtree(copy)
+    tables = [[text and text.rpartition("/")[2].partition("-")[0] for text in row] for row in rows]
+    return json.dumps([sorted(files), sorted(tables)])
+
 must(make)
 shutil.copytree(live, saved)
 saved_keys = must(state)[3]
@@ -201,18 +230,22 @@ shutil.copytree(saved, live)
 total = must(lambda: killed_at(-1))
 old, new = OUTCOMES[work]
 seen = collections.Counter()
+states = {}
 left = 0
 for point in range(part, total + 1, parts):
     shutil.rmtree(live)
     shutil.copytree(saved, live)
     status, _ = in_a_fork(lambda: killed_at(point))
     assert (status == signal.SIGKILL) or point >= total - slack, (point, status)
-    found, tables, lost, keks, files = must(state)
+    disk = on_disk()
+    if disk not in states:
+        states[disk] = must(state)
+    found, tables, lost, keks, files = states[disk]
     assert found in (old, new), (point, found)
     # Each new KEK has a name of its own.
     seen[json.dumps((found, tables, keks == saved_keys, files))] += 1
     left += lost > 0
-print(json.dumps({"points": total, "seen": dict(seen), "left": left}))
+print(json.dumps({"points": total, "seen": dict(seen), "left": left, "states": len(states)}))
 '''
 
 

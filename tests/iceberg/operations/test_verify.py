@@ -842,8 +842,11 @@ def test_a_table_on_s3(s3: Any, io_impl: str, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", DAMAGED)
-def test_streams_tell_the_same_as_files_of_this_machine(name: str, tmp_path: Path) -> None:
+def test_streams_tell_the_same_as_files_of_this_machine(
+    name: str, each: bool, tmp_path: Path
+) -> None:
     pytest.importorskip("fsspec")
     folder = copied(name, tmp_path)
     through_streams = {"properties": {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}}
@@ -852,15 +855,19 @@ def test_streams_tell_the_same_as_files_of_this_machine(name: str, tmp_path: Pat
         tables = [open_fixture(name, tmp_path, **how) for how in ({}, through_streams)]
         return [[(f.kind, f.file) for f in verify_table(t).findings] for t in tables]
 
-    for damage in ("middle byte", "cut by a byte", "longer by a byte", "gone", "plain Parquet"):
-        harm = DAMAGES[damage][0]
-        for path in sealed_files(folder):
-            whole = path.read_bytes()
-            harm(path)
-            here, streams = both()
-            assert here == streams
-            assert location(path, tmp_path) in {file for _, file in here}
-            path.write_bytes(whole)
+    damages = ("middle byte", "cut by a byte", "longer by a byte", "gone", "plain Parquet")
+    for (at, damage), (number, path) in itertools.product(
+        enumerate(damages), enumerate(sealed_files(folder))
+    ):
+        # Each file has one damage and each damage a file, or each file has each.
+        if not each and (at - number) % len(damages):
+            continue
+        whole = path.read_bytes()
+        DAMAGES[damage][0](path)
+        here, streams = both()
+        assert here == streams
+        assert location(path, tmp_path) in {file for _, file in here}
+        path.write_bytes(whole)
     shutil.copy(TABLES / "README.md", folder / "data" / "other")
     here, streams = both()
     assert here == streams

@@ -825,7 +825,10 @@ def first_of(works: list[Callable[[], object]]) -> Callable[[int, int], None]:
 # -- many threads
 
 
-def test_threads_that_share_a_table_object_lose_no_key(catalog: EncryptedCatalog) -> None:
+@pytest.mark.parametrize("rounds", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_threads_that_share_a_table_object_lose_no_key(
+    catalog: EncryptedCatalog, rounds: int
+) -> None:
     patient = {"commit.retry.num-retries": "200", "commit.retry.max-wait-ms": "20"}
     table = create(catalog, "db.t", ENCRYPTED | patient)
     assert isinstance(table, EncryptedTable)
@@ -834,7 +837,7 @@ def test_threads_that_share_a_table_object_lose_no_key(catalog: EncryptedCatalog
     def work(first: int) -> int:
         together.wait()
         conflicts = 0
-        for n in range(first, first + 5):
+        for n in range(first, first + rounds):
             table.append(rows(n, v=f"{first}"))
             table.append(rows(n + 50, v=f"{first}"), branch="b")
             try:
@@ -851,7 +854,7 @@ def test_threads_that_share_a_table_object_lose_no_key(catalog: EncryptedCatalog
     assert (conflicts, ids(found)) == (0, [1, 2, 3, 11, 12, 13])
     assert ids(table) == ids(found)
     keys = {key.key_id for key in found.files.keys.encryption_keys}
-    assert len(found.snapshots()) == 1 + 4 * 5 * 3
+    assert len(found.snapshots()) == 1 + 4 * rounds * 3
     for snapshot in found.snapshots():
         assert snapshot.key_id in keys
         assert found.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows >= 3

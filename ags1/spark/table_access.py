@@ -17,14 +17,14 @@ from uuid import uuid4
 
 from pyiceberg.manifest import DataFile
 
-from ...errors import KeyMetadataError, NotEncryptedError
-from ...key_metadata import KeyMetadata
-from ...keys.cache import KekCache
-from ...keys.envelope import KEY_TIMESTAMP, EncryptedKey, KeyEncryptionKey, new_key_id
-from ...keys.manager import EncryptionManager, now_ms
-from ...kms.registry import KMS_IMPL, KMS_TYPE
-from .. import options as opt
-from ..iceberg_api import (
+from ..errors import KeyMetadataError, NotEncryptedError
+from ..key_metadata import KeyMetadata
+from ..keys.cache import KekCache
+from ..keys.envelope import KEY_TIMESTAMP, EncryptedKey, KeyEncryptionKey, new_key_id
+from ..keys.manager import EncryptionManager, now_ms
+from ..kms.registry import KMS_IMPL, KMS_TYPE
+from . import options as opt
+from .iceberg_api import (
     ContentFile,
     EncryptedCatalog,
     EncryptedTable,

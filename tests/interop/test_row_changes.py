@@ -1,0 +1,163 @@
+"""Deletes, updates and merges over executors, beside those of Iceberg's Spark runtime: the same
+rows with the same row lineage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ags1.iceberg import verify_table
+from ags1.iceberg.catalog import EncryptedCatalog, load_catalog
+
+pytest.importorskip("pyspark")
+
+from ags1.spark import tables
+from ags1.spark.tables import RowChanges
+
+from .spark import SparkTables
+
+pytestmark = pytest.mark.interop
+
+KMS_MODULE = """
+import warnings
+
+from ags1.kms import from_properties as make
+
+
+class Kms:
+    @staticmethod
+    def from_properties(properties):
+        keys = {"keyA": b"0123456789012345"}
+        named = {f"encryption.kms.key.{name}": key.hex() for name, key in keys.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return make({"encryption.kms-type": "memory"} | named)
+"""
+LINEAGE = "*, _row_id, _last_updated_sequence_number"
+SOURCE = (
+    "SELECT id, concat('new', id) AS v, CAST(id % 5 AS INT) AS p, id / 4 AS d, id % 2 = 0 AS gone "
+    "FROM range(25, 70, 3)"
+)
+
+
+class Twins(NamedTuple):
+    """A table of Java's, and one of ours that begins with the same files."""
+
+    spark: SparkTables
+    name: str
+    options: dict[str, str]
+    catalog: EncryptedCatalog
+    folder: Path
+
+    @property
+    def session(self) -> Any:
+        return self.spark.session
+
+    def java(self, statement: str) -> list[tuple[Any, ...]]:
+        """Have Java run a statement on its table; return the rows."""
+        self.spark.sql(statement.format(self.name))
+        return self.spark.rows(self.name, LINEAGE, "id, v, p, _row_id")
+
+    def ours(self) -> list[tuple[Any, ...]]:
+        """Return the rows that Java reads in our table."""
+        table = self.catalog.load_table("db.t")
+        assert verify_table(table).ok
+        name = f"{self.name}_{table.metadata.last_sequence_number}"
+        path = Path(table.metadata_location.removeprefix("file:").replace("//", "/"))
+        self.spark.register(name, path)
+        return self.spark.rows(name, LINEAGE, "id, v, p, _row_id")
+
+
+@pytest.fixture(scope="module")
+def kms_module(spark: SparkTables, tmp_path_factory: pytest.TempPathFactory) -> str:
+    module = tmp_path_factory.mktemp("kms") / "interop_kms.py"
+    module.write_text(KMS_MODULE)
+    spark.session.sparkContext.addPyFile(str(module))
+    return "interop_kms:Kms"
+
+
+@pytest.fixture(params=["merge-on-read", "copy-on-write"])
+def twins(
+    request: pytest.FixtureRequest, spark: SparkTables, kms_module: str, tmp_path: Path
+) -> Twins:
+    """A table with three files, of which one has a deletion vector."""
+    number = tmp_path.name.translate({ord(c): "_" for c in "-[]."})
+    name = f"enc.db.rows_{number}"
+    modes = {f"write.{command}.mode": request.param for command in ("delete", "update", "merge")}
+    columns = "id BIGINT NOT NULL, v STRING, p INT, d DOUBLE"
+    vectors = {**modes, "write.delete.mode": "merge-on-read"}
+    spark.create(name, columns, tmp_path / "t", **vectors)
+    for first in (0, 20, 40):
+        spark.sql(
+            f"INSERT INTO {name} SELECT /*+ COALESCE(1) */ id, concat('v', id) AS v, "
+            f"CAST(id % 4 AS INT) AS p, id / 2 AS d FROM range({first}, {first + 20})"
+        )
+    spark.sql(f"DELETE FROM {name} WHERE id IN (3, 24)")
+    mode = modes["write.delete.mode"]
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('write.delete.mode' = '{mode}')")
+    options = {
+        "catalog": "test",
+        "catalog.type": "sql",
+        "catalog.uri": f"sqlite:///{tmp_path}/catalog.db",
+        "encryption.kms-impl": kms_module,
+    }
+    kms = {"encryption.kms-impl": kms_module}
+    catalog = load_catalog("test", type="sql", uri=options["catalog.uri"], **kms)
+    catalog.create_namespace("db")
+    catalog.register_table("db.t", f"file:{spark.metadata_file(name)}")
+    return Twins(spark, name, options, catalog, tmp_path)
+
+
+def test_rows_and_lineage_are_those_of_java(twins: Twins) -> None:
+    session, options = twins.session, twins.options
+
+    expected = twins.java("DELETE FROM {0} WHERE id < 8 AND upper(v) <> 'V5'")
+    done = tables.delete(session, "db.t", "id < 8 AND upper(v) <> 'V5'", options)
+    assert twins.ours() == expected
+    assert done == RowChanges(rows_deleted=6)
+
+    expected = twins.java("UPDATE {0} SET v = concat(v, '!'), p = p + 1 WHERE id % 7 = 0")
+    done = tables.update(
+        session, "db.t", {"V": "concat(v, '!')", "p": "p + 1"}, "id % 7 = 0", options
+    )
+    assert twins.ours() == expected
+    assert done == RowChanges(rows_updated=7)
+
+    expected = twins.java(
+        f"MERGE INTO {{0}} t USING ({SOURCE}) s ON t.id = s.id "
+        "WHEN MATCHED AND s.gone THEN DELETE "
+        "WHEN MATCHED AND t.p < 3 THEN UPDATE SET v = s.v, d = t.d + s.d "
+        "WHEN NOT MATCHED AND s.gone THEN INSERT (id, v) VALUES (s.id, s.v) "
+        "WHEN NOT MATCHED THEN INSERT * "
+        "WHEN NOT MATCHED BY SOURCE AND t.id > 55 THEN UPDATE SET v = 'left' "
+        "WHEN NOT MATCHED BY SOURCE AND t.id BETWEEN 50 AND 53 THEN DELETE"
+    )
+    done = (
+        tables.merge_into(session, "db.t", session.sql(SOURCE), ["id"], options)
+        .whenMatched("source.gone")
+        .delete()
+        .whenMatched("target.p < 3")
+        .update({"v": "source.v", "d": "target.d + source.d"})
+        .whenNotMatched("source.gone")
+        .insert({"id": "source.id", "v": "source.v"})
+        .whenNotMatched()
+        .insertAll()
+        .whenNotMatchedBySource("target.id > 55")
+        .update({"v": "'left'"})
+        .whenNotMatchedBySource("target.id BETWEEN 50 AND 53")
+        .delete()
+        .merge()
+    )
+    ours = twins.ours()
+    assert without_new_ids(ours) == without_new_ids(expected)
+    assert done.rows_inserted == 3
+    assert len({row[-2] for row in ours}) == len(ours)
+    assert None not in {row[-2] for row in ours}
+
+
+def without_new_ids(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return rows of which the inserted ones have no row IDs: these follow the order in which a
+    commit has its new files, which nothing specifies."""
+    return [(*row[:-2], None if row[0] >= 60 else row[-2], row[-1]) for row in rows]
