@@ -7,6 +7,10 @@ and fsspec, which are optional.
 
 from __future__ import annotations
 
+import atexit
+import threading
+import time
+import weakref
 from typing import Any
 
 import fsspec
@@ -52,5 +56,27 @@ class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
         return self.open_input_file(path)
 
     def open_input_file(self, path: str) -> pa.NativeFile:
+        file = self.fs.open(path, mode="rb")
+        _in_use.add(file)
+        _was_used.set()
         # Arrow calls the reader's read_buffer, which decrypts into Arrow's memory.
-        return pa.PythonFile(self.fs.open(path, mode="rb"), mode="r")
+        return pa.PythonFile(file, mode="r")
+
+
+# The files that Arrow has not dropped yet, and whether there has been one.
+_in_use: weakref.WeakSet[Any] = weakref.WeakSet()
+_was_used = threading.Event()
+_LONGEST_WAIT_SECONDS = 0.5
+# A file that has left the set may still be on its way out in a thread of Arrow.
+_LAST_WAIT_SECONDS = 0.1
+
+
+@atexit.register
+def _wait_for_arrow() -> None:
+    """Let Arrow's threads drop their files. A thread of Arrow that needs Python while Python ends
+    would abort the process (``terminate called without an active exception``)."""
+    end = time.monotonic() + _LONGEST_WAIT_SECONDS
+    while _in_use and time.monotonic() < end:
+        time.sleep(0.005)
+    if _was_used.is_set():
+        time.sleep(_LAST_WAIT_SECONDS)

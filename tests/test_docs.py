@@ -28,7 +28,10 @@ DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in PROJECT.glob("
 LINKING = [*DOCUMENTS, "SECURITY.md", "CHANGELOG.md", "bench/README.md", "ags1/spark/README.md"]
 
 # (document, its sections in the order in which a reader follows them) of each story.
-FILES = ("docs/files.md", ["In Python", "From the shell"])
+FILES = (
+    "docs/files.md",
+    ["In Python", "From the shell", "With pandas, pyarrow, Polars, DuckDB and Dask"],
+)
 FIRST = ("README.md", ["Files", "Tables"])
 SPARK = ("README.md", ["Files", "Tables", "Spark"])
 KEYRING = ("docs/keys.md", ["A keyring"])
@@ -293,6 +296,8 @@ def test_the_readme_runs(home: Home) -> None:
 
 @pytest.mark.slow
 def test_the_page_on_files_runs(home: Home) -> None:
+    pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
     home.run(FILES, ["-c", RUN])
     assert (home.folder / "copy.csv").read_bytes() == (home.folder / "numbers.csv").read_bytes()
 

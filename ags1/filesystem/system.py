@@ -85,21 +85,18 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
         self._storage: Storage
         self._storage = Local(makes_folders=self.fs.auto_mkdir) if is_local else Remote(self.fs)
         self.threads: int = threads or (usable_cpus() if is_local else max(4, usable_cpus()))
-        # A path of the file system below: only this instance knows its rules.
+        # Paths are those of the file system below. Only this instance knows its rules.
         self._strip_protocol = self._path_below
+        self._parent = self._parent_below
+        self.sep = self.fs.sep
 
     def _path_below(self, path: Any) -> Any:
         if isinstance(path, list):
             return [self._path_below(one) for one in path]
         return self.fs._strip_protocol(ChainedFileSystem._strip_protocol.__func__(type(self), path))
 
-    @property
-    def sep(self) -> Any:
-        """What separates the parts of a path."""
-        return self.fs.sep
-
-    def _parent(self, path: str) -> Any:
-        return self.fs._parent(self._strip_protocol(path))
+    def _parent_below(self, path: Any) -> Any:
+        return self.fs._parent(self._path_below(path))
 
     # -- keys
 
