@@ -104,7 +104,7 @@ def conjuncts(text: str) -> list[str]:
     in_range = False
     for found in _SQL.finditer(text):
         word = found[0].upper()
-        if word in ("CASE", "OR", "--", "/*"):
+        if word in ("CASE", "--", "/*") or (word == "OR" and depth == 0):
             return [text]
         depth += (word == "(") - (word == ")")
         if depth == 0 and word == "BETWEEN":
