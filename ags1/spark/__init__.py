@@ -4,7 +4,8 @@ Executors run the same compiled code as one machine does. Only wrapped keys and 
 a KMS are sent to them (``keys``). Users import these names:
 
     jobs             encrypt, decrypt, verify and rewrap any number of files
-    tables           verify, migrate, rekey and compact whole encrypted tables
+    tables           verify, migrate, rekey and compact whole encrypted tables; delete, update
+                     and merge rows
     datasource       the data source "ags1": encrypted files as rows
     iceberg_source   the data source "ags1-iceberg": encrypted tables as rows
     queries          ``read_table`` and ``count``, which this package also exports

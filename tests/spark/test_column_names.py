@@ -13,10 +13,6 @@ pytest.importorskip("pyspark")
 from ags1.spark.arrow_rows import spark_schema
 from ags1.spark.iceberg_source import Ags1IcebergDataSource
 
-from .test_iceberg_source import catalog, options
-
-__all__ = ["catalog", "options"]
-
 ROWS = pa.table({"Id": [1, 2], "Region": ["a", "b"], "Place": [{"Land": "x"}, {"Land": "y"}]})
 
 

@@ -12,9 +12,7 @@ pytest.importorskip("pyspark")
 
 from ags1.spark.iceberg_source import Ags1IcebergDataSource
 
-from .test_iceberg_source import catalog, options, some_rows, table_of
-
-__all__ = ["catalog", "options"]
+from .test_iceberg_source import some_rows, table_of
 
 NAMES = """
     entries files data_files delete_files partitions snapshots history refs manifests

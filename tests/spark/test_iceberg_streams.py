@@ -26,9 +26,9 @@ from ags1.spark.iceberg_source import Ags1IcebergDataSource, stream_writer
 from ags1.spark.iceberg_source.stream_reader import TableStreamReader
 from ags1.spark.iceberg_source.stream_writer import BatchFiles, TableStreamWriter
 
-from .test_iceberg_source import catalog, iceberg, options, some_rows, table_of
+from .test_iceberg_source import iceberg, some_rows, table_of
 
-__all__ = ["catalog", "iceberg", "options"]
+__all__ = ["iceberg"]
 
 
 def schema_of(table: Any) -> StructType:

@@ -26,9 +26,9 @@ from ags1.spark.datasource import Ags1DataSource
 from ags1.spark.iceberg_source import Ags1IcebergDataSource
 from ags1.spark.queries import count
 
-from .test_iceberg_source import catalog, iceberg, ids, options, reading, some_rows, table_of
+from .test_iceberg_source import iceberg, ids, reading, some_rows, table_of
 
-__all__ = ["catalog", "iceberg", "options"]
+__all__ = ["iceberg"]
 
 _ROWS = spark_schema(some_rows(0, 1).schema)
 _ROWS["id"].nullable = False

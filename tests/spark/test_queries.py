@@ -23,16 +23,14 @@ from .test_iceberg_source import (
     JAVA_KMS,
     JAVA_LOCATION,
     TABLES,
-    catalog,
     expected,
     iceberg,
     ids,
-    options,
     some_rows,
     table_of,
 )
 
-__all__ = ["catalog", "iceberg", "options"]
+__all__ = ["iceberg"]
 
 
 def java_s(name: str) -> tuple[str, dict[str, str]]:

@@ -270,9 +270,15 @@ def test_files_that_cannot_match_are_not_read(
 
     assert tables.delete(spark, "db.t", "id < 3", options) == RowChanges(rows_deleted=3)
     assert tables.update(spark, "db.t", {"region": None}, "id = 5", options).rows_updated == 1
+    assert (
+        tables.delete(spark, "db.t", "5 < id AND id < 9 AND id % 4 = 3", options).rows_deleted == 1
+    )
+    on = "target.id < 100 AND target.id = source.id AND source.region = 'new'"
+    merge = tables.merge_into(spark, "db.t", changes_of(spark, 4, 200), on, options)
+    assert merge.whenMatched().delete().merge().rows_deleted == 1
     assert tables.delete(spark, "db.t", "id >= 100", options) == RowChanges(rows_deleted=200)
 
-    assert ids(table) == [*range(3, 100)]
+    assert ids(table) == [n for n in range(3, 100) if n not in (4, 7)]
 
 
 def test_a_branch_and_an_empty_table(spark: Any, catalog: Any, options: dict[str, str]) -> None:

@@ -34,12 +34,13 @@ Assignments: TypeAlias = "Mapping[str, Any]"
 def delete_command(target: ChangedTable, where: str | Column) -> Command:
     """Return the command that deletes the rows for which ``where`` is true."""
     text = where if isinstance(where, str) else None
-    row_filter, exact = target.filter_of(text) if text else (target.filter_of(None)[0], False)
+    row_filter, exact = target.filter_of(text)
 
     def actions(frame: Any) -> Any:
         return frame.where(where).select(sql.lit(REMOVE).alias(ACTION), FILE, POSITION)
 
     columns = target.columns_in(text) if text else None
+    exact = exact and text is not None
     return Command("delete", actions, row_filter, exact, columns, writes=False)
 
 
@@ -129,9 +130,12 @@ class MergeInto:
         columns = None
         if all(text is None or isinstance(text, str) for text in texts) and (keeps or not writes):
             columns = self._target.columns_in(*texts)
+        on = self._on if isinstance(self._on, str) and not self._has("by_source") else None
+        row_filter, _ = self._target.filter_of(on, f"{TARGET}.")
         command = Command(
             "merge",
             self._actions,
+            row_filter,
             columns=columns,
             writes=writes,
             inserts=self._has("inserted"),

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyiceberg.expressions.visitors import bind, extract_field_ids
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
+from pyiceberg.expressions.visitors import extract_field_ids
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
@@ -33,6 +33,7 @@ from pyroaring import BitMap64
 from pyspark.errors import SparkRuntimeException
 from pyspark.sql.types import LongType, StructField, StructType
 
+from ...errors import Ags1Error
 from ...keys.envelope import KeyEncryptionKey
 from .. import known_options as known
 from .. import options as opt
@@ -53,6 +54,7 @@ from ..iceberg_api import (
     TableView,
     WritePlan,
     as_stored,
+    bound_filter,
     check_readable,
     columns_of,
     is_copy_on_write,
@@ -60,12 +62,12 @@ from ..iceberg_api import (
     schema_with_lineage,
 )
 from ..iceberg_source.column_names import naming
+from ..iceberg_source.filters import conjuncts, parse_filter
 from ..iceberg_source.reader import (
     TablePartition,
     numbered_rows_of,
     partitions_of,
     path_of_number,
-    row_filter_of,
 )
 from ..iceberg_source.writer import snapshot_properties
 from ..queries import frame_of
@@ -153,23 +155,38 @@ class ChangedTable:
         """Return what a new row has in a column that it does not name."""
         return self.table.schema().find_field(name).write_default
 
-    def filter_of(self, where: str | None) -> tuple[BooleanExpression, bool]:
+    def filter_of(self, where: str | None, prefix: str = "") -> tuple[BooleanExpression, bool]:
         """Return a filter that is true wherever ``where`` is, to choose files by, and whether it is
-        exactly ``where``. In Spark, NaN is equal to itself and larger than all numbers, and not in
-        a filter, so one on such a column chooses all files."""
-        schema = self.table.schema()
+        exactly ``where``. It has those parts of ``where`` that are filters on the table's columns,
+        whose names begin with ``prefix``."""
         if where is None:
             return AlwaysTrue(), True
+        if '"' in where or "\\" in where:
+            # Spark's settings decide what is in double quotes, and what a backslash does.
+            return AlwaysTrue(), False
+        parts = [self._filter_of(part, prefix) for part in conjuncts(where)]
+        found = [part for part in parts if part is not None]
+        return And(AlwaysTrue(), AlwaysTrue(), *found), len(found) == len(parts)
+
+    def _filter_of(self, text: str, prefix: str) -> BooleanExpression | None:
+        """Return a filter that means what Spark takes the text for; None if that is not sure. Here
+        NaN is in no comparison, and in Spark it is larger than all numbers."""
+        schema = self.table.schema()
+
+        def own_name(name: str) -> str:
+            if not name.lower().startswith(prefix):
+                raise ValueError(f"{name!r} is not a column of the table")
+            return self.own_name(name[len(prefix) :])
+
         try:
-            given = {**self.options, "filter": where}
-            row_filter = row_filter_of(given, schema=schema)
-            bound = bind(schema, row_filter, case_sensitive=True)
-        except (ValueError, TypeError, NotImplementedError):
-            return AlwaysTrue(), False
-        kinds = (schema.find_type(field_id) for field_id in extract_field_ids(bound))
-        if any(isinstance(kind, FloatType | DoubleType) for kind in kinds):
-            return AlwaysTrue(), False
-        return row_filter, True
+            row_filter = parse_filter(text, own_name=own_name)
+            bound = bound_filter(row_filter, schema)
+        except (Ags1Error, ValueError, TypeError, NotImplementedError):
+            return None
+        kinds = map(schema.find_type, extract_field_ids(bound) & set(schema.field_ids))
+        is_float = any(isinstance(kind, FloatType | DoubleType) for kind in kinds)
+        hidden = extract_field_ids(bound) - set(schema.field_ids)
+        return None if is_float or hidden else row_filter
 
     def columns_in(self, *texts: str | None) -> frozenset[str] | None:
         """Return the names of the table's columns that expressions may use, at least those that
