@@ -19,7 +19,14 @@ from ags1.kms import KmsClient
 from .spark import SparkTables
 
 Row = tuple[tuple[str, Any], ...]
-METADATA_COLUMNS = ("_file", "_pos", "_spec_id", "_row_id", "_last_updated_sequence_number")
+METADATA_COLUMNS = (
+    "_file",
+    "_pos",
+    "_spec_id",
+    "_partition",
+    "_row_id",
+    "_last_updated_sequence_number",
+)
 
 
 def opened(spark: SparkTables, name: str, kms: KmsClient, **more: Any) -> EncryptedTable:

@@ -167,7 +167,7 @@ def test_deletes_filters_columns_and_snapshots(
     assert filtered.columns == ["id", "at"]
     assert ids(filtered) == [n for n in left if n % 3 == 1 and n % 11 and n < 120]
     assert filtered.where("id = 1").collect()[0]["at"].second == 1
-    hidden = ("_file", "_pos", "_row_id", "_last_updated_sequence_number")
+    hidden = ("_file", "_pos", "_spec_id", "_row_id", "_last_updated_sequence_number")
     places = reading(iceberg, options, columns=f"id,{','.join(hidden)}", partSize="1k")
     scanned = table.scan(selected_fields=("id", *hidden)).to_arrow().to_pylist()
     assert places.columns == ["id", *hidden]

@@ -341,6 +341,27 @@ def partition(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["region"], row["at"].date(), BucketTransform(2).transform(LongType())(row["id"])
 
 
+def test_the_partition_of_a_row_is_that_of_its_file(catalog: Any, options: dict[str, str]) -> None:
+    table = table_of(catalog, spec=_PARTITIONS)
+    table.append(some_rows(0, 50))
+    with table.update_spec() as update:
+        update.remove_field("day")
+    table.append(some_rows(50, 50))
+    made = source(Ags1IcebergDataSource, options, path="db.t", columns="id,_PARTITION")
+
+    reader = pickle.loads(pickle.dumps(made.reader(made.schema())))
+    batches = [b for part in reader.partitions() for b in reader.read(part)]
+
+    assert made.schema()["_partition"].dataType.simpleString() == (
+        "struct<region:string,day:date,bucket:int>"
+    )
+    found = {row["id"]: tuple(row["_partition"].values()) for b in batches for row in b.to_pylist()}
+    expected = {row["id"]: partition(row) for row in rows_of(table)}
+    without_day = {n: (p[0], None, p[2]) for n, p in expected.items() if n >= 50}
+    assert found == expected | without_day
+    assert len(found) == 100
+
+
 @pytest.mark.parametrize("option", ["overwrite-mode", "partitionOverwriteMode"])
 def test_a_dynamic_overwrite_replaces_the_partitions_of_its_rows_alone(
     catalog: Any, options: dict[str, str], option: str

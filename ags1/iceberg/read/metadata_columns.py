@@ -1,9 +1,10 @@
-"""Metadata columns: the file of a row, its position there, its row ID, and the sequence number of
-its last change.
+"""Metadata columns: the file of a row, its position there, its partition, its row ID, and the
+sequence number of its last change.
 
 Names, IDs and types are those of Java's ``MetadataColumns``. See "Reserved Field IDs" and "Row
 Lineage" in the specification. A metadata column is read only if it is named. If the table has a
-column of the same name, the name means that column.
+column of the same name, the name means that column. ``_partition`` has another type in each table:
+``partition_column`` makes it, and filters cannot name it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..spec.constants import (
     ROW_ID,
     SPEC_ID,
 )
+from .partition_column import PARTITION
 
 _FIELDS = (
     (FILE_ID, "_file", StringType(), "Path of the file in which a row is stored"),
@@ -56,12 +58,13 @@ CHANGE_COLUMNS = {
     i: NestedField(i, name, kind, required=i == CHANGE_TYPE_ID, doc=doc)
     for i, name, kind, doc in _CHANGE_FIELDS
 }
-_NAMES = frozenset(field.name for field in METADATA_COLUMNS.values())
+#: The names of all metadata columns of a scan.
+METADATA_NAMES = (*(field.name for field in METADATA_COLUMNS.values()), PARTITION)
 
 
 def names_any(names: Iterable[str]) -> bool:
     """Return whether any of the names may be that of a metadata column."""
-    return any(name in _NAMES or name.lower() in _NAMES for name in names)
+    return any(name.lower() in METADATA_NAMES for name in names)
 
 
 def select(

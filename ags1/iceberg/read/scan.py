@@ -22,10 +22,17 @@ from pyiceberg.table.snapshots import Operation, ancestors_between_ids
 
 from ..pyiceberg.scans import PlannedScan, appends_between
 from ..spec.column_types import as_stored
+from ..spec.constants import PARTITION_ID
 from ..storage.table_files import TableFiles
 from .ahead import in_order, is_large, read_ahead
 from .filters import as_sql, bound_filter
-from .metadata_columns import names_any, select, without_metadata_columns
+from .metadata_columns import (
+    METADATA_COLUMNS,
+    names_any,
+    select,
+    without_metadata_columns,
+)
+from .partition_column import PARTITION, partition_column
 from .planning import EncryptedPlanner
 from .records import ContentFile
 from .snapshots import files_of
@@ -49,8 +56,9 @@ class EncryptedScan(PlannedScan):
 
     def projection(self) -> Schema:
         """Return the columns that the scan reads. Metadata columns (``_file``, ``_pos``,
-        ``_spec_id``, ``_row_id``, ``_last_updated_sequence_number``) must be selected by name.
-        Raises ValueError for a column that does not exist."""
+        ``_spec_id``, ``_partition``, ``_row_id``, ``_last_updated_sequence_number``) must be
+        selected by name. Raises ValueError for a column that does not exist, and as
+        ``partition_column``."""
         return _projection(self, super().projection)
 
     def planner(self) -> EncryptedPlanner:
@@ -222,7 +230,12 @@ def _projection(scan: _Scan, of_pyiceberg: Callable[[], Schema]) -> Schema:
     if not names_any(scan.selected_fields):
         return of_pyiceberg()
     everything = scan.update(selected_fields=("*",)).projection()
-    return select(everything, scan.selected_fields, case_sensitive=scan.case_sensitive)
+    beside = METADATA_COLUMNS
+    if any(name.lower() == PARTITION for name in scan.selected_fields):
+        beside = {**beside, PARTITION_ID: partition_column(scan.table_metadata)}
+    return select(
+        everything, scan.selected_fields, case_sensitive=scan.case_sensitive, beside=beside
+    )
 
 
 def _of_manifests(scan: _Scan) -> BooleanExpression:

@@ -36,7 +36,7 @@ from pyroaring import BitMap64
 
 from ...cpu import usable_cpus
 from ..spec.column_types import as_stored, check_readable
-from ..spec.constants import FILE_ID, POSITION_ID, ROW_ID, SPEC_ID
+from ..spec.constants import FILE_ID, PARTITION_ID, POSITION_ID, ROW_ID, SPEC_ID
 from ..storage.table_files import TableFiles
 from .columns import FileReader, Rows, leaf_ids
 from .deletes import Deleted, DeleteReader, PuffinCache, not_deleted
@@ -44,9 +44,11 @@ from .filters import RowFilter
 from .metadata_columns import LINEAGE_IDS, METADATA_COLUMNS
 from .once import Once
 from .open_files import FileColumns, OpenAvro, OpenParquet
+from .partition_column import partitions
 from .records import ContentFile
 
 _NOTHING = Deleted(None, [])
+_METADATA_IDS = METADATA_COLUMNS.keys() | {PARTITION_ID}
 _ARROW_TYPES = {i: schema_to_pyarrow(f.field_type) for i, f in METADATA_COLUMNS.items()}
 
 
@@ -92,7 +94,7 @@ class TaskReader:
         self._dictionary_columns = dictionary_columns
         self._matches_none = row_filter == AlwaysFalse()
         schema = metadata.schema()
-        metadata_ids = METADATA_COLUMNS.keys() & projected.field_ids
+        metadata_ids = _METADATA_IDS & projected.field_ids
         # The projected columns that files have. If that is all of them, it is the same object.
         self._file_part = projected
         if metadata_ids:
@@ -109,6 +111,7 @@ class TaskReader:
             field_ids |= leaf_ids(prune_columns(schema, set(self._filter.field_ids)))
         # Files may have columns of row lineage, but no other metadata column.
         self._field_ids = field_ids - METADATA_COLUMNS.keys() | metadata_ids & LINEAGE_IDS
+        self._specs = metadata.specs()
         self._needs_positions = not metadata_ids.isdisjoint((POSITION_ID, ROW_ID))
         # The filter is bound to the current schema, not to the projected one.
         self._filter_schemas: Once[int, Schema] = Once(
@@ -258,7 +261,12 @@ class TaskReader:
             batch = self._reader.project(self._file_part, rows)
             of_file = zip(batch.columns, batch.schema, strict=True)
         for field in self._projected.fields:
-            if field.field_id in METADATA_COLUMNS:
+            if field.field_id == PARTITION_ID:
+                assert rows.file is not None
+                spec = self._specs[rows.file.spec_id]
+                column = partitions(field, rows.file, spec, rows.batch.num_rows)
+                kind = pa.field(field.name, column.type)
+            elif field.field_id in METADATA_COLUMNS:
                 column = self._metadata_column(field.field_id, rows)
                 if field.name in self._dictionary_columns:
                     column = column.dictionary_encode()

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from .. import options as opt
-from ..iceberg_api import METADATA_COLUMNS
+from ..iceberg_api import METADATA_NAMES
 
 CASE_SENSITIVE = "case-sensitive"
 
@@ -25,8 +25,7 @@ def naming(options: Mapping[str, str], schema: Schema) -> Callable[[str], str]:
     if opt.flag(options, CASE_SENSITIVE):
         return str
     columns: dict[str, list[str]] = {}
-    hidden = (field.name for field in METADATA_COLUMNS.values())
-    for name in dict.fromkeys((*schema.column_names, *hidden)):
+    for name in dict.fromkeys((*schema.column_names, *METADATA_NAMES)):
         columns.setdefault(name.lower(), []).append(name)
 
     def own_name(name: str) -> str:

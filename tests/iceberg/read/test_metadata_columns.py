@@ -21,7 +21,7 @@ from ags1.iceberg.read.tasks import TaskReader
 
 pytestmark = pytest.mark.filterwarnings("ignore::ags1.kms.memory.KeysInPropertiesWarning")
 
-ALL = ("_file", "_pos", "_spec_id", "_row_id", "_last_updated_sequence_number")
+ALL = ("_file", "_pos", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
 LINEAGE = {"_row_id": 2147483540, "_last_updated_sequence_number": 2147483539}
 COLUMNS = [{"id": 1, "name": "id", "type": "long"}, {"id": 2, "name": "v", "type": "string"}]
 Rows = list[dict[str, Any]]
@@ -82,6 +82,7 @@ def table(
             "_file": path,
             "_pos": position,
             "_spec_id": 0,
+            "_partition": {},
             "_row_id": None if first_id is None else first_id + position,
             "_last_updated_sequence_number": None if first_id is None else number,
         }
@@ -256,6 +257,7 @@ def test_names_ids_and_types(table: tuple[EncryptedTable, Rows]) -> None:
         "_file": (2147483646, "string"),
         "_pos": (2147483645, "long"),
         "_spec_id": (2147483643, "int"),
+        "_partition": (2147483642, "struct<>"),
         "_row_id": (2147483540, "long"),
         "_last_updated_sequence_number": (2147483539, "long"),
     }
@@ -270,13 +272,15 @@ def test_names_ids_and_types(table: tuple[EncryptedTable, Rows]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["_POS", "_partition", "_deleted", "_nope"])
+@pytest.mark.parametrize("name", ["_POS", "_deleted", "_nope"])
 def test_names_that_there_are_not(table: tuple[EncryptedTable, Rows], name: str) -> None:
     ours, _ = table
     with pytest.raises(ValueError, match=f"Could not find column: '{name}'"):
         ours.scan(selected_fields=("id", name)).to_arrow()
     with pytest.raises(ValueError, match=f"Could not find field with name {name}"):
         ours.scan(f"{name} = 1").to_arrow()
+    with pytest.raises(ValueError, match="Could not find field with name _partition"):
+        ours.scan("_partition is null").to_arrow()
 
 
 def test_a_scan_of_appends_has_them_too() -> None:
