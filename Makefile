@@ -76,14 +76,15 @@ mutants: dev
 interop: native $(VENV)/.with-interop
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "(interop or spark) and not cluster"
 
-# Against a real S3 server (Go) and HDFS (Maven), on other versions of PySpark: minutes, and the first
-# time many.
+# Against a real S3 server (Go), HDFS (Maven) and a server of Spark Connect, on a standalone cluster of
+# several users (root only), and on other versions of PySpark: minutes, and the first time many.
 cluster: native $(VENV)/.with-interop
 	$(BIN)/python -m pytest -m cluster
 
-# The bulk and table jobs on a session of Spark Connect instead of a classic one.
+# The bulk and table jobs on a session of Spark Connect instead of a classic one. In one process:
+# PySpark's server on this machine always has port 15002.
 connect: native $(VENV)/.with-interop
-	AGS1_TEST_SPARK=connect $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
+	AGS1_TEST_SPARK=connect $(BIN)/python -m pytest \
 		tests/spark/test_jobs.py tests/spark/test_jobs_remote.py tests/spark/test_tables.py
 
 # PyIceberg's own tests, which pip fetches once.

@@ -32,7 +32,6 @@ from .test_versions import FOUND, JOB, ROOT, run_job
 # Users that every Debian has.
 MASTER, *WORKERS, DRIVER = "daemon", "www-data", "nobody", "games"
 GROUP = "users"
-_JAVA = ["-XX:-UsePerfData", "-Xmx256m", "-Dspark.driver.host=127.0.0.1"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 
@@ -89,6 +88,8 @@ class Cluster:
             "HOME": str(self._base / user),
             "SPARK_HOME": str(self.home),
             "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:-UsePerfData",
             "PYSPARK_PYTHON": self._python,
             "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]),
         }
@@ -110,7 +111,7 @@ class Cluster:
         )
 
     def _start(self, user: str, kind: str, *arguments: str) -> None:
-        command = ["java", *_JAVA, "-cp", f"{self.home}/jars/*", f"org.apache.spark.deploy.{kind}"]
+        command = [f"{self.home}/bin/spark-class", f"org.apache.spark.deploy.{kind}"]
         own = ["--host", "127.0.0.1", "--webui-port", "0"]
         with open(self._base / f"{user}.log", "wb") as log:
             started = subprocess.Popen(
@@ -158,6 +159,8 @@ def test_users_share_a_folder(cluster: Cluster) -> None:
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
         "spark.cores.max": "2",
+        # Otherwise executors of one host open each other's shuffle files, which are private.
+        "spark.shuffle.readHostLocalDisk": "false",
         "spark.executorEnv.PYTHONPATH": cluster.process(DRIVER)["env"]["PYTHONPATH"],
     }
     said = cluster.run(settings)

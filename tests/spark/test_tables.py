@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -62,6 +63,7 @@ def session(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         spark.sparkContext.addPyFile(str(module))
     else:
         spark.addArtifact(str(module), pyfile=True)
+        sys.path.append(str(module.parent))  # as addPyFile does
     return spark
 
 
