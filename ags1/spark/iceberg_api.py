@@ -23,7 +23,7 @@ from ..iceberg.pyiceberg.arrow import iceberg_schema
 from ..iceberg.pyiceberg.catalogs import configured_properties
 from ..iceberg.read.filters import bound_filter
 from ..iceberg.read.metadata import parse_metadata
-from ..iceberg.read.metadata_columns import METADATA_NAMES, filtered_schema
+from ..iceberg.read.metadata_columns import METADATA_COLUMNS, METADATA_NAMES, filtered_schema
 from ..iceberg.read.records import ADDED, ContentFile, ManifestEntry, read_entries
 from ..iceberg.read.scan import EncryptedIncrementalScan, EncryptedScan
 from ..iceberg.read.splits import splits_of
