@@ -18,7 +18,7 @@ from . import layout
 from .geometry import DEFAULT_MAX_BLOCK_SIZE
 from .key_metadata import KeyMetadata
 from .reader import DEFAULT_CACHE_SIZE, Reader
-from .writer import Writer
+from .writer import Writer, seeming_seekable
 
 
 class _HoldsKey:
@@ -38,7 +38,7 @@ class TextWriter(_HoldsKey, io.TextIOWrapper):
     buffer: Writer
 
     def __init__(self, buffer: Writer, *format: Any) -> None:
-        with buffer.seeming_seekable():
+        with seeming_seekable(buffer):
             super().__init__(buffer, *format)
 
     @property

@@ -21,6 +21,7 @@ import copy
 import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,6 +39,19 @@ from .threads import Job, Pool, check_threads
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+_seeming_seekable: ContextVar[Writer | None] = ContextVar("seeming_seekable", default=None)
+
+
+@contextlib.contextmanager
+def seeming_seekable(writer: Writer) -> Iterator[None]:
+    """Let ``writer.seekable`` return True. ``io.TextIOWrapper`` asks once, when it is made. It
+    writes the byte-order marks of UTF-16 and UTF-32, and has ``tell``, only if that is True."""
+    token = _seeming_seekable.set(writer)
+    try:
+        yield
+    finally:
+        _seeming_seekable.reset(token)
+
 
 class Writer(FastWriter, Stream):
     """An encrypted file, open for writing: made by ``open``.
@@ -51,7 +65,7 @@ class Writer(FastWriter, Stream):
     The nine parameters are those of ``open`` for writing.
     """
 
-    __slots__ = ("_seems_seekable",)
+    __slots__ = ()
 
     def __init__(
         self,
@@ -66,7 +80,6 @@ class Writer(FastWriter, Stream):
         exclusive: bool = False,
     ) -> None:
         check_threads(threads)
-        self._seems_seekable = False
         if km is None:
             km = KeyMetadata.generate(key_size)
         check_unused(km, reuse_key=reuse_key)
@@ -85,17 +98,7 @@ class Writer(FastWriter, Stream):
 
     def seekable(self) -> bool:
         check_open(self)
-        return self._seems_seekable
-
-    @contextlib.contextmanager
-    def seeming_seekable(self) -> Iterator[None]:
-        """Let ``seekable`` return True. ``io.TextIOWrapper`` asks once, when it is made. It writes
-        the byte-order marks of UTF-16 and UTF-32, and has ``tell``, only if the answer is True."""
-        self._seems_seekable = True
-        try:
-            yield
-        finally:
-            self._seems_seekable = False
+        return _seeming_seekable.get() is self
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         raise io.UnsupportedOperation("seek: an encrypted stream is written from start to end")

@@ -277,12 +277,18 @@ class JavaWork:
         self._tables = SparkTables(local)
         self._catalog = self._tables.catalog("enc", keeps_tables=True)
 
-    def read(self, source: str, path: str) -> float:
-        """As ``Work.read``; a table has to be registered."""
+    def read(self, source: str, path: str, cores: int = 2) -> float:
+        """As ``Work.read``, on one core if ``cores`` is 1; a table has to be registered."""
         spark = self._tables.session
-        if source == "avro":
-            return _read(lambda: spark.read.format("avro").load(path))
-        return _read(lambda: spark.table(f"{self._catalog}.db.measured"))
+
+        def frame() -> Any:
+            if source == "avro":
+                rows = spark.read.format("avro").load(path)
+            else:
+                rows = spark.table(f"{self._catalog}.db.measured")
+            return rows.coalesce(1) if cores == 1 else rows
+
+        return _read(frame)
 
     def register(self, metadata_file: Path) -> int:
         """Register a table and return the number of its rows."""
@@ -560,12 +566,13 @@ class AvroRows:
             (TABLE, TABLE_SOURCE, self.table, table, "iceberg", ICEBERG),
         ):
             ours = source.removeprefix("format "), str(place)
-            asked: dict[str, tuple[Session, tuple[str, str]]] = {
+            asked: dict[str, tuple[Session, tuple[Any, ...]]] = {
                 f"{source}, 2 cores": (self._two, ours),
                 f"{source}, 1 core": (self._one, ours),
             }
             if java is not None:
                 asked[peer] = (java, (other, str(self.plain)))
+                asked[peer.replace("2 cores", "1 core")] = (java, (other, str(self.plain), 1))
             runs = [
                 Contestant(
                     who,
