@@ -3,7 +3,8 @@ fields of all partition specs of a table.
 
 Names and types are those of Java's ``Partitioning.partitionType``: fields are in the order of their
 IDs, each under the name that the newest spec has for it. A field whose source column was dropped is
-left out. A field that the spec of a file does not have is null for its rows.
+left out. A field that the spec of a file does not have is null for its rows. If no spec has
+a field, the struct itself is null.
 
 In Java the fields keep their IDs, which may be those of columns, too. Here they have IDs of their
 own in a scan, because all IDs of PyIceberg's schemas differ.
@@ -79,7 +80,7 @@ def partitions(column: NestedField, file: ContentFile, spec: PartitionSpec, coun
     fields = column.field_type.fields
     kinds: Any = schema_to_pyarrow(column.field_type, include_field_ids=False)
     if not fields:
-        return pa.array([{}] * count, kinds)
+        return pa.nulls(count, kinds)
     arrays = [
         _repeated(values.get(field.field_id), kind.type, count)
         for field, kind in zip(fields, kinds, strict=True)

@@ -82,7 +82,7 @@ def table(
             "_file": path,
             "_pos": position,
             "_spec_id": 0,
-            "_partition": {},
+            "_partition": None,
             "_row_id": None if first_id is None else first_id + position,
             "_last_updated_sequence_number": None if first_id is None else number,
         }
