@@ -184,7 +184,8 @@ def test_equality_deletes_of_partitions_and_changed_columns(
     table = opened(spark, name, kms)
     kinds = {d.content.name for d in deletes_of(table)}
     assert kinds == {"EQUALITY_DELETES", "POSITION_DELETES"}
-    check_history(spark, name, table)
+    # Java cannot read _partition of a column whose type has changed ("Wrong class").
+    check_history(spark, name, table, without="_partition")
     ids = table.scan(selected_fields=("id",)).to_arrow()
     theirs = spark.session.sql(f"SELECT id FROM {name}").toArrow()
     check_equal(ids, theirs)

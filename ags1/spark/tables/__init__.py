@@ -217,7 +217,7 @@ def delete(
     that is not known, TaskFailedError, and what reading and writing raises. Then nothing is
     committed, and no file is left.
     """
-    target = ChangedTable(spark, *_opened(table, options), cores)
+    target = ChangedTable(spark, *_opened(table, options, known_names.CHANGE), cores)
     return target.run(delete_command(target, where), branch)
 
 
@@ -239,7 +239,7 @@ def update(
     arguments and the errors are those of ``delete``; also raises ValueError for a column that the
     table does not have, or whose type Spark does not have.
     """
-    target = ChangedTable(spark, *_opened(table, options), cores)
+    target = ChangedTable(spark, *_opened(table, options, known_names.CHANGE), cores)
     return target.run(update_command(target, set, where), branch)
 
 
@@ -266,21 +266,21 @@ def merge_into(
     ``write.merge.mode`` and ``write.update.isolation-level`` count. The other arguments and the
     errors are those of ``update``; see also ``MergeInto.merge``.
     """
-    target = ChangedTable(spark, *_opened(table, options), cores)
+    target = ChangedTable(spark, *_opened(table, options, known_names.CHANGE), cores)
     return MergeInto(target, source, checked_on(on), branch)
 
 
 def _opened(
-    table: str | EncryptedTable, options: Options | None
+    table: str | EncryptedTable, options: Options | None, kind: str = known_names.JOB
 ) -> tuple[EncryptedTable, dict[str, str]]:
     """Return the table, and the options by which executors open it."""
     if isinstance(table, str):
-        known = _of_name(options, table)
+        known = _of_name(options, table, kind)
         table = open_of_options(known)
     elif isinstance(table.catalog, NoopCatalog):
-        known = _checked(options, table.metadata_location)
+        known = _checked(options, table.metadata_location, kind)
     else:
-        known = _checked(options, ".".join(table.name()))
+        known = _checked(options, ".".join(table.name()), kind)
         known.setdefault("catalog", table.catalog.name)
     # The master key that the driver has used, whatever the metadata says later.
     known["key"] = table.key_id
@@ -289,19 +289,19 @@ def _opened(
     return table, known
 
 
-def _of_name(options: Options | None, table: str) -> dict[str, str]:
+def _of_name(options: Options | None, table: str, kind: str = known_names.JOB) -> dict[str, str]:
     """Return the options of a job on a table that is named. Raises as ``_checked``."""
-    known = _checked(options, table)
+    known = _checked(options, table, kind)
     if known["path"] != table:
         raise ValueError("the option 'path' is an argument too: leave one out")
     return known
 
 
-def _checked(options: Options | None, path: str) -> dict[str, str]:
-    """Return the options of a job on the table ``path``. Raises ValueError for one that is not
-    known, and KmsConfigurationError for one that is a secret."""
+def _checked(options: Options | None, path: str, kind: str) -> dict[str, str]:
+    """Return the options of a job of a kind on the table ``path``. Raises ValueError for one that
+    is not known, and KmsConfigurationError for one that is a secret."""
     known = opt.as_spark_names(options)
     known.setdefault("path", path)
     opt.refuse_secrets(known)
-    known_names.check(known, known_names.TABLES, known_names.JOB)
+    known_names.check(known, known_names.TABLES, kind)
     return known

@@ -35,8 +35,6 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from ...errors import Ags1Error
 from ...keys.envelope import KeyEncryptionKey
-from .. import known_options as known
-from .. import options as opt
 from ..arrow_rows import arrow_schema, spark_schema
 from ..iceberg_api import (
     METADATA_COLUMNS,
@@ -124,15 +122,11 @@ class Command:
 
 class ChangedTable:
     """The table of a command: ``table``, opened, and the ``options`` by which executors open it.
-    Raises ValueError for an option that is not known, KmsConfigurationError for a secret."""
+    These were checked."""
 
     def __init__(
         self, spark: Any, table: EncryptedTable, options: Mapping[str, str], cores: int | None
     ) -> None:
-        # Case does not count in the names of options. In names of properties it does.
-        options = {n if "." in n else n.lower(): text for n, text in options.items()}
-        opt.refuse_secrets(options)
-        known.check(options, known.TABLES, known.CHANGE)
         self.spark = spark
         self.table = table
         self.options = options
