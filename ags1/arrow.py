@@ -40,7 +40,7 @@ def filesystem(below: Any = None, **options: Any) -> pafs.PyFileSystem:
 
 
 class _ArrowBelow(ArrowFSWrapper):  # type: ignore[misc]
-    """fsspec's wrapper seeks in files that it opened as not seekable, if they are read from 0."""
+    """Opens files as seekable. fsspec's wrapper does not if they are read from 0, but seeks."""
 
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
@@ -50,7 +50,7 @@ class _ArrowBelow(ArrowFSWrapper):  # type: ignore[misc]
 
 
 class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
-    """As pyarrow's own for fsspec, without a request before each file that is opened."""
+    """Does what pyarrow's handler for fsspec does, but sends no request before it opens a file."""
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
         return self.open_input_file(path)
@@ -63,11 +63,11 @@ class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
         return pa.PythonFile(file, mode="r")
 
 
-# The files that Arrow has not dropped yet, and whether there has been one.
+# The files that Arrow has not dropped yet, and whether any file was opened.
 _in_use: weakref.WeakSet[Any] = weakref.WeakSet()
 _was_used = threading.Event()
 _LONGEST_WAIT_SECONDS = 0.5
-# A file that has left the set may still be on its way out in a thread of Arrow.
+# A thread of Arrow may still be dropping a file that has left the set.
 _LAST_WAIT_SECONDS = 0.1
 
 

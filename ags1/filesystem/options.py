@@ -47,7 +47,7 @@ class KeyOptions:
             if name not in _NAMES and not name.startswith(settings.PROPERTY_PREFIXES):
                 raise ValueError(_unknown(name))
             if name not in texts:
-                raise KmsConfigurationError(f"the storage option {name!r} is not text")
+                raise KmsConfigurationError(f"the storage option {name!r} is not text: give a str")
         self._layer = settings.from_options(texts)
         listed = texts.get(_TRUSTED, "").split(",")
         self._trusted = frozenset(name.strip() for name in listed if name.strip())

@@ -45,12 +45,12 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     A file's key comes from the sidecar beside it. ``key_for(path)`` may return other key metadata
     for a file, such as a ledger's; ``path`` is the stored file's, and None means the sidecar. A
-    file system with ``key_for`` is not pickled, because the function may hold keys. ``threads``
+    file system with ``key_for`` cannot be pickled, because the function may hold keys. ``threads``
     decrypt one file; the default is one per CPU, and at least four if the files are remote.
 
     A file gets its name and its sidecar when it is closed. If an exception leaves the ``with``
     block of ``open``, it gets neither. ``fsspec.open`` closes a file after an exception too, as it
-    does with every file system: use a transaction there. An encrypted file is not appended to or
+    does with every file system: use a transaction there. An encrypted file cannot be appended to or
     changed in place. Raises KmsConfigurationError for an option that is a secret, and ValueError
     for one that is not known. There are eight parameters: five are fsspec's.
     """
@@ -271,7 +271,7 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
             return self._open_input(path)
         if mode not in ("wb", "xb"):
             raise NotImplementedError(
-                f"{path}: mode {mode!r} is not supported, because an encrypted file is not "
+                f"{path}: mode {mode!r} is not supported, because an encrypted file cannot be "
                 "appended to or changed in place: write the whole file again (wb)"
             )
         if mode == "xb" and self.fs.exists(path):
@@ -396,7 +396,7 @@ class Ags1FileSystem(ChainedFileSystem):  # type: ignore[misc]
     def _refuse_function(self, done: str) -> None:
         if self._key_for is not None:
             raise TypeError(
-                f"a file system with key_for is not {done}, because the function may hold keys: "
+                f"a file system with key_for cannot be {done}, because the function may hold keys: "
                 "put sidecars beside the files"
             )
 

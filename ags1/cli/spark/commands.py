@@ -33,8 +33,8 @@ _ledger = click.option(
     type=_PATH,
     metavar="LEDGER",
     help="The ledger with each file's wrapped key and outcome: a folder of Parquet files, "
-    "s3://BUCKET/FOLDER, or iceberg:CATALOG.NAMESPACE.TABLE. If it is lost, the files cannot be "
-    "decrypted.",
+    "s3://BUCKET/FOLDER, or iceberg:CATALOG.NAMESPACE.TABLE. If it is lost, files without "
+    "sidecars cannot be decrypted.",
 )
 _force = flag("-f", "--force", help="Overwrite targets that the ledger does not list.")
 _sources = click.argument("sources", nargs=-1, required=True, type=_PATH, metavar="SOURCE...")
@@ -132,7 +132,7 @@ def encrypt(
     counted.
 
     A PATTERN is as in .gitignore: '*.tmp' matches at any depth, '2026/*.csv' from the source folder
-    on, 'cache/' folders alone, '**' over folders. --exclude wins over --include.
+    on, 'cache/' only folders, and '**/' any folders. --exclude wins over --include.
 
     Examples:
       ags1 spark encrypt warehouse sealed --ledger ledger

@@ -220,7 +220,7 @@ def _remote_session(url: str) -> Iterator[Any]:
         try:
             yield made
         finally:
-            # The server may have ended. Nothing tries again, also not what is under way.
+            # The server may have ended. No request is tried again, not even one that is under way.
             retries.max_retries = 0
             with contextlib.suppress(Exception):
                 made.stop()

@@ -209,8 +209,8 @@ class JobGroup:
         """Cancel all Spark jobs until what runs them has ended."""
         under_way = {future for future in futures if not future.cancel()}
         while under_way:
-            # Again and again: a wave may be about to begin. If a server of Spark Connect has ended,
-            # PySpark would try for minutes to reach it.
+            # This is repeated, because a wave may be about to begin. If a server of Spark Connect
+            # has ended, PySpark would try for minutes to reach it.
             for tag in () if self._has_spark_ended else tuple(self._running):
                 with contextlib.suppress(Exception):
                     self._jobs.cancel(tag)
@@ -282,5 +282,5 @@ def _ended(error: Exception) -> str | None:
         and "occurred while calling" in str(error)
     )
     if broke_off or isinstance(error, (ConnectionError, Py4JNetworkError)):
-        return "Spark's JVM ended during the job, perhaps for want of memory: see its log"
+        return "Spark's JVM ended during the job, perhaps for lack of memory: see its log"
     return None

@@ -39,7 +39,7 @@ def add_key(row: Row) -> bool:
 
 
 def drop_old_keys(row: Row) -> None:
-    """Leave a row's key alone in the sidecar of its target. Raises OSError."""
+    """Write a sidecar that has only a row's key beside its target. Raises OSError."""
     storage, path, ours = _place(row)
     storage.write_small(path, ours.to_bytes(), job_id=row.job_id)
 

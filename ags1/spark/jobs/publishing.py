@@ -81,11 +81,11 @@ def clear(ledger: Ledger, job_id: str, root: str, folders: Iterable[str] | None 
 
 
 def published(rows: Sequence[Row], *, again: bool = False, sidecars: bool = False) -> list[Row]:
-    """Give the files of rows that are done their names; ``sidecars``: and a sidecar each. Return
-    the rows; those whose files could not be named are failed. ``again``: some files may have their
-    names already. Raises UnknownOutcomeError; OSError for a sidecar that has an old key beside the
-    new one and cannot be changed; and, with ``again``, OSError if the outcome of a file is not
-    known. The rows have to stay pending then."""
+    """Give the files of rows that are done their names, and with ``sidecars`` a sidecar each.
+    Return the rows; those whose files could not be named are failed. With ``again``, some files may
+    have their names already. Raises UnknownOutcomeError; OSError for a sidecar that has an old key
+    beside the new one and cannot be changed; and, with ``again``, OSError if the outcome of a file
+    is not known. The rows have to stay pending then."""
     name = partial(_published_row, again=again, sidecars=sidecars)
     if not any(_is_staged(row) and storage_of(row.target).is_remote for row in rows):
         return _published(rows, name, map)

@@ -38,7 +38,7 @@ class JobNote(NamedTuple):
 
 
 class Facts(Protocol[T]):
-    """A dictionary, or something smaller that can do this much."""
+    """What a dictionary of facts has to support; ``DigestMap`` needs less memory."""
 
     def __setitem__(self, target: str, fact: T, /) -> None: ...
 

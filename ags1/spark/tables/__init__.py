@@ -255,11 +255,11 @@ def merge_into(
 ) -> MergeInto:
     """Begin a merge of the DataFrame ``source`` into a table, as PySpark's ``mergeInto`` does::
 
-        merge_into(spark, "db.flights", changes, "target.id = source.id", {"catalog": "prod"})
+        (merge_into(spark, "db.flights", changes, "target.id = source.id", {"catalog": "prod"})
             .whenMatched("source.gone").delete()
             .whenMatched().update({"day": "source.day"})
             .whenNotMatched().insertAll()
-            .merge()
+            .merge())
 
     In expressions, the table is ``target`` and the DataFrame ``source``. ``on`` is the condition of
     the join, or the names of columns that both have. Values are as in ``update``, and

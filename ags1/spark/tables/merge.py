@@ -27,7 +27,7 @@ from .row_tasks import ACTION, FILE, MATCHED, POSITION, REMOVE, WRITE
 TARGET, SOURCE = "target", "source"
 _IN_SOURCE, _CLAUSE = "_ags1_in_source", "_ags1_clause"
 
-# By a column's name: an expression of SQL, a Column, or a value that is no text.
+# By a column's name: an expression of SQL, a Column, or a literal that is not a string.
 Assignments: TypeAlias = "Mapping[str, Any]"
 
 
@@ -119,7 +119,7 @@ class MergeInto:
     def merge(self) -> RowChanges:
         """Carry out the merge, in one commit. Raises PySpark's AnalysisException for an invalid
         expression, its SparkRuntimeException with the condition MERGE_CARDINALITY_VIOLATION if a
-        row matches several of the source, and as ``update``. ValueError without any clause."""
+        row matches several of the source, ValueError without any clause, and as ``update``."""
         if not self._clauses:
             raise ValueError(
                 "the merge has no clause: add whenMatched, whenNotMatched or whenNotMatchedBySource"

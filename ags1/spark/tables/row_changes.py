@@ -136,8 +136,8 @@ class ChangedTable:
         taken = {ACTION, FILE, POSITION, ROW_ID_NAME} & {f.name for f in table.schema().fields}
         if taken:
             raise NotImplementedError(
-                f"the table has a column named {taken.pop()!r}, which stands for something else "
-                "here: rename it"
+                f"the table has a column named {taken.pop()!r}, which changes of rows use for "
+                "themselves: rename the column"
             )
 
     @property
