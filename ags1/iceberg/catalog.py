@@ -35,7 +35,7 @@ from ..keys.envelope import KeyEncryptionKey
 from ..keys.manager import DEFAULT_DATA_KEY_LENGTH, TABLE_KEY_ID, now_ms
 from ..kms.client import KmsClient
 from ..kms.properties import Properties as KmsProperties
-from ..kms.registry import KMS_IMPL, KMS_TYPE, from_properties
+from ..kms.registry import from_properties, names_kms
 from .commit.base import Base, file_base, load_base, rest_base
 from .commit.choice import commits_for
 from .commit.commits import Commits, NewLocation
@@ -92,7 +92,7 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
     configured = configured_properties(name, properties)
     rules = catalog_rules(configured)
     inner = load_plain_catalog(name, **properties)
-    has_kms = bool(configured.get(KMS_TYPE) or configured.get(KMS_IMPL))
+    has_kms = names_kms(configured)
     return EncryptedCatalog(
         inner, from_properties(configured) if has_kms else None, owns_kms=has_kms, **rules
     )
