@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError as PydanticValidationError
-from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import PY_CATALOG_IMPL, Catalog
 from pyiceberg.catalog import load_catalog as load_plain_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.exceptions import ValidationError as PyIcebergValidationError
@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 # Properties of a catalog. Only the caller sets them: a server's values are ignored.
 TRUSTED_KEY_IDS = "encryption.trusted-key-ids"
 REQUIRE_ENCRYPTED = "encryption.require-encrypted"
+# The value of PyIceberg's property ``py-catalog-impl`` that names ``load_catalog``.
+_THIS_IMPL = "ags1.iceberg.load_catalog"
 
 
 class PlainTableWarning(UserWarning):
@@ -76,8 +78,10 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
     """Return the catalog that PyIceberg's ``load_catalog`` returns, able to open encrypted tables.
 
     The arguments, the configuration file and the environment are PyIceberg's. Iceberg's encryption
-    properties (``encryption.kms-type``, …) choose the KMS. Without them, only unencrypted tables
-    can be loaded. This library has two more properties:
+    properties (``encryption.kms-type``, …) or PyIceberg's ``py-kms-impl`` choose the KMS. Without
+    them, only unencrypted tables can be loaded. PyIceberg's own ``load_catalog`` calls this function
+    if its caller gives the property ``py-catalog-impl`` the value ``ags1.iceberg.load_catalog``.
+    This library has two more properties:
 
     ``encryption.trusted-key-ids`` lists the master keys that a table may name, separated by commas.
     Set it if the KMS would also unwrap with another user's key (AWS, GCP), unless the catalog
@@ -89,6 +93,9 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
     ``EncryptedCatalog(pyiceberg.catalog.load_catalog(…), client)``. Raises KmsConfigurationError,
     and what PyIceberg raises.
     """
+    if properties.get(PY_CATALOG_IMPL) == _THIS_IMPL:
+        # PyIceberg has called us, and now loads the catalog that the others name.
+        del properties[PY_CATALOG_IMPL]
     configured = configured_properties(name, properties)
     rules = catalog_rules(configured)
     inner = load_plain_catalog(name, **properties)
