@@ -79,9 +79,9 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encrypted
 
     The arguments, the configuration file and the environment are PyIceberg's. Iceberg's encryption
     properties (``encryption.kms-type``, …) or PyIceberg's ``py-kms-impl`` choose the KMS. Without
-    them, only unencrypted tables can be loaded. PyIceberg's own ``load_catalog`` calls this function
-    if its caller gives the property ``py-catalog-impl`` the value ``ags1.iceberg.load_catalog``.
-    This library has two more properties:
+    them, only unencrypted tables can be loaded. If the caller of PyIceberg's own ``load_catalog``
+    sets the property ``py-catalog-impl`` to ``ags1.iceberg.load_catalog``, PyIceberg calls this
+    function. This library has two more properties:
 
     ``encryption.trusted-key-ids`` lists the master keys that a table may name, separated by commas.
     Set it if the KMS would also unwrap with another user's key (AWS, GCP), unless the catalog

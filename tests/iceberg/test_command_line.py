@@ -106,7 +106,7 @@ def test_the_commands_that_write(table: EncryptedTable, run: Run, tmp_path: Path
     assert run("properties", "get", "table", "db.u", "owner", code=1)
     assert table.catalog.load_table("db.u").scan().count() == 3
     run("drop", "table", "db.u", "--purge")
-    assert not [path for path in tmp_path.rglob("*.parquet")]
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_errors_are_pyicebergs_and_have_no_key(

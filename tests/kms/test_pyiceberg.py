@@ -173,7 +173,9 @@ def _km() -> Any:
     ],
 )
 def test_its_exceptions_become_ours_without_their_text(key_id: str, error: type) -> None:
-    with pytest.raises(error, match=r"PyIcebergKms\(kms\.test_pyiceberg\.Broken\) failed") as caught:
+    with pytest.raises(
+        error, match=r"PyIcebergKms\(kms\.test_pyiceberg\.Broken\) failed"
+    ) as caught:
         by_py_kms_impl(Broken).unwrap_key(b"wrapped", key_id)
     assert type(caught.value) is error
     assert not [text for text in spellings(KEY) if text in everything_said(caught.value)]

@@ -265,9 +265,7 @@ def changes(
         to_snapshot_id_inclusive=end if isinstance(end, int) else None,
         from_time_exclusive=start if isinstance(start, datetime) else None,
         to_time_inclusive=end if isinstance(end, datetime) else None,
-        row_filter=parsed_filter(
-            opened, "true" if row_filter is None else row_filter, "--filter"
-        ),
+        row_filter=parsed_filter(opened, "true" if row_filter is None else row_filter, "--filter"),
         selected_fields=tuple(columns.split(",")) if columns else ("*",),
         limit=limit,
         net_changes=net,

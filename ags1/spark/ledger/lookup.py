@@ -38,7 +38,7 @@ class LedgerSidecars:
                 keys = {row.target: row.key_metadata for row in rows if row.key_metadata}
                 self._folders[folder] = numbers, keys
         found = [self._folders[_folder(target)][1].get(target) for target in targets]
-        return [text and Sidecar.from_bytes(text.encode()) or None for text in found]
+        return [Sidecar.from_bytes(text.encode()) if text else None for text in found]
 
 
 def _folder(target: str) -> str:
