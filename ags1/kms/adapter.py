@@ -53,7 +53,7 @@ class PyIcebergKms:
             says = getattr(self._client.get(), "supports_key_generation", False)
             return bool(says() if callable(says) else says)
 
-        return self._call("supports_key_generation", ask)
+        return bool(self._call("supports_key_generation", ask))
 
     def generate_key(self, key_id: str, key_size: int) -> GeneratedKey:
         """Have the service make a key. Raises NotImplementedError if it makes none of that size,

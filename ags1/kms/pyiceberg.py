@@ -1,8 +1,9 @@
 """``KeyManagementClient``: the KMS clients of ags1, for software that takes those of PyIceberg.
 
 ``py-kms-impl = ags1.kms.pyiceberg.KeyManagementClient`` names it to PyIceberg, and to libraries
-that follow it. ``encryption.kms-type`` or ``encryption.kms-impl`` chooses our client. Follows PyIceberg's ``pyiceberg/encryption/kms.py``. If the installed PyIceberg has this module, the
-class is a subclass of its ``KeyManagementClient``; PyIceberg 0.12 has none. The other direction is
+that follow it. ``encryption.kms-type`` or ``encryption.kms-impl`` chooses our client. Follows
+PyIceberg's ``pyiceberg/encryption/kms.py``. If the installed PyIceberg has this module, the class
+is a subclass of its ``KeyManagementClient``; PyIceberg 0.12 has none. The other direction is
 ``adapter``.
 """
 

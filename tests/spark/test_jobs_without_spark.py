@@ -25,7 +25,7 @@ pytest.importorskip("pathspec")
 from ags1.cli.app import app
 from ags1.cli.exits import Exit
 from ags1.cli.spark.session import session
-from ags1.errors import KeyMetadataError, KmsConfigurationError, KmsKeyNotFoundError, TruncatedError
+from ags1.errors import KeyMetadataError, KmsKeyNotFoundError, TruncatedError
 from ags1.kms import LocalKms
 from ags1.spark import jobs
 from ags1.spark.jobs import planning, running, work
@@ -456,13 +456,13 @@ def test_fsspec_finds_the_keys_of_a_ledger(places: Places, here: None) -> None:
     os.truncate(places.target / "a.bin.ags1", 1500)
     with pytest.raises(TruncatedError):
         files.cat_file(f"{places.target}/a.bin")
-    with pytest.raises(KmsConfigurationError, match="two options|kms"):
-        # The master keys to accept are checked as for a sidecar.
-        strange = fsspec.filesystem("ags1", target_protocol="file", **options, kms="memory")
-        strange.cat_file(f"{places.target}/sub/b.bin")
+    # The master keys to accept are checked as for a sidecar.
+    other = fsspec.filesystem("ags1", target_protocol="file", **options, trusted_keys=["other"])
+    with pytest.raises(KeyMetadataError, match="'default', which is not among those to trust"):
+        other.cat_file(f"{places.target}/sub/b.bin")
+    options["ledger"] = str(places.ledger.parent / "no-ledger")
+    other = fsspec.filesystem("ags1", target_protocol="file", **options)
     with pytest.raises(OSError, match="no-ledger"):
-        missing = str(places.ledger.parent / "no-ledger")
-        other = fsspec.filesystem("ags1", target_protocol="file", **(options | {"ledger": missing}))
         other.cat_file(f"{places.target}/sub/b.bin")
 
 

@@ -13,5 +13,5 @@ def run_commands(load_catalog: Callable[..., Any], program: str) -> None:
     # Only those who run commands need click and rich.
     from pyiceberg.cli import console
 
-    console.load_catalog = load_catalog
+    console.load_catalog = load_catalog  # type: ignore[attr-defined]
     console.run(prog_name=program)
