@@ -156,7 +156,11 @@ class ForPyIceberg:
 def test_a_kms_client_of_pyiceberg_opens_tables(sql: dict[str, str]) -> None:
     keys = {name: KMS_PROPERTIES[name] for name in KMS_PROPERTIES if ".key." in name}
     named = {"py-kms-impl": f"{__name__}.ForPyIceberg", **keys}
-    with load_catalog("sql", **sql, **named) as catalog:
+    # The class does not say whose keys it unwraps with.
+    with load_catalog("sql", **sql, **named) as catalog, pytest.raises(KeyMetadataError):
+        catalog.load_table("db.stats")
+    trusted = {"encryption.trusted-key-ids": "keyA"}
+    with load_catalog("sql", **sql, **named, **trusted) as catalog:
         assert catalog.load_table("db.stats", location_map=PLACES).scan().count() == 1000
     ours = {**KMS_PROPERTIES, "py-kms-impl": "ags1.kms.pyiceberg.KeyManagementClient"}
     with load_catalog("sql", **sql, **ours) as catalog:
